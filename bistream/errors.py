@@ -1,0 +1,97 @@
+"""Every error a caller can act on.
+
+    BistreamError
+    ├── ConfigError            CONFIG_ERROR          a setting is unknown or unusable; the model does not load
+    ├── CheckpointError        CHECKPOINT_ERROR      a file of the model directory is missing, damaged or does not fit
+    ├── InvalidInputError      INVALID_INPUT         the request is wrong; sending it again will not help
+    ├── UnknownSessionError    UNKNOWN_SESSION       no live session has this id (never started, finished, cancelled)
+    ├── SessionExistsError     SESSION_EXISTS        a live session has this id already
+    ├── UnknownSpeakerError    UNKNOWN_SPEAKER       no voice is registered under this speaker_id
+    ├── BusyError              BUSY                  a limit is reached; try again later        (retryable)
+    ├── SessionTimeoutError    SESSION_TIMEOUT       nothing came for too long; the session was closed
+    ├── CancelledError         CANCELLED             the session was cancelled by its client
+    ├── EngineError            ENGINE_ERROR          computing failed; other sessions may be affected   (retryable)
+    └── ShuttingDownError      SHUTTING_DOWN         the server takes no new sessions           (retryable)
+
+On the wire an error reads ``CODE: sentence [session ID]`` (``wire.format_error``): one sentence that says what to do,
+no stack trace, no path of the server.
+"""
+
+from __future__ import annotations
+
+
+class BistreamError(Exception):
+    """Base of all errors with a wire code. ``str(error)`` is the sentence for the user."""
+
+    code = "INTERNAL"
+    retryable = False
+
+    def __init__(self, sentence: str, session_id: str | None = None) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.session_id = session_id
+
+
+class ConfigError(BistreamError):
+    code = "CONFIG_ERROR"
+
+
+class CheckpointError(BistreamError):
+    code = "CHECKPOINT_ERROR"
+
+
+class InvalidInputError(BistreamError):
+    code = "INVALID_INPUT"
+
+
+class UnknownSessionError(BistreamError):
+    code = "UNKNOWN_SESSION"
+
+
+class SessionExistsError(BistreamError):
+    code = "SESSION_EXISTS"
+
+
+class UnknownSpeakerError(BistreamError):
+    code = "UNKNOWN_SPEAKER"
+
+
+class BusyError(BistreamError):
+    code = "BUSY"
+    retryable = True
+
+
+class SessionTimeoutError(BistreamError):
+    code = "SESSION_TIMEOUT"
+
+
+class CancelledError(BistreamError):
+    code = "CANCELLED"
+
+
+class EngineError(BistreamError):
+    code = "ENGINE_ERROR"
+    retryable = True
+
+
+class ShuttingDownError(BistreamError):
+    code = "SHUTTING_DOWN"
+    retryable = True
+
+
+ERRORS_BY_CODE: dict[str, type[BistreamError]] = {
+    error.code: error
+    for error in (
+        ConfigError,
+        CheckpointError,
+        InvalidInputError,
+        UnknownSessionError,
+        SessionExistsError,
+        UnknownSpeakerError,
+        BusyError,
+        SessionTimeoutError,
+        CancelledError,
+        EngineError,
+        ShuttingDownError,
+    )
+}

@@ -1,0 +1,30 @@
+"""Rates and sizes that the CosyVoice2 architecture fixes, derived once and used everywhere.
+
+They are properties of the trained model (25 speech tokens per second, mel hop 480 at 24 kHz), not settings: widths and
+depths come from the checkpoint, these do not.
+"""
+
+SAMPLE_RATE = 24_000  # Hz of every waveform that leaves the vocoder
+REFERENCE_SAMPLE_RATE = 16_000  # Hz of the reference recordings on the wire (speech tokenizer and speaker encoder)
+SPEECH_TOKENS_PER_SECOND = 25
+MEL_FRAMES_PER_TOKEN = 2
+SAMPLES_PER_MEL_FRAME = 480
+MEL_BINS = 80
+SPEAKER_EMBEDDING_SIZE = 192
+
+MEL_FRAMES_PER_SECOND = SPEECH_TOKENS_PER_SECOND * MEL_FRAMES_PER_TOKEN  # 50
+SAMPLES_PER_TOKEN = MEL_FRAMES_PER_TOKEN * SAMPLES_PER_MEL_FRAME  # 960
+
+LOOKAHEAD_TOKENS = 3  # tokens to the right that the flow encoder reads before it can emit a frame
+CHUNK_TOKENS = 25  # attention chunk of the flow encoder; caches are committed at absolute multiples of it
+CHUNK_FRAMES = CHUNK_TOKENS * MEL_FRAMES_PER_TOKEN  # 50
+VOCODER_OVERLAP_FRAMES = 8  # mel frames a vocoder call shares with the call before it
+VOCODER_OVERLAP_SAMPLES = VOCODER_OVERLAP_FRAMES * SAMPLES_PER_MEL_FRAME  # 3840
+
+TEXT_BLOCK_TOKENS = 5  # text tokens of one interleaved block
+SPEECH_BLOCK_TOKENS = 15  # speech tokens of one interleaved block
+MIN_SPEECH_TOKENS_PER_TEXT_TOKEN = 2  # upstream's min_token_text_ratio
+MAX_SPEECH_TOKENS_PER_TEXT_TOKEN = 20  # upstream's max_token_text_ratio
+
+assert MEL_FRAMES_PER_SECOND * SAMPLES_PER_MEL_FRAME == SAMPLE_RATE
+assert SPEECH_TOKENS_PER_SECOND * SAMPLES_PER_TOKEN == SAMPLE_RATE

@@ -1,0 +1,1 @@
+"""Text to speech tokens: the language model with text appended to live sequences."""

@@ -1,0 +1,173 @@
+"""The seam between the session protocol (above) and whatever runs the language model (below).
+
+It is turn-level, because TensorRT-LLM and other engines own their step loop. A *turn* appends ids to a live sequence and
+decodes until a stop id or a limit; between turns the sequence keeps its KV cache for any time. The ledger of ids is kept
+above the engine, so a sequence can be rebuilt in any engine from it.
+
+Contract, checked by one conformance suite on every engine:
+
+- a stop id is never part of the sequence (it is not fed to the model); all yielded ids are;
+- one turn in flight per session; ``turn`` may be called after any idle time;
+- sinks are called from the engine's thread, in order, and must not block; after ``on_end`` nothing more comes;
+- ``cancel`` ends the turn in flight with ``TurnEnd.CANCELLED``; ``close`` frees everything the session holds, is
+  idempotent, and is the only way to free it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class TokenSpace:
+    """One id space for everything the model can be fed: text ids, then speech rows, then the two special vectors.
+
+    Text ids are the tokenizer's. Row ``speech_offset + i`` is row i of ``speech_embedding``: i < speech_token_size is
+    the speech token i, then eos, a second stop id, and fill; ``sos`` and ``task`` are the rows of ``llm_embedding``.
+    """
+
+    text_vocab_size: int
+    speech_token_size: int
+
+    @property
+    def speech_offset(self) -> int:
+        return self.text_vocab_size
+
+    @property
+    def eos(self) -> int:
+        return self.speech_offset + self.speech_token_size
+
+    @property
+    def second_stop(self) -> int:
+        return self.eos + 1
+
+    @property
+    def fill(self) -> int:
+        return self.eos + 2
+
+    @property
+    def sos(self) -> int:
+        return self.eos + 3
+
+    @property
+    def task(self) -> int:
+        return self.eos + 4
+
+    @property
+    def specials(self) -> tuple[int, int, int]:
+        """The three ids behind the speech tokens that the head can produce; sampling any of them ends a turn."""
+        return (self.eos, self.second_stop, self.fill)
+
+    @property
+    def size(self) -> int:
+        return self.task + 1
+
+    def is_speech(self, token_id: int) -> bool:
+        return self.speech_offset <= token_id < self.eos
+
+    def speech_token(self, token_id: int) -> int:
+        """Raw code 0..speech_token_size-1 of a speech id."""
+        return token_id - self.speech_offset
+
+
+class TurnEnd(enum.Enum):
+    STOP = "stop"  # a stop id was sampled; ``TurnResult.stop_id`` says which
+    LENGTH = "length"  # ``max_new_ids`` were yielded
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    end: TurnEnd
+    stop_id: int | None = None  # with STOP
+    error: str | None = None  # with ERROR: one sentence for the user
+
+
+@dataclass(frozen=True)
+class TurnLimits:
+    """What one turn may decode.
+
+    forbidden: ids among ``TokenSpace.specials`` whose score is minus infinity in the whole turn.
+    forbidden_early: further ids of that kind, forbidden while fewer than ``min_new_ids`` were yielded in this turn.
+    record_on_length: id that enters the sampler's history when the turn ends by LENGTH (the fill that the protocol
+        forces by index: it counts as decided, but is neither sampled, yielded nor fed).
+    """
+
+    max_new_ids: int
+    min_new_ids: int = 0
+    forbidden: frozenset[int] = frozenset()
+    forbidden_early: frozenset[int] = frozenset()
+    record_on_length: int | None = None
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """Repetition-aware sampling (``ras``): nucleus top-p/top-k, redrawn from the full softmax without the drawn id when
+    that id occurs at least ``win_size * tau_r`` times among the last ``win_size`` decided ids of the session (fill included).
+
+    temperature 0 is greedy: arg-max of the masked scores, no repetition rule.
+    """
+
+    top_p: float = 0.8
+    top_k: int = 25
+    win_size: int = 10
+    tau_r: float = 0.1
+    temperature: float = 1.0
+    seed: int = 0
+
+
+class TurnSink(Protocol):
+    """Receives one turn. Called from the engine's thread; must not block and must not raise."""
+
+    def on_ids(self, ids: Sequence[int]) -> None: ...
+
+    def on_end(self, result: TurnResult) -> None: ...
+
+
+class EngineSession(Protocol):
+    def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
+        """Append ids (at least one) and decode. Returns at once; raises ``BusyError`` only where ``open`` could not reserve."""
+
+    def cancel(self) -> None:
+        """End the turn in flight, if any, within two steps."""
+
+    def close(self) -> None:
+        """Cancel and free everything. Idempotent."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    sessions: int
+    running_turns: int
+    kv_tokens_used: int
+    kv_tokens_total: int
+    recomputed_ids: int = 0  # ids computed again because an engine had evicted them
+
+
+@dataclass(frozen=True)
+class EngineCapabilities:
+    resident_kv: bool
+    seeded: bool  # the same seed gives the same ids whatever else is in the batch
+    samplers: frozenset[str]  # of {"ras", "top_k_top_p"}
+    max_sessions: int
+    max_sequence_ids: int
+
+
+class Engine(Protocol):
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSession:
+        """Admit a session of at most ``max_ids`` positions. Raises ``BusyError`` at once when it cannot be guaranteed."""
+
+    def stats(self) -> EngineStats: ...
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every resource is free or owned by exactly the live sessions."""
+
+    def close(self) -> None:
+        """Stop the engine's thread; turns in flight end with CANCELLED."""

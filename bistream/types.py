@@ -1,0 +1,77 @@
+"""The nouns that the stages share. Arrays are numpy; nothing here computes."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
+
+
+class FinishReason(enum.Enum):
+    """Why a session's speech tokens ended."""
+
+    EOS = "eos"  # the model said so
+    LENGTH = "length"  # the length limit (20 speech tokens per text token) was reached
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of speech tokens. ``None`` means the value of the checkpoint's ``cosyvoice2.yaml``.
+
+    Repetition-aware sampling (``cosyvoice2.yaml``: ``ras_sampling``) adds its window and threshold, which are not
+    per-request settings. ``temperature`` 1.0 is the reference; 0.0 is greedy.
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+@dataclass(frozen=True)
+class VoicePrompt:
+    """Everything the stages need to speak in one voice.
+
+    prompt_text: transcript of the reference recording; empty for a voice without one.
+    speech_tokens: int32 [P], raw codes 0..6560, 25 per second. P may be 0.
+    speech_feat: float32 [2P, 80], the 24 kHz log-mel of the same seconds.
+    speaker_embedding: float32 [192], as campplus gives it (not normalised).
+    """
+
+    prompt_text: str
+    speech_tokens: IntArray
+    speech_feat: FloatArray
+    speaker_embedding: FloatArray
+
+
+@dataclass(frozen=True)
+class SpeechTokens:
+    """One message of the language model: some more speech tokens of a session, or its end, or both.
+
+    text_consumed: characters of the session's own text (prompt text excluded) that are surely spoken once all tokens
+    up to and including this message are.
+    """
+
+    token_ids: tuple[int, ...]
+    text_consumed: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def is_final(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """waveform: float32 [N], 24 kHz mono in [-0.99, 0.99]; chunks of a session are played one after another."""
+
+    waveform: FloatArray
+    sequence_number: int
+    text_consumed: int
