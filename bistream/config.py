@@ -6,7 +6,6 @@ Both are frozen trees built once. A default exists here and nowhere else: templa
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -179,12 +178,12 @@ def parse_fields(cls: type, values: Mapping[str, str]) -> dict[str, Any]:
     return parsed
 
 
-def _parse_value(key: str, text: str, kind: type | types.UnionType) -> Any:
+def _parse_value(key: str, text: str, kind: type) -> Any:
     if kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
         raise ConfigError(f"Parameter {key!r} is {text!r}; set it to true or false.")
-    if kind in (int, float):
+    if kind is int or kind is float:
         try:
             return kind(text)
         except ValueError:
