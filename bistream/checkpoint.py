@@ -55,7 +55,11 @@ def _construct_tagged(loader: _DataLoader, suffix: str, node: yaml.Node) -> Any:
     return {"__class__": suffix}
 
 
-_DataLoader.add_constructor("!ref", lambda loader, node: _Reference(loader.construct_scalar(node)))
+def _construct_reference(loader: _DataLoader, node: yaml.ScalarNode) -> _Reference:
+    return _Reference(loader.construct_scalar(node))
+
+
+_DataLoader.add_constructor("!ref", _construct_reference)
 for _tag in ("!new:", "!name:", "!apply:", "!module:"):
     _DataLoader.add_multi_constructor(_tag, _construct_tagged)
 

@@ -1,0 +1,52 @@
+"""Errors survive the wire: code, sentence and session come back as they were."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.errors import ERRORS_BY_CODE, BistreamError, BusyError
+from bistream.wire import CONTRACTS, SPEAKER_ID_PATTERN, format_error, parse_error
+
+SENTENCES = st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]), min_size=1).map(lambda text: text.strip() or "x")
+
+
+@given(st.sampled_from(sorted(ERRORS_BY_CODE)), SENTENCES, st.none() | st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True))
+def test_an_error_survives_the_wire(code: str, sentence: str, session_id: str | None) -> None:
+    error = parse_error(format_error(ERRORS_BY_CODE[code](sentence, session_id)))
+    assert (error.code, error.sentence, error.session_id) == (code, sentence, session_id)
+    assert type(error) is ERRORS_BY_CODE[code]
+
+
+def test_a_message_of_the_server_itself_stays_readable() -> None:
+    error = parse_error("[request id: 7] unexpected inference input 'ZZ' for model 'cosyvoice2'")
+    assert type(error) is BistreamError
+    assert "unexpected inference input" in str(error)
+
+
+def test_only_errors_that_may_pass_are_retryable() -> None:
+    assert BusyError("x").retryable
+    assert {code for code, error in ERRORS_BY_CODE.items() if error.retryable} == {"BUSY", "ENGINE_ERROR", "SHUTTING_DOWN"}
+
+
+@pytest.mark.parametrize("speaker_id", ["", "a/b", "..", "x" * 65, "a b", "a\n"])
+def test_speaker_ids_cannot_name_paths(speaker_id: str) -> None:
+    assert SPEAKER_ID_PATTERN.match(speaker_id) is None
+
+
+def test_contracts_name_each_tensor_once() -> None:
+    for contract in CONTRACTS:
+        names = [spec.name for spec in (*contract.inputs, *contract.outputs)]
+        assert len(names) == len(set(names)), contract.name
+
+
+def test_importing_the_contract_loads_neither_torch_nor_triton() -> None:
+    code = "import sys, bistream, bistream.wire, bistream.config, bistream.checkpoint; print(sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'torch'" not in modules
+    assert "tritonclient" not in modules
+    assert "triton_python_backend_utils" not in modules
