@@ -9,8 +9,14 @@ Contract, checked by one conformance suite on every engine:
 - a stop id is never part of the sequence (it is not fed to the model); all yielded ids are;
 - one turn in flight per session; ``turn`` may be called after any idle time;
 - sinks are called from the engine's thread, in order, and must not block; after ``on_end`` nothing more comes;
-- ``cancel`` ends the turn in flight with ``TurnEnd.CANCELLED``; ``close`` frees everything the session holds, is
-  idempotent, and is the only way to free it.
+- a turn also ends with ``LENGTH`` when the session holds ``max_ids`` ids; appended ids that leave no room for one more
+  are refused (``InvalidInputError``);
+- ``cancel`` ends the turn in flight with ``TurnEnd.CANCELLED`` and does nothing when there is none; after a turn ended
+  with CANCELLED or ERROR the session takes no further turn (``UnknownSessionError``), it can only be closed;
+- ``close`` frees everything the session holds, is idempotent, and is the only way to free it; its turn in flight ends
+  with CANCELLED;
+- when the engine itself fails, all turns in flight end with ERROR, ``healthy`` is False for good and ``open`` and
+  ``turn`` raise ``EngineError``; after ``Engine.close`` they raise ``ShuttingDownError``.
 """
 
 from __future__ import annotations
@@ -130,7 +136,10 @@ class TurnSink(Protocol):
 
 class EngineSession(Protocol):
     def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
-        """Append ids (at least one) and decode. Returns at once; raises ``BusyError`` only where ``open`` could not reserve."""
+        """Append ids (at least one) and decode. Returns at once; raises ``BusyError`` only where ``open`` could not reserve.
+
+        Raises ``InvalidInputError``, ``UnknownSessionError``, ``EngineError``, ``ShuttingDownError`` (contract above).
+        """
 
     def cancel(self) -> None:
         """End the turn in flight, if any, within two steps."""
@@ -161,8 +170,16 @@ class Engine(Protocol):
     @property
     def capabilities(self) -> EngineCapabilities: ...
 
+    @property
+    def healthy(self) -> bool:
+        """False for good once a step has failed: make a new engine or leave the process."""
+
     def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSession:
-        """Admit a session of at most ``max_ids`` positions. Raises ``BusyError`` at once when it cannot be guaranteed."""
+        """Admit a session of at most ``max_ids`` positions.
+
+        Raises ``BusyError`` at once when they cannot be guaranteed, ``InvalidInputError`` for a ``spec`` outside its
+        ranges or ``max_ids`` above ``capabilities.max_sequence_ids``, ``SessionExistsError`` for an id in use.
+        """
 
     def stats(self) -> EngineStats: ...
 

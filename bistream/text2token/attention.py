@@ -1,0 +1,113 @@
+"""Attention of rows over the paged cache: each row sees its own sequence up to its own position. Plain PyTorch.
+
+In: queries of a step's rows, one layer of ``PagedCache``, an ``AttentionPlan`` (made once per step from the block tables).
+Out: one vector per row. This is the reference and the CPU path; a fused kernel needs only slot and position of each row.
+
+Rows of one sequence share its keys, so rows are computed per segment: segments with few rows together, padded; long ones
+(chunks of prompts) one by one.
+
+A row's result does not depend on its company, to the last bit, as far as the matrix library keeps its own promise: padding
+adds exact zeros at the end, sums over the context run in tiles of fixed size (libraries cut long sums by their length), and
+no product has fewer than ``MIN_PRODUCT_ROWS`` rows (they switch to another kernel there; measured with MKL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SHORT_ROWS = 8  # segments up to this long are computed together
+MIN_PRODUCT_ROWS = 4
+CONTEXT_TILE = 128
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Segments that are computed together: S of them, R rows each (padded by repeating the last), context C positions."""
+
+    rows: Tensor  # [S, R] indices into the step's rows
+    blocks: Tensor  # [S, C / block_size] block numbers, padded with any block
+    hidden: Tensor  # [S, R, C] bool: True where the row must not look
+    outside: Tensor  # [S, C] bool: True behind the segment's last position
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    groups: tuple[RowGroup, ...]
+
+
+def plan_attention(
+    positions: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
+) -> AttentionPlan:
+    """positions: (first position, number of rows) per segment, rows in this order; tables: the sequences' blocks."""
+    starts = np.cumsum([0] + [count for _, count in positions])
+    short = [index for index, (_, count) in enumerate(positions) if count <= SHORT_ROWS]
+    long = [[index] for index, (_, count) in enumerate(positions) if count > SHORT_ROWS]
+    groups = [
+        _group([positions[index] for index in members], starts[members], [tables[index] for index in members], block_size, device)
+        for members in (short, *long)
+        if members
+    ]
+    return AttentionPlan(tuple(groups))
+
+
+def _group(
+    positions: Sequence[tuple[int, int]], starts: NDArray[np.int64], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
+) -> RowGroup:
+    first = np.array([position for position, _ in positions])[:, None]
+    count = np.array([number for _, number in positions])[:, None]
+    steps = np.minimum(np.arange(max(int(count.max()), MIN_PRODUCT_ROWS))[None, :], count - 1)  # [S, R]
+    num_blocks = -(-int((first + count).max()) // block_size)
+    blocks = np.zeros((len(tables), num_blocks), dtype=np.int64)
+    for row, table in enumerate(tables):
+        used = min(num_blocks, len(table))
+        blocks[row, :used] = table[:used]
+    context = np.arange(num_blocks * block_size)
+    hidden = context[None, None, :] > (first + steps)[:, :, None]
+    outside = context[None, :] >= first + count
+    arrays = (starts[:, None] + steps, blocks, hidden, outside)
+    return RowGroup(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def attend_rows(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
+    """query [n, heads, head_size]; keys, values [num_blocks, block_size, kv_heads, head_size] -> [n, heads * head_size]."""
+    num_rows, heads, head_size = query.shape
+    kv_heads = keys.shape[2]
+    result = torch.zeros_like(query)  # rows of no segment only pad the step
+    for group in plan.groups:
+        segments, rows = group.rows.shape
+        key = keys[group.blocks].view(segments, -1, kv_heads, head_size)  # [S, C, kv_heads, head_size]
+        # memory behind the sequence may hold anything, also NaN of a session that failed: zero times NaN would be NaN
+        value = values[group.blocks].view(segments, -1, kv_heads, head_size).masked_fill_(group.outside[:, :, None, None], 0)
+        grouped = query[group.rows].view(segments, rows, kv_heads, heads // kv_heads, head_size).permute(0, 2, 1, 3, 4)
+        attended = _softmax_attention(grouped, key.permute(0, 2, 3, 1), value.permute(0, 2, 1, 3), group.hidden)
+        result[group.rows] = attended.permute(0, 2, 1, 3, 4).reshape(segments, rows, heads, head_size)
+    return result.view(num_rows, heads * head_size)
+
+
+def attend_causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One whole sequence without a cache. query [n, heads, head_size], key, value [n, kv_heads, head_size]."""
+    num_rows, heads, head_size = query.shape
+    kv_heads = key.shape[1]
+    hidden = torch.ones((1, num_rows, num_rows), dtype=torch.bool, device=query.device).triu(1)
+    grouped = query.view(1, num_rows, kv_heads, heads // kv_heads, head_size).permute(0, 2, 1, 3, 4)
+    attended = _softmax_attention(grouped, key.permute(1, 2, 0)[None], value.permute(1, 0, 2)[None], hidden)
+    return attended.permute(0, 2, 1, 3, 4).reshape(num_rows, heads * head_size)
+
+
+def _softmax_attention(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
+    """query [S, kv_heads, R, share, head_size], key [S, kv_heads, head_size, C], value [S, kv_heads, C, head_size]."""
+    segments, kv_heads, rows, share, head_size = query.shape
+    scores = torch.matmul(query.reshape(segments, kv_heads, rows * share, head_size), key).float() * head_size**-0.5
+    scores = scores.view(segments, kv_heads, rows, share, -1).masked_fill_(hidden[:, None, :, None, :], -torch.inf)
+    weights = torch.softmax(scores, dim=-1).to(value.dtype).view(segments, kv_heads, rows * share, -1)
+    tiles = zip(weights.split(CONTEXT_TILE, dim=-1), value.split(CONTEXT_TILE, dim=-2), strict=True)
+    result = query.new_zeros(segments, kv_heads, rows * share, head_size)
+    for weight_tile, value_tile in tiles:
+        result += torch.matmul(weight_tile, value_tile)
+    return result.view(segments, kv_heads, rows, share, head_size)

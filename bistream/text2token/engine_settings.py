@@ -1,0 +1,40 @@
+"""Sizes of a torch engine, made from ``RuntimeConfig`` by ``TorchEngine.from_config``; read by scheduler and step runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bistream.errors import ConfigError
+
+FEEDING_SHARE = 4  # one row in this many is kept for feeding when there are more decoding sequences than rows
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Sizes of an engine. ``share_prefix`` False computes every prompt anew (same ids, for comparison)."""
+
+    max_sessions: int = 64
+    max_rows: int = 256
+    kv_cache_tokens: int = 65536
+    block_size: int = 16
+    max_sequence_ids: int = 32768
+    share_prefix: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_rows < FEEDING_SHARE:
+            raise ConfigError(f"Parameter 'max_rows' is {self.max_rows}; set it to {FEEDING_SHARE} or more.")
+        if self.kv_cache_tokens < self.block_size:
+            raise ConfigError(f"Parameter 'kv_cache_tokens' is {self.kv_cache_tokens}; set it to {self.block_size} or more.")
+
+    @property
+    def num_blocks(self) -> int:
+        return self.kv_cache_tokens // self.block_size
+
+    @property
+    def longest_sequence(self) -> int:
+        """Ids of one sequence that the cache and the model's positions allow."""
+        return min(self.max_sequence_ids, self.num_blocks * self.block_size)
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        return -(-self.longest_sequence // self.block_size)

@@ -1,0 +1,208 @@
+"""The bi-stream and uni-stream layouts: text ids in, turns for the engine out. Pure: no torch, no clock, no threads.
+
+Called by ``text2token.service`` (and by parity tests). What the model was trained on, with 5 text and 15 speech tokens a block:
+
+    bi-stream    sos [5 text][15 speech] [5 text][15 speech] ... [0-4 text] task [all speech that is left] eos
+    uni-stream   sos [all text] task [all speech] eos
+
+The text is prompt text and new text in a row, the speech is the prompt's and then the model's. After the 15 speech tokens
+of a block the training target is *fill*: it says "more text now" and is never an input. A turn appends what comes next and
+decodes until the block is full (fill, forced by index), the model samples fill by itself, or, behind ``task``, eos.
+
+Modes of the bi-stream layout:
+
+- ``corrected``: the layout above and nothing else. The ids that the model is fed depend on the text (and on what the
+  engine samples), never on how the text was cut or when it came.
+- ``reference``: upstream token for token (cosyvoice/llm/llm.py, ``inference_bistream``), for parity tests. It differs:
+  (1) after a fill it takes one block per arriving piece, so a piece with more text lets text pile up until the end;
+  (2) if the text ends after a fill, what was fed last (the block's last speech token) is fed again in front of ``task``;
+  (3) prompt speech without enough text for its blocks is dropped when the text ends;
+  (4) after a prompt whose speech fills its last block exactly, 15 more tokens are decoded without new text;
+  (5) ids that can only be mistakes stay possible (and raise ``EngineError``), and the final phase has no length limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from bistream.rates import (
+    MAX_SPEECH_TOKENS_PER_TEXT_TOKEN,
+    MIN_SPEECH_TOKENS_PER_TEXT_TOKEN,
+    SPEECH_BLOCK_TOKENS,
+    TEXT_BLOCK_TOKENS,
+)
+from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.layout import UNLIMITED_IDS, LayoutState, Mode, Turn
+from bistream.types import FinishReason
+
+
+class Interleaver(LayoutState):
+    """The bi-stream layout of one session. In reference mode each ``push_text`` is one arriving piece."""
+
+    def __init__(
+        self,
+        space: TokenSpace,
+        prompt_text_ids: Sequence[int],
+        prompt_speech_ids: Sequence[int],
+        mode: Mode = "corrected",
+        mix_ratio: tuple[int, int] = (TEXT_BLOCK_TOKENS, SPEECH_BLOCK_TOKENS),
+        max_ids: int | None = None,
+    ) -> None:
+        """prompt_speech_ids: speech ids (``TokenSpace`` numbering). max_ids: positions of the session, None for no limit."""
+        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids)
+        self._text_block, self._speech_block = mix_ratio
+        self._pending: list[int] = [space.sos]  # to be appended by the next turn
+        self._speech_due = 0  # speech tokens that the open block still lacks; 0: the next block needs text
+        self._in_final_phase = False
+        self._arrivals: deque[list[int]] = deque()  # reference mode: pieces not looked at yet
+
+    def push_text(self, ids: Sequence[int]) -> None:
+        if self.mode == "reference":
+            assert not self._text_ended, "text after the end of the text"
+            self._arrivals.append(list(ids))
+        else:
+            self._add_text(ids)
+
+    def end_text(self) -> None:
+        self._text_ended = True
+
+    def next_turn(self) -> Turn | None:
+        if self.done or self._turn is not None:
+            return None
+        return self._next_turn_of_reference() if self.mode == "reference" else self._next_turn_of_corrected()
+
+    def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
+        turn = self._end_turn(ids, result)
+        if self.mode == "reference":
+            self._pending = [ids[-1]] if ids else list(turn.append_ids)  # upstream keeps what it fed last, see (2)
+        if self.done:
+            return
+        if self._in_final_phase:
+            self._end_final_phase(result)
+        elif result.end is TurnEnd.STOP and result.stop_id != self.space.fill:
+            raise self._unexpected(result.stop_id)
+        elif result.end is TurnEnd.LENGTH and turn.limits.record_on_length is None:
+            self.finish_reason = FinishReason.LENGTH  # the session's positions ended inside the block
+        else:
+            self._speech_due = 0
+
+    def _end_final_phase(self, result: TurnResult) -> None:
+        if result.end is TurnEnd.LENGTH:
+            self.finish_reason = FinishReason.LENGTH
+        elif result.stop_id == self.space.eos:
+            self.finish_reason = FinishReason.EOS
+        else:
+            raise self._unexpected(result.stop_id)
+
+    def _append_prompt_blocks(self) -> None:
+        while self._prompt_speech and len(self._text) >= self._text_block:
+            self._pending += self._take_text(self._text_block)
+            speech = self._take_prompt_speech(self._speech_block)
+            self._pending += speech
+            self._speech_due = self._speech_block - len(speech)
+
+    def _start_block(self, limits: TurnLimits) -> Turn | None:
+        append_ids, self._pending = self._pending, []
+        return self._start(append_ids, limits)
+
+    # corrected
+
+    def _next_turn_of_corrected(self) -> Turn | None:
+        self._append_prompt_blocks()
+        if not self._prompt_speech:
+            if self._speech_due == 0 and len(self._text) >= self._text_block:
+                self._pending += self._take_text(self._text_block)
+                self._speech_due = self._speech_block
+            if self._speech_due > 0:
+                forbidden = frozenset({self.space.eos, self.space.second_stop})
+                return self._start_block(TurnLimits(self._speech_due, forbidden=forbidden, record_on_length=self.space.fill))
+        return self._start_final_phase() if self._text_ended else None
+
+    def _start_final_phase(self) -> Turn | None:
+        """The rest of the text, ``task`` and, as in training, all prompt speech that is left behind it; then until eos.
+
+        Over the whole session there are at most 20 speech tokens per new text token, those of the blocks included; only
+        what blocks of nothing but prompt text yielded (a prompt with more text than speech) comes on top.
+        """
+        self._in_final_phase = True
+        limit = MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text - self._num_speech_of_text
+        if limit < 1:
+            self.finish_reason = FinishReason.LENGTH
+            return None
+        self._pending += [*self._take_text(len(self._text)), self.space.task, *self._take_prompt_speech(len(self._prompt_speech))]
+        return self._start_block(TurnLimits(limit, forbidden=frozenset({self.space.second_stop, self.space.fill})))
+
+    # reference
+
+    def _next_turn_of_reference(self) -> Turn | None:
+        while self._arrivals:
+            self._text.extend(piece := self._arrivals.popleft())
+            self._num_text += len(piece)
+            turn = self._turn_of_arrival()
+            if turn is not None or self.done:
+                return turn
+        if not self._text_ended:
+            return None
+        self._in_final_phase = True
+        self._pending += [*self._take_text(len(self._text)), self.space.task]
+        return self._start_block(TurnLimits(UNLIMITED_IDS))
+
+    def _turn_of_arrival(self) -> Turn | None:
+        self._append_prompt_blocks()
+        if self._prompt_speech:
+            return None
+        forced_at = self._speech_due
+        if self._num_ids > 0 or self._pending == [self.space.sos]:
+            # After a fill, or before anything else: a block of text is needed. One per piece, see (1).
+            if len(self._text) < self._text_block:
+                return None
+            block = self._take_text(self._text_block)
+            self._pending = block if self._num_ids > 0 else self._pending + block
+            forced_at = self._speech_block
+        elif forced_at == 0:
+            forced_at = self._speech_block  # see (4)
+        limits = TurnLimits(forced_at, forbidden=frozenset({self.space.eos}), record_on_length=self.space.fill)
+        return self._start_block(limits)
+
+
+class UnistreamLayout(LayoutState):
+    """The uni-stream layout: exactly one turn, once the whole text is there.
+
+    2 to 20 speech tokens per new text token (upstream's ``min_token_text_ratio`` and ``max_token_text_ratio``). In
+    reference mode the second stop id and fill stay possible, also early, and end the session like eos.
+    """
+
+    def __init__(
+        self,
+        space: TokenSpace,
+        prompt_text_ids: Sequence[int],
+        prompt_speech_ids: Sequence[int],
+        mode: Mode = "corrected",
+        max_ids: int | None = None,
+    ) -> None:
+        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids)
+
+    def push_text(self, ids: Sequence[int]) -> None:
+        self._add_text(ids)
+
+    def end_text(self) -> None:
+        self._text_ended = True
+
+    def next_turn(self) -> Turn | None:
+        if self.done or self._turn is not None or not self._text_ended:
+            return None
+        others = frozenset({self.space.second_stop, self.space.fill})
+        limits = TurnLimits(
+            max_new_ids=MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text,
+            min_new_ids=MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text,
+            forbidden=frozenset() if self.mode == "reference" else others,
+            forbidden_early=frozenset({self.space.eos}),
+        )
+        text = self._take_text(len(self._text))
+        return self._start([self.space.sos, *text, self.space.task, *self._take_prompt_speech(len(self._prompt_speech))], limits)
+
+    def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
+        self._end_turn(ids, result)
+        if not self.done:
+            self.finish_reason = FinishReason.EOS if result.end is TurnEnd.STOP else FinishReason.LENGTH

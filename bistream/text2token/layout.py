@@ -1,0 +1,143 @@
+"""What the layouts of a session share: the turn they ask for, their face to the service, and their book-keeping.
+
+Pure: no torch, no clock, no threads. ``interleave.py`` holds the layouts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from bistream.errors import EngineError
+from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.types import FinishReason
+
+Mode = Literal["corrected", "reference"]
+UNLIMITED_IDS = 1 << 30  # upstream's final phase has no limit of its own
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Ids to append to the sequence (``TokenSpace`` numbering), and what to decode behind them."""
+
+    append_ids: tuple[int, ...]
+    limits: TurnLimits
+
+
+class Layout(Protocol):
+    """One session's sequence. ``next_turn`` and ``turn_ended`` alternate; text may come at any time before ``end_text``."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the session ended; None while ``done`` is False."""
+
+    @property
+    def num_text_used(self) -> int:
+        """New text tokens (prompt text excluded) that turns have appended so far."""
+
+    @property
+    def num_speech(self) -> int:
+        """Speech tokens decoded so far, in ended turns."""
+
+    def push_text(self, ids: Sequence[int]) -> None: ...
+
+    def end_text(self) -> None: ...
+
+    def next_turn(self) -> Turn | None:
+        """The turn to run now, or None: more text is needed, or the session is done."""
+
+    def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
+        """``ids``: what the turn yielded. Raises ``EngineError`` for an id that the turn did not allow."""
+
+
+class LayoutState:
+    """What both layouts keep. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up."""
+
+    def __init__(
+        self, space: TokenSpace, prompt_text_ids: Sequence[int], prompt_speech_ids: Sequence[int], mode: Mode, max_ids: int | None
+    ) -> None:
+        self.space = space
+        self.mode = mode
+        self.finish_reason: FinishReason | None = None
+        self.num_speech = 0
+        self._text = deque(prompt_text_ids)  # not yet appended; prompt text first
+        self._prompt_speech = deque(prompt_speech_ids)  # not yet appended
+        self._num_prompt_text = len(prompt_text_ids)
+        self._num_text = 0  # new text tokens pushed
+        self._num_speech_of_text = 0  # speech tokens decoded since the first new text token was appended
+        self._num_text_taken = 0  # text tokens appended, prompt text included
+        self._text_ended = False
+        self._max_ids = UNLIMITED_IDS if max_ids is None else max_ids
+        self._num_ids = 0  # positions used by appended and decoded ids
+        self._turn: Turn | None = None  # in flight
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def num_text_used(self) -> int:
+        return max(0, self._num_text_taken - self._num_prompt_text)
+
+    def _add_text(self, ids: Sequence[int]) -> None:
+        assert not self._text_ended, "text after the end of the text"
+        self._text.extend(ids)
+        self._num_text += len(ids)
+
+    def _take_text(self, count: int) -> list[int]:
+        self._num_text_taken += count
+        return [self._text.popleft() for _ in range(count)]
+
+    def _take_prompt_speech(self, count: int) -> list[int]:
+        return [self._prompt_speech.popleft() for _ in range(min(count, len(self._prompt_speech)))]
+
+    def _start(self, append_ids: Sequence[int], limits: TurnLimits) -> Turn | None:
+        """The turn, cut to the positions that are left. Without room for one more id the session ends here."""
+        room = self._max_ids - self._num_ids - len(append_ids)
+        max_new_ids = min(limits.max_new_ids, room)
+        if max_new_ids < 1:
+            self.finish_reason = FinishReason.LENGTH
+            return None
+        self._num_ids += len(append_ids)
+        self._turn = Turn(
+            tuple(append_ids),
+            TurnLimits(
+                max_new_ids=max_new_ids,
+                min_new_ids=min(limits.min_new_ids, max_new_ids),
+                forbidden=limits.forbidden,
+                forbidden_early=limits.forbidden_early,
+                record_on_length=limits.record_on_length if max_new_ids == limits.max_new_ids else None,
+            ),
+        )
+        return self._turn
+
+    def _end_turn(self, ids: Sequence[int], result: TurnResult) -> Turn:
+        """Book an ended turn. Sets ``finish_reason`` where the engine ended the session."""
+        turn = self._turn
+        assert turn is not None, "no turn is in flight"
+        self._turn = None
+        self._num_ids += len(ids)
+        self.num_speech += len(ids)
+        if self.num_text_used:
+            self._num_speech_of_text += len(ids)
+        if len(ids) > turn.limits.max_new_ids or not all(map(self.space.is_speech, ids)):
+            raise EngineError("The language model yielded an id that is not a speech token; start the session again.")
+        if result.end is TurnEnd.CANCELLED:
+            self.finish_reason = FinishReason.CANCELLED
+        elif result.end is TurnEnd.ERROR:
+            self.finish_reason = FinishReason.ERROR
+        elif result.end is TurnEnd.STOP:
+            forbidden = turn.limits.forbidden | (turn.limits.forbidden_early if len(ids) < turn.limits.min_new_ids else frozenset())
+            if result.stop_id not in self.space.specials or result.stop_id in forbidden:
+                raise self._unexpected(result.stop_id)
+        elif len(ids) < turn.limits.max_new_ids:
+            self.finish_reason = FinishReason.LENGTH  # the engine had no more room
+        return turn
+
+    def _unexpected(self, stop_id: int | None) -> EngineError:
+        return EngineError(f"The language model decided on id {stop_id}, which has no meaning there; start the session again.")

@@ -1,0 +1,300 @@
+"""Decides what every step of the torch engine computes: integers in, ``StepPlan`` out, no tensors.
+
+In: sessions opened, turns begun, sampled ids of earlier steps (``apply``). Out: the rows of the next step (``schedule``)
+and news for the turns' sinks. Called by the engine under its lock; not thread-safe by itself.
+
+A step holds at most ``max_rows`` rows, in this order: one row of every decoding sequence; text appended to sequences that
+have spoken already; chunks of new prompts. A new prompt gets what is left, so it delays the others by one step with one
+chunk at most. Whoever waits to be fed is sure of a quarter of the rows, so it cannot starve either. Within a class, first
+come first served, round robin where not all fit.
+
+Admission reserves the worst case: ``open`` takes the blocks for ``max_ids`` positions, so nothing can run out later.
+Steps may be planned ahead of the ids (``apply`` of an earlier plan still to come): rows that turn out to lie behind a stop
+id come back as ``INACTIVE`` and are ignored, and so are ids of turns that were cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from bistream.errors import BusyError, InvalidInputError, SessionExistsError, UnknownSessionError
+from bistream.text2token.block_pool import BlockPool
+from bistream.text2token.engine import EngineStats, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult, TurnSink
+from bistream.text2token.engine_settings import FEEDING_SHARE, EngineSettings
+from bistream.text2token.sequence import (
+    INACTIVE,
+    NOT_FINITE,
+    RunningTurn,
+    Segment,
+    SequenceRecord,
+    SequenceState,
+    SlotReset,
+    StepPlan,
+    TurnStart,
+    TurnUpdate,
+)
+
+MIN_PARTIAL_IDS = 4  # copying a block pays from this many ids on
+NOT_FINITE_SENTENCE = "The language model produced invalid numbers for this session; start it again."
+
+
+class Scheduler:
+    def __init__(self, settings: EngineSettings, space: TokenSpace) -> None:
+        self.settings = settings
+        self.space = space
+        self.pool = BlockPool(settings.num_blocks, settings.block_size)
+        self.sequences: dict[str, SequenceRecord] = {}
+        self._free_slots = list(range(settings.max_sessions - 1, -1, -1))
+        self._decoding: deque[SequenceRecord] = deque()
+        self._appending: deque[SequenceRecord] = deque()
+        self._prompts: deque[SequenceRecord] = deque()
+        self._starts: dict[int, TurnStart] = {}  # by slot: only the last one before a step counts
+        self._copies: dict[int, int] = {}  # target block -> source block
+
+    # -- sessions and turns ------------------------------------------------------------------------------------------
+
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> SequenceRecord:
+        if session_id in self.sequences:
+            raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
+        if not 1 < max_ids <= self.settings.longest_sequence:
+            raise InvalidInputError(
+                f"The session may need {max_ids} positions, the server holds {self.settings.longest_sequence}; "
+                "send less text or raise kv_cache_tokens.",
+                session_id,
+            )
+        if not self._free_slots:
+            raise BusyError(f"All {self.settings.max_sessions} sessions are in use; try again later.", session_id)
+        blocks = self.pool.allocate(-(-max_ids // self.settings.block_size))
+        if blocks is None:
+            raise BusyError("The key-value cache is full; try again later or raise kv_cache_tokens.", session_id)
+        sequence = SequenceRecord(session_id, self._free_slots.pop(), spec, max_ids, blocks)
+        self.sequences[session_id] = sequence
+        return sequence
+
+    def begin_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
+        """Put a turn in flight. Raises ``InvalidInputError`` (bad ids, no room), ``UnknownSessionError`` (session over)."""
+        if sequence.state in (SequenceState.ENDED, SequenceState.CLOSED):
+            raise UnknownSessionError("The session has ended; start a new one.", sequence.session_id)
+        assert sequence.turn is None, "one turn in flight per session"
+        room = sequence.max_ids - sequence.num_ids - len(append_ids)
+        self._check_turn(sequence, append_ids, limits, room)
+        leftover = () if sequence.unfed_id is None else (sequence.unfed_id,)
+        turn = RunningTurn(limits, sink, (*leftover, *append_ids), min(limits.max_new_ids, room))
+        sequence.turn, sequence.unfed_id, sequence.state = turn, None, SequenceState.FEEDING
+        sequence.num_ids += len(append_ids)
+        reset = None
+        if not sequence.started:
+            sequence.started = True
+            if self.settings.share_prefix:
+                self._share_prefix(sequence, turn)
+            reset = SlotReset(sequence.session_id, sequence.spec, tuple(sequence.blocks))
+            self._prompts.append(sequence)
+        else:
+            self._appending.append(sequence)
+        self._starts[sequence.slot] = TurnStart(sequence.slot, limits, turn.max_new_ids, reset)
+
+    def cancel(self, sequence: SequenceRecord) -> TurnUpdate | None:
+        """End the turn in flight. Returns the news for its sink; ``None`` when there was no turn."""
+        if sequence.turn is None:
+            return None
+        return TurnUpdate(sequence.turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.CANCELLED)))
+
+    def close(self, sequence: SequenceRecord) -> TurnUpdate | None:
+        """Cancel and free everything the sequence holds. Idempotent."""
+        if sequence.state is SequenceState.CLOSED:
+            return None
+        update = self.cancel(sequence)
+        del self.sequences[sequence.session_id]
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        self._free_slots.append(sequence.slot)
+        sequence.state = SequenceState.CLOSED
+        return update
+
+    def fail_all(self, sentence: str) -> list[TurnUpdate]:
+        """The engine broke: every turn in flight ends with ERROR. Sessions stay open until they are closed."""
+        running = [sequence for sequence in self.sequences.values() if sequence.turn is not None]
+        return [self._fail(sequence, sentence) for sequence in running]
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._appending or self._prompts or any(sequence.can_decode for sequence in self._decoding))
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or ``None`` when nothing can be computed now."""
+        if not self.has_work:
+            return None
+        segments: list[Segment] = []
+        sampling: list[tuple[SequenceRecord, RunningTurn]] = []
+        budget = self.settings.max_rows
+        num_feeding = sum(_num_unfed(sequence) for sequence in (*self._appending, *self._prompts))
+        budget -= self._take_decoding(budget - self._reserved(num_feeding), segments, sampling)
+        num_prompt_rows = sum(_num_unfed(sequence) for sequence in self._prompts)
+        reserved = min(budget, self._reserved(num_prompt_rows))
+        budget -= self._take_feeding(self._appending, budget - reserved, segments, sampling)
+        self._take_feeding(self._prompts, budget, segments, sampling)
+        plan = StepPlan(
+            starts=tuple(self._starts.values()),
+            copies=tuple((source, target) for target, source in self._copies.items()),
+            segments=tuple(segments),
+            sampling=tuple(sampling),
+        )
+        self._starts.clear()
+        self._copies.clear()
+        return plan
+
+    def apply(self, plan: StepPlan, head_rows: Sequence[int]) -> list[TurnUpdate]:
+        """Take the result of a step: one row of the speech head (or a code of ``sequence.py``) per sampling segment."""
+        updates = []
+        for (sequence, turn), head_row in zip(plan.sampling, head_rows, strict=True):
+            if sequence.turn is not turn:
+                continue  # the turn has ended since the step was planned
+            assert head_row != INACTIVE, "the device ended a turn that the host believes to be running"
+            if head_row == NOT_FINITE:
+                self.pool.forget(sequence.blocks)
+                updates.append(self._fail(sequence, NOT_FINITE_SENTENCE))
+            else:
+                updates.append(self._take_id(sequence, turn, self.space.speech_offset + head_row))
+        return updates
+
+    def stats(self) -> EngineStats:
+        """``kv_tokens_used`` counts reserved positions; what the prefix cache keeps can be evicted and is not counted."""
+        size = self.settings.block_size
+        running = sum(sequence.turn is not None for sequence in self.sequences.values())
+        used = (self.pool.num_blocks - self.pool.num_available) * size
+        return EngineStats(len(self.sequences), running, used, self.pool.num_blocks * size)
+
+    def check_integrity(self) -> None:
+        live = list(self.sequences.values())
+        self.pool.check_integrity(sequence.blocks for sequence in live)
+        slots = [sequence.slot for sequence in live] + self._free_slots
+        assert sorted(slots) == list(range(self.settings.max_sessions)), "a slot is lost or owned twice"
+        queued = [id(sequence) for sequence in (*self._decoding, *self._appending, *self._prompts)]
+        assert sorted(queued) == sorted(id(sequence) for sequence in live if sequence.turn is not None)
+        for sequence in live:
+            sequence.check()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, room: int) -> None:
+        if not append_ids or not all(0 <= token_id < self.space.size for token_id in append_ids):
+            raise InvalidInputError("A turn needs ids of the model's id space, at least one.", sequence.session_id)
+        if limits.max_new_ids < 1 or not (limits.forbidden | limits.forbidden_early) <= set(self.space.specials):
+            raise InvalidInputError("A turn must allow at least one id and may forbid stop ids only.", sequence.session_id)
+        if room < 1:
+            raise InvalidInputError("The session has grown to its limit; start a new one for further text.", sequence.session_id)
+
+    def _share_prefix(self, sequence: SequenceRecord, turn: RunningTurn) -> None:
+        """Start behind what the cache holds of these ids: full blocks are shared, a partial one is copied."""
+        match = self.pool.match(turn.feed)
+        shared = [node.block for node in match.shared]
+        for block in shared:
+            self.pool.retain(block)
+        self.pool.release(sequence.blocks[: len(shared)])
+        sequence.blocks[: len(shared)] = shared
+        num_ids = len(shared) * self.settings.block_size
+        if match.partial is not None and match.num_partial >= MIN_PARTIAL_IDS:
+            self._copies[sequence.blocks[len(shared)]] = match.partial.block
+            num_ids += match.num_partial
+        turn.num_fed = sequence.next_position = num_ids
+        sequence.prompt_ids, sequence.registering = turn.feed, True
+        sequence.num_registered = len(shared)
+        sequence.prefix_node = match.shared[-1] if match.shared else None
+
+    def _reserved(self, num_waiting: int) -> int:
+        return min(self.settings.max_rows // FEEDING_SHARE, num_waiting)
+
+    def _take_decoding(self, budget: int, segments: list[Segment], sampling: list[tuple[SequenceRecord, RunningTurn]]) -> int:
+        taken = 0
+        for _ in range(len(self._decoding)):
+            if taken == budget:
+                break
+            sequence = self._decoding[0]
+            self._decoding.rotate(-1)
+            if not sequence.can_decode:
+                continue
+            assert sequence.turn is not None
+            segments.append(Segment(sequence.slot, sequence.next_position, None, True))
+            sampling.append((sequence, sequence.turn))
+            sequence.next_position += 1
+            sequence.turn.num_sampled += 1
+            taken += 1
+        return taken
+
+    def _take_feeding(
+        self,
+        queue: deque[SequenceRecord],
+        budget: int,
+        segments: list[Segment],
+        sampling: list[tuple[SequenceRecord, RunningTurn]],
+    ) -> int:
+        taken = 0
+        while queue and taken < budget:
+            sequence = queue[0]
+            turn = sequence.turn
+            assert turn is not None
+            ids = turn.feed[turn.num_fed : turn.num_fed + budget - taken]
+            turn.num_fed += len(ids)
+            complete = turn.num_fed == len(turn.feed)
+            segments.append(Segment(sequence.slot, sequence.next_position, ids, complete))
+            sequence.next_position += len(ids)
+            taken += len(ids)
+            if sequence.registering:
+                self._register(sequence, complete)
+            if complete:
+                queue.popleft()
+                turn.num_sampled = 1
+                sequence.state = SequenceState.DECODING
+                self._decoding.append(sequence)
+                sampling.append((sequence, turn))
+        return taken
+
+    def _register(self, sequence: SequenceRecord, complete: bool) -> None:
+        """Offer the prompt's blocks that this step completes; the unfinished last one too, once the prompt is complete."""
+        size = self.settings.block_size
+        num_computed = len(sequence.prompt_ids) if complete else sequence.next_position
+        while sequence.registering:
+            start = sequence.num_registered * size
+            ids = sequence.prompt_ids[start : start + size]
+            if not ids or start + size > num_computed and not complete:
+                break
+            node = self.pool.register(sequence.prefix_node, sequence.blocks[sequence.num_registered], ids)
+            sequence.num_registered += 1
+            sequence.prefix_node = node
+            sequence.registering = node is not None
+        if complete:
+            sequence.registering, sequence.prefix_node, sequence.prompt_ids = False, None, ()
+
+    def _take_id(self, sequence: SequenceRecord, turn: RunningTurn, token_id: int) -> TurnUpdate:
+        if not self.space.is_speech(token_id):
+            sequence.next_position = sequence.num_ids
+            return TurnUpdate(turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.STOP, stop_id=token_id)))
+        turn.num_new += 1
+        sequence.num_ids += 1
+        result = None
+        if turn.num_new == turn.max_new_ids:
+            sequence.unfed_id = token_id
+            sequence.next_position = sequence.num_ids - 1
+            result = self._end_turn(sequence, TurnResult(TurnEnd.LENGTH))
+        return TurnUpdate(turn.sink, (token_id,), result)
+
+    def _fail(self, sequence: SequenceRecord, sentence: str) -> TurnUpdate:
+        assert sequence.turn is not None
+        return TurnUpdate(sequence.turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.ERROR, error=sentence)))
+
+    def _end_turn(self, sequence: SequenceRecord, result: TurnResult) -> TurnResult:
+        for queue in (self._decoding, self._appending, self._prompts):
+            if sequence in queue:
+                queue.remove(sequence)
+        sequence.turn = None
+        sequence.registering = False
+        over = result.end in (TurnEnd.CANCELLED, TurnEnd.ERROR)
+        sequence.state = SequenceState.ENDED if over else SequenceState.PARKED
+        return result
+
+
+def _num_unfed(sequence: SequenceRecord) -> int:
+    return 0 if sequence.turn is None else len(sequence.turn.feed) - sequence.turn.num_fed

@@ -1,0 +1,137 @@
+"""State of one sequence in the torch engine: counters and integers, no tensors. Written by the scheduler only.
+
+Positions of a sequence (``next_position`` is the frontier of what was given to a step)::
+
+    0 ............ next_position ........ num_ids ........ max_ids
+    | in the KV cache | to be fed in turn  | reserved      |
+
+A sampled id is part of the sequence at once but gets its position computed by the row that follows it. After a turn that
+ended by LENGTH the last id is not fed yet (``unfed_id``) and goes first in the next turn; after a stop id nothing is
+left over, because the row that sampled the stop id was fed the last yielded id.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from bistream.text2token.block_pool import PrefixNode
+from bistream.text2token.engine import SamplingSpec, TurnLimits, TurnResult, TurnSink
+
+INACTIVE = -1  # instead of a sampled id: the turn had ended on the device before this row
+NOT_FINITE = -2  # instead of a sampled id: the row's scores were not numbers
+
+
+class SequenceState(enum.Enum):
+    PARKED = "parked"  # holds its KV, waits for text
+    FEEDING = "feeding"  # ids of the turn are still to be fed
+    DECODING = "decoding"  # one row per step, input taken from the device
+    ENDED = "ended"  # a turn was cancelled or failed; only close is left
+    CLOSED = "closed"
+
+
+@dataclass(eq=False)
+class RunningTurn:
+    """The turn in flight. ``num_sampled`` rows were given to steps, ``num_new`` ids came back."""
+
+    limits: TurnLimits
+    sink: TurnSink
+    feed: tuple[int, ...]
+    max_new_ids: int  # the limit of the turn or the room of the sequence
+    num_fed: int = 0
+    num_sampled: int = 0
+    num_new: int = 0
+
+
+@dataclass(eq=False)
+class SequenceRecord:
+    """One open session. ``blocks[i]`` holds the positions ``i * block_size`` and following; all are owned from the start."""
+
+    session_id: str
+    slot: int  # row of the sampler's and the block tables' device state
+    spec: SamplingSpec
+    max_ids: int
+    blocks: list[int]
+    state: SequenceState = SequenceState.PARKED
+    num_ids: int = 0
+    next_position: int = 0
+    unfed_id: int | None = None
+    turn: RunningTurn | None = None
+    started: bool = False  # a first turn has begun
+    # offering the first turn's blocks to later sequences
+    prompt_ids: tuple[int, ...] = ()
+    num_registered: int = 0  # blocks shared with, or offered to, other sequences
+    prefix_node: PrefixNode | None = None
+    registering: bool = False
+
+    @property
+    def can_decode(self) -> bool:
+        """Another row may be scheduled without going past the limit of the turn."""
+        return self.state is SequenceState.DECODING and self.turn is not None and self.turn.num_sampled < self.turn.max_new_ids
+
+    def check(self) -> None:
+        """The invariants above. Raises ``AssertionError``."""
+        assert (self.turn is not None) == (self.state in (SequenceState.FEEDING, SequenceState.DECODING))
+        assert 0 <= self.num_ids <= self.max_ids
+        assert 0 <= self.next_position <= self.max_ids
+        if self.state is SequenceState.PARKED:
+            assert self.next_position == self.num_ids - (self.unfed_id is not None)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive positions of one sequence in one step. ``ids`` None: one row whose input is the device's last id."""
+
+    slot: int
+    position: int
+    ids: tuple[int, ...] | None
+    samples: bool  # the last row's scores are sampled
+
+    @property
+    def num_rows(self) -> int:
+        return 1 if self.ids is None else len(self.ids)
+
+
+@dataclass(frozen=True)
+class SlotReset:
+    """A slot gets a new sequence: forget the one before."""
+
+    session_id: str
+    spec: SamplingSpec
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TurnStart:
+    """A turn begins in a slot; ``reset`` with the first turn of a sequence."""
+
+    slot: int
+    limits: TurnLimits
+    max_new_ids: int
+    reset: SlotReset | None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step, executed in this order: ``starts``, ``copies`` (source block, target block), rows of ``segments``, sampling.
+
+    Steps are executed in the order in which they were planned; that alone makes it safe to reuse blocks and slots at once.
+    """
+
+    starts: tuple[TurnStart, ...]
+    copies: tuple[tuple[int, int], ...]
+    segments: tuple[Segment, ...]
+    sampling: tuple[tuple[SequenceRecord, RunningTurn], ...]  # who gets the ids, in the order of the segments that sample
+
+    @property
+    def num_rows(self) -> int:
+        return sum(segment.num_rows for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class TurnUpdate:
+    """News for one sink."""
+
+    sink: TurnSink
+    ids: tuple[int, ...] = field(default=())
+    result: TurnResult | None = None

@@ -1,0 +1,104 @@
+"""Executes the steps that the scheduler plans: builds their tensors, runs the model, samples. The only place that does.
+
+In: ``StepPlan`` (integers). Out: a function that waits for the sampled head rows. A runner keeps all device state (KV
+cache, sampler state, block tables); plans must be run in the order in which they were made. ``EagerRunner`` is the plain PyTorch
+form: CPU path and reference. A runner with captured graphs and padded row counts offers the same two members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bistream.text2token.attention import MIN_PRODUCT_ROWS, plan_attention
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.kv_cache import PagedCache
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import Sampler, SamplerState
+from bistream.text2token.sequence import Segment, StepPlan, TurnStart
+
+SampledRows = Callable[[], list[int]]  # waits; one head row, INACTIVE or NOT_FINITE per sampling segment of the plan
+
+
+class StepRunner(Protocol):
+    run_ahead: int  # steps that may be run before the ids of the first one were waited for
+
+    def run(self, plan: StepPlan) -> SampledRows:
+        """Start a step. Raises whatever the device raises; the engine is unusable after that."""
+
+
+class EagerRunner:
+    run_ahead = 0
+
+    def __init__(self, model: Qwen2Model, settings: EngineSettings, sampler: Sampler) -> None:
+        self.model = model
+        self.sampler = sampler
+        self.block_size = settings.block_size
+        # one more block and slot than can be owned, for rows that only pad a step
+        self.cache = PagedCache(model.config, settings.num_blocks + 1, settings.block_size, model.device, model.dtype)
+        self.state = SamplerState(settings.max_sessions, model.space, sampler.history_size, model.device)
+        self.tables = np.zeros((settings.max_sessions + 1, settings.blocks_per_sequence), dtype=np.int64)
+        self.tables[settings.max_sessions] = settings.num_blocks
+        # every thread of a matrix product gets its kernel's minimum of rows, or results would depend on the number of rows
+        self.row_multiple = MIN_PRODUCT_ROWS * min(torch.get_num_threads(), 4) if model.device.type == "cpu" else 1
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> SampledRows:
+        if plan.copies:
+            self.cache.copy_blocks(plan.copies)
+        if plan.starts:
+            self._start_turns(plan.starts)
+        hidden = self._forward(plan.segments)
+        sampling = [index for index, segment in enumerate(plan.segments) if segment.samples]
+        if not sampling:
+            return list
+        ends = np.cumsum([segment.num_rows for segment in plan.segments]) - 1
+        slots = self._tensor(np.array([plan.segments[index].slot for index in sampling]))
+        logits = self.model.logits(hidden[self._tensor(self._padded(ends[sampling]))])[: len(sampling)]
+        log_probs, not_finite = self.state.masked_log_probs(logits, slots)
+        chosen = self.sampler.choose(log_probs, self.state, slots)
+        recorded: SampledRows = self.state.record(slots, chosen, not_finite).tolist
+        return recorded
+
+    def _start_turns(self, starts: tuple[TurnStart, ...]) -> None:
+        for start in starts:
+            if start.reset is not None:
+                self.tables[start.slot, : len(start.reset.blocks)] = start.reset.blocks
+        self.state.start_turns(starts)
+
+    def _forward(self, segments: tuple[Segment, ...]) -> torch.Tensor:
+        """Hidden states [rows, hidden] of all rows in the order of the segments, then of rows that are padding."""
+        counts = np.array([segment.num_rows for segment in segments])
+        slots = np.repeat(np.array([segment.slot for segment in segments]), counts)
+        starts = np.cumsum(counts) - counts
+        positions = np.arange(counts.sum()) + np.repeat(np.array([segment.position for segment in segments]) - starts, counts)
+        plan = plan_attention(
+            [(segment.position, segment.num_rows) for segment in segments],
+            [self.tables[segment.slot] for segment in segments],
+            self.block_size,
+            self.model.device,
+        )
+        slots = self._padded(slots, len(self.tables) - 1)
+        positions = self._padded(positions)
+        cache_index = self.tables[slots, positions // self.block_size] * self.block_size + positions % self.block_size
+        return self.model.forward_rows(
+            self._input_ids(segments, slots), self._tensor(positions), self.cache, self._tensor(cache_index), plan
+        )
+
+    def _input_ids(self, segments: tuple[Segment, ...], slots: NDArray[np.int64]) -> torch.Tensor:
+        """Ids from the host, or (-1) the id that the slot sampled last, which the host may not know yet."""
+        ids: list[int] = []
+        for segment in segments:
+            ids.extend((-1,) if segment.ids is None else segment.ids)
+        given = self._tensor(self._padded(np.array(ids)))
+        return torch.where(given < 0, self.state.last_id[self._tensor(slots)], given)
+
+    def _padded(self, rows: NDArray[np.int64], filler: int = 0) -> NDArray[np.int64]:
+        return np.pad(rows, (0, -len(rows) % self.row_multiple), constant_values=filler)
+
+    def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.model.device)

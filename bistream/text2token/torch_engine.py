@@ -1,0 +1,235 @@
+"""The main engine: resident paged KV, all sessions in one step, our own step loop. Implements ``engine.Engine``.
+
+In: turns of ids from any thread. Out: sampled ids to the turns' sinks, from the engine's thread. One lock guards the
+scheduler and the outbox and is never held while the model runs or a sink is called:
+
+    any thread     open, turn, cancel, close: change the scheduler under the lock, wake the engine's thread
+    engine thread  schedule (lock) -> run (no lock) -> apply (lock) -> deliver the outbox (no lock), and again while there
+                   is work; otherwise it sleeps on the condition
+
+With ``threaded=False`` there is no thread; the owner calls ``step()`` until it returns False (tests, offline use).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from bistream.checkpoint import read_config
+from bistream.config import RuntimeConfig
+from bistream.errors import ConfigError, EngineError, ShuttingDownError
+from bistream.text2token.engine import EngineCapabilities, EngineStats, SamplingSpec, TurnLimits, TurnSink
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_spec
+from bistream.text2token.scheduler import Scheduler
+from bistream.text2token.sequence import SequenceRecord, StepPlan, TurnUpdate
+from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
+from bistream.text2token.weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+FAILED_SENTENCE = "The language model has failed and all its sessions with it; try again later."
+
+
+def resolve_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """``auto`` is the first GPU in bfloat16, or the CPU in float32. Raises ``ConfigError`` for a device that is not there."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        chosen = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"Parameter 'device' is {device!r}; set it to auto, cpu, cuda or cuda:N.") from error
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"Parameter 'device' is {device!r}, but this GPU is not there; set it to auto or cpu.")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"Parameter 'device' is {device!r}; set it to auto, cpu, cuda or cuda:N.")
+    default = "bfloat16" if chosen.type == "cuda" else "float32"
+    resolved: torch.dtype = getattr(torch, default if dtype == "auto" else dtype)
+    return chosen, resolved
+
+
+class TorchSession:
+    """An ``EngineSession``; made by ``TorchEngine.open``."""
+
+    def __init__(self, engine: TorchEngine, sequence: SequenceRecord) -> None:
+        self._engine = engine
+        self._sequence = sequence
+
+    def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
+        self._engine.begin_turn(self._sequence, append_ids, limits, sink)
+
+    def cancel(self) -> None:
+        self._engine.cancel_turn(self._sequence)
+
+    def close(self) -> None:
+        self._engine.close_sequence(self._sequence)
+
+
+class TorchEngine:
+    def __init__(
+        self,
+        model: Qwen2Model,
+        settings: EngineSettings,
+        sampler: Sampler | None = None,
+        threaded: bool = True,
+        runner: StepRunner | None = None,
+    ) -> None:
+        self.space = model.space
+        self.settings = settings
+        sampler = RepetitionAwareSampler() if sampler is None else sampler
+        self._history_size = sampler.history_size
+        self._scheduler = Scheduler(settings, model.space)
+        self._runner = EagerRunner(model, settings, sampler) if runner is None else runner
+        self._in_flight: deque[tuple[StepPlan, SampledRows]] = deque()
+        self._outbox: deque[TurnUpdate] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._healthy = True
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._loop, name="text2token-engine", daemon=True)
+            self._thread.start()
+
+    @classmethod
+    def from_config(cls, config: RuntimeConfig) -> TorchEngine:
+        """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming what is wrong."""
+        sizes = read_config(config.model_dir).language_model
+        device, dtype = resolve_device(config.device, config.dtype)
+        settings = EngineSettings(
+            max_sessions=config.max_sessions,
+            max_rows=config.max_rows,
+            kv_cache_tokens=config.kv_cache_tokens,
+            max_sequence_ids=sizes.max_position_embeddings,
+        )
+        return cls(Qwen2Model(sizes, load_weights(config.model_dir, sizes, device, dtype)), settings)
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            resident_kv=True,
+            seeded=True,
+            samplers=frozenset({"ras"}),
+            max_sessions=self.settings.max_sessions,
+            max_sequence_ids=self.settings.longest_sequence,
+        )
+
+    @property
+    def healthy(self) -> bool:
+        return self._healthy
+
+    # -- any thread --------------------------------------------------------------------------------------------------
+
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> TorchSession:
+        check_spec(spec, self._history_size, session_id)
+        with self._changed:
+            self._check_serving()
+            return TorchSession(self, self._scheduler.open(session_id, spec, max_ids))
+
+    def begin_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
+        with self._changed:
+            self._check_serving()
+            self._scheduler.begin_turn(sequence, append_ids, limits, sink)
+            self._changed.notify_all()
+
+    def cancel_turn(self, sequence: SequenceRecord) -> None:
+        with self._changed:
+            self._post(self._scheduler.cancel(sequence))
+
+    def close_sequence(self, sequence: SequenceRecord) -> None:
+        with self._changed:
+            self._post(self._scheduler.close(sequence))
+
+    def stats(self) -> EngineStats:
+        with self._changed:
+            return self._scheduler.stats()
+
+    def check_integrity(self) -> None:
+        with self._changed:
+            self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Stop the engine's thread; turns in flight end with CANCELLED. Idempotent; from a sink it does not wait."""
+        with self._changed:
+            self._closing = True
+            for sequence in list(self._scheduler.sequences.values()):
+                self._post(self._scheduler.cancel(sequence))
+            self._changed.notify_all()
+        if self._thread is None:
+            self._deliver()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _check_serving(self) -> None:
+        if self._closing:
+            raise ShuttingDownError("The server is shutting down; try another one.")
+        if not self._healthy:
+            raise EngineError(FAILED_SENTENCE)
+
+    def _post(self, update: TurnUpdate | None) -> None:
+        if update is not None:
+            self._outbox.append(update)
+            self._changed.notify_all()
+
+    # -- the engine's thread -----------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One round: schedule, run, apply, deliver. Returns False when there was nothing to do.
+
+        A step that raises ends every turn in flight with ERROR and makes the engine unhealthy; nothing is raised here.
+        """
+        with self._changed:
+            idle = not (self._has_work or self._outbox)
+        if idle:
+            return False
+        try:
+            self._compute()
+        except Exception:
+            logger.exception("a step of the language model failed")
+            with self._changed:
+                self._healthy = False
+                self._in_flight.clear()
+                self._outbox.extend(self._scheduler.fail_all(FAILED_SENTENCE))
+        self._deliver()
+        return True
+
+    @property
+    def _has_work(self) -> bool:
+        return self._healthy and (self._scheduler.has_work or bool(self._in_flight))
+
+    def _compute(self) -> None:
+        """Start a step if there is one to start; take the oldest result when there is none or too many are in flight."""
+        with self._changed:
+            plan = self._scheduler.schedule() if self._healthy else None
+        if plan is not None:
+            self._in_flight.append((plan, self._runner.run(plan)))
+        if self._in_flight and (plan is None or len(self._in_flight) > self._runner.run_ahead):
+            oldest, sampled = self._in_flight.popleft()
+            head_rows = sampled()
+            with self._changed:
+                self._outbox.extend(self._scheduler.apply(oldest, head_rows))
+
+    def _deliver(self) -> None:
+        while True:
+            with self._changed:
+                if not self._outbox:
+                    return
+                update = self._outbox.popleft()
+            try:
+                if update.ids:
+                    update.sink.on_ids(update.ids)
+                if update.result is not None:
+                    update.sink.on_end(update.result)
+            except Exception:
+                logger.exception("a sink raised; its turn goes on without it")
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._has_work or self._outbox or self._closing)
+                if self._closing and not self._outbox:
+                    return
+            self.step()

@@ -1,0 +1,113 @@
+"""``llm.pt`` in, the tensors of the torch engine out. Called once at start by ``TorchEngine.from_config``.
+
+Loading is strict (every key, every shape). The layout changes on the way: query, key and value projections are one matrix
+per layer, gate and up projections too, and everything that can be fed is one embedding table in the order of ``TokenSpace``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bistream.checkpoint import check_state_dict, find_file, load_state_dict
+from bistream.config import LanguageModelConfig
+from bistream.text2token.engine import TokenSpace
+
+FILE_NAME = "llm.pt"
+BODY = "llm.model.model"
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One Qwen2 layer. Matrices are [out, in], as ``torch.nn.functional.linear`` takes them."""
+
+    input_norm: Tensor  # [hidden]
+    qkv_weight: Tensor  # [(heads + 2 * kv_heads) * head_size, hidden]
+    qkv_bias: Tensor
+    output_weight: Tensor  # [hidden, hidden]
+    post_norm: Tensor  # [hidden]
+    gate_up_weight: Tensor  # [2 * intermediate, hidden], gate first
+    down_weight: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The whole model. The head stays float32: its scores are sampled, and it is small."""
+
+    embedding: Tensor  # [TokenSpace.size, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [hidden]
+    head_weight: Tensor  # [speech_token_size + 3, hidden] float32
+    head_bias: Tensor  # [speech_token_size + 3] float32
+
+
+def token_space(config: LanguageModelConfig) -> TokenSpace:
+    """The ids that this checkpoint can be fed."""
+    return TokenSpace(config.text_vocab_size, config.speech_token_size)
+
+
+def expected_shapes(config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every key of ``llm.pt`` with its shape. ``llm.model.lm_head.weight`` is tied to the text embedding and never used."""
+    hidden = config.hidden_size
+    key_size = config.num_key_value_heads * config.head_size
+    head_rows = config.speech_token_size + 3
+    shapes: dict[str, tuple[int, ...]] = {
+        "llm_embedding.weight": (2, hidden),
+        "speech_embedding.weight": (head_rows, hidden),
+        "llm_decoder.weight": (head_rows, hidden),
+        "llm_decoder.bias": (head_rows,),
+        f"{BODY}.embed_tokens.weight": (config.text_vocab_size, hidden),
+        "llm.model.lm_head.weight": (config.text_vocab_size, hidden),
+        f"{BODY}.norm.weight": (hidden,),
+    }
+    for index in range(config.num_hidden_layers):
+        layer = f"{BODY}.layers.{index}"
+        for name, size in (("q", hidden), ("k", key_size), ("v", key_size)):
+            shapes[f"{layer}.self_attn.{name}_proj.weight"] = (size, hidden)
+            shapes[f"{layer}.self_attn.{name}_proj.bias"] = (size,)
+        shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, hidden)
+        shapes[f"{layer}.mlp.gate_proj.weight"] = (config.intermediate_size, hidden)
+        shapes[f"{layer}.mlp.up_proj.weight"] = (config.intermediate_size, hidden)
+        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, config.intermediate_size)
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+    return shapes
+
+
+def build_weights(state: Mapping[str, Tensor], config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> ModelWeights:
+    """Fuse a checked state dict. Raises ``CheckpointError`` for a missing, extra or misshapen key."""
+    check_state_dict(FILE_NAME, state, expected_shapes(config))
+
+    def join(*keys: str, kind: torch.dtype = dtype) -> Tensor:
+        parts = [state[key].to(device=device, dtype=kind) for key in keys]
+        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+
+    return ModelWeights(
+        embedding=join(f"{BODY}.embed_tokens.weight", "speech_embedding.weight", "llm_embedding.weight"),
+        layers=tuple(_layer(join, f"{BODY}.layers.{index}") for index in range(config.num_hidden_layers)),
+        final_norm=join(f"{BODY}.norm.weight"),
+        head_weight=join("llm_decoder.weight", kind=torch.float32),
+        head_bias=join("llm_decoder.bias", kind=torch.float32),
+    )
+
+
+def _layer(join: Callable[..., Tensor], prefix: str) -> LayerWeights:
+    attention = f"{prefix}.self_attn"
+    return LayerWeights(
+        input_norm=join(f"{prefix}.input_layernorm.weight"),
+        qkv_weight=join(*(f"{attention}.{name}_proj.weight" for name in "qkv")),
+        qkv_bias=join(*(f"{attention}.{name}_proj.bias" for name in "qkv")),
+        output_weight=join(f"{attention}.o_proj.weight"),
+        post_norm=join(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up_weight=join(f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"),
+        down_weight=join(f"{prefix}.mlp.down_proj.weight"),
+    )
+
+
+def load_weights(model_dir: str | Path, config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> ModelWeights:
+    """Read ``llm.pt`` of a model directory. Raises ``CheckpointError`` naming file, key and shapes."""
+    return build_weights(load_state_dict(find_file(model_dir, FILE_NAME)), config, device, dtype)

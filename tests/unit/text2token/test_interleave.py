@@ -1,0 +1,344 @@
+"""The layouts as properties: what is fed depends on the text alone, and every session ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import EngineError
+from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
+from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.interleave import Interleaver, UnistreamLayout
+from bistream.text2token.layout import Layout, Mode, Turn
+from bistream.types import FinishReason
+
+SPACE = TokenSpace(text_vocab_size=1000, speech_token_size=100)
+STOPS = SPACE.specials
+
+
+def speech(*tokens: int) -> list[int]:
+    return [SPACE.speech_offset + token for token in tokens]
+
+
+Choose = Callable[[list[int], list[int]], int]  # (sequence so far, allowed stop ids) -> a speech id or one of the stop ids
+
+
+def speech_until_asked(sequence: list[int], stops: list[int]) -> int:
+    """Never stops by itself: every end is forced."""
+    return SPACE.speech_offset + len(sequence) % SPACE.speech_token_size
+
+
+def random_choice(seed: int, stop_rate: float) -> Choose:
+    """Depends on the sequence only, as a language model with a fixed seed does."""
+
+    def choose(sequence: list[int], stops: list[int]) -> int:
+        rng = random.Random(f"{seed} {sequence}")
+        if stops and rng.random() < stop_rate:
+            return rng.choice(stops)
+        return SPACE.speech_offset + rng.randrange(SPACE.speech_token_size)
+
+    return choose
+
+
+def always(stop_name: str) -> Choose:
+    wanted = getattr(SPACE, stop_name)
+    return lambda sequence, stops: wanted if wanted in stops else speech_until_asked(sequence, stops)
+
+
+@dataclass
+class Run:
+    """A session on an engine that does what ``choose`` says; keeps every id the model would be fed."""
+
+    layout: Layout
+    choose: Choose
+    sequence: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    per_turn: list[list[int]] = field(default_factory=list)
+
+    def drain(self) -> None:
+        while (turn := self.layout.next_turn()) is not None:
+            assert turn.append_ids
+            self.turns.append(turn)
+            self.sequence += turn.append_ids
+            ids, result = self._decode(turn.limits)
+            self.per_turn.append(ids)
+            self.layout.turn_ended(ids, result)
+
+    def _decode(self, limits: TurnLimits) -> tuple[list[int], TurnResult]:
+        assert limits.max_new_ids >= max(1, limits.min_new_ids)
+        ids: list[int] = []
+        while len(ids) < limits.max_new_ids:
+            early = limits.forbidden_early if len(ids) < limits.min_new_ids else frozenset()
+            chosen = self.choose(self.sequence, [stop for stop in STOPS if stop not in limits.forbidden | early])
+            if chosen in STOPS:
+                return ids, TurnResult(TurnEnd.STOP, stop_id=chosen)
+            ids.append(chosen)
+            self.sequence.append(chosen)
+        return ids, TurnResult(TurnEnd.LENGTH)
+
+    def feed(self, pieces: Sequence[Sequence[int]]) -> Run:
+        for piece in pieces:
+            self.layout.push_text(piece)
+            self.drain()
+        self.layout.end_text()
+        self.drain()
+        return self
+
+
+def bistream(
+    pieces: Sequence[Sequence[int]],
+    choose: Choose = speech_until_asked,
+    prompt_text: Sequence[int] = (),
+    prompt_speech: Sequence[int] = (),
+    mode: Mode = "corrected",
+    max_ids: int | None = None,
+) -> Run:
+    return Run(Interleaver(SPACE, prompt_text, prompt_speech, mode=mode, max_ids=max_ids), choose).feed(pieces)
+
+
+def cut(ids: Sequence[int], places: Sequence[int]) -> list[list[int]]:
+    edges = [0, *sorted(place % (len(ids) + 1) for place in places), len(ids)]
+    return [list(ids[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+
+
+TEXT = st.lists(st.integers(0, 999), min_size=1, max_size=60)
+PROMPT_TEXT = st.lists(st.integers(0, 999), max_size=40)
+PROMPT_SPEECH = st.lists(st.integers(0, 99), max_size=80).map(lambda tokens: speech(*tokens))
+PLACES = st.lists(st.integers(0, 60), max_size=20)
+CHOOSE = st.builds(random_choice, st.integers(0, 1000), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+
+
+class TestCorrected:
+    @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
+    @settings(max_examples=150, deadline=None)
+    def test_what_is_fed_depends_on_the_text_alone(
+        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
+    ) -> None:
+        whole = bistream([text], choose, prompt_text, prompt_speech)
+        pieces = bistream(cut(text, places), choose, prompt_text, prompt_speech)
+        late_end = bistream([*([token] for token in text), []], choose, prompt_text, prompt_speech)
+        assert pieces.turns == late_end.turns == whole.turns
+        assert pieces.sequence == late_end.sequence == whole.sequence
+        assert pieces.layout.finish_reason is late_end.layout.finish_reason is whole.layout.finish_reason
+
+    @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
+    @settings(max_examples=150, deadline=None)
+    def test_the_sequence_is_the_training_layout(
+        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
+    ) -> None:
+        """sos, then blocks of 5 text and at most 15 speech, then the rest of the text, task, and all speech that is left."""
+        run = bistream(cut(text, places), choose, prompt_text, prompt_speech)
+        assert run.layout.done
+        all_text = [*prompt_text, *text]
+        assert run.sequence[0] == SPACE.sos
+        at = 1
+        while len(all_text) >= TEXT_BLOCK_TOKENS:
+            assert run.sequence[at : at + TEXT_BLOCK_TOKENS] == all_text[:TEXT_BLOCK_TOKENS]
+            del all_text[:TEXT_BLOCK_TOKENS]
+            at += TEXT_BLOCK_TOKENS
+            block = at
+            while at < len(run.sequence) and SPACE.is_speech(run.sequence[at]):
+                at += 1
+            assert at - block <= SPEECH_BLOCK_TOKENS
+        if run.sequence[at:]:  # the length limit may be used up before the final phase
+            assert run.sequence[at : at + len(all_text) + 1] == [*all_text, SPACE.task]
+            assert all(map(SPACE.is_speech, run.sequence[at + len(all_text) + 1 :]))
+        fed_speech = [token_id for token_id in run.sequence if SPACE.is_speech(token_id)]
+        if run.sequence[at:]:
+            assert len(fed_speech) == len(prompt_speech) + run.layout.num_speech  # nothing dropped, nothing fed twice
+            decoded = [token_id for ids in run.per_turn for token_id in ids]
+            assert sorted(fed_speech) == sorted([*prompt_speech, *decoded])
+
+    @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
+    @settings(max_examples=150, deadline=None)
+    def test_every_session_ends_within_twenty_speech_tokens_per_text_token(
+        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
+    ) -> None:
+        run = bistream([text], choose, prompt_text, prompt_speech)
+        assert run.layout.done
+        of_prompt_blocks = SPEECH_BLOCK_TOKENS * (len(prompt_text) // TEXT_BLOCK_TOKENS)
+        assert run.layout.num_speech <= MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(text) + of_prompt_blocks
+        if not prompt_text:
+            assert run.layout.num_speech <= MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(text)
+
+    @pytest.mark.parametrize("stop", ["eos", "second_stop", "fill"])
+    def test_a_model_that_always_wants_to_stop_gets_to_the_end_of_the_text(self, stop: str) -> None:
+        run = bistream([[number] for number in range(23)], always(stop))
+        assert run.layout.done
+        assert [token_id for token_id in run.sequence if token_id < 23] == list(range(23))
+        assert run.layout.finish_reason is (FinishReason.EOS if stop == "eos" else FinishReason.LENGTH)
+
+    def test_a_model_that_never_stops_is_stopped_by_length(self) -> None:
+        run = bistream([list(range(7))])
+        assert run.layout.finish_reason is FinishReason.LENGTH
+        assert run.layout.num_speech == MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * 7
+
+    def test_only_speech_fill_and_in_the_final_phase_eos_are_possible(self) -> None:
+        run = bistream([list(range(7))])
+        block, final = run.turns
+        assert set(STOPS) - block.limits.forbidden == {SPACE.fill}
+        assert set(STOPS) - final.limits.forbidden == {SPACE.eos}
+        assert (block.limits.max_new_ids, block.limits.record_on_length) == (15, SPACE.fill)
+        assert final.limits.record_on_length is None
+
+    def test_a_text_of_whole_blocks_ends_with_task_alone(self) -> None:
+        run = bistream([list(range(10))])
+        assert [turn.append_ids for turn in run.turns] == [(SPACE.sos, 0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (SPACE.task,)]
+
+    def test_a_prompt_of_whole_blocks_waits_for_text(self) -> None:
+        """Training never has more than 15 speech tokens in a block; upstream decodes 15 more there (next class)."""
+        layout = Interleaver(SPACE, list(range(10)), speech(*range(30)))
+        assert layout.next_turn() is None
+        layout.push_text([20, 21, 22, 23, 24])
+        turn = layout.next_turn()
+        assert turn is not None
+        assert turn.append_ids == (SPACE.sos, *range(5), *speech(*range(15)), *range(5, 10), *speech(*range(15, 30)), 20, 21, 22, 23, 24)
+
+    @given(max_ids=st.integers(2, 120), prompt_speech=PROMPT_SPEECH, text=TEXT, choose=CHOOSE)
+    @settings(max_examples=150, deadline=None)
+    def test_a_session_stays_within_its_positions(self, max_ids: int, prompt_speech: list[int], text: list[int], choose: Choose) -> None:
+        run = bistream([text], choose, list(range(10)), prompt_speech, max_ids=max_ids)
+        assert run.layout.done
+        assert len(run.sequence) <= max_ids
+
+    def test_running_out_of_positions_is_an_end_by_length(self) -> None:
+        run = bistream([list(range(10))], max_ids=1 + 5 + 10)
+        assert run.layout.finish_reason is FinishReason.LENGTH
+        assert len(run.sequence) == 16
+        assert run.turns[-1].limits.record_on_length is None  # not a fill
+
+    @pytest.mark.parametrize(("end", "reason"), [(TurnEnd.CANCELLED, FinishReason.CANCELLED), (TurnEnd.ERROR, FinishReason.ERROR)])
+    def test_an_end_by_the_engine_ends_the_session(self, end: TurnEnd, reason: FinishReason) -> None:
+        for layout in (Interleaver(SPACE, [], []), UnistreamLayout(SPACE, [], [])):
+            layout.push_text(list(range(6)))
+            layout.end_text()
+            assert layout.next_turn() is not None
+            assert layout.next_turn() is None  # one turn in flight
+            layout.turn_ended(speech(1, 2), TurnResult(end))
+            assert layout.finish_reason is reason
+            assert layout.next_turn() is None
+
+    @pytest.mark.parametrize("stop", ["eos", "second_stop"])
+    def test_a_forbidden_stop_is_an_error_of_the_engine(self, stop: str) -> None:
+        layout = Interleaver(SPACE, [], [])
+        layout.push_text(list(range(5)))
+        assert layout.next_turn() is not None
+        with pytest.raises(EngineError):
+            layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=getattr(SPACE, stop)))
+
+    @pytest.mark.parametrize("ids", [[SPACE.fill], [3], [SPACE.task], speech(*range(16))])
+    def test_ids_that_are_no_speech_or_too_many_are_an_error_of_the_engine(self, ids: list[int]) -> None:
+        layout = Interleaver(SPACE, [], [])
+        layout.push_text(list(range(5)))
+        assert layout.next_turn() is not None
+        with pytest.raises(EngineError):
+            layout.turn_ended(ids, TurnResult(TurnEnd.LENGTH))
+
+    def test_text_used_counts_new_text_that_turns_have_appended(self) -> None:
+        run = bistream([list(range(7))], prompt_text=[100, 101, 102])
+        assert [len(turn.append_ids) for turn in run.turns] == [6, 6, 1]
+        layout = Interleaver(SPACE, [100, 101, 102], [])
+        layout.push_text(list(range(7)))
+        used = []
+        while (turn := layout.next_turn()) is not None:
+            used.append(layout.num_text_used)
+            layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=SPACE.fill))
+        assert used == [2, 7]
+
+
+class TestDefectsOfTheReference:
+    """What upstream does (token for token in tests/parity) and the corrected mode does not."""
+
+    def test_a_long_piece_gets_one_block_and_the_rest_of_the_text_piles_up(self) -> None:
+        text = list(range(20))
+        reference = bistream([text], mode="reference")
+        assert [turn.append_ids[-5:] for turn in reference.turns[:1]] == [(0, 1, 2, 3, 4)]
+        assert reference.turns[1].append_ids[-16:] == (*range(5, 20), SPACE.task)  # 15 text tokens in the final phase
+        corrected = bistream([text])
+        assert [turn.append_ids for turn in corrected.turns[1:]] == [tuple(range(5, 10)), tuple(range(10, 15)), tuple(range(15, 20)), (SPACE.task,)]
+
+    def test_the_reference_depends_on_how_the_text_is_cut(self) -> None:
+        text = list(range(20))
+        single = bistream([[token] for token in text], mode="reference").sequence
+        assert bistream([text], mode="reference").sequence != single
+        assert bistream([text]).sequence == bistream([[token] for token in text]).sequence
+
+    def test_the_last_speech_token_is_fed_twice_when_the_text_ends_after_a_fill(self) -> None:
+        text = [[token] for token in range(7)]
+        reference = bistream(text, always("eos"), mode="reference")
+        last = reference.per_turn[0][-1]
+        assert reference.turns[1].append_ids == (last, 5, 6, SPACE.task)
+        assert reference.sequence[20:22] == [last, last]
+        corrected = bistream(text, always("eos"))
+        assert corrected.per_turn[0] == reference.per_turn[0]
+        assert corrected.turns[1].append_ids == (5, 6, SPACE.task)
+
+    def test_prompt_speech_left_over_at_the_end_of_the_text_is_dropped(self) -> None:
+        prompt_speech = speech(*range(40))
+        reference = bistream([[1], [2]], always("eos"), [7, 8, 9], prompt_speech, mode="reference")
+        kept = [token_id for token_id in reference.turns[-1].append_ids if SPACE.is_speech(token_id)]
+        assert kept == prompt_speech[:15]
+        corrected = bistream([[1], [2]], always("eos"), [7, 8, 9], prompt_speech)
+        assert corrected.sequence == [SPACE.sos, 7, 8, 9, 1, 2, *prompt_speech[:15], SPACE.task, *prompt_speech[15:]]
+
+    def test_a_prompt_of_whole_blocks_is_followed_by_speech_without_text(self) -> None:
+        arguments = ([[20], [21], [22], [23], [24]], always("eos"), list(range(5)), speech(*range(15)))
+        reference = bistream(*arguments, mode="reference")
+        assert reference.turns[0].append_ids[-1] == SPACE.speech_offset + 14
+        assert bistream(*arguments).turns[0].append_ids[-5:] == (20, 21, 22, 23, 24)
+
+    def test_the_reference_has_no_length_limit_in_the_final_phase(self) -> None:
+        layout = Interleaver(SPACE, [], [], mode="reference")
+        layout.push_text([1, 2])
+        layout.end_text()
+        turn = layout.next_turn()
+        assert turn is not None
+        assert turn.limits.max_new_ids > 1_000_000
+        assert bistream([[1, 2]]).turns[0].limits.max_new_ids == 40
+
+    @given(text=TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
+    @settings(max_examples=50, deadline=None)
+    def test_every_session_of_the_reference_ends_within_its_positions(self, text: list[int], prompt_speech: list[int], choose: Choose) -> None:
+        try:
+            run = bistream(cut(text, range(0, 60, 3)), choose, [1] * 12, prompt_speech, mode="reference", max_ids=500)
+        except EngineError:
+            return  # an id that upstream raises for
+        assert run.layout.done
+        assert len(run.sequence) <= 500
+
+
+class TestUnistream:
+    @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
+    @settings(max_examples=100, deadline=None)
+    def test_one_turn_of_two_to_twenty_tokens_per_text_token(
+        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
+    ) -> None:
+        run = Run(UnistreamLayout(SPACE, prompt_text, prompt_speech), choose).feed(cut(text, [3, 9]))
+        assert [turn.append_ids for turn in run.turns] == [(SPACE.sos, *prompt_text, *text, SPACE.task, *prompt_speech)]
+        assert 2 * len(text) <= run.layout.num_speech <= 20 * len(text)
+        assert run.layout.done
+        reason = FinishReason.LENGTH if run.layout.num_speech == 20 * len(text) else run.layout.finish_reason
+        assert run.layout.finish_reason is reason
+
+    def test_nothing_happens_before_the_text_ended(self) -> None:
+        layout = UnistreamLayout(SPACE, [], [])
+        layout.push_text(list(range(30)))
+        assert layout.next_turn() is None
+
+    @pytest.mark.parametrize("stop", ["second_stop", "fill"])
+    def test_the_other_stops_are_possible_in_the_reference_only(self, stop: str) -> None:
+        reference = Run(UnistreamLayout(SPACE, [], [], mode="reference"), always(stop)).feed([[1, 2]])
+        assert (reference.layout.num_speech, reference.layout.finish_reason) == (0, FinishReason.EOS)
+        corrected = Run(UnistreamLayout(SPACE, [], []), always(stop)).feed([[1, 2]])
+        assert (corrected.layout.num_speech, corrected.layout.finish_reason) == (40, FinishReason.LENGTH)
+
+    def test_positions_bound_the_turn(self) -> None:
+        run = Run(UnistreamLayout(SPACE, [], [], max_ids=14), speech_until_asked).feed([[1, 2]])
+        assert (run.layout.num_speech, len(run.sequence)) == (10, 14)
+        none_left = Run(UnistreamLayout(SPACE, [], [], max_ids=4), speech_until_asked).feed([[1, 2]])
+        assert (none_left.turns, none_left.layout.finish_reason) == ([], FinishReason.LENGTH)

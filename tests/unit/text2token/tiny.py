@@ -1,0 +1,44 @@
+"""A tiny language model with seeded random weights, in the real key names."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from bistream.config import LanguageModelConfig
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.weights import build_weights, expected_shapes
+
+CONFIG = LanguageModelConfig(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    text_vocab_size=200,
+    speech_token_size=120,
+    max_position_embeddings=4096,
+)
+
+
+def random_state(config: LanguageModelConfig, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Normal weights scaled by fan-in; norms near 1."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for key, shape in expected_shapes(config).items():
+        values = torch.randn(shape, generator=generator)
+        state[key] = 1 + 0.1 * values if key.endswith("norm.weight") else values * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)
+        if "embed" in key:
+            state[key] = values
+    state["llm_decoder.weight"] *= 3  # scores far enough apart to be a distribution with a shape
+    return state
+
+
+@cache
+def tiny_model() -> Qwen2Model:
+    torch.set_num_threads(1)
+    return Qwen2Model(CONFIG, build_weights(random_state(CONFIG), CONFIG, torch.device("cpu"), torch.float32))
+
+
+SPACE = tiny_model().space
