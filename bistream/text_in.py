@@ -1,0 +1,187 @@
+"""Text that arrives in pieces: bytes in, token ids out as soon as no continuation can change them. One per session.
+
+The ids of a session depend on its whole text only, never on where it was cut. They equal ``TextTokenizer.encode`` of the
+whole text, with one exception that bounds how long anything is held back (``WINDOW_CHARS`` below). Called by
+``text2token.service``. A piece passes four stages, each of which keeps only what is still open:
+
+    bytes --UTF-8--> characters --special tokens--> plain text --NFC--> normalised text --pattern, BPE--> ids
+          up to 3 bytes         up to 17 characters           one base with its marks    the unfinished word
+
+**The bound.** The pre-tokenizer's pattern puts no limit on a match: a Chinese paragraph without punctuation, a long word
+or a run of spaces is one match, and speech must not wait for its end. So a match is decided by at most ``WINDOW_CHARS``
+normalised characters from its start. Where these do not decide it (the match, or the white space it lies in, fills the
+window), the text is cut there: of the window's first match, those BPE tokens are taken that end within its first
+``KEEP_CHARS`` characters (at least one token), and the rest starts anew behind them. In the same way a base character
+with more than ``WINDOW_CHARS`` combining marks is normalised in parts. Both rules look at the text alone, from points that
+the text alone determines. Ids thus differ from ``encode`` at most where a run of letters, of punctuation or of white space
+has ``WINDOW_CHARS`` or more characters, and there mostly at the cuts only, because these lie between BPE tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+import unicodedata
+from dataclasses import dataclass
+
+from bistream.errors import InvalidInputError
+from bistream.text_tokenizer import TextTokenizer
+
+WINDOW_CHARS = 16  # longer than nearly all words; Chinese without punctuation is held back for at most this many characters
+KEEP_CHARS = 8  # the other half of a window is context, so that a cut does not go through a word
+
+
+@dataclass(frozen=True)
+class TextToken:
+    """end_char: characters of the session's text that are completely covered by the tokens up to and including this one."""
+
+    id: int
+    end_char: int
+
+
+class TextIn:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        self._scanned = ""  # characters from the first place on where a special token may be beginning
+        self._segment = ""  # a base character and what may still compose with it
+        self._normalized = ""  # normalised text whose tokens are not decided yet
+        self._normalized_ends: list[int] = []  # per character of _normalized: characters of the session's text up to it
+        self._num_segmented = 0  # characters of the session's text that have left _segment
+        self._end_char = 0  # of the last token
+        self._error: InvalidInputError | None = None
+
+    def push(self, piece: bytes) -> list[TextToken]:
+        """Tokens that this piece made certain. Raises ``InvalidInputError`` once the bytes cannot become valid UTF-8."""
+        return self._advance(self._decode(piece, final=False), final=False)
+
+    def finish(self) -> list[TextToken]:
+        """The remaining tokens. Raises ``InvalidInputError`` where the text ends inside a UTF-8 sequence."""
+        return self._advance(self._decode(b"", final=True), final=True)
+
+    def _decode(self, piece: bytes, final: bool) -> str:
+        if self._error is not None:
+            raise self._error
+        try:
+            characters = self._decoder.decode(piece, final)
+            open_bytes = self._decoder.getstate()[0]
+            if open_bytes[:1] == b"\xed" and open_bytes[1:2] >= b"\xa0":  # a surrogate: the decoder says so one byte later
+                raise UnicodeDecodeError("utf-8", open_bytes, 0, 2, "surrogate")
+            return characters
+        except UnicodeDecodeError:
+            where = "ends inside a UTF-8 sequence" if final else "is not valid UTF-8"
+            self._error = InvalidInputError(f"The text {where}; send UTF-8.")
+            raise self._error from None
+
+    def _advance(self, characters: str, final: bool) -> list[TextToken]:
+        tokens: list[TextToken] = []
+        self._scanned += characters
+        while True:
+            index, special = self._tokenizer.find_special(self._scanned, final)
+            self._add_plain_text(self._scanned[:index])
+            self._scanned = self._scanned[index:]
+            if special is None:
+                break
+            self._encode_normalized(tokens, closed=True)
+            self._scanned = self._scanned[len(special) :]
+            self._num_segmented += len(special)
+            self._end_char = self._num_segmented
+            tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
+        self._encode_normalized(tokens, closed=final)
+        return tokens
+
+    def _add_plain_text(self, characters: str) -> None:
+        for character in characters:
+            if self._segment and (starts_segment(character) or len(self._segment) == WINDOW_CHARS):
+                self._close_segment()
+            self._segment += character
+
+    def _close_segment(self) -> None:
+        normalized = self._tokenizer.normalize(self._segment)
+        start = self._num_segmented
+        self._num_segmented += len(self._segment)
+        self._normalized += normalized
+        # Which part of a composition a normalised character stands for is unknown: only the last one covers the segment.
+        self._normalized_ends += [start] * (len(normalized) - 1) + [self._num_segmented]
+        self._segment = ""
+
+    def _encode_normalized(self, tokens: list[TextToken], closed: bool) -> None:
+        """Move everything decided from ``_normalized`` to ``tokens``. closed: the plain text ends here."""
+        if closed and self._segment:
+            self._close_segment()
+        # The base of the open segment may still change by composing, but not its class (letter, number, space, other): it
+        # already shows where the match before it ends.
+        base = self._tokenizer.normalize(self._segment)[:1]
+        while self._normalized:
+            is_full = len(self._normalized) >= WINDOW_CHARS
+            window = (self._normalized + base)[:WINDOW_CHARS]
+            pieces = self._tokenizer.pre_tokenize(window)
+            if closed and not is_full:
+                decided = pieces
+            else:
+                decided = [piece for piece in _decided(window, pieces) if piece[1] <= len(self._normalized)]
+            if decided:
+                for symbols, _ in decided:
+                    self._take(tokens, self._tokenizer.encode_piece(symbols))
+            elif is_full:
+                self._take(tokens, self._keep(window, self._tokenizer.encode_piece(pieces[0][0])))
+            else:
+                break
+
+    def _keep(self, window: str, encoded: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The tokens of a window's first match before the cut (the bound's rule). The cut never goes through a character."""
+        end_bytes = [0]
+        for character in window:
+            end_bytes.append(end_bytes[-1] + len(character.encode("utf-8")))
+        kept = covered = 0
+        for count, (_, num_bytes) in enumerate(encoded, start=1):
+            covered += num_bytes
+            if kept and covered > end_bytes[KEEP_CHARS]:
+                break
+            if covered in end_bytes:
+                kept = count
+        return encoded[:kept]
+
+    def _take(self, tokens: list[TextToken], encoded: list[tuple[int, int]]) -> None:
+        """Append tokens and drop the characters that they cover, which are the first of ``_normalized``."""
+        num_chars = open_bytes = 0
+        for token_id, num_bytes in encoded:
+            open_bytes += num_bytes
+            while open_bytes and open_bytes >= (size := len(self._normalized[num_chars].encode("utf-8"))):
+                open_bytes -= size
+                self._end_char = self._normalized_ends[num_chars]
+                num_chars += 1
+            tokens.append(TextToken(token_id, self._end_char))
+        assert open_bytes == 0, "the tokens of a piece end inside a character"
+        self._normalized = self._normalized[num_chars:]
+        self._normalized_ends = self._normalized_ends[num_chars:]
+
+
+def _decided(window: str, pieces: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The first pieces of a window that no further text can change.
+
+    A match can change only while it reaches the end of the known text; and white space also from anywhere in the run at
+    that end, because the pattern looks for a line end, or for the last space before a word, behind it.
+    """
+    open_from = len(window.rstrip())
+    decided = []
+    start = 0
+    for symbols, end in pieces:
+        if end == len(window) or start >= open_from:
+            break
+        decided.append((symbols, end))
+        start = end
+    return decided
+
+
+def starts_segment(character: str) -> bool:
+    """Whether NFC treats the text before ``character`` and the text from it on independently, whatever they are.
+
+    True for a character that neither reorders nor composes with what precedes it and is unchanged by NFC. Marks, the
+    Hangul vowels and finals (the only letters that compose backwards), and code points that this Python does not know (the
+    tokenizer's Unicode version may differ) are counted as not starting one: that holds text back longer, never wrongly.
+    """
+    if character.isascii():
+        return True
+    if "\u1160" <= character <= "\u11ff" or unicodedata.category(character) in ("Mn", "Mc", "Me", "Cn"):
+        return False
+    return unicodedata.normalize("NFC", character) == character

@@ -1,0 +1,183 @@
+"""Qwen2's byte-level BPE with CosyVoice2's special tokens: text in, text ids out. Used by ``text_in`` and the service.
+
+Files: ``CosyVoice-BlankEN/{vocab.json,merges.txt,tokenizer_config.json}``. What happens to a text: special tokens are cut
+out as they are written; every text between them is normalised (NFC), cut by the pre-tokenizer's pattern, and each of these
+pieces is encoded by itself. The steps are public one by one, because ``text_in`` runs them on text that is still growing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.errors import CheckpointError
+
+# Qwen2's own: https://huggingface.co/Qwen/Qwen2-0.5B (tokenizer_config.json), ids 151643..151645 of the released model.
+BASE_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Added by CosyVoice2 in this order (cosyvoice/tokenizer/tokenizer.py), ids 151646..151662 of the released model.
+ADDED_SPECIAL_TOKENS = (
+    "<|endofprompt|>",
+    "[breath]",
+    "<strong>",
+    "</strong>",
+    "[noise]",
+    "[laughter]",
+    "[cough]",
+    "[clucking]",
+    "[accent]",
+    "[quick_breath]",
+    "<laughter>",
+    "</laughter>",
+    "[hissing]",
+    "[sigh]",
+    "[vocalized-noise]",
+    "[lipsmack]",
+    "[mn]",
+)
+# Qwen2's pattern. Every match depends on the text from its start on, never on what lies before it.
+PRE_TOKENIZER_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DOWNLOAD = "check model_dir or download the model again."
+
+
+def make_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    """Cuts normalised text by Qwen2's pattern and writes every byte of a piece as one symbol."""
+    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER_PATTERN), behavior="isolated", invert=False)
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+class TextTokenizer:
+    """Immutable; safe to use from several threads.
+
+    special_tokens: string -> id of every special token, found anywhere in a text exactly as written.
+    size: number of ids; all ids lie below it.
+    """
+
+    def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]], special_tokens: tuple[str, ...]) -> None:
+        self._model = BPE(vocab=vocabulary, merges=merges)
+        self._normalizer = normalizers.NFC()
+        self._pre_tokenizer = make_pre_tokenizer()
+        self._tokenizer = Tokenizer(self._model)
+        self._tokenizer.normalizer = self._normalizer
+        self._tokenizer.pre_tokenizer = self._pre_tokenizer
+        self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
+        self.special_tokens: dict[str, int] = {token: self._tokenizer.token_to_id(token) for token in special_tokens}
+        first_characters = sorted({token[0] for token in special_tokens})
+        self._special_starts = re.compile(f"[{re.escape(''.join(first_characters))}]")
+        self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @classmethod
+    def from_model_dir(cls, model_dir: str | Path) -> TextTokenizer:
+        """Read the tokenizer of a CosyVoice2 model directory. Raises ``CheckpointError`` naming a missing or damaged file."""
+        directory = Path(model_dir) / QWEN_DIRECTORY
+        vocabulary = _read_vocabulary(directory)
+        merges = _read_merges(directory, vocabulary)
+        declared = _read_special_tokens(directory, len(vocabulary))
+        added = tuple(token for token in ADDED_SPECIAL_TOKENS if token not in declared.values())
+        tokenizer = cls(vocabulary, merges, (*declared.values(), *added))
+        for token_id, token in declared.items():
+            if tokenizer.special_tokens[token] != token_id:
+                raise CheckpointError(
+                    f"{QWEN_DIRECTORY}/tokenizer_config.json gives {token} the id {token_id}, but after the {len(vocabulary)} entries of "
+                    f"vocab.json it is {tokenizer.special_tokens[token]}; {_DOWNLOAD}"
+                )
+        return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a whole text; nothing is added in front or behind."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def find_special(self, text: str, final: bool) -> tuple[int, str | None]:
+        """Leftmost special token of a text that may go on (``final``: that ends here): (index, the token).
+
+        The token is None where none is certain; the index is then that of the first character that may begin one, or the
+        length of the text. Of several tokens at one place the longest wins.
+        """
+        for match in self._special_starts.finditer(text):
+            index = match.start()
+            if not final and any(len(token) > len(text) - index and token.startswith(text[index:]) for token in self.special_tokens):
+                return index, None
+            found = [token for token in self.special_tokens if text.startswith(token, index)]
+            if found:
+                return index, max(found, key=len)
+        return len(text), None
+
+    def normalize(self, text: str) -> str:
+        return str(self._normalizer.normalize_str(text))
+
+    def pre_tokenize(self, normalized: str) -> list[tuple[str, int]]:
+        """Pieces of a text without special tokens: (piece as byte symbols, index of the first character behind it)."""
+        return [(symbols, end) for symbols, (_, end) in self._pre_tokenizer.pre_tokenize_str(normalized)]
+
+    def encode_piece(self, symbols: str) -> list[tuple[int, int]]:
+        """Ids of one piece of ``pre_tokenize``, each with the number of UTF-8 bytes of the text that it stands for."""
+        return [(token.id, len(token.value)) for token in self._model.tokenize(symbols)]
+
+
+def _read_text(directory: Path, name: str) -> str:
+    path = directory / name
+    if not path.is_file():
+        raise CheckpointError(f"{QWEN_DIRECTORY}/{name} is missing in the model directory; {_DOWNLOAD}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(name, type(error).__name__) from error
+
+
+def _damaged(name: str, what: str) -> CheckpointError:
+    return CheckpointError(f"{QWEN_DIRECTORY}/{name} is damaged ({what}); {_DOWNLOAD}")
+
+
+def _read_json_object(directory: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(_read_text(directory, name))
+    except json.JSONDecodeError as error:
+        raise _damaged(name, f"no JSON at line {error.lineno}") from error
+    if not isinstance(value, dict):
+        raise _damaged(name, "not a JSON object")
+    return value
+
+
+def _read_vocabulary(directory: Path) -> dict[str, int]:
+    vocabulary = _read_json_object(directory, "vocab.json")
+    if sorted(vocabulary.values(), key=repr) != sorted(range(len(vocabulary)), key=repr):
+        raise _damaged("vocab.json", "its ids are not 0, 1, 2, ...")
+    missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
+    if missing:
+        raise _damaged("vocab.json", f"{len(missing)} of the 256 byte symbols are missing")
+    return vocabulary
+
+
+def _read_merges(directory: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    # Only "\n" ends a line: other Unicode line ends may be part of a symbol in foreign files.
+    for number, line in enumerate(_read_text(directory, "merges.txt").split("\n"), start=1):
+        if not line or (number == 1 and line.startswith("#version:")):
+            continue
+        parts = line.split(" ")
+        if len(parts) != 2:
+            raise _damaged("merges.txt", f"line {number} is not a pair")
+        left, right = parts
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise _damaged("merges.txt", f"line {number} names an entry that vocab.json lacks")
+        merges.append((left, right))
+    return merges
+
+
+def _read_special_tokens(directory: Path, vocabulary_size: int) -> dict[int, str]:
+    """id -> string of the special tokens that the directory declares, by ascending id; Qwen2's three where it names none."""
+    declared = _read_json_object(directory, "tokenizer_config.json").get("added_tokens_decoder")
+    if declared is None:
+        return {vocabulary_size + index: token for index, token in enumerate(BASE_SPECIAL_TOKENS)}
+    try:
+        tokens = {int(token_id): str(entry["content"]) for token_id, entry in declared.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged("tokenizer_config.json", "added_tokens_decoder is not a table of ids") from error
+    return dict(sorted(tokens.items()))

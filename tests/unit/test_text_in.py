@@ -1,0 +1,334 @@
+"""Text in pieces gives the ids of the whole text, whatever the cuts; what is held back is bounded."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import CheckpointError, InvalidInputError
+from bistream.text_in import KEEP_CHARS, WINDOW_CHARS, TextIn, TextToken, starts_segment
+from bistream.text_tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, TextTokenizer
+from scripts._tokenizer_files import FULL_VOCAB_SIZE, SPECIAL_TOKEN_COUNT, make_vocabulary, write_tokenizer_files
+
+VOCAB_SIZE = 700
+FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_tokenizer_files(directory, VOCAB_SIZE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_dir: Path) -> TextTokenizer:
+    return TextTokenizer.from_model_dir(model_dir)
+
+
+def stream(tokenizer: TextTokenizer, data: bytes, cuts: list[int]) -> list[TextToken]:
+    text_in = TextIn(tokenizer)
+    tokens: list[TextToken] = []
+    start = 0
+    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        tokens += text_in.push(data[start:cut])
+        start = cut
+    return tokens + text_in.finish()
+
+
+SNIPPETS = (
+    *(BASE_SPECIAL_TOKENS + ADDED_SPECIAL_TOKENS),
+    *("[", "<", "<|", "</", "[brea", "<|endof", "[laughter", "<laughter", "][", "<<"),
+    *("'s", "'T", "'re", "'ll", "'l", "'", "I'm", "they've", "'d"),
+    *(" ", "  ", "\n", "\r\n", " \n ", "\t", "\u3000", "\u00a0", "\u2028", "\x1c", "\x85", "!", "...", "?!\n", "\u3002", "\uff0c", "\u201c"),
+    *("0", "12", "3.5", "\u0665", "\u00bd", "\u2167", "hello", "wonderful ", "Hello", "internationalisation", "a", "e", "o"),
+    *("\u4eca\u5929", "\u5929\u6c14\u5f88\u597d", "\u4f60", "\u304b\u306a", "\ubc14\ub78c", "\u0938\u094d\u0924\u0947", "\u0e19\u0e49\u0e33"),
+    *("\u0301", "\u0308", "\u0323", "e\u0301", "\u1112\u1161\u11ab", "\u1161", "\u11ab", "\uac00", "\u212b", "\uf900", "\u0344", "\u0958"),
+    *("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f600", "\u2764\ufe0f", "\U0001f44d\U0001f3fd", "\ufeff", "\u200b", "\x00", "\U00011131"),
+)
+ANY_CHARACTER = st.characters(exclude_categories=["Cs"])
+TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), ANY_CHARACTER), max_size=24).map("".join)
+CUTS = st.lists(st.integers(0, 400), max_size=30)
+
+
+def within_bound(tokenizer: TextTokenizer, text: str) -> bool:
+    """Whether no run of the text is as long as the bound, so that the ids must be those of the whole text."""
+    while text:
+        index, special = tokenizer.find_special(text, final=True)
+        plain = text[:index]
+        text = text[index + len(special or "") :]
+        segment_length = 0
+        for character in plain:
+            segment_length = 1 if starts_segment(character) else segment_length + 1
+            if segment_length > WINDOW_CHARS:
+                return False
+        normalized = tokenizer.normalize(plain)
+        ends = [0, *(end for _, end in tokenizer.pre_tokenize(normalized))]
+        if any(end - start >= WINDOW_CHARS for start, end in zip(ends, ends[1:], strict=False)):
+            return False
+        white_run = 0
+        for character in normalized:
+            white_run = white_run + 1 if character.isspace() else 0
+            if white_run >= WINDOW_CHARS:
+                return False
+    return True
+
+
+@given(text=TEXTS, cuts=CUTS)
+@settings(max_examples=600, deadline=None)
+def test_any_cut_gives_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
+    tokens = stream(tokenizer, text.encode(), cuts)
+    assert tokens == stream(tokenizer, text.encode(), [])
+    if within_bound(tokenizer, text):
+        assert [token.id for token in tokens] == tokenizer.encode(text)
+
+
+LONG_RUNS = st.lists(
+    st.one_of(
+        st.text(st.sampled_from("\u4eca\u5929\u6c14\u5f88\u597d\u6211\u4eec"), min_size=10, max_size=60),
+        st.text(st.sampled_from("etaoin"), min_size=10, max_size=60),
+        st.text(st.sampled_from(" \n\t"), min_size=10, max_size=40),
+        st.text(st.sampled_from("!-\n."), min_size=10, max_size=40),
+        st.text(st.sampled_from("\u0301\u0323\u0308e"), min_size=10, max_size=40),
+        st.sampled_from(SNIPPETS),
+    ),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+@given(text=LONG_RUNS, cuts=CUTS)
+@settings(max_examples=300, deadline=None)
+def test_beyond_the_bound_the_ids_depend_on_the_text_alone(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
+    data = text.encode()
+    whole = stream(tokenizer, data, [])
+    assert stream(tokenizer, data, cuts) == whole
+    assert stream(tokenizer, data, list(range(len(data)))) == whole
+
+
+@given(text=st.one_of(TEXTS, LONG_RUNS))
+@settings(max_examples=200, deadline=None)
+def test_end_chars_count_up_to_the_length_of_the_text(tokenizer: TextTokenizer, text: str) -> None:
+    ends = [token.end_char for token in stream(tokenizer, text.encode(), [])]
+    assert ends == sorted(ends)
+    assert (ends[-1] if ends else 0) == len(text)
+
+
+@given(text=st.one_of(TEXTS, LONG_RUNS))
+@settings(max_examples=200, deadline=None)
+def test_what_is_held_back_is_bounded(tokenizer: TextTokenizer, text: str) -> None:
+    text_in = TextIn(tokenizer)
+    longest_special = max(map(len, tokenizer.special_tokens))
+    end_char = 0
+    for index, character in enumerate(text):
+        for token in text_in.push(character.encode()):
+            end_char = token.end_char
+        # Everything that waits: perhaps the beginning of a special token, one segment, and less than one window.
+        held = tokenizer.normalize(text[end_char : index + 1])
+        segments = sum(starts_segment(character) for character in held)
+        assert segments <= longest_special + WINDOW_CHARS + 1
+        assert index + 1 - end_char <= longest_special + WINDOW_CHARS * (WINDOW_CHARS + 1)
+
+
+def test_a_chinese_paragraph_without_punctuation_is_spoken_before_it_ends(tokenizer: TextTokenizer) -> None:
+    text_in = TextIn(tokenizer)
+    paragraph = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u6211\u4eec\u4e00\u8d77\u53bb\u516c\u56ed\u6563\u6b65\u5427" * 20
+    end_char = 0
+    for index, character in enumerate(paragraph):
+        for token in text_in.push(character.encode()):
+            end_char = token.end_char
+        assert index + 1 - end_char <= WINDOW_CHARS
+    assert end_char >= len(paragraph) - WINDOW_CHARS
+
+
+def test_a_cut_by_the_bound_lies_between_bpe_tokens(tokenizer: TextTokenizer) -> None:
+    """A long word whose BPE tokens end within the first half of the window keeps the ids of the whole word."""
+    word = "the" * 20
+    assert len(word) > WINDOW_CHARS > KEEP_CHARS
+    ids = [token.id for token in stream(tokenizer, word.encode(), [])]
+    assert ids == tokenizer.encode(word)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "certain"),
+    [
+        ((b"hel", b"lo"), []),  # the word may go on
+        ((b"hello", b" "), ["hello"]),
+        ((b"hello w",), ["hello"]),
+        ((b"it's",), ["it"]),  # 's is decided, but nothing shows yet that the text goes on behind it
+        ((b"a  b",), ["a", " "]),
+        ((b"a \n",), ["a"]),
+        ((b"[brea",), []),
+        ((b"[breath]",), ["[breath]"]),
+        ((b"x[breath]",), ["x", "[breath]"]),
+        ((b"[break ",), ["[break"]),
+        ((b"hello.",), ["hello"]),
+        ((b"it's so",), ["it", "'s"]),
+        (("e\u0301".encode(), b"x "), ["e\u0301x"]),
+        (("\u4f60".encode()[:2],), []),
+        (("1\u4f60".encode(),), ["1"]),
+    ],
+)
+def test_what_is_certain_comes_at_once(tokenizer: TextTokenizer, pieces: tuple[bytes, ...], certain: list[str]) -> None:
+    text_in = TextIn(tokenizer)
+    ids = [token.id for piece in pieces for token in text_in.push(piece)]
+    assert ids == [token_id for part in certain for token_id in tokenizer.encode(part)]
+
+
+@given(prefix=TEXTS, data=st.binary(min_size=1, max_size=6), cut=st.integers(0, 8))
+@settings(max_examples=200, deadline=None)
+def test_text_is_accepted_exactly_if_it_is_utf8(tokenizer: TextTokenizer, prefix: str, data: bytes, cut: int) -> None:
+    whole = prefix.encode() + data
+    try:
+        text = whole.decode()
+    except UnicodeDecodeError:
+        with pytest.raises(InvalidInputError, match="UTF-8"):
+            stream(tokenizer, whole, [len(whole) - cut if cut < len(whole) else 0])
+    else:
+        assert stream(tokenizer, whole, [cut]) == stream(tokenizer, text.encode(), [])
+
+
+@pytest.mark.parametrize("invalid", ["80", "c0", "e080", "eda0", "f08f", "f490", "f5", "e441", "e4bd41"])
+def test_invalid_utf8_is_an_error_at_the_first_impossible_byte(tokenizer: TextTokenizer, invalid: str) -> None:
+    data = bytes.fromhex(invalid)
+    text_in = TextIn(tokenizer)
+    text_in.push(b"hello " + data[:-1])
+    with pytest.raises(InvalidInputError, match="not valid UTF-8"):
+        text_in.push(data[-1:])
+    with pytest.raises(InvalidInputError):  # and stays one
+        text_in.push(b"x")
+
+
+def test_an_open_utf8_sequence_is_an_error_at_the_end(tokenizer: TextTokenizer) -> None:
+    text_in = TextIn(tokenizer)
+    text_in.push("\u4f60".encode()[:2])
+    with pytest.raises(InvalidInputError, match="ends inside a UTF-8 sequence"):
+        text_in.finish()
+
+
+def test_a_segment_start_is_independent_of_what_precedes_it() -> None:
+    """Against the definition: for every character that starts a segment, NFC of the joined text is the joined NFC."""
+    before = [*map(chr, range(0x41, 0x250)), "\u1100", "\uac00", "e\u0323", "\u0915", "\u09c7", "\u0b92", "\u1025", "\u3046", "\U00011131"]
+    for code in range(0x80, 0x31000):
+        character = chr(code)
+        if 0xD800 <= code < 0xE000 or not starts_segment(character):
+            continue
+        assert unicodedata.combining(character) == 0
+        assert unicodedata.normalize("NFC", character) == character
+    starters = [chr(code) for code in range(0x80, 0x3100) if starts_segment(chr(code))]
+    for first in before:
+        composed = unicodedata.normalize("NFC", first)
+        assert all(unicodedata.normalize("NFC", first + second) == composed + second for second in starters)
+
+
+def test_composing_does_not_change_the_class_of_a_character() -> None:
+    """What the look-ahead at the base of an open segment rests on, for every composition that Unicode has."""
+
+    def class_of(character: str) -> str:
+        return "space" if character.isspace() else unicodedata.category(character)[0].replace("M", "other").replace("P", "other").replace("S", "other")
+
+    for code in range(0x80, 0x31000):
+        character = chr(code)
+        if 0xD800 <= code < 0xE000:
+            continue
+        decomposed = unicodedata.normalize("NFD", character)
+        if unicodedata.normalize("NFC", decomposed[0]) == decomposed[0]:
+            assert class_of(unicodedata.normalize("NFC", character)[0]) == class_of(decomposed[0]), hex(code)
+
+
+class TestTokenizerFiles:
+    def test_ids_equal_those_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer) -> None:
+        reference = reference_tokenizer(model_dir)
+        for text in ("", "Hello, world! I'm 25.", "\u4f60\u597d[breath]\u4e16\u754c<|endofprompt|> \n\n x", "e\u0301 \u1112\u1161\u11ab", " a  b "):
+            assert tokenizer.encode(text) == reference(text)["input_ids"], text
+
+    @given(text=TEXTS)
+    @settings(max_examples=200, deadline=None)
+    def test_any_text_has_the_ids_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer, text: str) -> None:
+        assert tokenizer.encode(text) == reference_tokenizer(model_dir)(text)["input_ids"]
+
+    def test_special_tokens_follow_the_base_vocabulary_in_upstreams_order(self, tokenizer: TextTokenizer) -> None:
+        expected = {token: VOCAB_SIZE + index for index, token in enumerate(BASE_SPECIAL_TOKENS + ADDED_SPECIAL_TOKENS)}
+        assert tokenizer.special_tokens == expected
+        assert tokenizer.size == VOCAB_SIZE + SPECIAL_TOKEN_COUNT
+
+    def test_the_full_size_has_the_ids_of_the_released_model(self, tmp_path: Path) -> None:
+        write_tokenizer_files(tmp_path, FULL_VOCAB_SIZE)
+        full = TextTokenizer.from_model_dir(tmp_path)
+        assert full.special_tokens["<|endoftext|>"] == 151643
+        assert full.special_tokens["<|endofprompt|>"] == 151646
+        assert full.size == 151663
+        assert full.encode("hello") == full.encode("hello[breath]")[:-1]
+
+    def test_filling_entries_are_never_produced(self, tokenizer: TextTokenizer) -> None:
+        vocabulary, merges = make_vocabulary(VOCAB_SIZE)
+        first_unused = 256 + len(merges)
+        assert first_unused < VOCAB_SIZE
+        unused = [entry for entry, index in vocabulary.items() if index >= first_unused]
+        assert max(tokenizer.encode(" ".join(unused))) < first_unused
+
+    def test_files_are_the_same_every_time(self, model_dir: Path, tmp_path: Path) -> None:
+        write_tokenizer_files(tmp_path / "CosyVoice-BlankEN", VOCAB_SIZE)
+        for name in FILES:
+            assert (tmp_path / "CosyVoice-BlankEN" / name).read_bytes() == (model_dir / "CosyVoice-BlankEN" / name).read_bytes()
+
+    def test_a_vocabulary_below_the_byte_symbols_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="at least 256"):
+            write_tokenizer_files(tmp_path, 255)
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_a_missing_file_is_named(self, tmp_path: Path, name: str) -> None:
+        write_tokenizer_files(tmp_path, 300)
+        (tmp_path / "CosyVoice-BlankEN" / name).unlink()
+        with pytest.raises(CheckpointError, match=f"{name} is missing"):
+            TextTokenizer.from_model_dir(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("vocab.json", b'{"a": 0'),
+            ("vocab.json", b"[]"),
+            ("vocab.json", b'{"a": 0, "b": 2}'),
+            ("vocab.json", b'{"a": 0, "b": "1"}'),
+            ("vocab.json", b'{"a": 0}'),
+            ("vocab.json", b"\xff\xfe"),
+            ("merges.txt", b"a b c\n"),
+            ("merges.txt", b"#version: 0.2\nq \xc4\xa0zzz\n"),
+            ("tokenizer_config.json", b"{"),
+            ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}'),
+            ("tokenizer_config.json", b'{"added_tokens_decoder": {"7000": {"content": "<|endoftext|>"}}}'),
+        ],
+    )
+    def test_a_damaged_file_is_named(self, tmp_path: Path, name: str, content: bytes) -> None:
+        write_tokenizer_files(tmp_path, 300)
+        (tmp_path / "CosyVoice-BlankEN" / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=name):
+            TextTokenizer.from_model_dir(tmp_path)
+
+    def test_a_config_without_added_tokens_means_those_of_qwen2(self, tmp_path: Path) -> None:
+        write_tokenizer_files(tmp_path, 300)
+        path = tmp_path / "CosyVoice-BlankEN" / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        del config["added_tokens_decoder"]
+        path.write_text(json.dumps(config), encoding="utf-8")
+        assert TextTokenizer.from_model_dir(tmp_path).special_tokens["<|endofprompt|>"] == 303
+
+
+_REFERENCES: dict[Path, Any] = {}
+
+
+def reference_tokenizer(model_dir: Path) -> Any:
+    """transformers' tokenizer with upstream's special tokens added as upstream adds them."""
+    from transformers import Qwen2TokenizerFast  # noqa: PLC0415  (slow to import: only where it is the subject)
+
+    if model_dir not in _REFERENCES:
+        reference = Qwen2TokenizerFast.from_pretrained(model_dir / "CosyVoice-BlankEN")
+        reference.add_special_tokens({"pad_token": "<|endoftext|>", "additional_special_tokens": list(BASE_SPECIAL_TOKENS[1:] + ADDED_SPECIAL_TOKENS)})
+        _REFERENCES[model_dir] = reference
+    return _REFERENCES[model_dir]
