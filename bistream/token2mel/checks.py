@@ -1,0 +1,54 @@
+"""What the flow accepts: tokens, prompts and lengths. No torch. Raises ``InvalidInputError``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from bistream.config import FlowConfig
+from bistream.errors import InvalidInputError
+from bistream.rates import MEL_FRAMES_PER_SECOND, SPEECH_TOKENS_PER_SECOND
+from bistream.types import VoicePrompt
+
+MAX_SECONDS = 300  # length of the reference's fixed noise buffer: no sequence, prompt included, can be longer
+MAX_FRAMES = MAX_SECONDS * MEL_FRAMES_PER_SECOND
+
+
+def check_tokens(token_ids: Sequence[int], config: FlowConfig) -> list[int]:
+    """The tokens as plain integers, all of them codes of the vocabulary."""
+    tokens = [int(token) for token in token_ids]
+    if tokens and not (min(tokens) >= 0 and max(tokens) < config.vocab_size):
+        raise InvalidInputError(f"Speech tokens must be 0 to {config.vocab_size - 1}; got {min(tokens)} to {max(tokens)}.")
+    return tokens
+
+
+def check_length(tokens: int, config: FlowConfig) -> None:
+    """tokens: of a whole sequence, prompt included."""
+    if tokens * config.token_mel_ratio > MAX_FRAMES:
+        seconds = tokens / SPEECH_TOKENS_PER_SECOND
+        raise InvalidInputError(f"Prompt and speech together are {seconds:.0f} s; one session can speak at most {MAX_SECONDS} s.")
+
+
+def check_prompt(prompt: VoicePrompt, config: FlowConfig) -> list[int]:
+    """The prompt's tokens as plain integers. Values of features and embedding are not looked at."""
+    tokens = check_tokens(prompt.speech_tokens.tolist(), config)
+    check_length(len(tokens), config)
+    expected = (len(tokens) * config.token_mel_ratio, config.output_size)
+    found = prompt.speech_feat.shape
+    if found != expected:
+        raise InvalidInputError(f"prompt_speech_feat has shape {list(found)}; {len(tokens)} tokens need {list(expected)}.")
+    found = prompt.speaker_embedding.shape
+    if found != (config.spk_embed_dim,):
+        raise InvalidInputError(f"prompt_spk_embedding has shape {list(found)}; it must be [{config.spk_embed_dim}].")
+    return tokens
+
+
+def fingerprint(prompt: VoicePrompt) -> bytes:
+    """Content hash of everything that the prompt's flow state depends on."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (prompt.speech_tokens, prompt.speech_feat, prompt.speaker_embedding):
+        digest.update(str((array.dtype, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()

@@ -1,0 +1,159 @@
+"""Who owns which page of flow state. Integers only: no tensor, no torch.
+
+A page holds the state of one 25-token chunk. Pages belong to an *account* (one session) or to a *prefix* (the prompt of
+one voice, shared read-only by its sessions). An account is admitted with a reservation that it can always draw, so a
+session never runs out of what it was promised; beyond the reservation it gets pages while there are any.
+
+    total = free + held by accounts + held by prefixes
+    promised = sum over accounts of max(0, reserve - held) <= free + pages of idle prefixes
+
+Prefixes that no session uses stay as a cache and are dropped, least recently used first, when their pages are needed.
+Not thread-safe: one thread owns a pool.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bistream.errors import BusyError
+
+ZERO_PAGE = 0  # all zeros: padding of page tables, and the state before the start of a sequence
+SCRATCH_PAGE = 1  # takes what nobody keeps; never read
+FIRST_PAGE = 2  # first page that can be owned
+
+
+@dataclass(eq=False)
+class Prefix:
+    """State of the complete chunks of one voice's prompt. ``ready`` once it was computed into the pages."""
+
+    key: bytes
+    pages: tuple[int, ...]
+    users: int = 0
+    ready: bool = False
+
+
+@dataclass(eq=False)
+class Account:
+    """Pages of one session, oldest chunk first, and what it was promised."""
+
+    reserve: int
+    prefix: Prefix | None
+    pages: list[int] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def promised(self) -> int:
+        return 0 if self.closed else max(0, self.reserve - len(self.pages))
+
+
+class PagePool:
+    """Pages ``FIRST_PAGE`` ... ``FIRST_PAGE + total - 1``."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(FIRST_PAGE + total - 1, FIRST_PAGE - 1, -1))
+        self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # usable by new sessions, least recently used first
+        self._orphans: list[Prefix] = []  # discarded while in use
+        self._accounts: set[Account] = set()
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    @property
+    def available(self) -> int:
+        """Pages that nobody was promised: free ones and those of idle prefixes, less the promises."""
+        promised = sum(account.promised for account in self._accounts)
+        return len(self._free) + sum(len(prefix.pages) for prefix in self._idle()) - promised
+
+    def open(self, reserve: int, prefix_key: bytes, prefix_pages: int) -> Account:
+        """Admit a session: a reservation of ``reserve`` pages, and the prefix of its voice (shared if resident).
+
+        Raises ``BusyError``, changing nothing, when that cannot be guaranteed now.
+        """
+        prefix = self._prefixes.get(prefix_key) if prefix_pages else None
+        needed = reserve
+        if prefix_pages and (prefix is None or not prefix.users):
+            needed += prefix_pages  # to be taken, or an idle prefix's pages that can no longer be evicted
+        if needed > self.available:
+            raise BusyError(
+                f"The flow has no room for another session ({needed} pages needed, {max(0, self.available)} free); try again later."
+            )
+        if prefix is not None:
+            prefix.users += 1
+            self._prefixes.move_to_end(prefix_key)
+        elif prefix_pages:
+            prefix = Prefix(prefix_key, tuple(self._draw(prefix_pages)), users=1)
+            self._prefixes[prefix_key] = prefix
+        account = Account(reserve, prefix)
+        self._accounts.add(account)
+        return account
+
+    def take(self, account: Account, count: int) -> list[int]:
+        """Up to ``count`` further pages; fewer only beyond the account's reservation."""
+        assert not account.closed
+        promised = min(count, account.promised)
+        granted = promised + max(0, min(count - promised, self.available))
+        pages = self._draw(granted)
+        account.pages.extend(pages)
+        return pages
+
+    def give_back(self, account: Account, pages: Sequence[int]) -> None:
+        """Return pages that the account no longer reads."""
+        for page in pages:
+            account.pages.remove(page)
+            self._free.append(page)
+
+    def discard_prefix(self, prefix: Prefix) -> None:
+        """No new session may use this prefix; its pages return when the last user closes."""
+        if self._prefixes.get(prefix.key) is prefix:
+            del self._prefixes[prefix.key]
+            self._orphans.append(prefix)
+            self._drop_unused(prefix)
+
+    def close(self, account: Account) -> None:
+        """Free what the account holds. Idempotent."""
+        if account.closed:
+            return
+        self.give_back(account, tuple(account.pages))
+        account.closed = True
+        self._accounts.remove(account)
+        if account.prefix is not None:
+            account.prefix.users -= 1
+            self._drop_unused(account.prefix)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every page has exactly one owner and every promise can be kept."""
+        prefixes = [*self._prefixes.values(), *self._orphans]
+        owned = [page for account in self._accounts for page in account.pages]
+        owned += [page for prefix in prefixes for page in prefix.pages]
+        pages = sorted(self._free + owned)
+        assert pages == list(range(FIRST_PAGE, FIRST_PAGE + self.total)), "a page is lost or has two owners"
+        for prefix in prefixes:
+            users = sum(account.prefix is prefix for account in self._accounts)
+            assert prefix.users == users, "a prefix miscounts its users"
+            assert users or (prefix.ready and prefix.key in self._prefixes), "an unusable prefix was kept"
+        assert self.available >= 0, "more pages are promised than there are"
+
+    def _idle(self) -> list[Prefix]:
+        return [prefix for prefix in self._prefixes.values() if not prefix.users]
+
+    def _drop_unused(self, prefix: Prefix) -> None:
+        """Free a prefix without users that can serve nobody: never computed, or discarded."""
+        resident = self._prefixes.get(prefix.key) is prefix
+        if prefix.users or (resident and prefix.ready):
+            return
+        if resident:
+            del self._prefixes[prefix.key]
+        else:
+            self._orphans.remove(prefix)
+        self._free.extend(prefix.pages)
+
+    def _draw(self, count: int) -> list[int]:
+        while len(self._free) < count:
+            victim = self._idle()[0]
+            del self._prefixes[victim.key]
+            self._free.extend(victim.pages)
+        return [self._free.pop() for _ in range(count)]

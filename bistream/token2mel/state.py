@@ -1,0 +1,50 @@
+"""What one session of the flow has. No torch: the numbers behind its pages are in ``pages.FlowPages``."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from bistream.token2mel.page_pool import Account, PagePool
+from bistream.types import VoicePrompt
+
+
+class FlowStatus(enum.Enum):
+    OPEN = "open"  # takes hops
+    FINISHED = "finished"  # had its final hop
+    FAILED = "failed"  # computing failed; its state is of no use
+    CLOSED = "closed"
+
+
+@dataclass(eq=False)
+class FlowState:
+    """One session. Invariant: committed <= encoded; committed is a multiple of the chunk; pages hold its last chunks.
+
+    tokens: all tokens known, the prompt's first. committed: tokens whose state is in ``pages``.
+    emitted_frames: frames handed out or belonging to the prompt, from the start of the prompt.
+    pages: page of each stored chunk up to ``committed``, oldest first (the prefix's pages, then the session's own).
+    """
+
+    prompt: VoicePrompt
+    account: Account
+    pool: PagePool
+    tokens: list[int]
+    emitted_frames: int
+    committed: int = 0
+    pages: list[int] = field(default_factory=list)
+    status: FlowStatus = FlowStatus.OPEN
+
+    def close(self) -> None:
+        """Free the session's pages. Idempotent. Not while a hop that contains the session is running."""
+        self.status = FlowStatus.CLOSED
+        self.release()
+
+    def fail(self) -> None:
+        """Computing failed: free the pages; further hops are errors."""
+        self.status = FlowStatus.FAILED
+        self.release()
+
+    def release(self) -> None:
+        """Free the pages and keep the status (a finished or failed session needs none)."""
+        self.pages = []
+        self.pool.close(self.account)
