@@ -1,0 +1,308 @@
+"""HiFT: mel -> f0 -> harmonic source -> waveform, a neural source filter with an inverse STFT at its end.
+
+In: log-mel [B, 80, T] (50 frames per second). Out: waveform [B, 480 T]. Rows of a batch may have different lengths
+(``RowMasks``): every convolution then sees zeros beyond a row's end, as if the row were alone. Everything constant is a
+buffer; nothing here reads a tensor back to the host. Called by ``mel2wav.stage``; keys of the modules are those of ``hift.pt``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bistream.config import VocoderConfig
+
+CONDNET_INDICES = (0, 2, 4, 6, 8)  # upstream's f0 predictor is a Sequential; odd indices are activations
+_LAST_LEAKY_SLOPE = 0.01  # the activation before conv_post has PyTorch's default slope, unlike the others
+_MAX_MAGNITUDE = 100.0
+_SNAKE_EPSILON = 1e-9
+
+
+def stage_channels(config: VocoderConfig) -> tuple[int, ...]:
+    """Channels after each upsampling stage."""
+    return tuple(config.base_channels // 2 ** (stage + 1) for stage in range(len(config.upsample_rates)))
+
+
+def source_strides(config: VocoderConfig) -> tuple[int, ...]:
+    """Stride that takes the source's STFT frames to the rate of each upsampling stage: 15, 3, 1 for rates 8, 5, 3."""
+    return tuple(math.prod(config.upsample_rates[stage + 1 :]) for stage in range(len(config.upsample_rates)))
+
+
+class RowMasks:
+    """Which positions of a padded batch are real, at the frame rate and after each upsampling stage.
+
+    frames: int64 [B], valid mel frames of each row. num_frames: padded length. ``spectrum`` has one position more than
+    the last stage: STFT frames are centred on both ends.
+    """
+
+    def __init__(self, frames: Tensor, num_frames: int, config: VocoderConfig) -> None:
+        rates = [math.prod(config.upsample_rates[: stage + 1]) for stage in range(len(config.upsample_rates))]
+        self.mel = self._mask(frames, num_frames)
+        self.stages = [self._mask(frames * rate, num_frames * rate) for rate in rates[:-1]]
+        self.spectrum = self._mask(frames * rates[-1] + 1, num_frames * rates[-1] + 1)
+        self.stages.append(self.spectrum)
+
+    @staticmethod
+    def _mask(lengths: Tensor, size: int) -> Tensor:
+        positions = torch.arange(size, device=lengths.device)
+        return (positions < lengths[:, None]).float()[:, None, :]  # [B, 1, size]
+
+
+def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else x * mask
+
+
+def _same_padding(kernel_size: int, dilation: int = 1) -> int:
+    return (kernel_size - 1) * dilation // 2
+
+
+class Snake(nn.Module):
+    """x + sin(alpha x)^2 / alpha, one alpha per channel (Liu et al. 2020, linear scale)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, C, T]
+        alpha = self.alpha[:, None]
+        wave = torch.sin(x * alpha)
+        return torch.addcmul(x, wave * wave, 1.0 / (alpha + _SNAKE_EPSILON))
+
+
+class ResBlock(nn.Module):
+    """Snake, dilated convolution, Snake, convolution, residual; once per dilation."""
+
+    def __init__(self, channels: int, kernel_size: int, dilations: Sequence[int]) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(
+            nn.Conv1d(channels, channels, kernel_size, dilation=d, padding=_same_padding(kernel_size, d)) for d in dilations
+        )
+        self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel_size, padding=_same_padding(kernel_size)) for _ in dilations)
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # [B, C, T]
+        for conv1, conv2, snake1, snake2 in zip(self.convs1, self.convs2, self.activations1, self.activations2, strict=True):
+            inner = conv1(_masked(snake1(x), mask))
+            x = x + conv2(_masked(snake2(inner), mask))
+        return x
+
+
+class F0Predictor(nn.Module):
+    """Five convolutions (five frames of context on each side), then one non-negative number per frame, in Hz."""
+
+    def __init__(self, config: VocoderConfig) -> None:
+        super().__init__()
+        widths = [config.in_channels] + [config.f0_channels] * len(CONDNET_INDICES)
+        self.condnet = nn.ModuleDict(
+            {str(index): nn.Conv1d(widths[i], widths[i + 1], 3, padding=1) for i, index in enumerate(CONDNET_INDICES)}
+        )
+        self.classifier = nn.Linear(config.f0_channels, 1)
+
+    def forward(self, mel: Tensor, mask: Tensor | None) -> Tensor:
+        x = mel  # [B, 80, T]
+        for conv in self.condnet.values():
+            x = _masked(F.elu(conv(x)), mask)
+        f0: Tensor = self.classifier(x.transpose(1, 2)).squeeze(-1).abs()  # [B, T]
+        return f0
+
+
+@dataclass(frozen=True)
+class SourceStart:
+    """Where the harmonics of a call stand. Phases are in cycles (1 = 2 pi), kept modulo 1 in float64.
+
+    anchor: int64 [B], the first frame whose phase continues from ``phase``, which is the phase [B, H] of the frame before it.
+    starts: bool [B], frame 0 is where the signal begins: the phase stands still in its first half, as upstream's does.
+    ends: bool [B], the signal ends with the last frame: the phase stands still in its second half (upstream); otherwise it
+    moves on at the last frame's frequency.
+    frames: int64 [B], valid frames of each row.
+    """
+
+    phase: Tensor
+    anchor: Tensor
+    starts: Tensor
+    ends: Tensor
+    frames: Tensor
+
+
+class HarmonicSource(nn.Module):
+    """Sines of f0 and its overtones plus noise, merged into one signal.
+
+    Upstream sums the phase of every harmonic in float32 over the whole call and interpolates it linearly between frame
+    centres. Here the sum over frames runs in float64 modulo one cycle, which keeps float32 exact enough inside a frame
+    and lets a later call go on where this one stopped.
+    """
+
+    def __init__(self, config: VocoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.samples_per_frame = math.prod(config.upsample_rates) * config.istft_hop_len
+        self.l_linear = nn.Linear(config.nb_harmonics + 1, 1)
+        self.register_buffer("overtones", torch.arange(1, config.nb_harmonics + 2, dtype=torch.float32)[:, None], persistent=False)
+        half = self.samples_per_frame // 2
+        # samples from the frame's centre; the first half lies before it
+        self.register_buffer("offsets", torch.arange(self.samples_per_frame) + 0.5 - half, persistent=False)
+        self.overtones: Tensor
+        self.offsets: Tensor
+
+    def merge_noise(self, noise: Tensor) -> Tensor:
+        """Noise per harmonic [B, N, H] -> the one signal [B, N] that reaches ``l_linear``'s output."""
+        merged: Tensor = noise @ self.l_linear.weight[0]
+        return merged
+
+    def noise_gain(self) -> Tensor:
+        """Standard deviation of ``merge_noise`` of independent standard normal harmonics: one draw per sample replaces H."""
+        gain: Tensor = torch.linalg.vector_norm(self.l_linear.weight[0])
+        return gain
+
+    def forward(self, f0: Tensor, merged_noise: Tensor, start: SourceStart) -> tuple[Tensor, Tensor]:
+        """f0 [B, T] in Hz, merged_noise [B, 480 T] -> source [B, 480 T] and the phase [B, H, T] (float64) at each frame's centre."""
+        advance = (f0[:, None, :] * self.overtones / self.config.sampling_rate) % 1  # cycles per sample [B, H, T]
+        phase = self._frame_phase(advance, start)
+        sines = torch.sin(2 * math.pi * self._sample_phase(phase.float(), advance, start))  # [B, H, T, 480]
+        merged = torch.einsum("bhts,h->bts", sines, self.l_linear.weight[0])
+        voiced = (f0 > self.config.nsf_voiced_threshold)[:, :, None]
+        noise = merged_noise.view(f0.shape[0], -1, self.samples_per_frame)  # [B, T, 480]
+        excitation = torch.where(
+            voiced,
+            self.config.nsf_alpha * merged + self.config.nsf_sigma * noise,
+            self.config.nsf_alpha / 3 * noise,
+        )
+        return torch.tanh(excitation + self.l_linear.bias).flatten(1), phase
+
+    def _frame_phase(self, advance: Tensor, start: SourceStart) -> Tensor:
+        total = F.pad(advance.double().cumsum(-1), (1, 0)) * self.samples_per_frame  # [B, H, T + 1]
+        index = start.anchor[:, None, None].expand(-1, total.shape[1], 1)
+        return (start.phase[:, :, None] + total[:, :, 1:] - total.gather(2, index)) % 1
+
+    def _sample_phase(self, phase: Tensor, advance: Tensor, start: SourceStart) -> Tensor:
+        frame = torch.arange(advance.shape[2], device=advance.device)
+        is_last = frame == start.frames[:, None] - 1  # [B, T]
+        following = torch.where((is_last & ~start.ends[:, None])[:, None], advance, advance.roll(-1, 2))
+        following = following.masked_fill((is_last & start.ends[:, None])[:, None], 0.0)
+        leading = advance.masked_fill(((frame == 0) & start.starts[:, None])[:, None], 0.0)
+        half = self.samples_per_frame // 2
+        before = phase[..., None] + leading[..., None] * self.offsets[:half]
+        after = phase[..., None] + following[..., None] * self.offsets[half:]
+        return torch.cat([before, after], dim=-1)
+
+
+class FourierFrames(nn.Module):
+    """STFT and inverse STFT (periodic Hann, centred, reflecting ends) as convolutions, so that rows batch and shapes stay static."""
+
+    def __init__(self, n_fft: int, hop: int) -> None:
+        super().__init__()
+        self.n_fft, self.hop = n_fft, hop
+        window = torch.hann_window(n_fft, periodic=True, dtype=torch.float64)
+        bins = torch.arange(n_fft // 2 + 1, dtype=torch.float64)
+        angle = 2 * math.pi * bins[:, None] * torch.arange(n_fft, dtype=torch.float64) / n_fft  # [bins, n_fft]
+        forward = torch.cat([angle.cos(), -angle.sin()]) * window
+        # a one-sided spectrum: every bin but the first and the last stands for two; the inverse of their sine is zero anyway
+        twice = torch.full_like(bins, 2.0)
+        twice[0] = twice[-1] = 1.0
+        inverse = torch.cat([angle.cos() * twice[:, None], -angle.sin() * twice[:, None]]) * window / n_fft
+        squares = window**2
+        interior = squares.view(-1, hop).sum(0)  # overlapping windows seen by each sample of a hop
+        # The outermost n_fft / 2 - hop samples of each end miss windows that would start before the first frame (end after the last).
+        assert n_fft % (2 * hop) == 0
+        edge = n_fft // 2 - hop
+        left = torch.stack([squares[i % hop : n_fft // 2 + i + 1 : hop].sum() for i in range(edge)])
+        right = torch.stack([squares[n_fft // 2 - 1 - i :: hop].sum() for i in range(edge)])
+        for name, value in (("forward_basis", forward[:, None]), ("inverse_basis", inverse[:, None]), ("interior", interior)):
+            self.register_buffer(name, value.float(), persistent=False)
+        repeated = interior.repeat(edge // hop)
+        self.register_buffer("left_gain", (repeated / left).float(), persistent=False)
+        self.register_buffer("right_gain", (repeated.flip(0) / right).float(), persistent=False)
+        self.forward_basis: Tensor
+        self.inverse_basis: Tensor
+        self.interior: Tensor
+        self.left_gain: Tensor
+        self.right_gain: Tensor
+
+    def stft(self, signal: Tensor, lengths: Tensor) -> Tensor:
+        """signal [B, N], valid samples [B] -> real and imaginary parts [B, n_fft + 2, N / hop + 1]."""
+        half = self.n_fft // 2
+        index = torch.arange(-half, signal.shape[1] + half, device=signal.device).abs()
+        last = lengths[:, None] - 1
+        index = torch.where(index > last, 2 * last - index, index).clamp(min=0)  # [B, N + n_fft], reflected at each row's own ends
+        return F.conv1d(signal.gather(1, index)[:, None], self.forward_basis, stride=self.hop)
+
+    def istft(self, magnitude: Tensor, phase: Tensor, lengths: Tensor) -> Tensor:
+        """magnitude, phase [B, bins, F], zero magnitude beyond a row's end, valid samples [B] -> signal [B, (F - 1) hop]."""
+        spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
+        half, size = self.n_fft // 2, (magnitude.shape[2] - 1) * self.hop
+        signal = F.conv_transpose1d(spectrum, self.inverse_basis, stride=self.hop)[:, 0, half : half + size]
+        signal = (signal.reshape(signal.shape[0], -1, self.hop) / self.interior).flatten(1)
+        edge = self.left_gain.shape[0]
+        position = torch.arange(size, device=signal.device)
+        from_end = lengths[:, None] - 1 - position  # [B, N]
+        left = F.pad(self.left_gain, (0, size - edge), value=1.0)
+        right = self.right_gain[from_end.clamp(0, edge - 1)]
+        gain = left * torch.where((from_end >= 0) & (from_end < edge), right, 1.0)
+        return signal * gain
+
+
+class HiFT(nn.Module):
+    """The whole vocoder. ``f0``, ``m_source`` and ``decode`` are separate so that a stream can keep its source continuous."""
+
+    def __init__(self, config: VocoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.samples_per_frame = math.prod(config.upsample_rates) * config.istft_hop_len
+        channels, strides = stage_channels(config), source_strides(config)
+        spectrum = config.istft_n_fft + 2
+        self.f0_predictor = F0Predictor(config)
+        self.m_source = HarmonicSource(config)
+        self.fourier = FourierFrames(config.istft_n_fft, config.istft_hop_len)
+        self.conv_pre = nn.Conv1d(config.in_channels, config.base_channels, 7, padding=3)
+        self.ups = nn.ModuleList(
+            nn.ConvTranspose1d(config.base_channels // 2**i, channels[i], kernel, rate, padding=(kernel - rate) // 2)
+            for i, (rate, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
+        )
+        self.source_downs = nn.ModuleList(
+            nn.Conv1d(spectrum, width, 1 if stride == 1 else 2 * stride, stride, padding=stride // 2 if stride > 1 else 0)
+            for width, stride in zip(channels, strides, strict=True)
+        )
+        self.source_resblocks = nn.ModuleList(
+            ResBlock(width, kernel, dilations)
+            for width, kernel, dilations in zip(
+                channels, config.source_resblock_kernel_sizes, config.source_resblock_dilation_sizes, strict=True
+            )
+        )
+        self.resblocks = nn.ModuleList(
+            ResBlock(width, kernel, dilations)
+            for width in channels
+            for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+        )
+        self.conv_post = nn.Conv1d(channels[-1], spectrum, 7, padding=3)
+
+    def f0(self, mel: Tensor, masks: RowMasks | None = None) -> Tensor:
+        """mel [B, 80, T] -> f0 [B, T] in Hz."""
+        f0: Tensor = self.f0_predictor(mel, masks.mel if masks else None)
+        return f0
+
+    def decode(self, mel: Tensor, source: Tensor, frames: Tensor, masks: RowMasks | None = None) -> Tensor:
+        """mel [B, 80, T] (zero beyond a row's end), source [B, 480 T], valid frames [B] -> waveform [B, 480 T] within the audio limit."""
+        lengths = frames * self.samples_per_frame
+        spectrum = _masked(self.fourier.stft(source, lengths), masks.spectrum if masks else None)
+        x = self.conv_pre(mel)
+        mask = masks.mel if masks else None
+        num_kernels = len(self.config.resblock_kernel_sizes)
+        for stage, up in enumerate(self.ups):
+            x = up(_masked(F.leaky_relu(x, self.config.lrelu_slope), mask))
+            if stage == len(self.ups) - 1:
+                x = torch.cat([x[:, :, 1:2], x], dim=2)  # one reflected position: STFT frames are one more than hops
+            mask = masks.stages[stage] if masks else None
+            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum), mask)
+            blocks = self.resblocks[stage * num_kernels : (stage + 1) * num_kernels]
+            x = torch.stack([block(x, mask) for block in blocks]).mean(0)
+        x = self.conv_post(_masked(F.leaky_relu(x, _LAST_LEAKY_SLOPE), mask))
+        bins = self.config.istft_n_fft // 2 + 1
+        magnitude = _masked(x[:, :bins].exp().clamp(max=_MAX_MAGNITUDE), mask)
+        waveform = self.fourier.istft(magnitude, x[:, bins:].sin(), lengths)
+        return waveform.clamp(-self.config.audio_limit, self.config.audio_limit)
