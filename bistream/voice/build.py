@@ -1,0 +1,56 @@
+"""Puts a voice together: recording, transcript, speech tokens and speaker embedding in, ``VoicePrompt`` out."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from bistream.errors import InvalidInputError
+from bistream.rates import MEL_BINS, MEL_FRAMES_PER_TOKEN, REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SPEAKER_EMBEDDING_SIZE
+from bistream.resample import resample
+from bistream.types import FloatArray, IntArray, VoicePrompt
+from bistream.voice.features import mel_24k
+
+
+def build_voice_prompt(reference_wav: FloatArray, transcript: str, speech_tokens: IntArray, speaker_embedding: FloatArray) -> VoicePrompt:
+    """reference_wav float32 [N], 16 kHz; speech_tokens int32 [P]; speaker_embedding float32 [192].
+
+    Mel and tokens are cut to the same time: n = min(mel frames // 2, P) tokens, 2 n frames (as upstream's zero-shot mode).
+    """
+    mel = mel_24k(resample(reference_wav, REFERENCE_SAMPLE_RATE, SAMPLE_RATE))
+    tokens = min(mel.shape[0] // MEL_FRAMES_PER_TOKEN, speech_tokens.shape[0])
+    return make_voice_prompt(transcript, speech_tokens[:tokens], mel[: tokens * MEL_FRAMES_PER_TOKEN], speaker_embedding)
+
+
+def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: FloatArray, speaker_embedding: FloatArray) -> VoicePrompt:
+    """A checked ``VoicePrompt`` whose arrays are its own and read-only, since sessions share it.
+
+    speech_tokens int [P], speech_feat float [2P, 80], speaker_embedding float [192]. Raises ``InvalidInputError``.
+    """
+    frames = MEL_FRAMES_PER_TOKEN * speech_tokens.shape[0] if speech_tokens.ndim == 1 else -1
+    shapes = (speech_feat.shape, speaker_embedding.shape)
+    if shapes != ((frames, MEL_BINS), (SPEAKER_EMBEDDING_SIZE,)):
+        raise InvalidInputError(
+            f"A voice of {list(speech_tokens.shape)} speech tokens came with features {list(shapes[0])} and speaker embedding {list(shapes[1])}; "
+            f"expected are [P], [{MEL_FRAMES_PER_TOKEN} P, {MEL_BINS}] and [{SPEAKER_EMBEDDING_SIZE}]."
+        )
+    if not (np.isfinite(speech_feat).all() and np.isfinite(speaker_embedding).all()):
+        raise InvalidInputError("The voice's features hold NaN or infinity; make it again from another recording.")
+    voice = VoicePrompt(
+        prompt_text,
+        np.array(speech_tokens, dtype=np.int32),
+        np.array(speech_feat, dtype=np.float32),
+        np.array(speaker_embedding, dtype=np.float32),
+    )
+    for array in (voice.speech_tokens, voice.speech_feat, voice.speaker_embedding):
+        array.setflags(write=False)
+    return voice
+
+
+def reference_key(reference_wav: FloatArray, transcript: str) -> str:
+    """Cache key of a voice by content: both the samples and the transcript count."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(np.ascontiguousarray(reference_wav, dtype=np.float32).tobytes())
+    digest.update(b"\0text\0" + transcript.encode("utf-8", errors="surrogatepass"))
+    return digest.hexdigest()

@@ -1,0 +1,68 @@
+"""Opens an ONNX model of the front-ends: provider from the device, threads from the configuration, tensors by position.
+
+Names of the released files' inputs and outputs are known second-hand only, so nothing here depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from bistream.checkpoint import find_file
+from bistream.errors import CheckpointError, ConfigError, EngineError
+
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+
+
+def choose_providers(device: str, available: Sequence[str]) -> list[str | tuple[str, dict[str, str]]]:
+    """onnxruntime providers for ``RuntimeConfig.device`` (auto | cpu | cuda | cuda:N), best first.
+
+    ``auto`` takes CUDA where this onnxruntime has it; asking for CUDA where it has not is a ``ConfigError``.
+    """
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise ConfigError(f"Parameter 'device' is {device!r}; set it to auto, cpu, cuda or cuda:N.")
+    if kind == "cuda" and CUDA not in available:
+        raise ConfigError(f"Parameter 'device' is {device!r}, but this onnxruntime has no CUDA; install onnxruntime-gpu or set it to auto.")
+    if kind == "cpu" or CUDA not in available:
+        return [CPU]
+    return [(CUDA, {"device_id": index or "0"}), CPU]
+
+
+class OnnxModel:
+    """One loaded ONNX file with one output. ``run`` may be called from several threads."""
+
+    def __init__(self, model_dir: str | Path, file_name: str, inputs: int, device: str = "auto", num_threads: int = 0) -> None:
+        """num_threads: of one run; 0 leaves onnxruntime's default.
+
+        Raises ``CheckpointError`` naming the file when it is missing, damaged or has another number of inputs.
+        """
+        path = find_file(model_dir, file_name)
+        self.file_name = file_name
+        providers = choose_providers(device, onnxruntime.get_available_providers())
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.log_severity_level = 3  # errors: its warnings are about graph optimisation
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # onnxruntime raises a kind of its own for each cause
+            raise CheckpointError(f"{file_name} could not be loaded ({type(error).__name__}); the file is damaged, download it again.") from error
+        if device.startswith("cuda") and CUDA not in self._session.get_providers():  # it falls back without a word
+            raise ConfigError(f"onnxruntime could not start CUDA for {file_name}; install the CUDA libraries it needs or set device to auto.")
+        self._input_names = [item.name for item in self._session.get_inputs()]
+        if len(self._input_names) != inputs:
+            raise CheckpointError(f"{file_name} has {len(self._input_names)} inputs, not {inputs}; it is not the released model's file.")
+
+    def run(self, *inputs: NDArray[Any]) -> NDArray[Any]:
+        """Inputs and the first output by position. Raises ``EngineError`` when the model fails."""
+        try:
+            output = self._session.run(None, dict(zip(self._input_names, inputs, strict=True)))[0]
+        except Exception as error:
+            raise EngineError(f"{self.file_name} failed on this recording ({type(error).__name__}); try another recording.") from error
+        return np.asarray(output)

@@ -1,0 +1,55 @@
+"""Checks what a client sent as its reference recording. Untrusted arrays in, one clean waveform out, or an error sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.config import RuntimeConfig
+from bistream.errors import InvalidInputError
+from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.types import FloatArray
+
+MAX_PEAK = 4.0  # resampling overshoots 1 a little; integer samples sent as floats are far beyond
+
+
+def check_reference_audio(waveform: NDArray[Any], length: NDArray[Any] | int | None, config: RuntimeConfig) -> FloatArray:
+    """waveform float32 [N] or [1, N], 16 kHz mono; length: true samples before padding (one integer), None: all of it.
+
+    Returns the recording, float32 [length], a copy. ``min_reference_s`` and ``max_reference_s`` hold for the true length: a
+    client may pad a legal recording beyond them. Raises ``InvalidInputError``.
+    """
+    waveform = np.asarray(waveform)
+    if waveform.dtype != np.float32:
+        raise InvalidInputError(f"reference_wav has dtype {waveform.dtype}; send float32.")
+    if waveform.ndim not in (1, 2) or (waveform.ndim == 2 and waveform.shape[0] != 1):
+        raise InvalidInputError(f"reference_wav has shape {list(waveform.shape)}; send one mono recording of shape [1, N].")
+    samples = waveform.reshape(-1)
+    if samples.size == 0:
+        raise InvalidInputError("reference_wav holds 0 samples; send a recording.")
+    samples = samples[: _true_length(length, samples.size)]
+    duration_s = samples.size / REFERENCE_SAMPLE_RATE
+    if duration_s < config.min_reference_s:
+        raise InvalidInputError(f"The reference recording lasts {duration_s:.3f} s at 16 kHz; send at least {config.min_reference_s:g} s.")
+    if duration_s > config.max_reference_s:
+        raise InvalidInputError(f"The reference recording lasts {duration_s:.3f} s at 16 kHz; send at most {config.max_reference_s:g} s.")
+    if not np.isfinite(samples).all():
+        raise InvalidInputError("reference_wav holds NaN or infinity; send finite samples in [-1, 1].")
+    peak = float(np.abs(samples).max())
+    if peak > MAX_PEAK:
+        raise InvalidInputError(f"reference_wav has a peak of {peak:.4g}; scale the samples to [-1, 1].")
+    return samples.copy()
+
+
+def _true_length(length: NDArray[Any] | int | None, size: int) -> int:
+    if length is None:
+        return size
+    array = np.asarray(length)
+    if array.size != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise InvalidInputError("reference_wav_len is not one integer; send the number of samples of the recording.")
+    value = int(array.reshape(-1)[0])
+    if not 0 < value <= size:
+        raise InvalidInputError(f"reference_wav_len is {value}, but reference_wav holds {size} samples; send a number from 1 to {size}.")
+    return value

@@ -1,0 +1,130 @@
+"""Registered voices: files in one directory, read by the orchestrator, written by ``scripts/register_voice.py``.
+
+A voice ``ID`` is two files: ``ID.json`` (transcript, and the name of the other file) and ``ID-<digest>.safetensors`` (its
+arrays). The digest is of the content, and the JSON file is replaced in one step, so a reader sees the old or the new voice,
+never a mixture, while a server runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.numpy
+
+from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
+from bistream.types import VoicePrompt
+from bistream.voice.build import make_voice_prompt
+from bistream.wire import SPEAKER_ID_PATTERN
+
+FORMAT = 1
+_TENSORS_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}-[0-9a-f]{32}\.safetensors\Z")
+_ARRAYS = ("speech_tokens", "speech_feat", "speaker_embedding")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Content of one ``ID.json``."""
+
+    prompt_text: str
+    tensors_name: str
+
+
+class VoiceRegistry:
+    """Voices of one directory. Nothing is kept in memory: a voice registered now is found by the next request."""
+
+    def __init__(self, directory: str | Path) -> None:
+        """directory: empty string for none: then every speaker is unknown. It is made by the first ``save``."""
+        self._directory = Path(directory) if directory else None
+
+    def speaker_ids(self) -> list[str]:
+        """Registered ids, sorted."""
+        if self._directory is None or not self._directory.is_dir():
+            return []
+        return sorted(path.stem for path in self._directory.glob("*.json") if SPEAKER_ID_PATTERN.match(path.stem))
+
+    def content_key(self, speaker_id: str) -> str:
+        """Cache key that changes when the voice is registered anew. Raises as ``load`` does."""
+        return f"speaker:{self._entry(speaker_id).tensors_name}"
+
+    def load(self, speaker_id: str) -> VoicePrompt:
+        """Raises ``UnknownSpeakerError``, and ``CheckpointError`` when the voice's files are damaged."""
+        entry = self._entry(speaker_id)
+        assert self._directory is not None, "an entry was found in it"
+        try:
+            data = (self._directory / entry.tensors_name).read_bytes()
+        except FileNotFoundError:  # replaced by a newer registration since the JSON file was read?
+            newer = self._entry(speaker_id)
+            if newer.tensors_name == entry.tensors_name:
+                raise _damaged(speaker_id) from None
+            return self.load(speaker_id)
+        if _digest(data, entry.prompt_text) != entry.tensors_name.removesuffix(".safetensors")[-32:]:
+            raise _damaged(speaker_id)
+        try:
+            arrays = safetensors.numpy.load(data)
+            return make_voice_prompt(entry.prompt_text, *(arrays[name] for name in _ARRAYS))
+        except (BistreamError, KeyError, safetensors.SafetensorError) as error:
+            raise _damaged(speaker_id) from error
+
+    def save(self, speaker_id: str, voice: VoicePrompt) -> None:
+        """Register or replace a voice. Raises ``InvalidInputError`` for an illegal id or when there is no directory."""
+        if not SPEAKER_ID_PATTERN.match(speaker_id):
+            raise InvalidInputError("speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ and -; correct it.")
+        if self._directory is None:
+            raise InvalidInputError("There is no directory for voices; set voices_dir.")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            previous = self._entry(speaker_id).tensors_name
+        except (UnknownSpeakerError, CheckpointError):  # new, or damaged and now replaced
+            previous = None
+        data = safetensors.numpy.save({name: getattr(voice, name) for name in _ARRAYS})
+        tensors_name = f"{speaker_id}-{_digest(data, voice.prompt_text)}.safetensors"
+        header = {"format": FORMAT, "prompt_text": voice.prompt_text, "tensors": tensors_name}
+        _write_atomically(self._directory / tensors_name, data)
+        _write_atomically(self._directory / f"{speaker_id}.json", json.dumps(header, ensure_ascii=False, indent=2).encode("utf-8") + b"\n")
+        if previous is not None and previous != tensors_name:
+            (self._directory / previous).unlink(missing_ok=True)
+
+    def _entry(self, speaker_id: str) -> _Entry:
+        unknown = UnknownSpeakerError(f"No voice is registered as {speaker_id[:64]!r}; register it or use another speaker_id.")
+        if self._directory is None or not SPEAKER_ID_PATTERN.match(speaker_id):  # an id is never a path
+            raise unknown
+        try:
+            header = json.loads((self._directory / f"{speaker_id}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise unknown from None
+        except (OSError, ValueError) as error:
+            raise _damaged(speaker_id) from error
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise _damaged(speaker_id)
+        text, name = header.get("prompt_text"), header.get("tensors")
+        if not isinstance(text, str) or not isinstance(name, str) or not _TENSORS_NAME.match(name):
+            raise _damaged(speaker_id)
+        return _Entry(text, name)
+
+
+def _damaged(speaker_id: str) -> CheckpointError:
+    return CheckpointError(f"The files of the registered voice {speaker_id!r} are damaged; register it again.")
+
+
+def _digest(tensors: bytes, prompt_text: str) -> str:
+    return hashlib.blake2b(tensors + b"\0text\0" + prompt_text.encode("utf-8"), digest_size=16).hexdigest()
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes it private; the server may run as another user
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,43 @@
+"""Reference recording in, speaker embedding out: ``campplus.onnx`` behind the Kaldi filter bank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bistream.errors import CheckpointError, InvalidInputError
+from bistream.rates import SPEAKER_EMBEDDING_SIZE
+from bistream.types import FloatArray
+from bistream.voice.features import fbank_16k
+from bistream.voice.onnx_session import OnnxModel
+
+SPEAKER_ENCODER_FILE = "campplus.onnx"
+
+
+class SpeakerEncoder:
+    """One vector per 16 kHz recording. Thread-safe."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self._model = model
+
+    @classmethod
+    def from_model_dir(cls, model_dir: str | Path, device: str = "auto", num_threads: int = 0) -> SpeakerEncoder:
+        """device: auto | cpu | cuda | cuda:N; num_threads: 0 is onnxruntime's default. Raises ``CheckpointError``, ``ConfigError``."""
+        return cls(OnnxModel(model_dir, SPEAKER_ENCODER_FILE, inputs=1, device=device, num_threads=num_threads))
+
+    def embedding(self, waveform: FloatArray) -> FloatArray:
+        """waveform float32 [N], 16 kHz -> float32 [192], not normalised.
+
+        Raises ``InvalidInputError`` for a recording shorter than one frame of 25 ms.
+        """
+        features = fbank_16k(waveform)
+        if features.shape[0] == 0:
+            raise InvalidInputError("The reference recording is shorter than 25 ms; send a longer one.")
+        centred = features - features.mean(axis=0, keepdims=True)
+        embedding = self._model.run(centred[None]).reshape(-1)
+        if embedding.shape != (SPEAKER_EMBEDDING_SIZE,):
+            raise CheckpointError(
+                f"{SPEAKER_ENCODER_FILE} gives {embedding.shape[0]} values, not {SPEAKER_EMBEDDING_SIZE}; it is not the released model's file."
+            )
+        return embedding.astype(np.float32)

@@ -1,0 +1,72 @@
+"""Reads upstream's ``spk2info.pt``: named speakers in, ``VoicePrompt`` per speaker out. Needs torch; run by a script.
+
+Three forms of an entry are known:
+
+1. a fixed speaker: ``embedding`` [1, 192] alone;
+2. a saved zero-shot speaker: ``prompt_text`` as text ids [1, L], ``flow_prompt_speech_token`` [1, P], ``prompt_speech_feat``
+   [1, 2P, 80], ``flow_embedding`` [1, 192] (the language model's copies are equal);
+3. the Triton runtime's: ``prompt_text`` as a string, ``speech_token`` [1, P], ``speech_feat`` [1, 2P, 80], ``embedding``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.errors import CheckpointError, InvalidInputError
+from bistream.rates import MEL_BINS, SPEAKER_EMBEDDING_SIZE
+from bistream.types import VoicePrompt
+from bistream.voice.build import make_voice_prompt
+
+DecodeText = Callable[[Sequence[int]], str]
+
+
+def read_spk2info(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]:
+    """All speakers of the file. decode_text: text ids to text, for form 2.
+
+    Read with ``weights_only=True``: no code of the file is run. Raises ``CheckpointError`` naming the file, and the speaker
+    where one entry is the cause.
+    """
+    import torch  # noqa: PLC0415  (the rest of this package does without it)
+
+    if not path.is_file():
+        raise CheckpointError(f"{path.name} does not exist; name the spk2info.pt to import.")
+    try:
+        speakers = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); it is damaged or holds more than tensors.") from error
+    if not isinstance(speakers, dict):
+        raise CheckpointError(f"{path.name} does not hold a table of speakers; name another file.")
+    return {str(name): _voice(path.name, str(name), entry, decode_text) for name, entry in speakers.items()}
+
+
+def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) -> VoicePrompt:
+    try:
+        if "speech_feat" in entry:
+            arrays = _first(entry, "speech_token"), _first(entry, "speech_feat"), _first(entry, "embedding")
+            return make_voice_prompt(str(entry["prompt_text"]), *arrays)
+        if "prompt_speech_feat" in entry:
+            text = decode_text([int(index) for index in _first(entry, "prompt_text")])
+            return make_voice_prompt(
+                text, _first(entry, "flow_prompt_speech_token"), _first(entry, "prompt_speech_feat"), _first(entry, "flow_embedding")
+            )
+        embedding = _first(entry, "embedding")
+        return make_voice_prompt("", np.zeros(0, dtype=np.int32), np.zeros((0, MEL_BINS), dtype=np.float32), embedding)
+    except (KeyError, TypeError, IndexError, AttributeError, InvalidInputError) as error:
+        raise CheckpointError(
+            f"{file_name}: the entry of speaker {speaker!r} has none of the three known forms ({type(error).__name__}: {error}); "
+            f"it needs an embedding of {SPEAKER_EMBEDDING_SIZE} values and, for a recording, matching tokens and features."
+        ) from error
+
+
+def _first(entry: Mapping[str, Any], key: str) -> NDArray[Any]:
+    """The one row of a tensor [1, ...]."""
+    tensor = entry[key]
+    if tensor.shape[0] != 1:
+        raise TypeError(f"{key} has shape {list(tensor.shape)}, not one row")
+    array: NDArray[Any] = tensor[0].float().numpy() if tensor.is_floating_point() else tensor[0].numpy()
+    return array

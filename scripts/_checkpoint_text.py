@@ -1,0 +1,183 @@
+"""Text files of a model directory: ``cosyvoice2.yaml`` (HyperPyYAML, inference sections) and ``CosyVoice-BlankEN/config.json``.
+
+A ``CheckpointConfig`` goes in, file contents come out; ``bistream.checkpoint.read_config`` reads the same sizes back.
+Called by ``make_checkpoint.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bistream.config import CheckpointConfig, FlowConfig, LanguageModelConfig, VocoderConfig
+from bistream.rates import MEL_BINS, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
+
+
+def cosyvoice2_yaml(config: CheckpointConfig) -> str:
+    """The sections that inference reads, with the tags and class names of the released file."""
+    flow = config.flow
+    return f"""\
+# Random weights made by scripts/make_checkpoint.py; the inference sections of a CosyVoice2 configuration.
+sample_rate: {SAMPLE_RATE}
+llm_input_size: {config.language_model.hidden_size}
+llm_output_size: {config.language_model.hidden_size}
+spk_embed_dim: {flow.spk_embed_dim}
+qwen_pretrain_path: ''
+token_frame_rate: {SPEECH_TOKENS_PER_SECOND}
+token_mel_ratio: {flow.token_mel_ratio}
+chunk_size: {flow.encoder.static_chunk_size} # of streaming inference, in tokens
+num_decoding_left_chunks: -1 # below 0: all
+
+{_llm_section(config.language_model)}
+{_flow_section(flow)}
+{_hift_section(config.vocoder)}
+get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
+    token_path: !ref <qwen_pretrain_path>
+    skip_special_tokens: True
+allowed_special: 'all'
+feat_extractor: !name:matcha.utils.audio.mel_spectrogram
+    n_fft: {4 * SAMPLES_PER_MEL_FRAME}
+    num_mels: {MEL_BINS}
+    sampling_rate: !ref <sample_rate>
+    hop_size: {SAMPLES_PER_MEL_FRAME}
+    win_size: {4 * SAMPLES_PER_MEL_FRAME}
+    fmin: 0
+    fmax: 8000
+    center: False
+"""
+
+
+def _numbers(values: Sequence[Any]) -> str:
+    """A flow-style YAML list, nested where the values are."""
+    return json.dumps(values)
+
+
+def _llm_section(llm: LanguageModelConfig) -> str:
+    return f"""\
+llm: !new:cosyvoice.llm.llm.Qwen2LM
+    llm_input_size: !ref <llm_input_size>
+    llm_output_size: !ref <llm_output_size>
+    speech_token_size: {llm.speech_token_size}
+    length_normalized_loss: True
+    lsm_weight: 0
+    mix_ratio: {_numbers(llm.mix_ratio)}
+    llm: !new:cosyvoice.llm.llm.Qwen2Encoder
+        pretrain_path: !ref <qwen_pretrain_path>
+    sampling: !name:cosyvoice.utils.common.ras_sampling
+        top_p: {llm.top_p}
+        top_k: {llm.top_k}
+        win_size: {llm.win_size}
+        tau_r: {llm.tau_r}
+"""
+
+
+def _flow_section(flow: FlowConfig) -> str:
+    encoder, estimator = flow.encoder, flow.estimator
+    up_blocks = "" if encoder.num_up_blocks == 4 else f"\n        num_up_blocks: {encoder.num_up_blocks} # 4 in the released model, which has no such key"
+    return f"""\
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
+    input_size: {flow.input_size}
+    output_size: {flow.output_size}
+    spk_embed_dim: !ref <spk_embed_dim>
+    output_type: 'mel'
+    vocab_size: {flow.vocab_size}
+    input_frame_rate: !ref <token_frame_rate>
+    only_mask_loss: True
+    token_mel_ratio: !ref <token_mel_ratio>
+    pre_lookahead_len: {flow.pre_lookahead_len}
+    encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder
+        output_size: {encoder.output_size}
+        attention_heads: {encoder.attention_heads}
+        linear_units: {encoder.linear_units}
+        num_blocks: {encoder.num_blocks}{up_blocks}
+        dropout_rate: 0.1
+        positional_dropout_rate: 0.1
+        attention_dropout_rate: 0.1
+        normalize_before: True
+        input_layer: 'linear'
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
+        input_size: {encoder.input_size}
+        use_cnn_module: False
+        macaron_style: False
+        static_chunk_size: !ref <chunk_size>
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        in_channels: 240
+        n_spks: 1
+        spk_emb_dim: 80
+        cfm_params: !new:omegaconf.DictConfig
+            content:
+                sigma_min: 1e-06
+                solver: 'euler'
+                t_scheduler: 'cosine'
+                training_cfg_rate: 0.2
+                inference_cfg_rate: {flow.inference_cfg_rate}
+                reg_loss_type: 'l1'
+        estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
+            in_channels: {estimator.in_channels}
+            out_channels: {estimator.out_channels}
+            channels: {_numbers(estimator.channels)}
+            dropout: 0.0
+            attention_head_dim: {estimator.attention_head_dim}
+            n_blocks: {estimator.n_blocks}
+            num_mid_blocks: {estimator.num_mid_blocks}
+            num_heads: {estimator.num_heads}
+            act_fn: 'gelu'
+            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
+            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
+"""
+
+
+def _hift_section(vocoder: VocoderConfig) -> str:
+    return f"""\
+hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
+    in_channels: {vocoder.in_channels}
+    base_channels: {vocoder.base_channels}
+    nb_harmonics: {vocoder.nb_harmonics}
+    sampling_rate: !ref <sample_rate>
+    nsf_alpha: {vocoder.nsf_alpha}
+    nsf_sigma: {vocoder.nsf_sigma}
+    nsf_voiced_threshold: {vocoder.nsf_voiced_threshold}
+    upsample_rates: {_numbers(vocoder.upsample_rates)}
+    upsample_kernel_sizes: {_numbers(vocoder.upsample_kernel_sizes)}
+    istft_params:
+        n_fft: {vocoder.istft_n_fft}
+        hop_len: {vocoder.istft_hop_len}
+    resblock_kernel_sizes: {_numbers(vocoder.resblock_kernel_sizes)}
+    resblock_dilation_sizes: {_numbers(vocoder.resblock_dilation_sizes)}
+    source_resblock_kernel_sizes: {_numbers(vocoder.source_resblock_kernel_sizes)}
+    source_resblock_dilation_sizes: {_numbers(vocoder.source_resblock_dilation_sizes)}
+    lrelu_slope: {vocoder.lrelu_slope}
+    audio_limit: {vocoder.audio_limit}
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
+        num_class: 1
+        in_channels: {vocoder.in_channels}
+        cond_channels: {vocoder.f0_channels}
+"""
+
+
+def qwen2_config_json(llm: LanguageModelConfig) -> str:
+    """``config.json`` of a Hugging Face Qwen2 model."""
+    values = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": llm.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": llm.intermediate_size,
+        "max_position_embeddings": llm.max_position_embeddings,
+        "max_window_layers": llm.num_hidden_layers,
+        "model_type": "qwen2",
+        "num_attention_heads": llm.num_attention_heads,
+        "num_hidden_layers": llm.num_hidden_layers,
+        "num_key_value_heads": llm.num_key_value_heads,
+        "rms_norm_eps": llm.rms_norm_eps,
+        "rope_theta": llm.rope_theta,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": llm.text_vocab_size,
+    }
+    return json.dumps(values, indent=2) + "\n"

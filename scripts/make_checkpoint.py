@@ -1,0 +1,185 @@
+"""Make a CosyVoice2 model directory with random weights: every file of the released one, in its format and key names.
+
+Two sizes: ``tiny`` loads in a moment and speaks faster than real time on two CPU cores (tests, the demo); ``full`` has the
+shapes of CosyVoice2-0.5B (benchmarks). What it says is noise. Same seed, same tensors.
+
+Example:  python scripts/make_checkpoint.py --size tiny build/tiny_checkpoint
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import onnx
+import torch
+
+from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.config import (
+    CheckpointConfig,
+    EstimatorConfig,
+    FlowConfig,
+    FlowEncoderConfig,
+    LanguageModelConfig,
+    VocoderConfig,
+)
+from bistream.mel2wav import weights as vocoder_weights
+from bistream.rates import MEL_BINS, MEL_FRAMES_PER_TOKEN, SPEAKER_EMBEDDING_SIZE
+from bistream.text2token import weights as language_model_weights
+from bistream.token2mel import weights as flow_weights
+from bistream.voice import s3_network
+from bistream.voice.features import KALDI_MEL_BINS
+from scripts._checkpoint_text import cosyvoice2_yaml, qwen2_config_json
+from scripts._onnx_models import speaker_encoder_model, speech_tokenizer_model
+from scripts._random_weights import Drawer, Scale, common_scale, fan_in_scale, flow_state, language_model_state, vocoder_state
+from scripts._tokenizer_files import FULL_VOCAB_SIZE, SPECIAL_TOKEN_COUNT, write_tokenizer_files
+
+
+@dataclass(frozen=True)
+class CheckpointSize:
+    """Sizes of all networks of a model directory."""
+
+    checkpoint: CheckpointConfig
+    speech_tokenizer: s3_network.S3Config
+    speaker_encoder_width: int
+    speaker_encoder_layers: int  # convolutions behind the first one
+
+
+TINY = CheckpointSize(
+    checkpoint=CheckpointConfig(
+        language_model=LanguageModelConfig(
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            text_vocab_size=1024,
+        ),
+        flow=FlowConfig(
+            encoder=FlowEncoderConfig(
+                input_size=64, output_size=64, attention_heads=4, linear_units=128, num_blocks=2, num_up_blocks=2
+            ),
+            estimator=EstimatorConfig(channels=(32,), attention_head_dim=16, n_blocks=1, num_mid_blocks=2, num_heads=2),
+            input_size=64,
+        ),
+        vocoder=VocoderConfig(base_channels=48, f0_channels=32),
+    ),
+    speech_tokenizer=s3_network.S3Config(width=128, layers=2),
+    speaker_encoder_width=32,
+    speaker_encoder_layers=1,
+)
+FULL = CheckpointSize(
+    checkpoint=CheckpointConfig(),
+    speech_tokenizer=s3_network.S3Config(),
+    speaker_encoder_width=512,
+    speaker_encoder_layers=5,  # 28 MB in all, as the released file
+)
+SIZES = {"tiny": TINY, "full": FULL}
+
+PARTIAL_SUFFIX = ".partial"
+DEFAULT_SPEAKER_ID = "001"  # the key that upstream's Triton runtime asks for
+DEFAULT_SPEAKER_TOKENS = 50
+
+
+def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: str = "cpu") -> None:
+    """Write the model directory ``directory``; it appears under its name only when it is complete.
+
+    Raises ``FileExistsError`` when ``directory`` exists already.
+    """
+    if directory.exists():
+        raise FileExistsError(f"{directory} exists already; remove it or name another directory.")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", suffix=PARTIAL_SUFFIX, dir=directory.parent))
+    try:
+        partial.chmod(0o755)  # mkdtemp makes it private
+        _write_files(partial, SIZES[size], Drawer(seed, device))
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
+    config = size.checkpoint
+    (directory / "cosyvoice2.yaml").write_text(cosyvoice2_yaml(config), encoding="utf-8")
+    qwen = directory / QWEN_DIRECTORY
+    qwen.mkdir()
+    (qwen / "config.json").write_text(qwen2_config_json(config.language_model), encoding="utf-8")
+    write_tokenizer_files(qwen, _base_vocabulary(config.language_model.text_vocab_size))
+    torch.save(language_model_state(drawer, language_model_weights.expected_shapes(config.language_model)), directory / "llm.pt")
+    torch.save(flow_state(drawer, flow_weights.expected_shapes(config.flow)), directory / "flow.pt")
+    torch.save(vocoder_state(drawer, vocoder_weights.expected_shapes(config.vocoder), config.vocoder), directory / "hift.pt")
+    onnx.save(_random_speech_tokenizer(size, drawer), str(directory / "speech_tokenizer_v2.onnx"))
+    onnx.save(_random_speaker_encoder(size, drawer), str(directory / "campplus.onnx"))
+    torch.save({DEFAULT_SPEAKER_ID: _random_speaker(config, drawer)}, directory / "spk2info.pt")
+
+
+def _base_vocabulary(embedding_rows: int) -> int:
+    """Tokenizer entries without the special tokens: the released number, or what a smaller text embedding has room for."""
+    return min(FULL_VOCAB_SIZE, embedding_rows - SPECIAL_TOKEN_COUNT)
+
+
+def _random_speech_tokenizer(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:
+    shapes = s3_network.expected_shapes(size.speech_tokenizer)
+    state = drawer.state_dict("speech_tokenizer_v2.onnx", shapes, common_scale)
+    return speech_tokenizer_model({key: tensor.numpy() for key, tensor in state.items()})
+
+
+def _random_speaker_encoder(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:
+    width = size.speaker_encoder_width
+    shapes = [(width, KALDI_MEL_BINS, 5)] + [(width, width, 5)] * size.speaker_encoder_layers
+    he_gain = math.sqrt(2.0)  # keeps the variance through a ReLU
+    convolutions = [drawer.draw("campplus.onnx", str(index), shape, fan_in_scale(shape, he_gain)) for index, shape in enumerate(shapes)]
+    projection = drawer.draw("campplus.onnx", "projection", (2 * width, SPEAKER_EMBEDDING_SIZE), Scale(1 / math.sqrt(2 * width)))
+    return speaker_encoder_model([weight.numpy() for weight in convolutions], projection.numpy())
+
+
+def _random_speaker(config: CheckpointConfig, drawer: Drawer) -> dict[str, str | torch.Tensor]:
+    """A speaker without a recording, in the form that upstream's Triton runtime reads."""
+    tokens = DEFAULT_SPEAKER_TOKENS
+    uniform = drawer.draw("spk2info.pt", "speech_token", (1, tokens), Scale(1.0)).frac().abs()
+    return {
+        "prompt_text": "A random voice speaks here.",
+        "speech_token": (uniform * config.flow.vocab_size).to(torch.int32),
+        "speech_feat": drawer.draw("spk2info.pt", "speech_feat", (1, MEL_FRAMES_PER_TOKEN * tokens, MEL_BINS), Scale(1.5, mean=-5.0)),
+        "embedding": drawer.draw("spk2info.pt", "embedding", (1, SPEAKER_EMBEDDING_SIZE), Scale(1.0)),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="CosyVoice-BlankEN/ gets its configuration and tokenizer files but no model weights: nothing reads them, llm.pt holds "
+        "the whole language model. The tokenizer is made for this size, it is not Qwen2's. speech_tokenizer_v2.onnx has the released "
+        "network's architecture, campplus.onnx only its inputs, outputs and (full) size.",
+    )
+    parser.add_argument("directory", type=Path, metavar="OUT", help="directory to make; must not exist")
+    parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="network sizes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="where numbers are drawn: cpu, cuda; the two draw different ones (default: %(default)s)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = _arguments()
+    started = time.monotonic()
+    try:
+        make_checkpoint(arguments.directory, arguments.size, arguments.seed, arguments.device)
+    except FileExistsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    size_mb = sum(path.stat().st_size for path in arguments.directory.rglob("*") if path.is_file()) / 1e6
+    print(f"{arguments.directory}: {arguments.size} checkpoint, {size_mb:.1f} MB in {time.monotonic() - started:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
