@@ -115,10 +115,7 @@ class TextIn:
             is_full = len(self._normalized) >= WINDOW_CHARS
             window = (self._normalized + base)[:WINDOW_CHARS]
             pieces = self._tokenizer.pre_tokenize(window)
-            if closed and not is_full:
-                decided = pieces
-            else:
-                decided = [piece for piece in _decided(window, pieces) if piece[1] <= len(self._normalized)]
+            decided = pieces if closed and not is_full else _decided(window, pieces)
             if decided:
                 for symbols, _ in decided:
                     self._take(tokens, self._tokenizer.encode_piece(symbols))

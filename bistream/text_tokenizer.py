@@ -41,9 +41,7 @@ ADDED_SPECIAL_TOKENS = (
     "[mn]",
 )
 # Qwen2's pattern. Every match depends on the text from its start on, never on what lies before it.
-PRE_TOKENIZER_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+PRE_TOKENIZER_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _DOWNLOAD = "check model_dir or download the model again."
 
 
@@ -68,10 +66,11 @@ class TextTokenizer:
         self._tokenizer.normalizer = self._normalizer
         self._tokenizer.pre_tokenizer = self._pre_tokenizer
         self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
-        self.special_tokens: dict[str, int] = {token: self._tokenizer.token_to_id(token) for token in special_tokens}
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.special_tokens: dict[str, int] = {token: ids[token] for token in special_tokens}
         first_characters = sorted({token[0] for token in special_tokens})
         self._special_starts = re.compile(f"[{re.escape(''.join(first_characters))}]")
-        self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.size: int = max(ids.values()) + 1
 
     @classmethod
     def from_model_dir(cls, model_dir: str | Path) -> TextTokenizer:

@@ -74,7 +74,11 @@ llm: !new:cosyvoice.llm.llm.Qwen2LM
 
 def _flow_section(flow: FlowConfig) -> str:
     encoder, estimator = flow.encoder, flow.estimator
-    up_blocks = "" if encoder.num_up_blocks == 4 else f"\n        num_up_blocks: {encoder.num_up_blocks} # 4 in the released model, which has no such key"
+    up_blocks = (
+        ""
+        if encoder.num_up_blocks == 4
+        else f"\n        num_up_blocks: {encoder.num_up_blocks} # 4 in the released model, which has no such key"
+    )
     return f"""\
 flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
     input_size: {flow.input_size}

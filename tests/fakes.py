@@ -63,10 +63,18 @@ Script = Callable[[TurnView], Iterable[int]]
 
 
 def counting_script(view: TurnView) -> Iterator[int]:
-    """Endless speech ids that depend on the sequence so far only: a tiny "language model"."""
+    """Endless speech ids that depend on the sequence and the seed only: a tiny "language model" that never stops."""
     while True:
         mixed = (sum(view.sequence[-5:]) * 7 + len(view.sequence) * 3 + view.spec.seed) % view.space.speech_token_size
         yield view.space.speech_offset + mixed
+
+
+def stopping_script(view: TurnView) -> Iterator[int]:
+    """``counting_script``, but about every sixth id it would rather stop, with each of the three stop ids."""
+    for speech_id in counting_script(view):
+        if sum(view.sequence[-3:]) % 6 == 0:
+            yield view.space.specials[len(view.sequence) % 3]
+        yield speech_id
 
 
 def turns(answers: Mapping[str, Sequence[Sequence[int]]], after: Script | None = None) -> Script:
@@ -171,7 +179,9 @@ class ScriptedEngine:
         self._check_serving()
         if session_id in self.sessions:
             raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
-        if max_ids > self.capabilities.max_sequence_ids:
+        if spec.top_k < 1 or not 0 < spec.top_p <= 1 or spec.temperature < 0:
+            raise InvalidInputError("A sampling value is out of range.", session_id)
+        if not 1 < max_ids <= self.capabilities.max_sequence_ids:
             raise InvalidInputError("The session may grow too long; send less text.", session_id)
         reserved = sum(session.max_ids for session in self.sessions.values())
         if len(self.sessions) >= self.capabilities.max_sessions or reserved + max_ids > self.max_total_ids:
@@ -186,8 +196,10 @@ class ScriptedEngine:
         if session.closed or session.ended:
             raise UnknownSessionError("The session has ended; start a new one.", session.session_id)
         assert session.running is None, "one turn in flight per session"
-        assert append_ids and all(0 <= token_id < self.space.size for token_id in append_ids), append_ids
-        assert limits.max_new_ids > 0 and (limits.forbidden | limits.forbidden_early) <= set(self.space.specials)
+        if not append_ids or not all(0 <= token_id < self.space.size for token_id in append_ids):
+            raise InvalidInputError("A turn needs ids of the model's id space, at least one.", session.session_id)
+        if limits.max_new_ids < 1 or not (limits.forbidden | limits.forbidden_early) <= set(self.space.specials):
+            raise InvalidInputError("A turn must allow at least one id and may forbid stop ids only.", session.session_id)
         room = session.max_ids - len(session.sequence) - len(append_ids)
         if room < 1:
             raise InvalidInputError("The turn does not fit the session's max_ids.", session.session_id)

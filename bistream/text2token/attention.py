@@ -106,8 +106,8 @@ def _softmax_attention(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor
     scores = torch.matmul(query.reshape(segments, kv_heads, rows * share, head_size), key).float() * head_size**-0.5
     scores = scores.view(segments, kv_heads, rows, share, -1).masked_fill_(hidden[:, None, :, None, :], -torch.inf)
     weights = torch.softmax(scores, dim=-1).to(value.dtype).view(segments, kv_heads, rows * share, -1)
-    tiles = zip(weights.split(CONTEXT_TILE, dim=-1), value.split(CONTEXT_TILE, dim=-2), strict=True)
     result = query.new_zeros(segments, kv_heads, rows * share, head_size)
-    for weight_tile, value_tile in tiles:
-        result += torch.matmul(weight_tile, value_tile)
+    for start in range(0, value.shape[2], CONTEXT_TILE):
+        tile = slice(start, start + CONTEXT_TILE)
+        result += torch.matmul(weights[..., tile], value[:, :, tile])
     return result.view(segments, kv_heads, rows, share, head_size)

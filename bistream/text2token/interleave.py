@@ -126,7 +126,7 @@ class Interleaver(LayoutState):
         what blocks of nothing but prompt text yielded (a prompt with more text than speech) comes on top.
         """
         self._in_final_phase = True
-        limit = MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text - self._num_speech_of_text
+        limit = MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text - self.num_speech_of_text
         if limit < 1:
             self.finish_reason = FinishReason.LENGTH
             return None

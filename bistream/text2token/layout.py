@@ -44,6 +44,10 @@ class Layout(Protocol):
     def num_speech(self) -> int:
         """Speech tokens decoded so far, in ended turns."""
 
+    @property
+    def num_speech_of_text(self) -> int:
+        """Those of them that were decoded since the first new text token was appended."""
+
     def push_text(self, ids: Sequence[int]) -> None: ...
 
     def end_text(self) -> None: ...
@@ -65,11 +69,11 @@ class LayoutState:
         self.mode = mode
         self.finish_reason: FinishReason | None = None
         self.num_speech = 0
+        self.num_speech_of_text = 0
         self._text = deque(prompt_text_ids)  # not yet appended; prompt text first
         self._prompt_speech = deque(prompt_speech_ids)  # not yet appended
         self._num_prompt_text = len(prompt_text_ids)
         self._num_text = 0  # new text tokens pushed
-        self._num_speech_of_text = 0  # speech tokens decoded since the first new text token was appended
         self._num_text_taken = 0  # text tokens appended, prompt text included
         self._text_ended = False
         self._max_ids = UNLIMITED_IDS if max_ids is None else max_ids
@@ -124,7 +128,7 @@ class LayoutState:
         self._num_ids += len(ids)
         self.num_speech += len(ids)
         if self.num_text_used:
-            self._num_speech_of_text += len(ids)
+            self.num_speech_of_text += len(ids)
         if len(ids) > turn.limits.max_new_ids or not all(map(self.space.is_speech, ids)):
             raise EngineError("The language model yielded an id that is not a speech token; start the session again.")
         if result.end is TurnEnd.CANCELLED:

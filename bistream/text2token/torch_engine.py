@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -32,6 +33,7 @@ from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
 from bistream.text2token.weights import load_weights
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FAILED_SENTENCE = "The language model has failed and all its sessions with it; try again later."
 
@@ -218,13 +220,10 @@ class TorchEngine:
                 if not self._outbox:
                     return
                 update = self._outbox.popleft()
-            try:
-                if update.ids:
-                    update.sink.on_ids(update.ids)
-                if update.result is not None:
-                    update.sink.on_end(update.result)
-            except Exception:
-                logger.exception("a sink raised; its turn goes on without it")
+            if update.ids:
+                _tell(update.sink.on_ids, update.ids)
+            if update.result is not None:
+                _tell(update.sink.on_end, update.result)
 
     def _loop(self) -> None:
         while True:
@@ -233,3 +232,10 @@ class TorchEngine:
                 if self._closing and not self._outbox:
                     return
             self.step()
+
+
+def _tell(method: Callable[[T], None], news: T) -> None:
+    try:
+        method(news)
+    except Exception:
+        logger.exception("a sink raised; its turn goes on without it")

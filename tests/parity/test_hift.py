@@ -29,9 +29,8 @@ def case() -> dict[str, Tensor]:
 
 def whole(num_frames: int) -> SourceStart:
     """One call over everything, as upstream does: phase from zero, standing still at both ends."""
-    yes = torch.tensor([True])
     phase = torch.zeros(1, CONFIG.nb_harmonics + 1, dtype=torch.float64)
-    return SourceStart(phase, torch.tensor([0]), starts=yes, ends=yes, frames=torch.tensor([num_frames]))
+    return SourceStart(phase, torch.tensor([0]), starts=torch.tensor([True]), frames=torch.tensor([num_frames]))
 
 
 def source_of(hift: HiFT, f0: Tensor, noise: Tensor | None = None) -> Tensor:

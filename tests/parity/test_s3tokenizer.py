@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
@@ -99,6 +100,15 @@ def test_onnx_file_gives_the_reference_codes(onnx_dir: Path) -> None:
     codes = torch.from_numpy(tokenizer.tokens(golden("wave_short")[0].numpy()))
     digits = network().digits(network().hidden(log_mel("short")[None], torch.tensor([log_mel("short").shape[1]]))[0])
     assert_codes_equal(codes, golden("single_short_codes")[0], digits[0])
+
+
+def test_onnx_file_batched(onnx_dir: Path) -> None:
+    session = onnxruntime.InferenceSession(str(onnx_dir / SPEECH_TOKENIZER_FILE), providers=["CPUExecutionProvider"])
+    mel, lengths = batch()
+    codes = torch.from_numpy(session.run(None, {"feats": mel.numpy(), "feats_length": lengths.int().numpy()})[0])
+    for row, length in enumerate(golden("batch_code_lengths").tolist()):
+        valid = (row, slice(0, length))
+        assert_codes_equal(codes[valid], golden("batch_codes")[valid], golden("batch_prequant")[valid])
 
 
 def test_network_reads_its_weights_back_from_the_onnx_file(onnx_dir: Path) -> None:

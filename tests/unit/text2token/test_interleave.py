@@ -37,7 +37,7 @@ def random_choice(seed: int, stop_rate: float) -> Choose:
     """Depends on the sequence only, as a language model with a fixed seed does."""
 
     def choose(sequence: list[int], stops: list[int]) -> int:
-        rng = random.Random(f"{seed} {sequence}")
+        rng = random.Random(hash((seed, len(sequence), *sequence[-8:])))
         if stops and rng.random() < stop_rate:
             return rng.choice(stops)
         return SPACE.speech_offset + rng.randrange(SPACE.speech_token_size)
@@ -79,6 +79,7 @@ class Run:
                 return ids, TurnResult(TurnEnd.STOP, stop_id=chosen)
             ids.append(chosen)
             self.sequence.append(chosen)
+            assert len(self.sequence) < 10_000, "the session does not end"
         return ids, TurnResult(TurnEnd.LENGTH)
 
     def feed(self, pieces: Sequence[Sequence[int]]) -> Run:
@@ -178,6 +179,12 @@ class TestCorrected:
         assert run.layout.finish_reason is FinishReason.LENGTH
         assert run.layout.num_speech == MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * 7
 
+    def test_speech_of_prompt_text_alone_does_not_count_towards_the_limit(self) -> None:
+        run = bistream([[1, 2]], prompt_text=list(range(40)))
+        assert [turn.limits.max_new_ids for turn in run.turns] == [15] * 8 + [40]
+        mixed = bistream([[1, 2]], prompt_text=list(range(38)))
+        assert [turn.limits.max_new_ids for turn in mixed.turns] == [15] * 8 + [40 - 15]
+
     def test_only_speech_fill_and_in_the_final_phase_eos_are_possible(self) -> None:
         run = bistream([list(range(7))])
         block, final = run.turns
@@ -240,12 +247,10 @@ class TestCorrected:
             layout.turn_ended(ids, TurnResult(TurnEnd.LENGTH))
 
     def test_text_used_counts_new_text_that_turns_have_appended(self) -> None:
-        run = bistream([list(range(7))], prompt_text=[100, 101, 102])
-        assert [len(turn.append_ids) for turn in run.turns] == [6, 6, 1]
         layout = Interleaver(SPACE, [100, 101, 102], [])
         layout.push_text(list(range(7)))
         used = []
-        while (turn := layout.next_turn()) is not None:
+        while layout.next_turn() is not None:
             used.append(layout.num_text_used)
             layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=SPACE.fill))
         assert used == [2, 7]
@@ -256,17 +261,17 @@ class TestDefectsOfTheReference:
 
     def test_a_long_piece_gets_one_block_and_the_rest_of_the_text_piles_up(self) -> None:
         text = list(range(20))
-        reference = bistream([text], mode="reference")
+        reference = bistream([text], always("eos"), mode="reference")
         assert [turn.append_ids[-5:] for turn in reference.turns[:1]] == [(0, 1, 2, 3, 4)]
         assert reference.turns[1].append_ids[-16:] == (*range(5, 20), SPACE.task)  # 15 text tokens in the final phase
-        corrected = bistream([text])
-        assert [turn.append_ids for turn in corrected.turns[1:]] == [tuple(range(5, 10)), tuple(range(10, 15)), tuple(range(15, 20)), (SPACE.task,)]
+        blocks = [tuple(range(5, 10)), tuple(range(10, 15)), tuple(range(15, 20)), (SPACE.task,)]
+        assert [turn.append_ids for turn in bistream([text]).turns[1:]] == blocks
 
     def test_the_reference_depends_on_how_the_text_is_cut(self) -> None:
         text = list(range(20))
-        single = bistream([[token] for token in text], mode="reference").sequence
-        assert bistream([text], mode="reference").sequence != single
-        assert bistream([text]).sequence == bistream([[token] for token in text]).sequence
+        pieces = [[token] for token in text]
+        assert bistream([text], always("eos"), mode="reference").sequence != bistream(pieces, always("eos"), mode="reference").sequence
+        assert bistream([text], always("eos")).sequence == bistream(pieces, always("eos")).sequence
 
     def test_the_last_speech_token_is_fed_twice_when_the_text_ends_after_a_fill(self) -> None:
         text = [[token] for token in range(7)]
@@ -277,6 +282,17 @@ class TestDefectsOfTheReference:
         corrected = bistream(text, always("eos"))
         assert corrected.per_turn[0] == reference.per_turn[0]
         assert corrected.turns[1].append_ids == (5, 6, SPACE.task)
+
+    def test_even_a_whole_block_is_fed_twice_when_its_fill_comes_at_once(self) -> None:
+        text = [[token] for token in range(7)]
+
+        def fill_then_eos(sequence: list[int], stops: list[int]) -> int:
+            return SPACE.eos if SPACE.eos in stops else SPACE.fill
+
+        reference = bistream(text, fill_then_eos, mode="reference")
+        assert [turn.append_ids for turn in reference.turns] == [(SPACE.sos, 0, 1, 2, 3, 4), (SPACE.sos, 0, 1, 2, 3, 4, 5, 6, SPACE.task)]
+        corrected = bistream(text, fill_then_eos)
+        assert [turn.append_ids for turn in corrected.turns] == [(SPACE.sos, 0, 1, 2, 3, 4), (5, 6, SPACE.task)]
 
     def test_prompt_speech_left_over_at_the_end_of_the_text_is_dropped(self) -> None:
         prompt_speech = speech(*range(40))
@@ -303,7 +319,7 @@ class TestDefectsOfTheReference:
 
     @given(text=TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
     @settings(max_examples=50, deadline=None)
-    def test_every_session_of_the_reference_ends_within_its_positions(self, text: list[int], prompt_speech: list[int], choose: Choose) -> None:
+    def test_sessions_of_the_reference_end_within_their_positions(self, text: list[int], prompt_speech: list[int], choose: Choose) -> None:
         try:
             run = bistream(cut(text, range(0, 60, 3)), choose, [1] * 12, prompt_speech, mode="reference", max_ids=500)
         except EngineError:
@@ -321,9 +337,7 @@ class TestUnistream:
         run = Run(UnistreamLayout(SPACE, prompt_text, prompt_speech), choose).feed(cut(text, [3, 9]))
         assert [turn.append_ids for turn in run.turns] == [(SPACE.sos, *prompt_text, *text, SPACE.task, *prompt_speech)]
         assert 2 * len(text) <= run.layout.num_speech <= 20 * len(text)
-        assert run.layout.done
-        reason = FinishReason.LENGTH if run.layout.num_speech == 20 * len(text) else run.layout.finish_reason
-        assert run.layout.finish_reason is reason
+        assert run.layout.finish_reason is (FinishReason.LENGTH if run.layout.num_speech == 20 * len(text) else FinishReason.EOS)
 
     def test_nothing_happens_before_the_text_ended(self) -> None:
         layout = UnistreamLayout(SPACE, [], [])

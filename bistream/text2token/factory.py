@@ -1,0 +1,45 @@
+"""Loads what a speech token service runs on: tokenizer, sizes and engine of a model directory.
+
+The only module that knows which engines there are; an engine's libraries are imported when it is chosen. Importing this
+module loads no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bistream.checkpoint import read_config
+from bistream.config import LanguageModelConfig, RuntimeConfig
+from bistream.errors import CheckpointError, ConfigError
+from bistream.text2token.engine import Engine
+from bistream.text_tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class LanguageModelParts:
+    """sizes: of the checkpoint that tokenizer and engine belong to; its sampling values are the defaults of a session."""
+
+    tokenizer: TextTokenizer
+    sizes: LanguageModelConfig
+    engine: Engine
+
+
+def load_parts(config: RuntimeConfig) -> LanguageModelParts:
+    """Raises ``CheckpointError`` naming a file that is missing, damaged or does not fit, or ``ConfigError``."""
+    sizes = read_config(config.model_dir).language_model
+    tokenizer = TextTokenizer.from_model_dir(config.model_dir)
+    if tokenizer.size > sizes.text_vocab_size:
+        raise CheckpointError(
+            f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json says vocab_size "
+            f"{sizes.text_vocab_size}; use files that belong together."
+        )
+    return LanguageModelParts(tokenizer, sizes, make_engine(config))
+
+
+def make_engine(config: RuntimeConfig) -> Engine:
+    """The engine that ``config.engine`` names, loaded and running. Raises as ``load_parts`` does."""
+    if config.engine == "torch":
+        from bistream.text2token.torch_engine import TorchEngine  # noqa: PLC0415  (loads torch)
+
+        return TorchEngine.from_config(config)
+    raise ConfigError(f"Parameter 'engine' is {config.engine!r}, which this version does not have built in yet; set it to torch.")

@@ -1,0 +1,215 @@
+"""The speech token service: sessions' text pieces in (bytes), speech tokens out through a callback per session.
+
+Called by ``llm_bistream`` and, in one process, by ``local``. Importing this module loads no torch; making a service does.
+
+**Layout.** A start that brings the whole text (``is_end``) is spoken in the uni-stream layout; every other session in the
+bi-stream layout, whatever its pieces.
+
+**Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls half way. What a
+session needs is unknown while its text still comes, so a pieced session reserves ``RuntimeConfig.max_session_tokens``
+(prompt, text and speech together), and ends with finish reason ``length`` where it would outgrow them; a one-shot session
+reserves its own worst case (20 speech tokens per text token), if that is less. ``kv_cache_tokens`` of the same
+configuration divided by ``max_session_tokens`` is thus the number of pieced sessions that are always admitted.
+
+**Ends.** Every session that ``start`` accepted ends with exactly one message that is a ``BistreamError`` or has a finish
+reason; nothing comes after it. By then everything the session held is free and its id can be used again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bistream.config import LanguageModelConfig, RuntimeConfig
+from bistream.errors import BusyError, CancelledError, InvalidInputError, SessionExistsError, ShuttingDownError
+from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
+from bistream.text2token.engine import EngineStats, SamplingSpec, TokenSpace
+from bistream.text2token.factory import LanguageModelParts, load_parts
+from bistream.text2token.interleave import Interleaver, UnistreamLayout
+from bistream.text2token.layout import Layout
+from bistream.text2token.speech_session import MessageSink, SpeechSession, count_characters, unknown_session
+from bistream.types import IntArray, Sampling
+
+EXPIRE_INTERVAL_S = 0.5  # how often silent sessions are looked for
+_SHUTTING_DOWN = "The server is shutting down and takes no new sessions; use another one."
+
+
+@dataclass(frozen=True)
+class LanguageModelStart:
+    """text: UTF-8, may be cut anywhere unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference."""
+
+    session_id: str
+    text: bytes
+    is_end: bool
+    prompt_text: str
+    prompt_speech_tokens: IntArray
+    sampling: Sampling
+
+
+class SpeechTokenService:
+    """Thread-safe. ``parts`` replaces what ``config.model_dir`` holds; without a timer the owner calls ``expire`` itself."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        clock: Callable[[], float] = time.monotonic,
+        parts: LanguageModelParts | None = None,
+        run_timer: bool = True,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._parts = load_parts(config) if parts is None else parts
+        sizes = self._parts.sizes
+        self._space = TokenSpace(sizes.text_vocab_size, sizes.speech_token_size)
+        longest = self._parts.engine.capabilities.max_sequence_ids
+        self._max_ids = min(config.max_session_tokens, sizes.max_position_embeddings, longest)
+        self._sessions: dict[str, SpeechSession] = {}
+        self._changed = threading.Condition()  # guards _sessions and _draining
+        self._draining = False
+        self._stopped = threading.Event()
+        self._timer: threading.Thread | None = None
+        if run_timer:
+            self._timer = threading.Thread(target=self._run_timer, name="text2token-expire", daemon=True)
+            self._timer.start()
+
+    def start(self, request: LanguageModelStart, sink: MessageSink) -> None:
+        """Accept a session; its messages go to ``sink``, from the engine's thread or from that of a caller of this service.
+
+        Raises ``InvalidInputError``, ``SessionExistsError``, ``BusyError`` or ``ShuttingDownError``; ``sink`` then stays untouched.
+        """
+        session_id = request.session_id
+        prompt_text, prompt_speech = self._check_prompt(request)
+        spec = make_sampling_spec(request.sampling, self._parts.sizes, session_id)
+
+        def make_layout(num_text: int) -> tuple[Layout, int]:
+            max_ids = self._positions(request, len(prompt_text) + len(prompt_speech), num_text)
+            if request.is_end:
+                return UnistreamLayout(self._space, prompt_text, prompt_speech, max_ids=max_ids), max_ids
+            mix_ratio = self._parts.sizes.mix_ratio
+            return Interleaver(self._space, prompt_text, prompt_speech, mix_ratio=mix_ratio, max_ids=max_ids), max_ids
+
+        session = SpeechSession(session_id, self._space, self._parts.tokenizer, self._config.max_text_chars, sink, self._forget)
+        self._register(session)
+        session.open(request.text, request.is_end, self._lease_end(), self._parts.engine, spec, make_layout)
+
+    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        """More text of a live session; empty text without ``is_end`` only renews its lease.
+
+        Raises ``UnknownSessionError`` for a session that is not live, ``InvalidInputError`` for text over the limit or behind
+        the end of the text (the session goes on without it), for text that is not UTF-8 and for a session whose whole text is
+        empty (the session ends with the same error).
+        """
+        self._find(session_id).append(text, is_end, self._lease_end())
+
+    def cancel(self, session_id: str) -> None:
+        """End a live session with ``CancelledError``. Raises ``UnknownSessionError`` for a session that is not live."""
+        if not self._find(session_id).finish(CancelledError("The session was cancelled by its client.", session_id)):
+            raise unknown_session(session_id)
+
+    def expire(self) -> None:
+        """End the sessions that wait for text and heard nothing for ``session_idle_timeout_s`` with ``SessionTimeoutError``."""
+        now = self._clock()
+        for session in self._live_sessions():
+            session.expire(now)
+
+    def drain(self, deadline_s: float) -> None:
+        """Take no new sessions; running ones finish within ``deadline_s`` or end with ``ShuttingDownError``. Blocks."""
+        with self._changed:
+            self._draining = True
+            self._changed.wait_for(lambda: not self._sessions, timeout=deadline_s)
+        for session in self._live_sessions():
+            session.finish(ShuttingDownError("The server is shutting down; use another one.", session.session_id))
+
+    def close(self) -> None:
+        """``drain`` for ``drain_timeout_s``, then stop the engine and the timer. Idempotent."""
+        self.drain(self._config.drain_timeout_s)
+        self._stopped.set()
+        if self._timer is not None:
+            self._timer.join()
+        self._parts.engine.close()
+
+    @property
+    def num_sessions(self) -> int:
+        with self._changed:
+            return len(self._sessions)
+
+    def stats(self) -> EngineStats:
+        return self._parts.engine.stats()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_prompt(self, request: LanguageModelStart) -> tuple[list[int], list[int]]:
+        """Ids of the prompt's text and speech. Raises ``InvalidInputError``."""
+        tokens = request.prompt_speech_tokens
+        num_codes = self._space.speech_token_size
+        if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
+            raise InvalidInputError(f"prompt_speech_tokens must be a list of codes from 0 to {num_codes - 1}.", request.session_id)
+        if count_characters(request.prompt_text.encode()) > self._config.max_text_chars:
+            limit = self._config.max_text_chars
+            raise InvalidInputError(f"The reference text is longer than {limit} characters; use a shorter reference.", request.session_id)
+        prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
+        return self._parts.tokenizer.encode(request.prompt_text), prompt_speech
+
+    def _positions(self, request: LanguageModelStart, num_prompt: int, num_text: int) -> int:
+        """Positions to reserve (see the module's docstring). Raises ``InvalidInputError`` where not even the least fits."""
+        num_fed = num_prompt + num_text + 2  # sos and task
+        least = num_fed + max(1, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text)
+        if least > self._max_ids:
+            raise InvalidInputError(
+                f"Reference and text need at least {least} of the {self._max_ids} tokens that a session may have; "
+                "send less text or use a shorter reference.",
+                request.session_id,
+            )
+        most = num_fed + MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text
+        return min(most, self._max_ids) if request.is_end else self._max_ids
+
+    def _lease_end(self) -> float:
+        return self._clock() + self._config.session_idle_timeout_s
+
+    def _register(self, session: SpeechSession) -> None:
+        session_id = session.session_id
+        with self._changed:
+            if self._draining:
+                raise ShuttingDownError(_SHUTTING_DOWN, session_id)
+            if session_id in self._sessions:
+                raise SessionExistsError("A live session has this id; use another id or cancel that session.", session_id)
+            if len(self._sessions) >= self._config.max_sessions:
+                raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.", session_id)
+            self._sessions[session_id] = session
+
+    def _forget(self, session: SpeechSession) -> None:
+        with self._changed:
+            if self._sessions.get(session.session_id) is session:
+                del self._sessions[session.session_id]
+            self._changed.notify_all()
+
+    def _find(self, session_id: str) -> SpeechSession:
+        with self._changed:
+            session = self._sessions.get(session_id)
+        if session is None:
+            raise unknown_session(session_id)
+        return session
+
+    def _live_sessions(self) -> list[SpeechSession]:
+        with self._changed:
+            return list(self._sessions.values())
+
+    def _run_timer(self) -> None:
+        while not self._stopped.wait(EXPIRE_INTERVAL_S):
+            self.expire()
+
+
+def make_sampling_spec(sampling: Sampling, sizes: LanguageModelConfig, session_id: str | None = None) -> SamplingSpec:
+    """A session's sampling with the checkpoint's values where it names none. Raises ``InvalidInputError`` for unusable values."""
+    top_k = sizes.top_k if sampling.top_k is None else sampling.top_k
+    top_p = sizes.top_p if sampling.top_p is None else sampling.top_p
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise InvalidInputError(f"temperature is {sampling.temperature}; set it to 0 (greedy) or above.", session_id)
+    if top_k < 1:
+        raise InvalidInputError(f"top_k is {top_k}; set it to 1 or more.", session_id)
+    if not 0 < top_p <= 1:
+        raise InvalidInputError(f"top_p is {top_p}; set it above 0 and at most 1.", session_id)
+    return SamplingSpec(top_p, top_k, sizes.win_size, sizes.tau_r, sampling.temperature, sampling.seed)

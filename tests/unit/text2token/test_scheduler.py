@@ -1,0 +1,331 @@
+"""Scheduler: order of rows, fairness, admission, and 10,000 random sessions on a fake model step."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import BusyError, ConfigError
+from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnLimits
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.scheduler import Scheduler
+from bistream.text2token.sequence import INACTIVE, NOT_FINITE, SequenceRecord, SequenceState, StepPlan, TurnUpdate
+from tests.fakes import RecordingSink
+
+SPACE = TokenSpace(text_vocab_size=100, speech_token_size=50)
+EOS, FILL = SPACE.speech_token_size, SPACE.speech_token_size + 2  # as head rows
+
+
+def make(max_rows: int = 16, max_sessions: int = 8, num_blocks: int = 64, block_size: int = 4) -> Scheduler:
+    return Scheduler(EngineSettings(max_sessions, max_rows, num_blocks * block_size, block_size), SPACE)
+
+
+def start(scheduler: Scheduler, name: str, num_ids: int, max_new: int = 20, first: int = 0) -> tuple[SequenceRecord, RecordingSink]:
+    sequence, sink = scheduler.open(name, SamplingSpec(), num_ids + max_new), RecordingSink()
+    scheduler.begin_turn(sequence, [(first + index) % 100 for index in range(num_ids)], TurnLimits(max_new), sink)
+    return sequence, sink
+
+
+def deliver(updates: list[TurnUpdate]) -> None:
+    for update in updates:
+        if update.ids:
+            update.sink.on_ids(update.ids)
+        if update.result is not None:
+            update.sink.on_end(update.result)
+
+
+def step(scheduler: Scheduler, head_row: int = 1) -> StepPlan:
+    plan = scheduler.schedule()
+    assert plan is not None
+    deliver(scheduler.apply(plan, [head_row] * len(plan.sampling)))
+    scheduler.check_integrity()
+    return plan
+
+
+def test_a_long_prompt_is_cut_into_chunks_and_sampled_once() -> None:
+    scheduler = make()
+    sequence, sink = start(scheduler, "a", 40)
+    plans = [step(scheduler) for _ in range(3)]
+    assert [plan.num_rows for plan in plans] == [16, 16, 8]
+    assert [plan.segments[0].position for plan in plans] == [0, 16, 32]
+    assert [len(plan.sampling) for plan in plans] == [0, 0, 1]
+    assert len(sink.ids) == 1 and sequence.next_position == 40
+    decode = step(scheduler).segments[0]
+    assert (decode.position, decode.ids, decode.samples) == (40, None, True)
+
+
+def test_last_id_of_a_full_turn_is_fed_first_in_the_next_one() -> None:
+    scheduler = make()
+    sequence = scheduler.open("a", SamplingSpec(), 40)
+    scheduler.begin_turn(sequence, [1, 2, 3], TurnLimits(2), RecordingSink())
+    step(scheduler, 7)
+    step(scheduler, 8)
+    assert sequence.state is SequenceState.PARKED and not scheduler.has_work and scheduler.schedule() is None
+    scheduler.begin_turn(sequence, [4, 5], TurnLimits(2), RecordingSink())
+    segment = step(scheduler, 9).segments[0]
+    assert (segment.position, segment.ids) == (4, (SPACE.speech_offset + 8, 4, 5))
+
+
+def test_after_a_stop_id_only_the_appended_ids_are_fed() -> None:
+    scheduler = make()
+    sequence = scheduler.open("a", SamplingSpec(), 40)
+    sink = RecordingSink()
+    scheduler.begin_turn(sequence, [1, 2, 3], TurnLimits(9), sink)
+    step(scheduler, 7)
+    step(scheduler, FILL)
+    assert sink.result is not None and (sink.result.end, sink.result.stop_id) == (TurnEnd.STOP, SPACE.fill)
+    scheduler.begin_turn(sequence, [4, 5], TurnLimits(2), RecordingSink())
+    segment = step(scheduler, 9).segments[0]
+    assert (segment.position, segment.ids) == (4, (4, 5))
+
+
+def test_a_long_prompt_delays_running_sessions_by_at_most_one_chunk() -> None:
+    """Fake clock: a step costs 1 ms and 0.1 ms per row. No running session waits longer for its next id than one full step."""
+    scheduler = make(max_rows=32, max_sessions=8, num_blocks=512)
+    running = [start(scheduler, f"r{index}", 5, max_new=60, first=10 * index)[1] for index in range(4)]
+    step(scheduler)
+    now, last = 0.0, dict.fromkeys(range(4), 0.0)
+    worst, arrived = 0.0, {}
+    for tick in range(40):
+        if tick in (3, 4, 10):
+            start(scheduler, f"long{tick}", 300, first=tick)
+        before = [len(sink.ids) for sink in running]
+        plan = step(scheduler)
+        now += 1.0 + 0.1 * plan.num_rows
+        for index, sink in enumerate(running):
+            assert len(sink.ids) == before[index] + 1, "a running session gets an id in every step"
+            worst, last[index] = max(worst, now - last[index]), now
+        arrived[tick] = plan.num_rows
+    assert worst <= 1.0 + 0.1 * 32 + 1e-9
+    assert max(arrived.values()) == 32, "the long prompts did fill the steps"
+
+
+def test_appended_text_goes_before_new_prompts() -> None:
+    scheduler = make(max_rows=16)
+    sequence = scheduler.open("speaking", SamplingSpec(), 60)
+    scheduler.begin_turn(sequence, [1, 2, 3], TurnLimits(1), RecordingSink())
+    step(scheduler)
+    start(scheduler, "long", 100, first=50)
+    sink = RecordingSink()
+    scheduler.begin_turn(sequence, [4, 5, 6, 7, 8], TurnLimits(5), sink)
+    plan = step(scheduler)
+    assert [segment.num_rows for segment in plan.segments] == [6, 10]
+    assert len(sink.ids) == 1
+
+
+def test_prompts_and_appends_cannot_starve_behind_decoding() -> None:
+    """More decoding sessions than rows: they take turns, and feeding still gets a quarter of the rows."""
+    scheduler = make(max_rows=8, max_sessions=32, num_blocks=2048)
+    sinks = [start(scheduler, f"r{index}", 2, max_new=200, first=3 * index)[1] for index in range(20)]
+    while any(not sink.ids for sink in sinks):
+        step(scheduler)
+    _, late = start(scheduler, "late", 40, first=77)
+    served: Counter[int] = Counter()
+    steps = 0
+    while not late.ids:
+        steps += 1
+        served.update(segment.slot for segment in step(scheduler).segments if segment.ids is None)
+    assert steps <= 20
+    assert len(served) == 20 and max(served.values()) - min(served.values()) <= 1
+
+
+def test_new_prompts_cannot_starve_behind_appended_text() -> None:
+    scheduler = make(max_rows=8)
+    sequences = [scheduler.open(f"s{index}", SamplingSpec(), 80) for index in range(2)]
+    for sequence in sequences:
+        scheduler.begin_turn(sequence, [sequence.slot, 2, 3], TurnLimits(1), RecordingSink())
+        step(scheduler)
+    for sequence in sequences:
+        scheduler.begin_turn(sequence, [4] * 40, TurnLimits(20), RecordingSink())
+    _, late = start(scheduler, "late", 10, first=77)
+    for _ in range(5):
+        assert not late.ids
+        assert [segment.num_rows for segment in step(scheduler).segments] == [6, 2]
+    assert late.ids
+
+
+def test_admission_reserves_the_worst_case() -> None:
+    scheduler = make(num_blocks=10, block_size=4)
+    first = scheduler.open("a", SamplingSpec(), 20)
+    with pytest.raises(BusyError):
+        scheduler.open("b", SamplingSpec(), 24)
+    scheduler.open("c", SamplingSpec(), 17)
+    assert scheduler.stats().kv_tokens_used == 40
+    scheduler.close(first)
+    scheduler.open("b", SamplingSpec(), 20)
+
+
+def test_prompt_blocks_are_shared_and_the_partial_one_copied() -> None:
+    scheduler = make(block_size=4)
+    first, _ = start(scheduler, "a", 11)
+    step(scheduler)
+    second = scheduler.open("b", SamplingSpec(), 30)
+    scheduler.begin_turn(second, [*range(8), 50, 51, 52], TurnLimits(5), RecordingSink())
+    assert second.blocks[:2] == first.blocks[:2] and second.blocks[2] != first.blocks[2]
+    plan = step(scheduler)
+    assert plan.copies == () and plan.segments[-1].ids == (50, 51, 52) and plan.segments[-1].position == 8
+    third = scheduler.open("c", SamplingSpec(), 30)
+    scheduler.begin_turn(third, [0, 1, 2, 3, 4, 5, 6, 60], TurnLimits(5), RecordingSink())
+    assert third.blocks[:1] == first.blocks[:1]
+    assert step(scheduler).copies == (), "three ids are computed again rather than copied"
+
+
+def test_partial_block_is_copied_when_it_pays() -> None:
+    scheduler = make(block_size=8)
+    first, _ = start(scheduler, "a", 14)
+    step(scheduler)
+    scheduler.close(first)
+    second = scheduler.open("b", SamplingSpec(), 30)
+    scheduler.begin_turn(second, [*range(14), 70, 71], TurnLimits(5), RecordingSink())
+    plan = step(scheduler)
+    assert plan.copies == ((first_block(plan, scheduler), second.blocks[1]),)
+    assert plan.segments[0].position == 14 and plan.segments[0].ids == (70, 71)
+
+
+def first_block(plan: StepPlan, scheduler: Scheduler) -> int:
+    """The source of the only copy must be a cached block, not one somebody owns."""
+    source = plan.copies[0][0]
+    assert all(source not in sequence.blocks for sequence in scheduler.sequences.values())
+    return source
+
+
+def test_row_that_is_not_a_number_fails_its_session_only() -> None:
+    scheduler = make()
+    _, good = start(scheduler, "good", 4)
+    bad_sequence, bad = start(scheduler, "bad", 6, first=20)
+    plan = scheduler.schedule()
+    assert plan is not None
+    deliver(scheduler.apply(plan, [1, NOT_FINITE]))
+    assert bad.result is not None and bad.result.end is TurnEnd.ERROR and "invalid numbers" in str(bad.result.error)
+    assert good.result is None and len(good.ids) == 1
+    scheduler.close(bad_sequence)
+    assert scheduler.pool.match([20, 21, 22, 23, 24, 25]).num_ids(4) == 0, "its blocks are not offered to others"
+    scheduler.check_integrity()
+
+
+def test_ids_of_a_cancelled_turn_are_ignored() -> None:
+    scheduler = make()
+    sequence, sink = start(scheduler, "a", 4)
+    plan = scheduler.schedule()
+    assert plan is not None
+    update = scheduler.close(sequence)
+    assert update is not None and update.result is not None and update.result.end is TurnEnd.CANCELLED
+    other, other_sink = start(scheduler, "a", 4)
+    assert scheduler.apply(plan, [5]) == []
+    assert other.slot == sequence.slot and not other_sink.ids and not sink.ids
+    scheduler.check_integrity()
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        EngineSettings(max_rows=3)
+    with pytest.raises(ConfigError):
+        EngineSettings(kv_cache_tokens=8)
+
+
+class FakeDevice:
+    """What the step runner does to a turn, on integers: ends it by itself and answers late by up to ``run_ahead`` plans."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.running: dict[int, list[int]] = {}  # slot -> [ids of the turn so far, limit]
+
+    def run(self, plan: StepPlan, max_rows: int, capacity: dict[int, int]) -> list[int]:
+        for turn in plan.starts:
+            self.running[turn.slot] = [0, turn.max_new_ids]
+            if turn.reset is not None:
+                capacity[turn.slot] = len(turn.reset.blocks)
+        assert 0 < plan.num_rows <= max_rows
+        slots = [segment.slot for segment in plan.segments]
+        assert len(set(slots)) == len(slots), "one segment per sequence"
+        for segment in plan.segments:
+            assert segment.position + segment.num_rows <= capacity[segment.slot] * 4
+        return [self.sample(segment.slot) for segment in plan.segments if segment.samples]
+
+    def sample(self, slot: int) -> int:
+        if slot not in self.running:
+            return INACTIVE
+        chance = self.rng.random()
+        if chance < 0.01:
+            del self.running[slot]
+            return NOT_FINITE
+        if chance < 0.1:
+            del self.running[slot]
+            return self.rng.choice((EOS, FILL))
+        turn = self.running[slot]
+        turn[0] += 1
+        if turn[0] == turn[1]:
+            del self.running[slot]
+        return self.rng.randrange(SPACE.speech_token_size)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 3])
+def test_pool_is_whole_after_each_of_10000_random_sessions(run_ahead: int) -> None:
+    """Random prompts (often equal ones), turns, cancels at any time, re-used session ids, results that come late."""
+    rng = random.Random(run_ahead)
+    scheduler = make(max_rows=24, max_sessions=8, num_blocks=40)
+    device, capacity = FakeDevice(rng), dict[int, int]()
+    in_flight: list[tuple[StepPlan, list[int]]] = []
+    sessions: dict[str, tuple[SequenceRecord, RecordingSink, int]] = {}
+    closed = refused = 0
+    ends: Counter[TurnEnd] = Counter()
+
+    def begin(sequence: SequenceRecord, turns_left: int) -> None:
+        common = [rng.randrange(3)] * rng.randrange(1, 14)
+        sink = RecordingSink()
+        room = sequence.max_ids - sequence.num_ids - 1
+        scheduler.begin_turn(sequence, [*common, *(rng.randrange(100) for _ in range(4))][:room], TurnLimits(rng.randrange(1, 12)), sink)
+        sessions[sequence.session_id] = (sequence, sink, turns_left)
+
+    while closed < 10_000 // (1 + (run_ahead > 0)):
+        name = f"s{rng.randrange(12)}"
+        if name not in sessions:
+            try:
+                begin(scheduler.open(name, SamplingSpec(), rng.randrange(8, 60)), rng.randrange(3))
+            except BusyError:
+                refused += 1
+        for session_id, (sequence, sink, turns_left) in list(sessions.items()):
+            if sink.result is None and rng.random() < 0.98:
+                continue
+            go_on = sink.result is not None and sink.result.end in (TurnEnd.STOP, TurnEnd.LENGTH) and turns_left > 0
+            if go_on and sequence.num_ids + 2 < sequence.max_ids:
+                begin(sequence, turns_left - 1)
+                continue
+            update = scheduler.close(sequence)
+            deliver([update] if update else [])
+            assert sink.result is not None and not sink.late
+            ends[sink.result.end] += 1
+            del sessions[session_id]
+            closed += 1
+            scheduler.check_integrity()
+        plan = scheduler.schedule()
+        if plan is not None:
+            in_flight.append((plan, device.run(plan, 24, capacity)))
+        if in_flight and (plan is None or len(in_flight) > run_ahead):
+            deliver(scheduler.apply(*in_flight.pop(0)))
+    assert min(ends.values()) > 50 and len(ends) == 4 and refused > 50
+    for sequence, _, _ in sessions.values():
+        scheduler.close(sequence)
+    scheduler.check_integrity()
+    assert scheduler.pool.num_available == 40
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 12)), min_size=1, max_size=8), st.integers(4, 40))
+def test_every_id_is_fed_once_in_order_at_its_position(shapes: list[tuple[int, int]], max_rows: int) -> None:
+    """Whatever the chunks: the rows of a sequence cover its positions one by one, prompt ids in place, one id per decode row."""
+    scheduler = Scheduler(EngineSettings(8, max_rows, 4096, 4, share_prefix=False), SPACE)
+    expected, rows = {}, {}
+    for index, (num_ids, max_new) in enumerate(shapes):
+        sequence, _ = start(scheduler, f"s{index}", num_ids, max_new, first=7 * index)
+        expected[sequence.slot] = [(7 * index + offset) % 100 for offset in range(num_ids)] + [None] * (max_new - 1)
+        rows[sequence.slot] = []
+    while scheduler.has_work:
+        for segment in step(scheduler).segments:
+            assert segment.position == len(rows[segment.slot])
+            rows[segment.slot].extend([None] if segment.ids is None else segment.ids)
+    assert rows == expected

@@ -1,0 +1,577 @@
+"""The speech token service on a scripted engine, and once with real threads on the torch engine."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import CheckpointConfig, LanguageModelConfig, RuntimeConfig
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    CancelledError,
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    InvalidInputError,
+    SessionExistsError,
+    SessionTimeoutError,
+    ShuttingDownError,
+    UnknownSessionError,
+)
+from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
+from bistream.text2token.factory import LanguageModelParts, load_parts, make_engine
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.scheduler import EngineSettings
+from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.text2token.speech_session import Message
+from bistream.text2token.torch_engine import TorchEngine
+from bistream.text2token.weights import build_weights
+from bistream.text_in import TextIn
+from bistream.text_tokenizer import TextTokenizer
+from bistream.types import FinishReason, Sampling, SpeechTokens
+from scripts._checkpoint_text import cosyvoice2_yaml, qwen2_config_json
+from scripts._tokenizer_files import write_tokenizer_files
+from tests.fakes import Script, ScriptedEngine, TurnView, counting_script, turns
+from tests.unit.text2token import tiny
+
+SIZES = replace(tiny.CONFIG, text_vocab_size=600)
+SPACE = TokenSpace(SIZES.text_vocab_size, SIZES.speech_token_size)
+CONFIG = RuntimeConfig(max_sessions=4, session_idle_timeout_s=30.0, max_text_chars=200, drain_timeout_s=0.0)
+TEXT = "The weather was clear, so we walked along the river."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer_files(directory, 500)
+    return TextTokenizer.from_model_dir(directory)
+
+
+class Mailbox:
+    """A session's sink: keeps the messages, those after the end apart."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.late: list[Message] = []
+        self.ended = threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        (self.late if self.ended.is_set() else self.messages).append(message)
+        if isinstance(message, BistreamError) or message.is_final:
+            self.ended.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for message in self.messages if isinstance(message, SpeechTokens) for token in message.token_ids]
+
+    @property
+    def error(self) -> BistreamError:
+        last = self.messages[-1]
+        assert isinstance(last, BistreamError), self.messages
+        return last
+
+    @property
+    def reason(self) -> FinishReason | None:
+        last = self.messages[-1]
+        return last.finish_reason if isinstance(last, SpeechTokens) else None
+
+
+def eos_in_final_phase(view: TurnView) -> Iterator[int]:
+    """Counts, and says eos after 20 ids where that is allowed."""
+    for number, token_id in enumerate(counting_script(view)):
+        if number == 20:
+            yield SPACE.eos
+        yield token_id
+
+
+@dataclass
+class Bench:
+    """A service on a scripted engine with a clock that the test moves."""
+
+    tokenizer: TextTokenizer
+    script: Script = eos_in_final_phase
+    pumped: bool = False
+    config: RuntimeConfig = CONFIG
+    max_total_ids: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        self.now = 0.0
+        self.mailboxes: list[Mailbox] = []
+        self.engine = ScriptedEngine(SPACE, self.script, pumped=self.pumped, max_total_ids=self.max_total_ids)
+        parts = LanguageModelParts(self.tokenizer, SIZES, self.engine)
+        self.service = SpeechTokenService(self.config, clock=lambda: self.now, parts=parts, run_timer=False)
+
+    def start(self, text: str | bytes = "", is_end: bool = False, session_id: str = "a", **changes: Any) -> Mailbox:
+        mailbox = Mailbox()
+        self.mailboxes.append(mailbox)
+        data = text.encode() if isinstance(text, str) else text
+        self.service.start(replace(request(session_id, data, is_end), **changes), mailbox)
+        return mailbox
+
+    def append(self, text: str | bytes, is_end: bool = False, session_id: str = "a") -> None:
+        self.service.append(session_id, text.encode() if isinstance(text, str) else text, is_end)
+
+    def check_free(self) -> None:
+        assert all(mailbox.late == [] for mailbox in self.mailboxes)
+        assert self.service.num_sessions == 0
+        assert self.engine.sessions == {}
+        self.engine.check_integrity()
+
+
+def request(session_id: str, text: bytes, is_end: bool) -> LanguageModelStart:
+    return LanguageModelStart(session_id, text, is_end, "", np.zeros(0, np.int32), Sampling())
+
+
+@pytest.fixture
+def bench(tokenizer: TextTokenizer) -> Bench:
+    return Bench(tokenizer)
+
+
+@pytest.fixture
+def pumped(tokenizer: TextTokenizer) -> Bench:
+    return Bench(tokenizer, pumped=True)
+
+
+class TestSpeaking:
+    def test_a_start_with_the_whole_text_uses_the_unistream_layout(self, bench: Bench) -> None:
+        prompt = np.array([5, 6], np.int32)
+        mailbox = bench.start(TEXT, is_end=True, prompt_text="so", prompt_speech_tokens=prompt)
+        (session,) = bench.engine.opened
+        ((append_ids, limits),) = session.turns_started
+        text = bench.tokenizer.encode(TEXT)
+        speech = [SPACE.speech_offset + 5, SPACE.speech_offset + 6]
+        assert append_ids == (SPACE.sos, *bench.tokenizer.encode("so"), *text, SPACE.task, *speech)
+        assert (limits.min_new_ids, limits.max_new_ids) == (2 * len(text), 20 * len(text))
+        assert mailbox.tokens == [SPACE.speech_token(token_id) for token_id in session.sequence[len(append_ids) :]]
+        assert mailbox.reason is FinishReason.LENGTH  # the script says eos once, and too early
+        bench.check_free()
+
+    def test_pieces_use_the_bistream_layout(self, bench: Bench) -> None:
+        mailbox = bench.start(TEXT)
+        (session,) = bench.engine.opened
+        assert mailbox.tokens, "speech before the end of the text"
+        bench.append("", is_end=True)
+        text = bench.tokenizer.encode(TEXT)
+        assert session.turns_started[0][0] == (SPACE.sos, *text[:5])
+        assert session.turns_started[-1][0] == (*text[len(text) // 5 * 5 :], SPACE.task)
+        assert mailbox.reason is FinishReason.EOS
+        bench.check_free()
+
+    @given(cuts=st.lists(st.integers(0, 60), max_size=12), pumps=st.lists(st.integers(0, 30), min_size=12, max_size=12))
+    @settings(max_examples=60, deadline=None)
+    def test_speech_depends_on_the_text_alone(self, tokenizer: TextTokenizer, cuts: list[int], pumps: list[int]) -> None:
+        text = (TEXT + "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002").encode()
+        whole = Bench(tokenizer)
+        expected = whole.start(text)
+        whole.append("", is_end=True)
+        bench = Bench(tokenizer, pumped=True)
+        mailbox = bench.start()
+        edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+        for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+            bench.append(text[start:end], is_end=end == len(text) and index == len(edges) - 2)
+            bench.engine.pump(pumps[index % len(pumps)])
+        bench.engine.pump()
+        assert mailbox.tokens == expected.tokens
+        assert bench.engine.opened[0].sequence == whole.engine.opened[0].sequence
+        assert mailbox.reason is expected.reason is FinishReason.EOS
+
+    def test_a_fill_sampled_early_lets_the_next_block_follow_at_once(self, tokenizer: TextTokenizer) -> None:
+        first = SPACE.speech_offset
+        script = turns({"a": [[first, SPACE.fill], [first + 1, SPACE.fill]]}, eos_in_final_phase)
+        bench = Bench(tokenizer, script=script)
+        mailbox = bench.start("one two three four five six seven eight")
+        assert mailbox.tokens[:2] == [0, 1]
+        assert len(bench.engine.opened[0].turns_started) > 2
+
+    def test_text_that_comes_while_a_turn_runs_is_spoken_after_it(self, pumped: Bench) -> None:
+        mailbox = pumped.start("one two three four five six ")
+        pumped.engine.pump(3)
+        pumped.append("seven eight nine ten eleven twelve", is_end=True)
+        (session,) = pumped.engine.opened
+        assert len(session.turns_started) == 1
+        pumped.engine.pump()
+        assert [token_id for token_id in session.sequence if token_id < 500] == pumped.tokenizer.encode(
+            "one two three four five six seven eight nine ten eleven twelve"
+        )
+        assert mailbox.reason is FinishReason.EOS
+
+    def test_consumed_text_is_a_lower_bound_that_ends_with_the_whole_text(self, tokenizer: TextTokenizer) -> None:
+        bench = Bench(tokenizer, pumped=True)
+        mailbox = bench.start(TEXT, is_end=True)
+        bench.engine.pump()
+        messages = [message for message in mailbox.messages if isinstance(message, SpeechTokens)]
+        consumed = [message.text_consumed for message in messages]
+        text_in = TextIn(tokenizer)
+        ends = [token.end_char for token in text_in.push(TEXT.encode()) + text_in.finish()]
+        assert consumed == sorted(consumed)
+        assert consumed[18:20] == [0, ends[0]]  # 20 speech tokens: at least one text token
+        assert consumed[38:40] == [ends[0], ends[1]]
+        assert consumed[-1] == len(TEXT)
+
+    def test_all_text_is_consumed_at_eos(self, bench: Bench) -> None:
+        mailbox = bench.start(TEXT)
+        bench.append("", is_end=True)
+        last = mailbox.messages[-1]
+        assert last == SpeechTokens((), len(TEXT), FinishReason.EOS)
+        assert max(message.text_consumed for message in mailbox.messages[:-1] if isinstance(message, SpeechTokens)) < len(TEXT)
+
+    def test_sampling_falls_back_on_the_checkpoint(self, bench: Bench) -> None:
+        bench.start(TEXT, is_end=True, sampling=Sampling(seed=7, temperature=0.0, top_p=0.5))
+        spec = bench.engine.opened[0].spec
+        assert (spec.seed, spec.temperature, spec.top_p, spec.top_k) == (7, 0.0, 0.5, SIZES.top_k)
+        assert (spec.win_size, spec.tau_r) == (SIZES.win_size, SIZES.tau_r)
+
+    def test_a_session_may_be_ended_from_its_own_sink(self, tokenizer: TextTokenizer) -> None:
+        bench = Bench(tokenizer)
+        messages: list[Message] = []
+
+        def sink(message: Message) -> None:
+            messages.append(message)
+            if len(messages) == 3:
+                bench.service.cancel("a")
+
+        bench.service.start(request("a", TEXT.encode(), False), sink)
+        assert len(messages) == 4
+        assert isinstance(messages[-1], CancelledError)
+        bench.check_free()
+
+    def test_a_session_can_be_started_again_from_its_end(self, tokenizer: TextTokenizer) -> None:
+        bench = Bench(tokenizer, config=replace(CONFIG, max_sessions=1))
+        second = Mailbox()
+
+        def sink(message: Message) -> None:
+            if isinstance(message, SpeechTokens) and message.is_final:
+                bench.service.start(request("a", TEXT.encode(), True), second)
+
+        bench.service.start(request("a", TEXT.encode(), True), sink)
+        assert second.reason is FinishReason.LENGTH
+        bench.check_free()
+
+    def test_a_sink_that_raises_does_not_stop_its_session(self, tokenizer: TextTokenizer) -> None:
+        bench = Bench(tokenizer)
+
+        def sink(message: Message) -> None:
+            raise RuntimeError("broken")
+
+        bench.service.start(request("a", TEXT.encode(), True), sink)
+        bench.check_free()
+
+
+class TestRefusals:
+    """A start that raises leaves nothing behind, its sink untouched."""
+
+    @pytest.mark.parametrize(
+        ("changes", "word"),
+        [
+            ({"text": b"", "is_end": True}, "empty"),
+            ({"text": b"x" * 201}, "longer than 200"),
+            ({"text": b"\xff"}, "UTF-8"),
+            ({"text": "\u4f60".encode()[:2], "is_end": True}, "UTF-8"),
+            ({"prompt_text": "x" * 201}, "reference text"),
+            ({"prompt_speech_tokens": np.array([SIZES.speech_token_size], np.int32)}, "prompt_speech_tokens"),
+            ({"prompt_speech_tokens": np.array([-1], np.int32)}, "prompt_speech_tokens"),
+            ({"prompt_speech_tokens": np.zeros((1, 2), np.int32)}, "prompt_speech_tokens"),
+            ({"prompt_speech_tokens": np.zeros(5000, np.int32)}, "shorter reference"),
+            ({"sampling": Sampling(temperature=-0.1)}, "temperature"),
+            ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
+            ({"sampling": Sampling(temperature=float("inf"))}, "temperature"),
+            ({"sampling": Sampling(top_k=0)}, "top_k"),
+            ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+            ({"sampling": Sampling(top_p=1.01)}, "top_p"),
+            ({"sampling": Sampling(top_p=float("nan"))}, "top_p"),
+        ],
+    )
+    def test_bad_input(self, bench: Bench, changes: dict[str, Any], word: str) -> None:
+        mailbox = Mailbox()
+        with pytest.raises(InvalidInputError, match=word):
+            bench.service.start(replace(request("a", b"hello", False), **changes), mailbox)
+        assert mailbox.messages == []
+        bench.check_free()
+
+    def test_an_empty_start_that_goes_on_is_fine(self, bench: Bench) -> None:
+        mailbox = bench.start("")
+        bench.append(TEXT, is_end=True)
+        assert mailbox.reason is FinishReason.EOS
+
+    def test_a_live_session_cannot_be_started_again(self, bench: Bench) -> None:
+        mailbox = bench.start("hello")
+        with pytest.raises(SessionExistsError):
+            bench.start("hello")
+        bench.append(" world", is_end=True)  # the first one is untouched
+        assert mailbox.reason is FinishReason.EOS
+
+    def test_too_many_sessions(self, bench: Bench) -> None:
+        for number in range(CONFIG.max_sessions):
+            bench.start(session_id=str(number))
+        with pytest.raises(BusyError):
+            bench.start(session_id="one more")
+        bench.service.cancel("0")
+        bench.start(session_id="one more")
+
+    def test_a_full_cache(self, tokenizer: TextTokenizer) -> None:
+        bench = Bench(tokenizer, max_total_ids=CONFIG.max_session_tokens)
+        bench.start(session_id="first")
+        with pytest.raises(BusyError):
+            bench.start(session_id="second")
+        assert bench.service.num_sessions == 1
+        bench.service.cancel("first")
+        bench.start(session_id="second")
+
+    def test_only_live_sessions_take_text_or_cancel(self, bench: Bench) -> None:
+        finished = bench.start(TEXT, is_end=True, session_id="finished")
+        assert finished.ended.is_set()
+        bench.start(session_id="cancelled")
+        bench.service.cancel("cancelled")
+        for session_id in ("unknown", "finished", "cancelled"):
+            with pytest.raises(UnknownSessionError):
+                bench.append("hello", session_id=session_id)
+            with pytest.raises(UnknownSessionError):
+                bench.service.cancel(session_id)
+
+    def test_text_over_the_limit_is_refused_and_the_session_goes_on(self, bench: Bench) -> None:
+        mailbox = bench.start("\u4f60" * 150)
+        with pytest.raises(InvalidInputError, match="longer than 200"):
+            bench.append("\u4f60" * 51)
+        bench.append("\u4f60" * 50, is_end=True)
+        assert mailbox.reason is FinishReason.EOS
+
+    def test_text_behind_the_end_is_refused(self, pumped: Bench) -> None:
+        pumped.start(TEXT, is_end=True)
+        with pytest.raises(InvalidInputError, match="has ended"):
+            pumped.append("more")
+        pumped.append("")  # a sign of life is always welcome
+
+
+class TestEnds:
+    @pytest.mark.parametrize(("text", "is_end"), [(b"\xff", False), (b"\xe4\xbd", True)])
+    def test_invalid_utf8_ends_the_session(self, bench: Bench, text: bytes, is_end: bool) -> None:
+        mailbox = bench.start("hello")
+        with pytest.raises(InvalidInputError, match="UTF-8"):
+            bench.append(text, is_end)
+        assert isinstance(mailbox.error, InvalidInputError)
+        assert mailbox.error.session_id == "a"
+        bench.check_free()
+
+    def test_an_empty_text_ends_the_session(self, bench: Bench) -> None:
+        mailbox = bench.start()
+        with pytest.raises(InvalidInputError, match="empty"):
+            bench.append("", is_end=True)
+        assert isinstance(mailbox.error, InvalidInputError)
+        bench.check_free()
+
+    def test_cancel_at_every_step(self, tokenizer: TextTokenizer) -> None:
+        text = "one two three four five six seven eight"
+        for steps in range(60):
+            bench = Bench(tokenizer, pumped=True)
+            mailbox = bench.start(text)
+            if steps % 2:
+                bench.append("nine", is_end=True)
+            bench.engine.pump(steps)
+            if mailbox.ended.is_set():
+                break
+            bench.service.cancel("a")
+            assert isinstance(mailbox.error, CancelledError)
+            bench.check_free()
+            bench.engine.pump()  # what the engine still delivers is nobody's
+        assert steps > 30
+
+    def test_what_the_engine_delivers_after_a_cancel_is_dropped(self, pumped: Bench) -> None:
+        """An engine may have results on their way when its session is closed."""
+        mailbox = pumped.start(TEXT)
+        running = pumped.engine.opened[0].running
+        assert running is not None
+        pumped.service.cancel("a")
+        running.sink.on_ids([SPACE.speech_offset])
+        running.sink.on_end(TurnResult(TurnEnd.LENGTH))
+        assert mailbox.late == []
+        assert [type(message) for message in mailbox.messages] == [CancelledError]
+
+    def test_silence_is_a_timeout(self, bench: Bench) -> None:
+        mailbox = bench.start("hello")
+        bench.now = 29.0
+        bench.append("")  # renews the lease
+        bench.now = 58.0
+        bench.service.expire()
+        assert not mailbox.ended.is_set()
+        bench.now = 59.0
+        bench.service.expire()
+        assert isinstance(mailbox.error, SessionTimeoutError)
+        bench.check_free()
+
+    def test_a_session_whose_text_ended_needs_no_lease(self, pumped: Bench) -> None:
+        mailbox = pumped.start(TEXT, is_end=True)
+        pumped.now = 1000.0
+        pumped.service.expire()
+        pumped.engine.pump()
+        assert mailbox.reason is FinishReason.LENGTH
+
+    def test_the_timer_expires_sessions(self, tokenizer: TextTokenizer) -> None:
+        parts = LanguageModelParts(tokenizer, SIZES, ScriptedEngine(SPACE, eos_in_final_phase))
+        service = SpeechTokenService(replace(CONFIG, session_idle_timeout_s=0.01), parts=parts)
+        mailbox = Mailbox()
+        service.start(request("a", b"hello", False), mailbox)
+        assert mailbox.ended.wait(timeout=10)
+        assert isinstance(mailbox.error, SessionTimeoutError)
+        service.close()
+
+    def test_an_engine_failure_ends_every_session(self, pumped: Bench) -> None:
+        talking = pumped.start(TEXT, session_id="talking")
+        waiting = pumped.start("", session_id="waiting")
+        pumped.engine.fail("Computing failed; try again.")
+        assert isinstance(talking.error, EngineError)
+        assert talking.error.sentence == "Computing failed; try again."
+        assert not waiting.ended.is_set()
+        pumped.append(TEXT, session_id="waiting")  # accepted; the session ends as soon as it needs the engine
+        assert isinstance(waiting.error, EngineError)
+        pumped.check_free()
+
+    def test_an_id_out_of_place_is_an_engine_error(self, tokenizer: TextTokenizer) -> None:
+        class Unruly(ScriptedEngine):
+            def _next_allowed(self, running: Any) -> int:
+                return SPACE.second_stop
+
+        engine = Unruly(SPACE)
+        service = SpeechTokenService(CONFIG, parts=LanguageModelParts(tokenizer, SIZES, engine), run_timer=False)
+        mailbox = Mailbox()
+        service.start(request("a", TEXT.encode(), False), mailbox)
+        assert isinstance(mailbox.error, EngineError)
+        assert (service.num_sessions, engine.sessions) == (0, {})
+
+    def test_a_session_ends_by_length_when_its_positions_are_used_up(self, tokenizer: TextTokenizer) -> None:
+        bench = Bench(tokenizer, config=replace(CONFIG, max_session_tokens=60))
+        mailbox = bench.start()
+        bench.append(TEXT)
+        assert mailbox.reason is FinishReason.LENGTH
+        last = mailbox.messages[-1]
+        assert isinstance(last, SpeechTokens)
+        assert last.text_consumed < len(TEXT)
+        assert len(bench.engine.opened[0].sequence) == 60
+        bench.check_free()
+
+    def test_a_one_shot_session_reserves_its_own_worst_case(self, bench: Bench) -> None:
+        bench.start("hello", is_end=True)
+        num_text = len(bench.tokenizer.encode("hello"))
+        assert bench.engine.opened[0].max_ids == 2 + 21 * num_text
+        bench.start("hello")
+        assert bench.engine.opened[1].max_ids == CONFIG.max_session_tokens
+
+    def test_drain_takes_no_new_sessions_and_ends_what_does_not_finish(self, pumped: Bench) -> None:
+        mailbox = pumped.start(TEXT)
+        pumped.service.drain(0.0)
+        assert isinstance(mailbox.error, ShuttingDownError)
+        with pytest.raises(ShuttingDownError):
+            pumped.start(TEXT, session_id="b")
+        pumped.check_free()
+
+    def test_drain_waits_for_sessions_that_finish(self, pumped: Bench) -> None:
+        mailbox = pumped.start(TEXT, is_end=True)
+        drain = threading.Thread(target=pumped.service.drain, args=(60.0,))
+        drain.start()
+        pumped.engine.pump()
+        drain.join(timeout=30)
+        assert not drain.is_alive()
+        assert mailbox.reason is FinishReason.LENGTH
+
+    def test_close_ends_sessions_and_may_be_repeated(self, bench: Bench) -> None:
+        mailbox = bench.start("hello")
+        bench.service.close()
+        bench.service.close()
+        assert isinstance(mailbox.error, ShuttingDownError)
+        assert bench.engine.closed
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_every_accepted_session_ends_exactly_once(tokenizer: TextTokenizer, seed: int) -> None:
+    """Random starts, pieces, cancels, timeouts and steps."""
+    rng = random.Random(seed)
+    bench = Bench(tokenizer, pumped=True, max_total_ids=3 * CONFIG.max_session_tokens)
+    accepted: list[Mailbox] = []
+
+    def start() -> None:
+        accepted.append(bench.start(rng.choice(["", "hello ", TEXT]), rng.random() < 0.3, rng.choice("abcdef")))
+
+    def append() -> None:
+        piece = rng.choice([b"", b" and so on", "\u4eca\u5929".encode(), b"\xe4", TEXT.encode(), b"x" * 300])
+        bench.append(piece, rng.random() < 0.3, rng.choice("abcdef"))
+
+    def expire() -> None:
+        bench.now += rng.choice([1.0, 31.0])
+        bench.service.expire()
+
+    actions: list[Callable[[], object]] = [start, append, append, append, expire]
+    actions += [lambda: bench.service.cancel(rng.choice("abcdef")), lambda: bench.engine.pump(rng.randrange(1, 20))]
+    for _ in range(60):
+        try:
+            rng.choice(actions)()
+        except (BusyError, InvalidInputError, SessionExistsError, UnknownSessionError):
+            pass
+        assert bench.service.num_sessions == len(bench.engine.sessions) == sum(not mailbox.ended.is_set() for mailbox in accepted)
+    bench.service.close()
+    assert all(mailbox.ended.is_set() for mailbox in accepted)
+    bench.check_free()
+
+
+def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
+    """Sessions fed from threads of their own speak what each speaks alone."""
+    torch.set_num_threads(1)
+    model = Qwen2Model(SIZES, build_weights(tiny.random_state(SIZES), SIZES, torch.device("cpu"), torch.float32))
+    config = replace(CONFIG, max_sessions=8, drain_timeout_s=30.0, max_session_tokens=1024)
+    texts = [TEXT[: 12 + 5 * index] for index in range(6)]
+
+    def make_service() -> SpeechTokenService:
+        engine = TorchEngine(model, EngineSettings(max_sessions=8, max_rows=32, kv_cache_tokens=8192, max_sequence_ids=1024))
+        return SpeechTokenService(config, parts=LanguageModelParts(tokenizer, SIZES, engine))
+
+    def speak(service: SpeechTokenService, index: int, piece_size: int, mailbox: Mailbox) -> None:
+        start = replace(request(str(index), b"", False), sampling=Sampling(seed=index))
+        service.start(start, mailbox)
+        data = texts[index].encode()
+        for at in range(0, len(data), piece_size):
+            service.append(str(index), data[at : at + piece_size], at + piece_size >= len(data))
+
+    service = make_service()
+    together = [Mailbox() for _ in texts]
+    threads = [threading.Thread(target=speak, args=(service, index, 3, mailbox)) for index, mailbox in enumerate(together)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert all(mailbox.ended.wait(timeout=60) for mailbox in together)
+    for index, mailbox in enumerate(together):
+        alone = Mailbox()
+        speak(service, index, 100, alone)
+        assert alone.ended.wait(timeout=60)
+        assert mailbox.tokens == alone.tokens
+        assert mailbox.reason is alone.reason is not None
+    assert service.stats().sessions == 0
+    service.close()
+
+
+class TestFactory:
+    def test_an_engine_that_is_not_built_in_is_a_config_error(self) -> None:
+        with pytest.raises(ConfigError, match="tensorrt_llm"):
+            make_engine(RuntimeConfig(engine="tensorrt_llm"))
+
+    def test_a_tokenizer_with_more_ids_than_the_model_is_refused(self, tmp_path: Path) -> None:
+        sizes = LanguageModelConfig(text_vocab_size=400)
+        write_tokenizer_files(tmp_path, 500)
+        (tmp_path / "cosyvoice2.yaml").write_text(cosyvoice2_yaml(CheckpointConfig(language_model=sizes)), encoding="utf-8")
+        (tmp_path / "CosyVoice-BlankEN" / "config.json").write_text(qwen2_config_json(sizes), encoding="utf-8")
+        with pytest.raises(CheckpointError, match="520 ids"):
+            load_parts(RuntimeConfig(model_dir=str(tmp_path)))
+
+    def test_nothing_is_loaded_without_a_model_directory(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError):
+            load_parts(RuntimeConfig(model_dir=str(tmp_path)))

@@ -1,0 +1,356 @@
+"""The torch engine on a tiny random model: true to the dense forward, sessions apart from each other, faults contained."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import RuntimeConfig
+from bistream.errors import ConfigError, InvalidInputError
+from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.step_runner import EagerRunner
+from bistream.text2token.torch_engine import TorchEngine, TorchSession, resolve_device
+from bistream.text2token.weights import build_weights
+from tests.fakes import RecordingSink, ScriptedSampler
+from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
+
+ALL_STOPS = frozenset(SPACE.specials)
+GREEDY = SamplingSpec(temperature=0.0)
+
+
+def make(max_rows: int = 32, **settings_: object) -> TorchEngine:
+    values = {"max_sessions": 8, "kv_cache_tokens": 4096, "block_size": 8} | settings_
+    return TorchEngine(tiny_model(), EngineSettings(max_rows=max_rows, **values), threaded=False)  # type: ignore[arg-type]
+
+
+def drain(engine: TorchEngine) -> None:
+    while engine.step():
+        engine.check_integrity()
+
+
+def begin(session: TorchSession, ids: Sequence[int], max_new: int) -> RecordingSink:
+    sink = RecordingSink()
+    session.turn(ids, TurnLimits(max_new, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sink)
+    return sink
+
+
+def talk(engine: TorchEngine, name: str, spec: SamplingSpec, turns: Sequence[Sequence[int]], max_new: int = 9) -> list[list[int]]:
+    """One session, turn after turn."""
+    session, result = engine.open(name, spec, 300), []
+    for ids in turns:
+        sink = begin(session, ids, max_new)
+        drain(engine)
+        result.append(sink.ids)
+    session.close()
+    return result
+
+
+def random_turns(rng: random.Random, voices: int = 3) -> list[list[int]]:
+    """A prompt of one of a few voices with some own text, then short appends."""
+    voice = rng.randrange(voices)
+    prompt = [SPACE.sos, *(1 + (voice * 50 + index) % 190 for index in range(20 + 7 * voice))]
+    own = [[rng.randrange(200) for _ in range(rng.randrange(1, 7))] for _ in range(rng.randrange(1, 5))]
+    return [prompt + own[0], *own[1:]]
+
+
+def test_greedy_turns_follow_the_dense_forward() -> None:
+    """Prompt in chunks, appended text, last ids fed once: every id is the arg-max of the whole sequence computed at once."""
+    engine = make(max_rows=7)
+    turns = [[SPACE.sos, *range(1, 30), SPACE.task], [5, 6, 7], [8], [9, 10, 11, 12, 13]]
+    answers = talk(engine, "a", GREEDY, turns)
+    ledger: list[int] = []
+    for append, ids in zip(turns, answers, strict=True):
+        ledger += append
+        for token_id in ids:
+            logits = tiny_model().logits(tiny_model().forward_dense(torch.tensor(ledger))[-1:])[0]
+            assert token_id == SPACE.speech_offset + int(logits[: SPACE.speech_token_size].argmax())
+            ledger.append(token_id)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6))
+def test_ids_do_not_depend_on_company_chunks_or_sharing(seed: int) -> None:
+    """Sessions of a few voices come and go together; each gets what it gets alone in an engine of its own."""
+    rng = random.Random(seed)
+    scripts = [(SamplingSpec(seed=rng.randrange(100), temperature=rng.choice((0.0, 1.0, 1.5))), random_turns(rng)) for _ in range(6)]
+    engine = make(max_rows=rng.randrange(4, 40), share_prefix=rng.random() < 0.8)
+    sessions = [engine.open(f"s{index}", spec, 200) for index, (spec, _) in enumerate(scripts)]
+    sinks: list[list[RecordingSink]] = [[] for _ in scripts]
+    while True:
+        for session, (_, turns), done in zip(sessions, scripts, sinks, strict=True):
+            idle = not done or done[-1].result is not None
+            if idle and len(done) < len(turns) and rng.random() < 0.3:
+                done.append(begin(session, turns[len(done)], 9))
+        if not engine.step() and all(len(done) == len(turns) for done, (_, turns) in zip(sinks, scripts, strict=True)):
+            break
+    engine.check_integrity()
+    for (spec, turns), done in zip(scripts, sinks, strict=True):
+        assert [sink.ids for sink in done] == talk(make(share_prefix=False), "alone", spec, turns)
+
+
+def library_ignores_company() -> bool:
+    """Whether this machine's matrix products give a row the same bits in 4 rows as in 24."""
+    rows, matrix = torch.randn(24, 64), torch.randn(96, 64)
+    few, many = torch.nn.functional.linear(rows[:4], matrix), torch.nn.functional.linear(rows, matrix)
+    batched = torch.matmul(rows.view(6, 4, 64), matrix.T)
+    return torch.equal(few, many[:4]) and torch.equal(batched[0], torch.matmul(rows[:4].view(1, 4, 64), matrix.T)[0])
+
+
+@pytest.mark.skipif(not library_ignores_company(), reason="this machine's matrix library rounds by the number of rows")
+def test_scores_are_the_same_to_the_last_bit_in_any_company() -> None:
+    """Why seeded sessions repeat exactly: not even rounding depends on the other rows of a step."""
+    torch.set_num_threads(1)
+
+    def scores_of_a(company: int) -> list[torch.Tensor]:
+        scores: list[torch.Tensor] = []
+
+        def keep(log_probs: torch.Tensor, decided: list[int]) -> int:
+            scores.append(log_probs.clone())
+            return len(decided)
+
+        picks = {"a": keep} | {f"other{index}": lambda log_probs, decided: 7 for index in range(company)}
+        engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=8, max_rows=64), sampler=ScriptedSampler(picks), threaded=False)
+        for index in range(company):
+            begin(engine.open(f"other{index}", GREEDY, 600), range(10, 10 + 60 * index + 1), 200)
+        begin(engine.open("a", GREEDY, 300), range(150), 40)
+        drain(engine)
+        return scores
+
+    alone = scores_of_a(0)
+    assert len(alone) == 40
+    for company in (1, 4):
+        beside = scores_of_a(company)
+        differing = [step for step in range(40) if not torch.equal(alone[step], beside[step])]
+        assert not differing
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**6))
+def test_sessions_never_see_each_others_ids(seed: int) -> None:
+    """Every session is fed ids of its own; nothing that its rows attend to was written by another one."""
+    rng = random.Random(seed)
+    engine = make(max_rows=12)
+    runner = engine._runner
+    assert isinstance(runner, EagerRunner)
+    runner.cache.blocks.fill_(0)
+    owners = torch.full((runner.cache.blocks.shape[2] * 8,), -1)  # who wrote a position of the cache, and which id
+    forward = tiny_model().forward_rows
+
+    def spy(ids, positions, cache, cache_index, plan):  # type: ignore[no-untyped-def]
+        owners[cache_index] = ids
+        for group in plan.groups:
+            for segment in range(len(group.rows)):
+                visible = ~group.hidden[segment].all(dim=0)
+                seen = owners.view(-1, 8)[group.blocks[segment]].flatten()[visible]
+                text = seen[seen < SPACE.speech_offset]
+                assert len(set((text // 25).tolist())) <= 1, seen
+                assert (seen >= 0).all()
+        return forward(ids, positions, cache, cache_index, plan)
+
+    runner.model = type("Spy", (), {"__getattr__": lambda self, name: spy if name == "forward_rows" else getattr(tiny_model(), name)})()
+    for round_ in range(3):
+        order = rng.sample(range(8), 8)
+        sessions = {index: engine.open(f"s{index}", SamplingSpec(seed=index), 120) for index in order}
+        for _ in range(2):
+            sinks = [begin(sessions[index], [25 * index + rng.randrange(25) for _ in range(rng.randrange(1, 30))], 5) for index in order]
+            for _ in range(rng.randrange(30)):
+                engine.step()
+            if round_ == 1:
+                break
+            drain(engine)
+            assert all(len(sink.ids) == 5 for sink in sinks)
+        for session in sessions.values():
+            session.close()
+        drain(engine)
+    assert engine.stats().kv_tokens_used == 0
+
+
+def test_cancel_or_close_at_every_step_leaves_the_pools_whole() -> None:
+    engine = make(max_rows=8)
+    beside_alone = talk(make(), "beside", SamplingSpec(seed=4), [[1, 2, 3]], max_new=30)[0]
+    steps = 0
+    for index in range(25):
+        for action in ("cancel", "close"):
+            session = engine.open("a", GREEDY, 100)
+            beside = engine.open("beside", SamplingSpec(seed=4), 100)
+            first = begin(session, range(20, 40), 4)
+            company = begin(beside, [1, 2, 3], 30)
+            second = None
+            for _ in range(index):
+                steps += engine.step()
+                if first.result is not None and second is None:
+                    second = begin(session, [5, 6, 7], 8)
+            running = (second or first).result is None
+            getattr(session, action)()
+            engine.check_integrity()
+            drain(engine)
+            result = (second or first).result
+            assert result == TurnResult(TurnEnd.CANCELLED if running else TurnEnd.LENGTH)
+            assert company.ids == beside_alone
+            session.close()
+            beside.close()
+            engine.check_integrity()
+    assert engine.stats().kv_tokens_used == 0 and steps > 400
+
+
+def test_not_a_number_fails_its_session_only_and_leaves_no_trace() -> None:
+    """NaN in one session's keys: it ends with an error, its company goes on as if alone, its blocks serve the next sessions."""
+    engine = make(kv_cache_tokens=256)
+    runner = engine._runner
+    assert isinstance(runner, EagerRunner)
+    expected = talk(make(), "good", SamplingSpec(seed=1), [[1, 2, 3]], max_new=20)[0]
+    for _ in range(3):
+        bad, good = engine.open("bad", SamplingSpec(seed=1), 100), engine.open("good", SamplingSpec(seed=1), 100)
+        bad_sink, good_sink = begin(bad, [1, 2, 3, *range(50, 70)], 50), begin(good, [1, 2, 3], 20)
+        for _ in range(4):
+            engine.step()
+        blocks = engine._scheduler.sequences["bad"].blocks
+        runner.cache.blocks[:, :, blocks[1:]] = torch.nan
+        drain(engine)
+        assert bad_sink.result is not None and bad_sink.result.end is TurnEnd.ERROR
+        assert bad_sink.result.error is not None and "invalid numbers" in bad_sink.result.error
+        assert 1 <= len(bad_sink.ids) <= 4
+        assert good_sink.ids == expected and engine.healthy
+        bad.close()
+        good.close()
+        engine.check_integrity()
+    sessions = [engine.open(f"next{index}", SamplingSpec(seed=1), 64) for index in range(4)]
+    sinks = [begin(session, [1, 2, 3], 20) for session in sessions]
+    drain(engine)
+    assert [sink.ids for sink in sinks] == [expected] * 4
+
+
+def test_history_goes_over_turns_and_holds_forced_fills() -> None:
+    """What a plugged-in sampler sees: masked scores and all decided ids of its own session."""
+    seen: dict[str, list[list[int]]] = {"a": [], "b": []}
+
+    def pick(name: str, answers: list[int], log_probs: torch.Tensor, decided: list[int]) -> int:
+        assert log_probs[SPACE.speech_token_size] == -torch.inf and log_probs[-1] > -torch.inf
+        seen[name].append(decided)
+        return answers[len(seen[name]) - 1]
+
+    fill = SPACE.speech_token_size + 2
+    answers = {"a": [3, 4, 5, fill, 6, 7], "b": [9, 9, 9, 9, 9, 9]}
+    picks = {name: lambda scores, decided, name=name: pick(name, answers[name], scores, decided) for name in answers}
+    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2), sampler=ScriptedSampler(picks), threaded=False)
+    limits = TurnLimits(2, forbidden=frozenset({SPACE.eos}), record_on_length=SPACE.fill)
+    sessions = {name: engine.open(name, SamplingSpec(), 100) for name in "ab"}
+    results = []
+    for _ in range(3):
+        sinks = {name: RecordingSink() for name in "ab"}
+        for name in "ab":
+            sessions[name].turn([1, 2, 3], limits, sinks[name])
+        drain(engine)
+        results.append(sinks["a"].result)
+    assert results == [TurnResult(TurnEnd.LENGTH), TurnResult(TurnEnd.STOP, stop_id=SPACE.fill), TurnResult(TurnEnd.LENGTH)]
+    decided_a = [3, 4, fill, 5, fill, 6, 7]
+    assert seen["a"] == [decided_a[:count] for count in (0, 1, 3, 4, 5, 6)]
+    assert seen["b"][-1] == [9, 9, fill, 9, 9, fill, 9]
+
+
+def test_a_sink_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class BadSink(RecordingSink):
+        def on_ids(self, ids: Sequence[int]) -> None:
+            raise ValueError("a mistake of the caller")
+
+    engine = make()
+    sessions = [engine.open(name, GREEDY, 100) for name in "ab"]
+    bad, good = BadSink(), RecordingSink()
+    sessions[0].turn([1, 2], TurnLimits(5, forbidden=ALL_STOPS), bad)
+    sessions[1].turn([1, 2], TurnLimits(5, forbidden=ALL_STOPS), good)
+    drain(engine)
+    assert bad.result == good.result == TurnResult(TurnEnd.LENGTH) and len(good.ids) == 5 and engine.healthy
+    assert "a sink raised" in caplog.text
+
+
+def test_many_threads_use_one_engine() -> None:
+    """Callers on six threads, the engine on its own: everybody gets what he gets alone."""
+    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=6, max_rows=16, kv_cache_tokens=4096))
+    expected = {seed: talk(make(), "alone", SamplingSpec(seed=seed), random_turns(random.Random(seed))) for seed in range(12)}
+    wrong: list[int] = []
+
+    class Waiting(RecordingSink):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ended = threading.Event()
+
+        def on_end(self, result: TurnResult) -> None:
+            super().on_end(result)
+            self.ended.set()
+
+    def caller(seeds: Sequence[int]) -> None:
+        for seed in seeds:
+            session, answers = engine.open(f"s{seed}", SamplingSpec(seed=seed), 300), []
+            for ids in random_turns(random.Random(seed)):
+                sink = Waiting()
+                session.turn(ids, TurnLimits(9, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sink)
+                assert sink.ended.wait(30)
+                answers.append(sink.ids)
+            session.close()
+            if answers != expected[seed]:
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=caller, args=([index, index + 6],)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and engine.stats().sessions == 0
+    engine.check_integrity()
+    engine.close()
+
+
+def test_half_precision_runs_and_is_seeded() -> None:
+    model = Qwen2Model(CONFIG, build_weights(random_state(CONFIG), CONFIG, torch.device("cpu"), torch.bfloat16))
+    answers = []
+    for _ in range(2):
+        engine = TorchEngine(model, EngineSettings(max_sessions=2, kv_cache_tokens=1024), threaded=False)
+        answers.append(talk(engine, "a", SamplingSpec(seed=3), [[1, 2, 3], [4, 5]]))
+    assert answers[0] == answers[1] and len(answers[0][1]) == 9
+
+
+def test_window_larger_than_the_history_is_refused() -> None:
+    engine = TorchEngine(tiny_model(), EngineSettings(), sampler=RepetitionAwareSampler(history_size=12), threaded=False)
+    engine.open("a", SamplingSpec(win_size=12), 100)
+    with pytest.raises(InvalidInputError, match="win_size"):
+        engine.open("b", SamplingSpec(win_size=13), 100)
+
+
+def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
+    engine = TorchEngine.from_config(RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", max_sessions=3, kv_cache_tokens=1024))
+    try:
+        assert engine.capabilities.max_sessions == 3 and engine.capabilities.max_sequence_ids == 1024
+        done = threading.Event()
+
+        class Sink(RecordingSink):
+            def on_end(self, result: TurnResult) -> None:
+                super().on_end(result)
+                done.set()
+
+        sink = Sink()
+        space = engine.space
+        engine.open("a", SamplingSpec(), 50).turn([space.sos, 1, 2], TurnLimits(5, forbidden=frozenset(space.specials)), sink)
+        assert done.wait(30) and len(sink.ids) == 5
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("device", ["tpu9", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_a_config_error(device: str) -> None:
+    with pytest.raises(ConfigError, match="device"):
+        resolve_device(device, "auto")
+
+
+def test_devices_and_types() -> None:
+    assert resolve_device("cpu", "auto") == (torch.device("cpu"), torch.float32)
+    assert resolve_device("cpu", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
