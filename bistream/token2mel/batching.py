@@ -1,6 +1,6 @@
 """What one call of the network computes, decided on integers: spans of sequences, their grouping and their padded arrays.
 
-No torch here: ``stage.FlowStage`` turns the arrays of ``pack`` into tensors.
+No torch here: ``runner.FlowRunner`` turns the arrays of ``pack`` into tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS
 from bistream.types import FloatArray, VoicePrompt
 
-MAX_GROUP_FRAMES = 32_768  # padded frames of one call; bounds its working memory
+MAX_GROUP_TOKENS = 32_768  # padded tokens of one call, stored context included: bounds its working memory (0.3 GB in 16 bit)
 MIN_FILL = 0.6  # a span joins a group if it is at least this share of the group's longest
 
 
@@ -57,33 +57,75 @@ class PackedArrays:
     keep: NDArray[np.int64]
 
 
-def group_spans(spans: Sequence[Span], ratio: int, max_frames: int = MAX_GROUP_FRAMES) -> list[list[int]]:
+def group_spans(spans: Sequence[Span], chunk_tokens: int, max_tokens: int = MAX_GROUP_TOKENS) -> list[list[int]]:
     """Indices of spans that are computed together: the same attention mode, similar lengths, bounded size."""
     order = sorted(range(len(spans)), key=lambda index: (spans[index].streaming, -spans[index].length))
     groups: list[list[int]] = []
     for index in order:
-        span = spans[index]
-        if groups:
-            longest = spans[groups[-1][0]]
-            fits = (len(groups[-1]) + 1) * longest.length * ratio <= max_frames
-            if longest.streaming == span.streaming and span.length >= MIN_FILL * longest.length and fits:
-                groups[-1].append(index)
-                continue
-        groups.append([index])
+        if groups and _fits(spans[index], [spans[member] for member in groups[-1]], chunk_tokens, max_tokens):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
     return groups
 
 
-def pack(spans: Sequence[Span], *, chunk_tokens: int, lookahead: int, ratio: int, mel_bins: int) -> PackedArrays:
-    """Padded arrays of a group of spans."""
-    count = len(spans)
+def _fits(span: Span, group: Sequence[Span], chunk_tokens: int, max_tokens: int) -> bool:
+    """group: longest span first."""
+    longest = group[0]
+    if span.streaming != longest.streaming or span.length < MIN_FILL * longest.length:
+        return False
+    chunks = max(len(member.context_pages) for member in (span, *group))
+    return (len(group) + 1) * (longest.length + chunks * chunk_tokens) <= max_tokens
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Sizes to which a batch is rounded up where every new shape is expensive (recorded device graphs).
+
+    Rows go to powers of two, new tokens and table chunks to multiples.
+    """
+
+    token_step: int = 5
+    chunk_step: int = 4
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Padded sizes of one batch. keep_chunks: complete chunks of the new part that are written (0: nothing is kept)."""
+
+    rows: int
+    new_tokens: int
+    table_chunks: int
+    keep_chunks: int
+
+
+def batch_shape(spans: Sequence[Span], chunk_tokens: int, buckets: Buckets | None) -> BatchShape:
+    """The smallest shape that holds the spans, rounded up to buckets where given."""
+    rows = len(spans)
     new_tokens = max(span.length for span in spans)
     table_chunks = max(len(span.context_pages) for span in spans)
-    width = LOOKAHEAD_HISTORY_TOKENS + new_tokens + lookahead
-    token_ids = np.zeros((count, width), np.int64)
-    present = np.zeros((count, width), np.bool_)
-    prompt_mel = np.zeros((count, new_tokens * ratio, mel_bins), np.float32)
-    context = np.full((count, table_chunks), ZERO_PAGE, np.int64)
-    keep = np.full((count, new_tokens // chunk_tokens), SCRATCH_PAGE, np.int64)
+    if buckets is not None:
+        rows = 1 << (rows - 1).bit_length()
+        new_tokens = _round_up(new_tokens, buckets.token_step)
+        table_chunks = _round_up(table_chunks, buckets.chunk_step)
+    keeps = any(page != SCRATCH_PAGE for span in spans for page in span.keep_pages)
+    return BatchShape(rows, new_tokens, table_chunks, new_tokens // chunk_tokens if keeps else 0)
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def pack(spans: Sequence[Span], shape: BatchShape, *, lookahead: int, ratio: int, mel_bins: int) -> PackedArrays:
+    """Padded arrays of a group of spans. Rows beyond the spans have one absent token and write to the scratch page."""
+    padded = shape.rows - len(spans)
+    width = LOOKAHEAD_HISTORY_TOKENS + shape.new_tokens + lookahead
+    token_ids = np.zeros((shape.rows, width), np.int64)
+    present = np.zeros((shape.rows, width), np.bool_)
+    prompt_mel = np.zeros((shape.rows, shape.new_tokens * ratio, mel_bins), np.float32)
+    context = np.full((shape.rows, shape.table_chunks), ZERO_PAGE, np.int64)
+    keep = np.full((shape.rows, shape.keep_chunks), SCRATCH_PAGE, np.int64)
+    speaker = np.zeros((shape.rows, spans[0].prompt.speaker_embedding.shape[0]), np.float32)
     for row, span in enumerate(spans):
         first = max(0, span.start - LOOKAHEAD_HISTORY_TOKENS)
         end = min(len(span.tokens), span.end + lookahead)
@@ -92,19 +134,19 @@ def pack(spans: Sequence[Span], *, chunk_tokens: int, lookahead: int, ratio: int
         present[row, column : column + end - first] = True
         mel = span.prompt.speech_feat[span.start * ratio : span.end * ratio]
         prompt_mel[row, : len(mel)] = mel
-        context[row, table_chunks - len(span.context_pages) :] = span.context_pages
-        keep[row, : len(span.keep_pages)] = span.keep_pages
-    if np.all(keep == SCRATCH_PAGE):
-        keep = keep[:, :0]
+        context[row, shape.table_chunks - len(span.context_pages) :] = span.context_pages
+        if shape.keep_chunks:
+            keep[row, : len(span.keep_pages)] = span.keep_pages
+        speaker[row] = span.prompt.speaker_embedding
     return PackedArrays(
         token_ids=token_ids,
         present=present,
-        starts=np.array([span.start for span in spans], np.int64),
-        lengths=np.array([span.length for span in spans], np.int64),
-        context_chunks=np.array([len(span.context_pages) for span in spans], np.int64),
+        starts=np.array([span.start for span in spans] + [0] * padded, np.int64),
+        lengths=np.array([span.length for span in spans] + [1] * padded, np.int64),
+        context_chunks=np.array([len(span.context_pages) for span in spans] + [0] * padded, np.int64),
         prompt_mel=prompt_mel,
-        speaker=np.stack([span.prompt.speaker_embedding for span in spans]).astype(np.float32),
+        speaker=speaker,
         context=context,
-        last=np.array([span.context_pages[-1] if span.context_pages else ZERO_PAGE for span in spans], np.int64),
+        last=np.array([(ZERO_PAGE, *span.context_pages)[-1] for span in spans] + [ZERO_PAGE] * padded, np.int64),
         keep=keep,
     )

@@ -120,7 +120,8 @@ class ConformerLayer(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor, memory: EncoderMemory) -> Tensor:
         x = x + self.attention(self.norm_attention(x), bias, memory)
-        return x + self.linear_out(F.silu(self.linear_in(self.norm_feed_forward(x))))
+        out: Tensor = x + self.linear_out(F.silu(self.linear_in(self.norm_feed_forward(x))))
+        return out
 
 
 class FlowEncoder(nn.Module):

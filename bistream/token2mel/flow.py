@@ -67,7 +67,7 @@ class FlowNetwork(nn.Module):
     def device(self) -> torch.device:
         return self.token_embedding.weight.device
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, batch: FlowBatch, memory: FlowMemory) -> Tensor:
         """Mel of the new frames, float32 [S, ratio * T, bins]; frames beyond a row's length are padding."""
         ratio = self.config.token_mel_ratio

@@ -54,8 +54,7 @@ class PagePool:
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = list(range(FIRST_PAGE + total - 1, FIRST_PAGE - 1, -1))
-        self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # usable by new sessions, least recently used first
-        self._orphans: list[Prefix] = []  # discarded while in use
+        self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # least recently opened first
         self._accounts: set[Account] = set()
 
     @property
@@ -106,13 +105,6 @@ class PagePool:
             account.pages.remove(page)
             self._free.append(page)
 
-    def discard_prefix(self, prefix: Prefix) -> None:
-        """No new session may use this prefix; its pages return when the last user closes."""
-        if self._prefixes.get(prefix.key) is prefix:
-            del self._prefixes[prefix.key]
-            self._orphans.append(prefix)
-            self._drop_unused(prefix)
-
     def close(self, account: Account) -> None:
         """Free what the account holds. Idempotent."""
         if account.closed:
@@ -122,11 +114,12 @@ class PagePool:
         self._accounts.remove(account)
         if account.prefix is not None:
             account.prefix.users -= 1
-            self._drop_unused(account.prefix)
+            if not account.prefix.users and not account.prefix.ready:  # never computed: of no use to anybody
+                self._drop(account.prefix)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every page has exactly one owner and every promise can be kept."""
-        prefixes = [*self._prefixes.values(), *self._orphans]
+        prefixes = list(self._prefixes.values())
         owned = [page for account in self._accounts for page in account.pages]
         owned += [page for prefix in prefixes for page in prefix.pages]
         pages = sorted(self._free + owned)
@@ -134,26 +127,17 @@ class PagePool:
         for prefix in prefixes:
             users = sum(account.prefix is prefix for account in self._accounts)
             assert prefix.users == users, "a prefix miscounts its users"
-            assert users or (prefix.ready and prefix.key in self._prefixes), "an unusable prefix was kept"
+            assert users or prefix.ready, "a prefix that was never computed was kept"
         assert self.available >= 0, "more pages are promised than there are"
 
     def _idle(self) -> list[Prefix]:
         return [prefix for prefix in self._prefixes.values() if not prefix.users]
 
-    def _drop_unused(self, prefix: Prefix) -> None:
-        """Free a prefix without users that can serve nobody: never computed, or discarded."""
-        resident = self._prefixes.get(prefix.key) is prefix
-        if prefix.users or (resident and prefix.ready):
-            return
-        if resident:
-            del self._prefixes[prefix.key]
-        else:
-            self._orphans.remove(prefix)
+    def _drop(self, prefix: Prefix) -> None:
+        del self._prefixes[prefix.key]
         self._free.extend(prefix.pages)
 
     def _draw(self, count: int) -> list[int]:
         while len(self._free) < count:
-            victim = self._idle()[0]
-            del self._prefixes[victim.key]
-            self._free.extend(victim.pages)
+            self._drop(self._idle()[0])
         return [self._free.pop() for _ in range(count)]

@@ -14,27 +14,22 @@ and time per hop are then constant.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.errors import BistreamError, ConfigError, EngineError, InvalidInputError
-from bistream.token2mel.batching import Span, group_spans, pack
+from bistream.token2mel.batching import Buckets, Span
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens, fingerprint
-from bistream.token2mel.flow import FlowBatch
-from bistream.token2mel.memory import BlankMemory, FlowMemory
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool, Prefix
-from bistream.token2mel.pages import FlowPages, PagedMemory, PageTables, page_bytes
+from bistream.token2mel.pages import FlowPages, page_bytes
+from bistream.token2mel.runner import FlowRunner
 from bistream.token2mel.state import FlowState, FlowStatus
 from bistream.token2mel.weights import load_network
 from bistream.types import VoicePrompt
-
-_log = logging.getLogger(__name__)
 
 RESERVE_TOKENS = 250  # state that every session is promised at open, beyond its prompt: 10 s
 
@@ -68,7 +63,7 @@ class FlowStage:
         self.config = checkpoint.flow
         self.device = _resolve_device(config.device)
         self.dtype = _resolve_dtype(config.dtype, self.device)
-        self.network = load_network(config.model_dir, self.config, self.device, self.dtype)
+        network = load_network(config.model_dir, self.config, self.device, self.dtype)
         self.chunk_tokens = self.config.encoder.static_chunk_size
         self.left_context_chunks = config.left_context_chunks
         self.reference_final = config.final_mode == "reference"
@@ -79,6 +74,8 @@ class FlowStage:
             raise ConfigError(f"Parameter 'flow_state_mb' is {config.flow_state_mb}; one second of audio needs {needed}, set it higher.")
         self.pool = PagePool(total)
         self.pages = FlowPages(self.config, total, self.dtype, self.device) if incremental else None
+        buckets = None if self.device.type == "cpu" else Buckets()
+        self.runner = FlowRunner(network, self.pages, self.left_context_chunks, buckets)
         # Bounded context: the stored chunks a hop reads, and as many new ones while it runs.
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 
@@ -107,7 +104,7 @@ class FlowStage:
         (the session goes on without these tokens); ``EngineError`` when computing failed (the session is lost).
         Several hops of one session in one call are taken in order.
         """
-        results: list[Tensor | BistreamError] = [EngineError("The hop was not computed.")] * len(hops)
+        results: list[Tensor | BistreamError] = [torch.empty(0)] * len(hops)
         waiting = list(range(len(hops)))
         while waiting:
             first = {id(hops[index].state): index for index in reversed(waiting)}  # one hop of each session
@@ -124,10 +121,18 @@ class FlowStage:
         if not new:
             return torch.empty(self.config.output_size, 0, device=self.device)
         span = Span(tokens, 0, len(tokens), prompt, streaming=False)
-        mel = self._compute([span])[0]
-        if not bool(torch.isfinite(mel).all()):
-            raise _not_finite()
+        mel = self.runner.compute([span])[0]
+        if isinstance(mel, EngineError):
+            raise mel
         return mel[:, len(prompt_tokens) * self.config.token_mel_ratio :]
+
+    def warm(self, prompt: VoicePrompt) -> None:
+        """Compute the prompt's shared state ahead of its first session. Kept until its pages are needed. Raises as ``open``."""
+        state = self.open(prompt)
+        self._compute_prefixes([state])
+        state.close()
+        if state.failure is not None:
+            raise EngineError(state.failure)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every page of state is free or owned by live sessions and voices."""
@@ -146,16 +151,20 @@ class FlowStage:
         work: list[_Work] = []
         for index in accepted:
             state = hops[index].state
-            if state.status is FlowStatus.FAILED:
-                results[index] = _not_finite()
+            if state.failure is not None:
+                results[index] = EngineError(state.failure)
                 continue
             planned = self._plan(index, state)
             if planned is None:
                 results[index] = torch.empty(self.config.output_size, 0, device=self.device)
             else:
                 work.append(planned)
-        for group in group_spans([item.span for item in work], self.config.token_mel_ratio):
-            self._run([work[position] for position in group], results)
+        for item, mel in zip(work, self.runner.compute([item.span for item in work]), strict=True):
+            if isinstance(mel, EngineError):
+                item.state.fail(mel.sentence)
+                results[item.index] = mel
+            else:
+                results[item.index] = self._advance(item, mel)
         for index in accepted:
             if hops[index].state.status is FlowStatus.FINISHED:
                 hops[index].state.release()
@@ -163,8 +172,8 @@ class FlowStage:
     def _accept(self, hop: FlowHop) -> None:
         """Check a hop and add its tokens to the session."""
         state = hop.state
-        if state.status is FlowStatus.FAILED:
-            raise EngineError("Computing this session failed before; open a new session.")
+        if state.failure is not None:
+            raise EngineError(state.failure)
         if state.status is not FlowStatus.OPEN:
             raise InvalidInputError("This session had its final hop or was closed; open a new session.")
         tokens = check_tokens(hop.token_ids, self.config)
@@ -198,24 +207,6 @@ class FlowStage:
             return (SCRATCH_PAGE,) * (complete - wanted) + granted, granted, state.committed + complete * self.chunk_tokens
         return granted, granted, state.committed + len(granted) * self.chunk_tokens
 
-    def _run(self, work: Sequence[_Work], results: list[Tensor | BistreamError]) -> None:
-        """Compute a group; a failure of the device fails the group, numbers that are not finite fail their session."""
-        try:
-            mels = self._compute([item.span for item in work])
-            finite = torch.stack([torch.isfinite(mel).all() for mel in mels]).tolist()
-        except Exception:
-            _log.exception("the flow failed on %d sessions", len(work))
-            for item in work:
-                item.state.fail()
-                results[item.index] = EngineError("Computing the speech failed; open a new session and try again.")
-            return
-        for item, mel, is_finite in zip(work, mels, finite, strict=True):
-            if is_finite:
-                results[item.index] = self._advance(item, mel)
-            else:
-                item.state.fail()
-                results[item.index] = _not_finite()
-
     def _advance(self, item: _Work, mel: Tensor) -> Tensor:
         """Commit what the span computed and cut out the frames that were not handed out yet."""
         state, ratio = item.state, self.config.token_mel_ratio
@@ -232,60 +223,20 @@ class FlowStage:
 
     def _compute_prefixes(self, states: Sequence[FlowState]) -> None:
         """Compute the shared prompt state of voices that are new; their sessions fail where it is not finite."""
-        missing: dict[int, tuple[Prefix, FlowState]] = {}
+        missing: dict[int, tuple[Prefix, Span]] = {}
         for state in states:
             prefix = state.account.prefix
-            if prefix is not None and not prefix.ready and state.status is not FlowStatus.FAILED:
-                missing.setdefault(id(prefix), (prefix, state))
-        for prefix, state in missing.values():
-            skipped = state.committed // self.chunk_tokens - len(prefix.pages)
-            keep = (SCRATCH_PAGE,) * skipped + prefix.pages
-            span = Span(state.tokens, 0, state.committed, state.prompt, keep_pages=keep)
-            try:
-                prefix.ready = bool(torch.isfinite(self._compute([span])[0]).all())
-            except Exception:
-                _log.exception("the flow failed on a voice prompt")
-            if not prefix.ready:
-                self.pool.discard_prefix(prefix)
-                for other in states:
-                    if other.account.prefix is prefix:
-                        other.fail()
-
-    def _compute(self, spans: Sequence[Span]) -> list[Tensor]:
-        """Run the network on a group of spans: float32 [bins, ratio * length] each."""
-        ratio = self.config.token_mel_ratio
-        arrays = pack(
-            spans,
-            chunk_tokens=self.chunk_tokens,
-            lookahead=self.config.pre_lookahead_len,
-            ratio=ratio,
-            mel_bins=self.config.output_size,
-        )
-        batch = FlowBatch(
-            token_ids=self._to_device(arrays.token_ids),
-            present=self._to_device(arrays.present),
-            starts=self._to_device(arrays.starts),
-            lengths=self._to_device(arrays.lengths),
-            context_chunks=self._to_device(arrays.context_chunks),
-            prompt_mel=self._to_device(arrays.prompt_mel),
-            speaker=self._to_device(arrays.speaker),
-            table_chunks=arrays.context.shape[1],
-            left_context_chunks=self.left_context_chunks,
-            streaming=spans[0].streaming,
-        )
-        memory: FlowMemory = BlankMemory()
-        if self.pages is not None and arrays.context.shape[1] + arrays.keep.shape[1]:
-            tables = PageTables(self._to_device(arrays.context), self._to_device(arrays.last), self._to_device(arrays.keep))
-            memory = PagedMemory(self.pages, tables)
-        mel = self.network(batch, memory)
-        return [mel[row, : span.length * ratio].T for row, span in enumerate(spans)]
-
-    def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
-
-
-def _not_finite() -> EngineError:
-    return EngineError("The speech of this session came out as numbers that are not finite; check its reference recording.")
+            if prefix is not None and not prefix.ready:
+                skipped = state.committed // self.chunk_tokens - len(prefix.pages)
+                keep = (SCRATCH_PAGE,) * skipped + prefix.pages
+                missing[id(prefix)] = (prefix, Span(state.tokens, 0, state.committed, state.prompt, keep_pages=keep))
+        computed = self.runner.compute([span for _, span in missing.values()])
+        for (prefix, _), mel in zip(missing.values(), computed, strict=True):
+            prefix.ready = isinstance(mel, Tensor)
+            if isinstance(mel, EngineError):
+                for state in states:
+                    if state.account.prefix is prefix:
+                        state.fail(mel.sentence)
 
 
 def _resolve_device(name: str) -> torch.device:

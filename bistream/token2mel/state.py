@@ -18,7 +18,7 @@ class FlowStatus(enum.Enum):
 
 @dataclass(eq=False)
 class FlowState:
-    """One session. Invariant: committed <= encoded; committed is a multiple of the chunk; pages hold its last chunks.
+    """One session. ``committed`` is a multiple of the chunk and never exceeds what was computed.
 
     tokens: all tokens known, the prompt's first. committed: tokens whose state is in ``pages``.
     emitted_frames: frames handed out or belonging to the prompt, from the start of the prompt.
@@ -33,15 +33,17 @@ class FlowState:
     committed: int = 0
     pages: list[int] = field(default_factory=list)
     status: FlowStatus = FlowStatus.OPEN
+    failure: str | None = None
 
     def close(self) -> None:
         """Free the session's pages. Idempotent. Not while a hop that contains the session is running."""
         self.status = FlowStatus.CLOSED
         self.release()
 
-    def fail(self) -> None:
-        """Computing failed: free the pages; further hops are errors."""
+    def fail(self, sentence: str) -> None:
+        """Computing failed: free the pages; every further hop is an ``EngineError`` with this sentence."""
         self.status = FlowStatus.FAILED
+        self.failure = sentence
         self.release()
 
     def release(self) -> None:

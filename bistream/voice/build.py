@@ -32,7 +32,8 @@ def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: Fl
     shapes = (speech_feat.shape, speaker_embedding.shape)
     if shapes != ((frames, MEL_BINS), (SPEAKER_EMBEDDING_SIZE,)):
         raise InvalidInputError(
-            f"A voice of {list(speech_tokens.shape)} speech tokens came with features {list(shapes[0])} and speaker embedding {list(shapes[1])}; "
+            f"A voice of {list(speech_tokens.shape)} speech tokens came with features {list(shapes[0])} "
+            f"and speaker embedding {list(shapes[1])}; "
             f"expected are [P], [{MEL_FRAMES_PER_TOKEN} P, {MEL_BINS}] and [{SPEAKER_EMBEDDING_SIZE}]."
         )
     if not (np.isfinite(speech_feat).all() and np.isfinite(speaker_embedding).all()):

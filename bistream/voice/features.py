@@ -79,7 +79,8 @@ def fbank_16k(waveform: FloatArray) -> FloatArray:
     windowed = (frames - KALDI_PREEMPHASIS * previous) * symmetric_hann**0.85  # Povey window
     power = np.abs(np.fft.rfft(windowed, n=KALDI_FFT, axis=1)) ** 2
     energies = power @ kaldi_mel_filters().T
-    return np.log(np.maximum(energies, np.finfo(np.float32).eps)).astype(np.float32)
+    features: FloatArray = np.log(np.maximum(energies, np.finfo(np.float32).eps)).astype(np.float32)
+    return features
 
 
 def _frames(waveform: FloatArray, size: int, hop: int) -> FloatArray:
@@ -95,7 +96,8 @@ def _power_spectrum(waveform: FloatArray, window: NDArray[np.float64], hop: int)
 
 @cache
 def periodic_hann(size: int) -> NDArray[np.float64]:
-    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
+    window: NDArray[np.float64] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
+    return window
 
 
 def _slaney_mel(hz: NDArray[np.float64]) -> NDArray[np.float64]:

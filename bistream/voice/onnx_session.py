@@ -5,6 +5,7 @@ Names of the released files' inputs and outputs are known second-hand only, so n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ def choose_providers(device: str, available: Sequence[str]) -> list[str | tuple[
 
     ``auto`` takes CUDA where this onnxruntime has it; asking for CUDA where it has not is a ``ConfigError``.
     """
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", device):
         raise ConfigError(f"Parameter 'device' is {device!r}; set it to auto, cpu, cuda or cuda:N.")
+    kind, _, index = device.partition(":")
     if kind == "cuda" and CUDA not in available:
         raise ConfigError(f"Parameter 'device' is {device!r}, but this onnxruntime has no CUDA; install onnxruntime-gpu or set it to auto.")
     if kind == "cpu" or CUDA not in available:
@@ -48,13 +49,18 @@ class OnnxModel:
         providers = choose_providers(device, onnxruntime.get_available_providers())
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores to the other stages
         options.log_severity_level = 3  # errors: its warnings are about graph optimisation
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # onnxruntime raises a kind of its own for each cause
-            raise CheckpointError(f"{file_name} could not be loaded ({type(error).__name__}); the file is damaged, download it again.") from error
+            raise CheckpointError(
+                f"{file_name} could not be loaded ({type(error).__name__}); the file is damaged, download it again."
+            ) from error
         if device.startswith("cuda") and CUDA not in self._session.get_providers():  # it falls back without a word
-            raise ConfigError(f"onnxruntime could not start CUDA for {file_name}; install the CUDA libraries it needs or set device to auto.")
+            raise ConfigError(
+                f"onnxruntime could not start CUDA for {file_name}; install the CUDA libraries it needs or set device to auto."
+            )
         self._input_names = [item.name for item in self._session.get_inputs()]
         if len(self._input_names) != inputs:
             raise CheckpointError(f"{file_name} has {len(self._input_names)} inputs, not {inputs}; it is not the released model's file.")

@@ -109,8 +109,8 @@ class _Attention(nn.Module):
         inside = mask[:, :, None]
         value = value * inside
         memory = (self.fsmn_block(value.transpose(1, 2)).transpose(1, 2) + value) * inside
-        output: Tensor = self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return output + memory
+        output: Tensor = self.out(attended.transpose(1, 2).reshape(batch, length, width)) + memory
+        return output
 
 
 class _Block(nn.Module):

@@ -38,6 +38,7 @@ class SpeakerEncoder:
         embedding = self._model.run(centred[None]).reshape(-1)
         if embedding.shape != (SPEAKER_EMBEDDING_SIZE,):
             raise CheckpointError(
-                f"{SPEAKER_ENCODER_FILE} gives {embedding.shape[0]} values, not {SPEAKER_EMBEDDING_SIZE}; it is not the released model's file."
+                f"{SPEAKER_ENCODER_FILE} gives {embedding.shape[0]} values, not {SPEAKER_EMBEDDING_SIZE}; "
+                "it is not the released model's file."
             )
         return embedding.astype(np.float32)

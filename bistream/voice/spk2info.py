@@ -38,7 +38,9 @@ def read_spk2info(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]
     try:
         speakers = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); it is damaged or holds more than tensors.") from error
+        raise CheckpointError(
+            f"{path.name} could not be read ({type(error).__name__}); it is damaged or holds more than tensors."
+        ) from error
     if not isinstance(speakers, dict):
         raise CheckpointError(f"{path.name} does not hold a table of speakers; name another file.")
     return {str(name): _voice(path.name, str(name), entry, decode_text) for name, entry in speakers.items()}
@@ -46,6 +48,8 @@ def read_spk2info(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]
 
 def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) -> VoicePrompt:
     try:
+        if not isinstance(entry, Mapping):
+            raise TypeError(f"it is a {type(entry).__name__}")
         if "speech_feat" in entry:
             arrays = _first(entry, "speech_token"), _first(entry, "speech_feat"), _first(entry, "embedding")
             return make_voice_prompt(str(entry["prompt_text"]), *arrays)
@@ -56,7 +60,7 @@ def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) ->
             )
         embedding = _first(entry, "embedding")
         return make_voice_prompt("", np.zeros(0, dtype=np.int32), np.zeros((0, MEL_BINS), dtype=np.float32), embedding)
-    except (KeyError, TypeError, IndexError, AttributeError, InvalidInputError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, InvalidInputError) as error:
         raise CheckpointError(
             f"{file_name}: the entry of speaker {speaker!r} has none of the three known forms ({type(error).__name__}: {error}); "
             f"it needs an embedding of {SPEAKER_EMBEDDING_SIZE} values and, for a recording, matching tokens and features."

@@ -1,0 +1,267 @@
+"""What goes wrong with one session stays with that session, and every ending leaves the pool whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import RuntimeConfig
+from bistream.errors import BusyError, CheckpointError, ConfigError, EngineError, InvalidInputError
+from bistream.token2mel.flow import FlowBatch, FlowNetwork
+from bistream.token2mel.memory import FlowMemory
+from bistream.token2mel.stage import FlowHop, FlowStage
+from bistream.token2mel.state import FlowState
+from bistream.types import VoicePrompt
+from tests.unit.token2mel.flow_fixtures import (
+    CHECKPOINT,
+    TINY,
+    assert_same,
+    cut,
+    hop_mel,
+    make_prompt,
+    make_stage,
+    make_tokens,
+    run,
+)
+
+
+@pytest.fixture(scope="module")
+def stage() -> FlowStage:
+    return make_stage()
+
+
+def _stage_with_pages(chunks: int) -> FlowStage:
+    """A stage whose pool is small: the budget is in megabytes, so another owner holds the rest."""
+    small = make_stage(flow_state_mb=2)
+    rest = small.pool.total - chunks
+    assert rest > 0
+    small.pool.take(small.pool.open(rest, b"", 0), rest)
+    return small
+
+
+@pytest.mark.parametrize("token", [-1, TINY.vocab_size, 10**12])
+def test_a_token_out_of_range_fails_its_hop_only(stage: FlowStage, token: int) -> None:
+    prompt, tokens = make_prompt(40), make_tokens(60)
+    expected = run(stage, prompt, cut(tokens, [30, 30]))
+    good, bad = stage.open(prompt), stage.open(prompt)
+    results = stage.hop([FlowHop(good, tokens[:30], False), FlowHop(bad, [*tokens[:30], token], False)])
+    assert_same(results[0], expected[0])
+    assert isinstance(results[1], InvalidInputError)
+    assert_same(hop_mel(stage, bad, tokens[:30]), expected[0])  # the refused tokens left no trace
+    assert_same(hop_mel(stage, good, tokens[30:], True), expected[1])
+    good.close()
+    bad.close()
+    stage.check_integrity()
+
+
+def test_hops_after_the_end_are_errors(stage: FlowStage) -> None:
+    state = stage.open(make_prompt(10))
+    hop_mel(stage, state, make_tokens(5), True)
+    assert isinstance(stage.hop([FlowHop(state, [1], False)])[0], InvalidInputError)
+    state.close()
+    state.close()
+    assert isinstance(stage.hop([FlowHop(state, [1], True)])[0], InvalidInputError)
+    stage.check_integrity()
+
+
+def test_several_hops_of_a_session_in_one_call_are_taken_in_order(stage: FlowStage) -> None:
+    prompt, pieces = make_prompt(30), cut(make_tokens(50), [20, 5, 25])
+    expected = run(stage, prompt, pieces)
+    state = stage.open(prompt)
+    found = stage.hop([FlowHop(state, piece, index == 2) for index, piece in enumerate(pieces)])
+    for mel, reference in zip(found, expected, strict=True):
+        assert_same(mel, reference, 0)
+    state.close()
+
+
+@pytest.mark.parametrize("prompt_tokens", [10, 60])
+@pytest.mark.parametrize("field", ["speech_feat", "speaker_embedding"])
+def test_numbers_that_are_not_finite_fail_their_session_only(stage: FlowStage, field: str, prompt_tokens: int) -> None:
+    """With 60 prompt tokens the fault is met in the shared prompt state, with 10 in the hop itself."""
+    healthy, tokens = make_prompt(prompt_tokens), make_tokens(30)
+    broken_array = getattr(healthy, field).copy()
+    broken_array.flat[-1] = np.nan
+    broken = dataclasses.replace(healthy, **{field: broken_array})
+    expected = run(stage, healthy, [tokens], last_is_final=False)
+    states = [stage.open(prompt) for prompt in (broken, healthy, broken)]
+    results = stage.hop([FlowHop(state, tokens, False) for state in states])
+    assert isinstance(results[0], EngineError) and isinstance(results[2], EngineError)
+    assert_same(results[1], expected[0])
+    assert isinstance(stage.hop([FlowHop(states[0], tokens, True)])[0], EngineError)
+    stage.check_integrity()
+    for state in states:
+        state.close()
+    stage.check_integrity()
+    assert_same(run(stage, healthy, [tokens], last_is_final=False)[0], expected[0], 0)
+    with pytest.raises(EngineError):
+        stage.synthesize(tokens, broken)
+
+
+def test_warming_a_voice_computes_its_state_once(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, tokens = make_prompt(80, seed=9), make_tokens(15)
+    expected = run(make_stage(), prompt, [tokens])[0]
+    stage.warm(prompt)
+    lengths: list[int] = []
+    forward = FlowNetwork.forward
+
+    def counted(self: FlowNetwork, batch: FlowBatch, memory: FlowMemory) -> torch.Tensor:
+        lengths.extend(batch.lengths.tolist())
+        return forward(self, batch, memory)
+
+    monkeypatch.setattr(FlowNetwork, "forward", counted)
+    assert_same(run(stage, prompt, [tokens])[0], expected, 0)
+    assert lengths == [80 - 75 + 15]
+    broken = dataclasses.replace(prompt, speech_feat=np.full_like(prompt.speech_feat, np.inf))
+    with pytest.raises(EngineError):
+        stage.warm(broken)
+    stage.check_integrity()
+
+
+def test_a_reference_longer_than_the_pool_is_refused() -> None:
+    small = make_stage(flow_state_mb=1)
+    with pytest.raises(InvalidInputError, match="reference"):
+        small.open(make_prompt(25 * small.pool.total + 28))
+    small.open(make_prompt(25 * small.pool.total + 27)).close()
+    small.check_integrity()
+
+
+def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, other = stage.open(make_prompt(10)), stage.open(make_prompt(10, seed=1))
+    hop_mel(stage, other, make_tokens(10))
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FlowNetwork, "forward", broken)
+        result = stage.hop([FlowHop(state, make_tokens(10), False)])[0]
+    assert isinstance(result, EngineError) and "device lost" not in str(result)
+    stage.check_integrity()
+    assert hop_mel(stage, other, [], True).shape[1] == 6
+    state.close()
+    other.close()
+    stage.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda prompt: {"speech_feat": prompt.speech_feat[:-1]},
+        lambda prompt: {"speech_feat": prompt.speech_feat[:, :79]},
+        lambda prompt: {"speaker_embedding": prompt.speaker_embedding[:191]},
+        lambda prompt: {"speech_tokens": prompt.speech_tokens - 50},
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_refused_at_open(stage: FlowStage, change: Callable[[VoicePrompt], dict[str, object]]) -> None:
+    prompt = make_prompt(10)
+    wrong = dataclasses.replace(prompt, **change(prompt))
+    with pytest.raises(InvalidInputError):
+        stage.open(wrong)
+    with pytest.raises(InvalidInputError):
+        stage.synthesize([1], wrong)
+    stage.check_integrity()
+
+
+def test_a_session_ends_at_the_end_of_the_noise(stage: FlowStage) -> None:
+    state = stage.open(make_prompt(10))
+    assert isinstance(stage.hop([FlowHop(state, [1] * 7491, False)])[0], InvalidInputError)
+    assert hop_mel(stage, state, [1] * 10).shape[1] == 14
+    state.close()
+
+
+def test_open_refuses_what_it_cannot_guarantee() -> None:
+    stage = make_stage(flow_state_mb=10, reserve_tokens=250)
+    states = []
+    with pytest.raises(BusyError):
+        for seed in range(1000):
+            states.append(stage.open(make_prompt(60, seed)))
+    assert len(states) == stage.pool.total // (10 + 2) > 1
+    stage.check_integrity()
+    states.pop().close()
+    states.append(stage.open(make_prompt(60, 5000)))
+    pieces = cut(make_tokens(250), [50] * 5)
+    expected = run(make_stage(), make_prompt(60, 0), pieces)
+    for piece, reference in zip(pieces, expected, strict=True):  # all sessions grow to what they were promised
+        results = stage.hop([FlowHop(state, piece, piece is pieces[-1]) for state in states])
+        assert all(isinstance(mel, torch.Tensor) for mel in results)
+        assert_same(results[0], reference)
+        stage.check_integrity()
+    for state in states:
+        state.close()
+    stage.check_integrity()
+    assert stage.pool.available == stage.pool.total
+
+
+def test_a_session_that_outgrows_the_pool_goes_on_exactly(stage: FlowStage) -> None:
+    prompt, pieces = make_prompt(30), cut(make_tokens(240), [40] * 6)
+    small = _stage_with_pages(5)
+    state = small.open(prompt)
+    found = [hop_mel(small, state, piece, piece is pieces[-1]) for piece in pieces]
+    assert state.committed == 5 * 25
+    for mel, expected in zip(found, run(stage, prompt, pieces), strict=True):
+        assert_same(mel, expected)
+    state.close()
+    small.check_integrity()
+
+
+def test_a_bounded_session_in_a_pool_below_its_bound_goes_on_exactly() -> None:
+    """Three chunks fit, four can be needed at once: a hop that gets fewer keeps none, and the next one computes more."""
+    small, plain = make_stage(flow_state_mb=2, left_context_chunks=2), make_stage(incremental=False, left_context_chunks=2)
+    prompt, pieces = make_prompt(0), cut(make_tokens(230), [30, 80, 30, 60, 30])
+    state = small.open(prompt)
+    state.account.reserve = 0
+    held = small.pool.total - 3
+    small.pool.take(small.pool.open(held, b"", 0), held)
+    for piece, expected in zip(pieces, run(plain, prompt, pieces), strict=True):
+        assert_same(hop_mel(small, state, piece, piece is pieces[-1]), expected)
+        assert len(state.pages) == len(state.account.pages) <= 2
+        small.check_integrity()
+    state.close()
+
+
+def test_the_final_hop_frees_the_session_at_once(stage: FlowStage) -> None:
+    available = stage.pool.available
+    state = stage.open(make_prompt(10))
+    hop_mel(stage, state, make_tokens(60))
+    assert stage.pool.available < available
+    hop_mel(stage, state, [], True)
+    assert stage.pool.available == available
+
+
+def test_a_budget_below_one_page_is_a_configuration_error() -> None:
+    many_steps = dataclasses.replace(CHECKPOINT, flow=dataclasses.replace(TINY, n_timesteps=100))
+    with pytest.raises(ConfigError, match="flow_state_mb"):
+        make_stage(flow_state_mb=1, checkpoint=many_steps)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"flow\.pt"):
+        FlowStage(RuntimeConfig(model_dir="does-not-exist"), CHECKPOINT)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.sampled_from(["open", "hop", "final", "close"]), st.integers(0, 3), st.integers(0, 60)), max_size=14),
+    st.integers(0, 1),
+)
+def test_closing_at_any_step_leaves_the_pool_whole(steps: list[tuple[str, int, int]], left: int) -> None:
+    stage = make_stage(flow_state_mb=2, left_context_chunks=left, reserve_tokens=50)
+    live: dict[int, FlowState] = {}
+    for kind, slot, amount in steps:
+        if kind == "open" and slot not in live:
+            live[slot] = stage.open(make_prompt(amount, seed=slot % 2))
+        elif kind == "close" and slot in live:
+            live.pop(slot).close()
+        elif slot in live:
+            stage.hop([FlowHop(live[slot], make_tokens(amount), kind == "final")])
+        stage.check_integrity()
+    for state in live.values():
+        state.close()
+    stage.check_integrity()
+    assert stage.pool.available == stage.pool.total

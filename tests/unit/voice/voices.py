@@ -1,0 +1,25 @@
+"""Voices for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bistream.types import VoicePrompt
+from bistream.voice.build import make_voice_prompt
+
+
+def random_voice(seed: int = 0, tokens: int = 7, text: str = "What is said.") -> VoicePrompt:
+    generator = np.random.default_rng(seed)
+    return make_voice_prompt(
+        text,
+        generator.integers(0, 6561, tokens),
+        generator.standard_normal((2 * tokens, 80)),
+        generator.standard_normal(192),
+    )
+
+
+def assert_same_voice(first: VoicePrompt, second: VoicePrompt) -> None:
+    assert first.prompt_text == second.prompt_text
+    np.testing.assert_array_equal(first.speech_tokens, second.speech_tokens)
+    np.testing.assert_array_equal(first.speech_feat, second.speech_feat)
+    np.testing.assert_array_equal(first.speaker_embedding, second.speaker_embedding)
