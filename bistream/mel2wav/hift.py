@@ -118,15 +118,12 @@ class SourceStart:
 
     anchor: int64 [B], the first frame whose phase continues from ``phase``, which is the phase [B, H] of the frame before it.
     starts: bool [B], frame 0 is where the signal begins: the phase stands still in its first half, as upstream's does.
-    ends: bool [B], the signal ends with the last frame: the phase stands still in its second half (upstream); otherwise it
-    moves on at the last frame's frequency.
-    frames: int64 [B], valid frames of each row.
+    frames: int64 [B], valid frames of each row. In the second half of the last one the phase stands still, as upstream's does.
     """
 
     phase: Tensor
     anchor: Tensor
     starts: Tensor
-    ends: Tensor
     frames: Tensor
 
 
@@ -183,8 +180,7 @@ class HarmonicSource(nn.Module):
     def _sample_phase(self, phase: Tensor, advance: Tensor, start: SourceStart) -> Tensor:
         frame = torch.arange(advance.shape[2], device=advance.device)
         is_last = frame == start.frames[:, None] - 1  # [B, T]
-        following = torch.where((is_last & ~start.ends[:, None])[:, None], advance, advance.roll(-1, 2))
-        following = following.masked_fill((is_last & start.ends[:, None])[:, None], 0.0)
+        following = advance.roll(-1, 2).masked_fill(is_last[:, None], 0.0)
         leading = advance.masked_fill(((frame == 0) & start.starts[:, None])[:, None], 0.0)
         half = self.samples_per_frame // 2
         before = phase[..., None] + leading[..., None] * self.offsets[:half]

@@ -67,7 +67,6 @@ class _Row:
     overlap: int  # first frame that is not out yet
     first_frame: int  # of the session
     starts: bool
-    ends: bool
     fades: bool
     finalize: bool
 
@@ -148,7 +147,6 @@ class VocoderStage:
             overlap=overlap,
             first_frame=state.first_frame,
             starts=state.first_frame == 0 or not self.smooth,
-            ends=hop.finalize or not self.smooth,
             fades=state.withheld.shape[0] == VOCODER_OVERLAP_SAMPLES and (state.emitted_frames > 0 or not self.smooth),
             finalize=hop.finalize,
         )
@@ -162,7 +160,6 @@ class VocoderStage:
             phase=torch.stack([state.phase for state in states]),
             anchor=self._integers([row.anchor for row in rows]),
             starts=self._integers([row.starts for row in rows]).bool(),
-            ends=self._integers([row.ends for row in rows]).bool(),
             frames=frames,
         )
         first_sample = self._integers([row.first_frame * SAMPLES_PER_MEL_FRAME for row in rows])

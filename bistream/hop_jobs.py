@@ -1,0 +1,128 @@
+"""What the token2wav service keeps of its sessions and its work, and the order in which work is served. No torch.
+
+Used by ``token2wav`` (who may do what, and when) and ``speech_stages`` (the computing).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from bistream.types import FloatArray, VoicePrompt
+
+if TYPE_CHECKING:
+    from bistream.mel2wav.state import VocoderState
+    from bistream.token2mel.state import FlowState
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Token2WavHop:
+    """New speech tokens of one session. prompt and seed count in the first hop only, which must bring a prompt.
+
+    playback_buffer_s: audio the listener has left; decides who is served first.
+    """
+
+    session_id: str
+    token_ids: tuple[int, ...]
+    finalize: bool
+    prompt: VoicePrompt | None = None
+    seed: int = 0
+    playback_buffer_s: float = 0.0
+
+
+class HopQueue(Generic[T]):
+    """First hops before later ones, then the earliest deadline, then the order of arrival."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[bool, float, int, int, T]] = []
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, item: T, *, is_first: bool, deadline_s: float, tokens: int) -> None:
+        self._arrivals += 1
+        heapq.heappush(self._heap, (not is_first, deadline_s, self._arrivals, tokens, item))
+
+    def pop_batch(self, max_items: int, max_tokens: float) -> list[T]:
+        """The most urgent items, most urgent first, within both limits; one item at least, if there is one."""
+        batch: list[T] = []
+        tokens = 0
+        while self._heap and len(batch) < max_items:
+            tokens += self._heap[0][-2]
+            if batch and tokens > max_tokens:
+                break
+            batch.append(heapq.heappop(self._heap)[-1])
+        return batch
+
+
+class BatchPace:
+    """How many tokens fit into a batch that shall take about ``target_s``, learnt from the batches so far.
+
+    Without a bound, every ready hop would go into the next batch and the order of service would mean nothing; a listener about to
+    run dry would wait for all the others. Bounded by time, batches grow as large as the device is fast.
+    """
+
+    def __init__(self, target_s: float, tokens_per_s: float) -> None:
+        self.target_s = target_s
+        self._tokens_per_s = tokens_per_s
+
+    @property
+    def max_tokens(self) -> float:
+        return self.target_s * self._tokens_per_s
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A batch of this size took this long; recent batches count most."""
+        if tokens > 0 and seconds > 0:
+            self._tokens_per_s += (tokens / seconds - self._tokens_per_s) / 4
+
+
+@dataclass(eq=False)
+class SpeechSession:
+    """``jobs``: accepted and not yet answered, oldest first; the oldest one is in the queue or being computed."""
+
+    session_id: str
+    prompt: VoicePrompt
+    seed: int
+    last_active_s: float
+    jobs: deque[HopJob] = field(default_factory=deque)
+    received_tokens: int = 0
+    is_finalizing: bool = False  # its final hop was accepted
+    has_ended: bool = False  # nobody can reach it any more; the worker frees it
+    flow: FlowState | None = None
+    vocoder: VocoderState | None = None
+
+    def close(self) -> None:
+        """Free what the stages hold. Idempotent; on the worker thread only."""
+        for state in (self.flow, self.vocoder):
+            if state is not None:
+                state.close()
+        self.flow = self.vocoder = None
+
+
+@dataclass(eq=False)
+class HopJob:
+    session: SpeechSession
+    hop: Token2WavHop
+    is_first: bool
+    deadline_s: float
+    future: Future[FloatArray]
+
+    @property
+    def needs_computing(self) -> bool:
+        """Not so for a renewal of the lease, nor for the end of a session that never had a token."""
+        return bool(self.hop.token_ids) or (self.hop.finalize and self.session.received_tokens > 0)
+
+
+@dataclass(eq=False)
+class OfflineJob:
+    token_ids: list[int]
+    prompt: VoicePrompt
+    seed: int
+    speed: float
+    future: Future[FloatArray]

@@ -1,0 +1,294 @@
+"""The token2wav service: hops of many sessions in (new speech tokens), waveforms out through futures.
+
+It owns the flow and vocoder state of every session. Any thread may call it; one worker thread does all computing and all
+freeing. Ready hops of different sessions are computed together: while one batch runs, the next one gathers, so nobody waits
+for a batch to fill. Called by ``local.py`` and the token2wav model of the server. Importing it loads no torch.
+
+Order of service: first hops before later ones (their listeners hear nothing yet), then the earliest deadline, which is
+when the listener runs out of audio. Hops of one session keep their order; only its oldest one can be in a batch.
+
+A session begins with the hop that carries its voice prompt and ends, everything freed, with its final hop, ``cancel``, an
+error, or when nothing was asked of it for ``session_idle_timeout_s`` (a hop without tokens renews this lease and yields no audio).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bistream.config import FlowConfig, RuntimeConfig
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    CancelledError,
+    InvalidInputError,
+    SessionExistsError,
+    ShuttingDownError,
+    UnknownSessionError,
+)
+from bistream.hop_jobs import BatchPace, HopJob, HopQueue, OfflineJob, SpeechSession, Token2WavHop
+from bistream.token2mel.checks import check_prompt, check_tokens
+from bistream.types import FloatArray, VoicePrompt
+
+if TYPE_CHECKING:
+    from bistream.speech_stages import SpeechStages
+
+__all__ = ["Token2Wav", "Token2WavHop"]
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH_HOPS = 64
+TARGET_BATCH_S = 0.15  # a batch shall not take much longer, since every hop that just came waits for it (tests/unit/test_hop_policy.py)
+FIRST_TOKENS_PER_S = 500.0  # pace that is assumed before anything was measured
+OFFLINE_PATIENCE_S = 2.0  # an offline job is served as if its listener had this much audio left
+MIN_SPEED, MAX_SPEED = 0.25, 4.0  # the mel is stretched linearly; beyond this it is no speech any more
+
+Failures = list[tuple[Future[FloatArray], BistreamError]]
+
+
+class Token2Wav:
+    """See the module. No method raises; errors come through the futures, always as a ``BistreamError``."""
+
+    def __init__(self, config: RuntimeConfig, clock: Callable[[], float] = time.monotonic, stages: SpeechStages | None = None) -> None:
+        """Load flow and vocoder (``ConfigError``, ``CheckpointError``) unless ``stages`` brings them, and start the worker."""
+        self._config = config
+        self._clock = clock
+        self._stages = stages or _load_stages(config)
+        self._checks: FlowConfig = self._stages.flow.config
+        self._condition = threading.Condition()
+        self._sessions: dict[str, SpeechSession] = {}
+        self._ended: list[SpeechSession] = []  # waiting for the worker to free them
+        self._queue: HopQueue[HopJob | OfflineJob] = HopQueue()
+        self._pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)  # the worker's
+        self._offline: set[OfflineJob] = set()  # waiting or being computed
+        self._is_draining = False
+        self._is_stopping = False
+        self._worker = threading.Thread(target=self._serve, name="bistream-token2wav", daemon=True)
+        self._worker.start()
+
+    def hop(self, hop: Token2WavHop) -> Future[FloatArray]:
+        """Waveform of these tokens, float32 [N], N possibly 0. After the final hop all 960 samples of each token are out.
+
+        Errors that leave the session as it was: ``InvalidInputError`` (tokens, prompt, a hop after the final one),
+        ``UnknownSessionError``, ``SessionExistsError``, ``BusyError``, ``ShuttingDownError``. All others have ended it.
+        """
+        future = _running_future()
+        try:
+            check_tokens(hop.token_ids, self._checks)
+            if not (math.isfinite(hop.playback_buffer_s) and hop.playback_buffer_s >= 0):
+                raise InvalidInputError(f"playback_buffer_s is {hop.playback_buffer_s}; send the seconds of audio left, 0 or more.")
+            with self._locked() as failures:
+                self._end_idle_sessions(failures)
+                session = self._session_of(hop)
+                job = HopJob(session, hop, session.received_tokens == 0, self._clock() + hop.playback_buffer_s, future)
+                session.is_finalizing = hop.finalize
+                session.received_tokens += len(hop.token_ids)
+                session.jobs.append(job)
+                if len(session.jobs) == 1:
+                    self._enqueue(job)
+        except BistreamError as error:
+            error.session_id = hop.session_id
+            _settle(future, error)
+        return future
+
+    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int = 0, speed: float = 1.0) -> Future[FloatArray]:
+        """A whole utterance at once with full attention, float32 [480 * floor(2 n / speed)]. Errors as in ``hop``."""
+        future = _running_future()
+        try:
+            tokens = check_tokens(token_ids, self._checks)
+            if not tokens:
+                raise InvalidInputError("There are no speech tokens; send at least one.")
+            if not MIN_SPEED <= speed <= MAX_SPEED:
+                raise InvalidInputError(f"speed is {speed}; set it between {MIN_SPEED} and {MAX_SPEED}.")
+            self._check_prompt(prompt)
+            job = OfflineJob(tokens, prompt, seed, speed, future)
+            with self._locked() as failures:
+                self._end_idle_sessions(failures)
+                self._admit()
+                self._offline.add(job)
+                self._queue.push(job, is_first=False, deadline_s=self._clock() + OFFLINE_PATIENCE_S, tokens=len(tokens))
+        except BistreamError as error:
+            _settle(future, error)
+        return future
+
+    def cancel(self, session_id: str) -> None:
+        """End a session now; its hops fail with ``CancelledError``, its memory is free after the batch in progress. Unknown: no error."""
+        with self._locked() as failures:
+            session = self._sessions.get(session_id)
+            if session is not None:
+                self._end(session, CancelledError("The session was cancelled."), failures)
+
+    def close(self) -> None:
+        """Take no new sessions, let the live ones finish for up to ``drain_timeout_s``, fail the rest, free everything. Idempotent."""
+        error = ShuttingDownError("The server is shutting down; try again on another one.")
+        with self._locked() as failures:
+            self._is_draining = True
+            self._condition.wait_for(lambda: not self._sessions and not self._offline, timeout=self._config.drain_timeout_s)
+            self._is_stopping = True
+            for session in list(self._sessions.values()):
+                self._end(session, error, failures)
+            failures.extend((job.future, error) for job in self._offline)
+            self._offline.clear()
+        self._worker.join()
+
+    @property
+    def live_sessions(self) -> int:
+        """Sessions that count against ``max_sessions``, offline jobs included."""
+        with self._condition:
+            return len(self._sessions) + len(self._offline)
+
+    # With the condition held
+
+    @contextmanager
+    def _locked(self) -> Iterator[Failures]:
+        """Hold the condition. Futures that fail meanwhile are answered after its release: their callbacks may take other locks."""
+        failures: Failures = []
+        try:
+            with self._condition:
+                yield failures
+                self._condition.notify_all()
+        finally:
+            for future, error in failures:
+                _settle(future, error)
+
+    def _session_of(self, hop: Token2WavHop) -> SpeechSession:
+        """The live session of a hop, made now if it is the first one."""
+        session = self._sessions.get(hop.session_id)
+        if session is not None:
+            if session.is_finalizing:
+                raise InvalidInputError("The session had its final hop already; start another session.")
+            if hop.prompt is not None:
+                raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
+            return session
+        if hop.prompt is None:
+            raise UnknownSessionError(
+                "No live session has this id: it never started, finished, was cancelled or timed out; "
+                "begin with a hop that brings a voice prompt."
+            )
+        self._check_prompt(hop.prompt)
+        self._admit()
+        session = SpeechSession(hop.session_id, hop.prompt, hop.seed, self._clock())
+        self._sessions[hop.session_id] = session
+        return session
+
+    def _admit(self) -> None:
+        if self._is_draining:
+            raise ShuttingDownError("The server is shutting down; try again on another one.")
+        if len(self._sessions) + len(self._offline) >= self._config.max_sessions:
+            raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.")
+
+    def _check_prompt(self, prompt: VoicePrompt) -> None:
+        if prompt.speech_tokens.ndim != 1:
+            raise InvalidInputError(f"prompt_speech_tokens has shape {list(prompt.speech_tokens.shape)}; it must be one row of tokens.")
+        check_prompt(prompt, self._checks)
+        for name, values in (("prompt_speech_feat", prompt.speech_feat), ("prompt_spk_embedding", prompt.speaker_embedding)):
+            if not np.isfinite(values).all():
+                raise InvalidInputError(f"{name} holds values that are not finite; check the reference recording.")
+
+    def _enqueue(self, job: HopJob) -> None:
+        self._queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))
+
+    def _end(self, session: SpeechSession, error: BistreamError | None, failures: Failures) -> None:
+        """Make a session unreachable, fail what it waits for, hand it to the worker to be freed. Idempotent. No error: nothing waits."""
+        if session.has_ended:
+            return
+        session.has_ended = True
+        del self._sessions[session.session_id]
+        self._ended.append(session)
+        for job in session.jobs:
+            assert error is not None
+            failures.append((job.future, type(error)(error.sentence, session.session_id)))
+        session.jobs.clear()
+
+    def _end_idle_sessions(self, failures: Failures) -> None:
+        oldest = self._clock() - self._config.session_idle_timeout_s
+        for session in list(self._sessions.values()):
+            if not session.jobs and session.last_active_s <= oldest:
+                logger.info("session %s was idle for too long and is closed", session.session_id)
+                self._end(session, None, failures)
+
+    def _next_expiry_s(self) -> float | None:
+        """Seconds until a lease can run out; None: no idle session."""
+        idle = [session.last_active_s for session in self._sessions.values() if not session.jobs]
+        return max(0.0, min(idle) + self._config.session_idle_timeout_s - self._clock()) if idle else None
+
+    # The worker
+
+    def _serve(self) -> None:
+        while True:
+            with self._locked() as failures:
+                self._condition.wait_for(lambda: self._ended or self._queue or self._is_stopping, timeout=self._next_expiry_s())
+                self._end_idle_sessions(failures)
+                ended, self._ended = self._ended, []
+                jobs = self._queue.pop_batch(MAX_BATCH_HOPS, self._pace.max_tokens)
+                is_over = self._is_stopping and not ended and not jobs
+            for session in ended:
+                session.close()
+            if is_over:
+                return
+            self._compute(jobs)
+
+    def _compute(self, jobs: Sequence[HopJob | OfflineJob]) -> None:
+        hops = [job for job in jobs if isinstance(job, HopJob) and not job.session.has_ended]
+        if hops:
+            began_s = self._clock()
+            outcomes = self._stages.hop(hops)
+            self._pace.observe(sum(len(job.hop.token_ids) for job in hops), self._clock() - began_s)
+            for job, outcome in zip(hops, outcomes, strict=True):
+                self._answer(job, outcome)
+        offline = [job for job in jobs if isinstance(job, OfflineJob) and not job.future.done()]
+        if offline:
+            result = self._stages.synthesize(offline[0])
+            with self._locked():
+                self._offline.discard(offline[0])
+                for waiting in offline[1:]:  # one at a time: hops that came meanwhile may be more urgent
+                    self._queue.push(waiting, is_first=False, deadline_s=self._clock(), tokens=len(waiting.token_ids))
+            _settle(offline[0].future, result)
+
+    def _answer(self, job: HopJob, outcome: FloatArray | BistreamError) -> None:
+        session = job.session
+        with self._locked() as failures:
+            if session.has_ended:  # cancelled meanwhile; its futures are answered
+                return
+            if isinstance(outcome, BistreamError):
+                self._end(session, outcome, failures)
+                return
+            session.jobs.popleft()
+            session.last_active_s = self._clock()
+            if session.jobs:
+                self._enqueue(session.jobs[0])
+            elif job.hop.finalize:
+                self._end(session, None, failures)
+        _settle(job.future, outcome)
+
+
+def _load_stages(config: RuntimeConfig) -> SpeechStages:
+    from bistream.speech_stages import SpeechStages  # noqa: PLC0415  (this module must be importable without torch)
+
+    return SpeechStages.load(config)
+
+
+def _running_future() -> Future[FloatArray]:
+    """A future that its receiver cannot cancel: ``Token2Wav.cancel`` is the way."""
+    future: Future[FloatArray] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> None:
+    """Answer a future unless it was (by a cancel, while it was being computed)."""
+    try:
+        if isinstance(outcome, BistreamError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+    except InvalidStateError:
+        pass

@@ -1,0 +1,168 @@
+"""The incremental vocoder: hop sizes, company in a batch and the way a session is cut do not change what is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import RuntimeConfig
+from bistream.mel2wav.stage import MAX_BATCH_FRAMES, MAX_PADDING, VocoderHop, VocoderStage, _groups
+from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
+from bistream.seam_meter import joints_of, measure_seams
+from bistream.types import FloatArray
+from tests.unit.mel2wav import tiny
+
+SEED = 11
+CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
+    return tiny.write_model(tmp_path_factory.mktemp("model"), tiny.random_state())
+
+
+@pytest.fixture(scope="module")
+def stage(config: RuntimeConfig) -> VocoderStage:
+    return VocoderStage(config, tiny.CHECKPOINT)
+
+
+def stream(stage: VocoderStage, mel: torch.Tensor, cuts: Sequence[int], seed: int = SEED) -> list[FloatArray]:
+    state = stage.open(seed)
+    chunks = []
+    begin = 0
+    for index, cut in enumerate(cuts):
+        chunks += stage.hop([VocoderHop(state, mel[:, begin : begin + cut], finalize=index == len(cuts) - 1)])
+        begin += cut
+    assert begin == mel.shape[1]
+    return chunks
+
+
+def signal_to_error_db(found: FloatArray, expected: FloatArray) -> float:
+    assert found.shape == expected.shape
+    return float(10 * np.log10(np.mean(expected**2) / (np.mean((found - expected) ** 2) + 1e-20)))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(CUTS)
+def test_any_cut_gives_nearly_the_offline_audio(stage: VocoderStage, cuts: list[int]) -> None:
+    """What differs is the little that the withheld 8 frames of right context cannot show: 30 dB is far below the speech."""
+    mel = tiny.voiced_mel(sum(cuts), seed=len(cuts))
+    streamed = np.concatenate(stream(stage, mel, cuts))
+    assert signal_to_error_db(streamed, stage.synthesize(mel, SEED)) > 30
+
+
+@settings(max_examples=15, deadline=None)
+@given(CUTS)
+def test_a_hop_withholds_eight_frames_and_the_last_one_none(stage: VocoderStage, cuts: list[int]) -> None:
+    chunks = stream(stage, tiny.voiced_mel(sum(cuts)), cuts)
+    received = np.cumsum(cuts)
+    out = [max(0, int(frames) - VOCODER_OVERLAP_FRAMES) for frames in received[:-1]] + [int(received[-1])]
+    assert np.cumsum([len(chunk) for chunk in chunks]).tolist() == [frames * SAMPLES_PER_MEL_FRAME for frames in out]
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(st.lists(CUTS, min_size=2, max_size=5))
+def test_company_in_a_batch_changes_nothing(stage: VocoderStage, sessions: list[list[int]]) -> None:
+    mels = [tiny.voiced_mel(sum(cuts), seed=index) for index, cuts in enumerate(sessions)]
+    alone = [stream(stage, mel, cuts, seed=index) for index, (mel, cuts) in enumerate(zip(mels, sessions, strict=True))]
+    states = [stage.open(index) for index in range(len(sessions))]
+    for turn in range(max(len(cuts) for cuts in sessions)):
+        members = [index for index, cuts in enumerate(sessions) if turn < len(cuts)]
+        hops = []
+        for index in members:
+            begin = sum(sessions[index][:turn])
+            piece = mels[index][:, begin : begin + sessions[index][turn]]
+            hops.append(VocoderHop(states[index], piece, finalize=turn == len(sessions[index]) - 1))
+        for index, chunk in zip(members, stage.hop(hops), strict=True):
+            np.testing.assert_allclose(chunk, alone[index][turn], atol=2e-3)  # f0 in Hz is rounded, and the phase sums it up
+            assert signal_to_error_db(chunk, alone[index][turn]) > 60 or len(chunk) == 0
+
+
+def test_the_default_joint_beats_the_references(stage: VocoderStage, config: RuntimeConfig) -> None:
+    cuts = [30, 50, 50, 100, 40]
+    mel = tiny.voiced_mel(sum(cuts))
+    reports = {}
+    for name, vocoder in (("smooth", stage), ("reference", VocoderStage(config, tiny.CHECKPOINT, crossfade="reference"))):
+        chunks = stream(vocoder, mel, cuts)
+        offline = vocoder.synthesize(mel, SEED)
+        reports[name] = measure_seams(np.concatenate(chunks), offline, joints_of([len(chunk) for chunk in chunks]))
+    assert len(reports["smooth"].joints) == len(cuts) - 1
+    assert reports["smooth"].worst_click_db < 0.5 < reports["reference"].worst_click_db
+    assert reports["smooth"].worst_level_step_db < 0.67 < reports["reference"].worst_level_step_db  # 0.67 dB is upstream's 8 %
+
+
+def test_carried_phase_is_what_makes_the_joint(stage: VocoderStage, config: RuntimeConfig) -> None:
+    """Without noise and with the reference's restarting phase, streamed harmonics leave the offline ones for good."""
+    cuts = [40, 40, 40]
+    mel = tiny.voiced_mel(sum(cuts))
+    for crossfade, low, high in (("smooth", 30.0, 200.0), ("reference", -20.0, 15.0)):
+        vocoder = VocoderStage(config, tiny.CHECKPOINT, crossfade=crossfade, noise="zero")
+        tail = slice(-30 * SAMPLES_PER_MEL_FRAME, None)
+        streamed = np.concatenate(stream(vocoder, mel, cuts))[tail]
+        assert low < signal_to_error_db(streamed, vocoder.synthesize(mel, SEED)[tail]) < high
+
+
+def test_seeds(stage: VocoderStage) -> None:
+    mel = tiny.voiced_mel(20)
+    first, again, other = (stage.synthesize(mel, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-4
+    assert np.abs(first).max() <= tiny.CONFIG.audio_limit
+
+
+def test_speed_shortens_by_the_factor(stage: VocoderStage) -> None:
+    mel = tiny.voiced_mel(31)
+    assert len(stage.synthesize(mel, SEED, speed=1.3)) == int(31 / 1.3) * SAMPLES_PER_MEL_FRAME
+    assert len(stage.synthesize(mel, SEED)) == 31 * SAMPLES_PER_MEL_FRAME
+
+
+def test_empty_hops(stage: VocoderStage) -> None:
+    """No new frames: nothing comes, nothing changes; at the end what was withheld comes out."""
+    mel, none = tiny.voiced_mel(25), torch.zeros(80, 0)
+    state = stage.open(SEED)
+    chunks = [
+        stage.hop([VocoderHop(state, piece, finalize)])[0] for piece, finalize in ((none, False), (mel, False), (none, False), (none, True))
+    ]
+    assert [len(chunk) // SAMPLES_PER_MEL_FRAME for chunk in chunks] == [0, 17, 0, 8]
+    assert signal_to_error_db(np.concatenate(chunks), stage.synthesize(mel, SEED)) > 30
+    never_spoke = stage.open(SEED)
+    assert len(stage.hop([VocoderHop(never_spoke, none, True)])[0]) == 0
+
+
+def test_a_row_that_is_not_finite_spoils_only_itself(stage: VocoderStage) -> None:
+    mel = tiny.voiced_mel(20)
+    broken = mel.clone()
+    broken[3, 4] = float("nan")
+    good, bad = stage.hop([VocoderHop(stage.open(SEED), item, True) for item in (mel, broken)])
+    np.testing.assert_allclose(good, stage.synthesize(mel, SEED), atol=1e-4)
+    assert not np.isfinite(bad).all()
+
+
+def test_state_is_bounded_and_close_frees_it(stage: VocoderStage) -> None:
+    state = stage.open(SEED)
+    mel = tiny.voiced_mel(400)
+    sizes = set()
+    for begin in range(0, 400, 50):
+        stage.hop([VocoderHop(state, mel[:, begin : begin + 50], False)])
+        sizes.add(sum(item.untyped_storage().nbytes() for item in (state.mel, state.source, state.withheld, state.phase)))
+    assert len(sizes) == 1  # the same after every hop: nothing grows, nothing keeps a batch alive
+    assert sizes.pop() < 64 * 1024
+    state.close()
+    state.close()
+    assert state.closed and state.mel.numel() == state.source.numel() == state.withheld.numel() == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 2000), max_size=80))
+def test_groups_hold_every_row_once_and_are_bounded(lengths: list[int]) -> None:
+    groups = _groups(lengths)
+    assert sorted(position for group in groups for position in group) == list(range(len(lengths)))
+    for group in groups:
+        longest = max(lengths[position] for position in group)
+        assert all(lengths[position] >= (1 - MAX_PADDING) * longest for position in group)
+        assert len(group) == 1 or len(group) * longest <= MAX_BATCH_FRAMES

@@ -1,0 +1,545 @@
+"""The token2wav service on fake networks: order of service, endings, errors and leases; then once on real ones.
+
+The fakes answer at once unless a test holds the worker inside a flow call (``FakeFlow.hold``), so nothing here sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import FlowConfig, RuntimeConfig
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    CancelledError,
+    EngineError,
+    InvalidInputError,
+    SessionExistsError,
+    ShuttingDownError,
+    UnknownSessionError,
+)
+from bistream.hop_jobs import BatchPace, HopQueue
+from bistream.rates import SAMPLES_PER_TOKEN
+from bistream.speech_stages import SpeechStages
+from bistream.token2wav import Token2Wav, Token2WavHop
+from bistream.types import VoicePrompt
+
+TIMEOUT_S = 20.0  # of a test that hangs
+REFUSED_BY_FLOW, FLOW_RAISES, NOT_FINITE, VOCODER_RAISES = 6001, 6002, 6003, 6004  # tokens that make a fake fail
+
+
+def prompt(tokens: int = 4, **changes: Any) -> VoicePrompt:
+    values: dict[str, Any] = {
+        "prompt_text": "",
+        "speech_tokens": np.arange(tokens, dtype=np.int32),
+        "speech_feat": np.zeros((2 * tokens, 80), np.float32),
+        "speaker_embedding": np.ones(192, np.float32),
+    }
+    return VoicePrompt(**{**values, **changes})
+
+
+@dataclass(eq=False)
+class FakeState:
+    tag: int
+    closed: bool = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeFlow:
+    """Speaks each token as two frames that hold its number. Records what was computed together."""
+
+    config: FlowConfig = field(default_factory=FlowConfig)
+    batches: list[list[tuple[int, ...]]] = field(default_factory=list)
+    states: list[FakeState] = field(default_factory=list)
+    refuses_to_open: bool = False
+    _gate: threading.Event | None = None
+    _entered: threading.Event = field(default_factory=threading.Event)
+
+    def open(self, voice: VoicePrompt) -> FakeState:
+        if self.refuses_to_open:
+            raise BusyError("No state left; try again later.")
+        self.states.append(FakeState(len(voice.speech_tokens)))
+        return self.states[-1]
+
+    def hop(self, hops: Sequence[Any]) -> list[torch.Tensor | BistreamError]:
+        self.batches.append([tuple(hop.token_ids) for hop in hops])
+        assert all(not hop.state.closed for hop in hops)
+        gate = self._gate
+        if gate is not None:
+            self._entered.set()
+            assert gate.wait(TIMEOUT_S)
+        if any(FLOW_RAISES in hop.token_ids for hop in hops):
+            raise RuntimeError("out of memory")
+        refusal = EngineError("This session alone failed.")
+        return [refusal if REFUSED_BY_FLOW in hop.token_ids else self.mel(hop.token_ids) for hop in hops]
+
+    def synthesize(self, token_ids: Sequence[int], voice: VoicePrompt) -> torch.Tensor:
+        self.batches.append([tuple(token_ids)])
+        if FLOW_RAISES in token_ids:
+            raise RuntimeError("out of memory")
+        return self.mel(token_ids)
+
+    @staticmethod
+    def mel(token_ids: Sequence[int]) -> torch.Tensor:
+        values = torch.tensor(token_ids, dtype=torch.float32)
+        values[values == NOT_FINITE] = float("nan")
+        return values.repeat_interleave(2).expand(80, -1)
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[], None]]:
+        """The worker stops inside its next call; the value waits until it is there. Released at the end."""
+        self._gate = threading.Event()
+        self._entered.clear()
+        gate = self._gate
+
+        def wait_until_inside() -> None:
+            assert self._entered.wait(TIMEOUT_S)
+
+        yield wait_until_inside
+        self._gate = None
+        gate.set()
+
+
+@dataclass
+class FakeVocoder:
+    states: list[FakeState] = field(default_factory=list)
+
+    def open(self, seed: int) -> FakeState:
+        self.states.append(FakeState(seed))
+        return self.states[-1]
+
+    def hop(self, hops: Sequence[Any]) -> list[np.ndarray]:
+        if any((hop.mel == VOCODER_RAISES).any() for hop in hops):
+            raise RuntimeError("out of memory")
+        return [hop.mel[0].repeat_interleave(480).numpy() for hop in hops]
+
+    def synthesize(self, mel: torch.Tensor, seed: int, speed: float) -> np.ndarray:
+        return mel[0][: int(mel.shape[1] / speed)].repeat_interleave(480).numpy()
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Rig:
+    service: Token2Wav
+    flow: FakeFlow
+    vocoder: FakeVocoder
+    clock: FakeClock
+
+    def hop(self, session_id: str, *tokens: int, finalize: bool = False, start: bool = False, **values: Any) -> Future[Any]:
+        return self.service.hop(Token2WavHop(session_id, tokens, finalize, prompt() if start else None, **values))
+
+    def all_states_closed(self) -> bool:
+        return all(state.closed for state in self.flow.states + self.vocoder.states)
+
+
+def make_rig(**settings_: Any) -> Rig:
+    config = RuntimeConfig(**{"drain_timeout_s": 0.0, **settings_})
+    flow, vocoder, clock = FakeFlow(), FakeVocoder(), FakeClock()
+    return Rig(Token2Wav(config, clock=clock, stages=SpeechStages(flow, vocoder)), flow, vocoder, clock)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = make_rig(max_sessions=8)
+    yield made
+    made.service.close()
+    assert made.all_states_closed()
+    assert made.service.live_sessions == 0
+
+
+def audio(future: Future[Any]) -> list[int]:
+    """The tokens that a fake waveform speaks."""
+    waveform = future.result(TIMEOUT_S)
+    assert waveform.dtype == np.float32
+    return [int(value) for value in waveform[::SAMPLES_PER_TOKEN]]
+
+
+def error(future: Future[Any]) -> BistreamError:
+    found = future.exception(TIMEOUT_S)
+    assert isinstance(found, BistreamError), found
+    return found
+
+
+def test_a_session_from_start_to_end(rig: Rig) -> None:
+    assert audio(rig.hop("a", 1, 2, 3, start=True, seed=5)) == [1, 2, 3]
+    assert audio(rig.hop("a", 4)) == [4]
+    assert rig.vocoder.states[0].tag == 5
+    assert audio(rig.hop("a", 5, 6, finalize=True)) == [5, 6]
+    assert isinstance(error(rig.hop("a", 7)), UnknownSessionError)
+    assert audio(rig.hop("a", 8, start=True)) == [8]  # the id is free again
+
+
+def test_order_of_service(rig: Rig) -> None:
+    """First hops before later ones, then whoever runs out of audio first."""
+    for name, token in (("relaxed", 1), ("pressed", 2), ("blocker", 3)):
+        audio(rig.hop(name, token, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        pending = [rig.hop("blocker", 10)]
+        wait_until_inside()
+        pending.append(rig.hop("relaxed", 11, playback_buffer_s=5.0))
+        pending.append(rig.hop("pressed", 12, playback_buffer_s=0.2))
+        pending.append(rig.hop("new", 13, start=True))
+        pending.append(rig.hop("newer", 14, start=True))
+    assert [audio(future) for future in pending] == [[10], [11], [12], [13], [14]]
+    assert rig.flow.batches[-2:] == [[(10,)], [(13,), (14,), (12,), (11,)]]
+
+
+def test_hops_of_one_session_keep_their_order_and_never_share_a_batch(rig: Rig) -> None:
+    with rig.flow.hold() as wait_until_inside:
+        pending = [rig.hop("a", 1, start=True)]
+        wait_until_inside()
+        pending += [rig.hop("a", 2, playback_buffer_s=9.0), rig.hop("a", 3), rig.hop("b", 4, start=True), rig.hop("a", 5, finalize=True)]
+    assert [audio(future) for future in pending] == [[1], [2], [3], [4], [5]]
+    assert rig.flow.batches == [[(1,)], [(4,), (2,)], [(3,)], [(5,)]]
+
+
+def test_a_batch_is_bounded_in_tokens(rig: Rig) -> None:
+    """75 tokens fit while nothing has been measured: an urgent hop does not wait for all others."""
+    with rig.flow.hold() as wait_until_inside:
+        pending = [rig.hop("a", 1, start=True)]
+        wait_until_inside()
+        pending += [rig.hop(name, *([2] * 40), start=True) for name in ("b", "c", "d")]
+    assert all(future.result(TIMEOUT_S) is not None for future in pending)
+    assert [len(batch) for batch in rig.flow.batches] == [1, 1, 1, 1]
+
+
+def test_bad_requests_leave_the_session_as_it_was(rig: Rig) -> None:
+    assert audio(rig.hop("a", 1, start=True)) == [1]
+    for token in (-1, FlowConfig().vocab_size):
+        assert isinstance(error(rig.hop("a", token)), InvalidInputError)
+    assert isinstance(error(rig.hop("a", 2, playback_buffer_s=float("nan"))), InvalidInputError)
+    assert isinstance(error(rig.hop("a", 2, start=True)), SessionExistsError)
+    unknown = error(rig.hop("nobody", 2))
+    assert isinstance(unknown, UnknownSessionError)
+    assert unknown.session_id == "nobody"
+    with rig.flow.hold() as wait_until_inside:
+        last = rig.hop("a", 2, finalize=True)
+        wait_until_inside()
+        assert isinstance(error(rig.hop("a", 3)), InvalidInputError)  # the final hop is on its way
+    assert audio(last) == [2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"speech_tokens": np.array([9999, 1, 2, 3], np.int32)}, "Speech tokens"),
+        ({"speech_tokens": np.zeros((1, 4), np.int32)}, "prompt_speech_tokens"),
+        ({"speech_feat": np.zeros((7, 80), np.float32)}, "prompt_speech_feat"),
+        ({"speech_feat": np.full((8, 80), np.nan, np.float32)}, "prompt_speech_feat"),
+        ({"speaker_embedding": np.zeros(191, np.float32)}, "prompt_spk_embedding"),
+        ({"speaker_embedding": np.full(192, np.inf, np.float32)}, "prompt_spk_embedding"),
+    ],
+)
+def test_bad_prompts(rig: Rig, changes: dict[str, Any], words: str) -> None:
+    bad = prompt(**changes)
+    for future in (rig.service.hop(Token2WavHop("a", (1,), False, bad)), rig.service.synthesize([1], bad)):
+        found = error(future)
+        assert isinstance(found, InvalidInputError)
+        assert words in str(found)
+    assert rig.service.live_sessions == 0
+    assert audio(rig.service.hop(Token2WavHop("a", (1,), True, prompt(0)))) == [1]  # a prompt without speech is fine
+
+
+def test_one_session_fails_alone(rig: Rig) -> None:
+    for name in "abc":
+        audio(rig.hop(name, 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        blocker = rig.hop("d", 1, start=True)
+        wait_until_inside()
+        good, refused, broken = rig.hop("a", 7), rig.hop("b", REFUSED_BY_FLOW), rig.hop("c", NOT_FINITE)
+        after = rig.hop("b", 8)
+    assert audio(blocker) == [1]
+    assert audio(good) == [7]
+    for failed in (refused, broken, after):
+        assert isinstance(error(failed), EngineError)
+    assert error(refused).session_id == "b"
+    assert isinstance(error(rig.hop("b", 9)), UnknownSessionError)
+    assert isinstance(error(rig.hop("c", 9)), UnknownSessionError)
+    assert audio(rig.hop("a", 9)) == [9]
+    assert rig.service.live_sessions == 2
+
+
+@pytest.mark.parametrize("token", [FLOW_RAISES, VOCODER_RAISES])
+def test_an_exception_ends_the_sessions_of_its_batch_and_the_service_goes_on(rig: Rig, token: int) -> None:
+    audio(rig.hop("other", 1, start=True))
+    found = error(rig.hop("a", token, start=True))
+    assert isinstance(found, EngineError)
+    assert "memory" not in str(found)  # no inner message reaches the client
+    assert audio(rig.hop("other", 2)) == [2]
+    assert audio(rig.hop("a", 3, start=True)) == [3]
+
+
+def test_admission(rig: Rig) -> None:
+    for index in range(8):
+        audio(rig.hop(f"s{index}", 1, start=True))
+    assert isinstance(error(rig.hop("one more", 1, start=True)), BusyError)
+    assert isinstance(error(rig.service.synthesize([1], prompt())), BusyError)
+    audio(rig.hop("s0", 1, finalize=True))
+    assert audio(rig.hop("one more", 1, start=True)) == [1]
+
+
+def test_a_refusal_of_the_flow_state_ends_the_session(rig: Rig) -> None:
+    rig.flow.refuses_to_open = True
+    assert isinstance(error(rig.hop("a", 1, start=True)), BusyError)
+    rig.flow.refuses_to_open = False
+    assert audio(rig.hop("a", 1, start=True)) == [1]
+
+
+def test_idle_sessions_expire(rig: Rig) -> None:
+    audio(rig.hop("a", 1, start=True))
+    audio(rig.hop("b", 1, start=True))
+    rig.clock.now_s += 29.0
+    assert audio(rig.hop("a")) == []  # a hop without tokens renews the lease
+    rig.clock.now_s += 2.0
+    assert isinstance(error(rig.hop("b", 2)), UnknownSessionError)
+    assert audio(rig.hop("a", 2)) == [2]
+    assert rig.service.live_sessions == 1
+    rig.clock.now_s += 31.0
+    assert audio(rig.hop("c", 3, finalize=True, start=True)) == [3]  # the worker frees before it computes
+    assert all(state.closed for state in rig.flow.states[:2])
+
+
+def test_a_session_that_is_being_computed_does_not_expire(rig: Rig) -> None:
+    with rig.flow.hold() as wait_until_inside:
+        pending = rig.hop("a", 1, start=True)
+        wait_until_inside()
+        rig.clock.now_s += 1000.0
+        assert isinstance(error(rig.hop("b", 1)), UnknownSessionError)
+    assert audio(pending) == [1]
+    assert audio(rig.hop("a", 2)) == [2]
+
+
+def test_cancel(rig: Rig) -> None:
+    """Between hops, while a hop waits, while it is computed, after the end, and of a session that never was."""
+    audio(rig.hop("idle", 1, start=True))
+    rig.service.cancel("idle")
+    with rig.flow.hold() as wait_until_inside:
+        computed = rig.hop("computed", 2, start=True)
+        wait_until_inside()
+        waiting = rig.hop("waiting", 3, start=True)
+        rig.service.cancel("waiting")
+        rig.service.cancel("computed")
+        assert isinstance(error(computed), CancelledError)  # at once, though the worker is still inside
+        assert isinstance(error(waiting), CancelledError)
+        again = rig.hop("computed", 4, start=True)
+    assert audio(again) == [4]
+    rig.service.cancel("nobody")
+    assert audio(rig.hop("computed", 5, finalize=True)) == [5]
+    rig.service.cancel("computed")
+    assert (3,) not in [tokens for batch in rig.flow.batches for tokens in batch]
+    assert audio(rig.hop("end", 1, start=True, finalize=True)) == [1]
+    assert sum(not state.closed for state in rig.flow.states) <= 1  # all but perhaps the one that ended just now
+
+
+def test_sessions_without_tokens(rig: Rig) -> None:
+    assert audio(rig.hop("a", finalize=True, start=True)) == []
+    assert rig.service.live_sessions == 0
+    assert audio(rig.hop("b", start=True)) == []  # opens the voice before the first token is there
+    assert audio(rig.hop("b", 1)) == [1]
+    assert audio(rig.hop("b", finalize=True)) == []
+    assert rig.flow.batches[-1] == [()]  # here the stages have the last say: lookahead and overlap come out
+    assert isinstance(error(rig.hop("b", 2)), UnknownSessionError)
+
+
+def test_offline(rig: Rig) -> None:
+    assert audio(rig.service.synthesize([1, 2, 3, 4], prompt())) == [1, 2, 3, 4]
+    assert len(rig.service.synthesize([1, 2, 3, 4], prompt(), speed=2.0).result(TIMEOUT_S)) == 2 * SAMPLES_PER_TOKEN
+    assert rig.service.live_sessions == 0
+    for tokens, speed in (([], 1.0), ([-1], 1.0), ([1], 0.0), ([1], float("nan")), ([1], 100.0)):
+        assert isinstance(error(rig.service.synthesize(tokens, prompt(), speed=speed)), InvalidInputError)
+    for token in (FLOW_RAISES, NOT_FINITE):
+        assert isinstance(error(rig.service.synthesize([token], prompt())), EngineError)
+
+
+def test_hops_overtake_offline_jobs(rig: Rig) -> None:
+    with rig.flow.hold() as wait_until_inside:
+        pending = [rig.hop("a", 1, start=True)]
+        wait_until_inside()
+        pending += [rig.service.synthesize([token] * 40, prompt()) for token in (2, 3)]
+        pending.append(rig.hop("b", 4, start=True))
+    assert [set(audio(future)) for future in pending] == [{1}, {2}, {3}, {4}]
+    assert [batch[0][0] for batch in rig.flow.batches] == [1, 4, 2, 3]
+
+
+def test_offline_jobs_that_fit_into_one_batch_are_all_answered(rig: Rig) -> None:
+    with rig.flow.hold() as wait_until_inside:
+        blocker = rig.hop("a", 1, start=True)
+        wait_until_inside()
+        pending = [rig.service.synthesize([token], prompt()) for token in (2, 3, 4)]
+    assert audio(blocker) == [1]
+    assert [audio(future) for future in pending] == [[2], [3], [4]]
+
+
+def test_close_lets_sessions_finish() -> None:
+    rig = make_rig(drain_timeout_s=TIMEOUT_S)
+    audio(rig.hop("a", 1, start=True))
+    closing = threading.Thread(target=rig.service.close)
+    with rig.flow.hold() as wait_until_inside:
+        last = rig.hop("a", 2, finalize=True)
+        wait_until_inside()
+        closing.start()
+        while not (refused := rig.hop("b", 1, start=True)).done():
+            rig.service.cancel("b")  # it was admitted: the other thread has not got to close yet
+        assert isinstance(error(refused), ShuttingDownError)
+    assert audio(last) == [2]
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
+    assert rig.all_states_closed()
+
+
+def test_close_fails_what_does_not_finish() -> None:
+    rig = make_rig()
+    audio(rig.hop("idle", 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        computed = rig.hop("computed", 2, start=True)
+        wait_until_inside()
+        offline = rig.service.synthesize([1], prompt())
+        closing = threading.Thread(target=rig.service.close)
+        closing.start()
+        assert isinstance(error(computed), ShuttingDownError)
+        assert isinstance(error(offline), ShuttingDownError)
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
+    rig.service.close()
+    assert rig.all_states_closed()
+    assert isinstance(error(rig.hop("late", 1, start=True)), ShuttingDownError)
+    assert isinstance(error(rig.service.synthesize([1], prompt())), ShuttingDownError)
+
+
+def test_callbacks_may_call_the_service(rig: Rig) -> None:
+    """From an answer, and from the error of a cancel (which runs on the canceller's thread); a future cannot be cancelled."""
+    chained: list[Future[Any]] = []
+    first = rig.hop("a", 1, start=True)
+    assert not first.cancel()
+    first.add_done_callback(lambda _: chained.append(rig.hop("a", 2)))
+    audio(first)
+    with rig.flow.hold() as wait_until_inside:
+        pending = rig.hop("b", 3, start=True)
+        wait_until_inside()
+        pending.add_done_callback(lambda _: chained.append(rig.hop("b", 4, start=True)))
+        rig.service.cancel("b")
+    while len(chained) < 2:  # the first callback may still be running
+        audio(rig.hop("a", 9))
+    assert sorted(audio(future) for future in chained) == [[2], [4]]
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.sampled_from(["start", "hop", "renew", "finalize", "cancel", "refuse", "raise", "expire", "offline"]),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(OPERATIONS)
+def test_whatever_happens_every_future_is_answered_and_everything_is_freed(operations: list[tuple[str, str]]) -> None:
+    rig = make_rig(max_sessions=2)
+    futures = []
+    tokens = {"start": (1,), "hop": (2,), "renew": (), "finalize": (3,), "refuse": (REFUSED_BY_FLOW,), "raise": (FLOW_RAISES,)}
+    for name, operation in operations:
+        if operation == "cancel":
+            rig.service.cancel(name)
+        elif operation == "expire":
+            rig.clock.now_s += 100.0
+        elif operation == "offline":
+            futures.append(rig.service.synthesize([5], prompt()))
+        else:
+            futures.append(rig.hop(name, *tokens[operation], finalize=operation == "finalize", start=operation == "start"))
+    rig.service.close()
+    assert all(future.done() for future in futures)
+    assert all(future.exception() is None or isinstance(future.exception(), BistreamError) for future in futures)
+    assert rig.all_states_closed()
+    assert rig.service.live_sessions == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0, 10), st.integers(0, 120)), max_size=30),
+    st.integers(1, 10),
+    st.integers(0, 200),
+)
+def test_queue_serves_all_in_order_within_bounds(items: list[tuple[bool, float, int]], max_items: int, max_tokens: int) -> None:
+    queue: HopQueue[int] = HopQueue()
+    for index, (is_first, deadline_s, tokens) in enumerate(items):
+        queue.push(index, is_first=is_first, deadline_s=deadline_s, tokens=tokens)
+    served = []
+    while len(queue):
+        batch = queue.pop_batch(max_items, max_tokens)
+        assert 1 <= len(batch) <= max_items
+        assert len(batch) == 1 or sum(items[index][2] for index in batch) <= max_tokens
+        served += batch
+    assert served == sorted(range(len(items)), key=lambda index: (not items[index][0], items[index][1], index))
+
+
+def test_pace_follows_what_was_measured() -> None:
+    pace = BatchPace(0.1, 500.0)
+    assert pace.max_tokens == pytest.approx(50)
+    for _ in range(40):
+        pace.observe(tokens=200, seconds=0.01)
+    assert pace.max_tokens == pytest.approx(2000, rel=0.01)
+    pace.observe(tokens=0, seconds=1.0)
+    pace.observe(tokens=10, seconds=0.0)
+    assert pace.max_tokens == pytest.approx(2000, rel=0.01)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_with_real_networks(tiny_model_dir: Path) -> None:
+    """Sessions side by side, some cancelled at every point of their life: what remains is what each would be alone, and no page is lost."""
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", flow_state_mb=64, drain_timeout_s=0.0, max_sessions=16)
+    stages = SpeechStages.load(config)
+    service = Token2Wav(config, stages=stages)
+    voices = [prompt(tokens, speech_feat=np.full((2 * tokens, 80), -3.0, np.float32)) for tokens in (0, 37)]
+    hops = [tuple(range(100, 118)), tuple(range(200, 225)), tuple(range(300, 312))]
+
+    def speak(name: str, voice: VoicePrompt, until: int) -> list[Future[Any]]:
+        futures = [
+            service.hop(Token2WavHop(name, tokens, index == len(hops) - 1, voice if index == 0 else None, seed=3))
+            for index, tokens in enumerate(hops[:until])
+        ]
+        if until < len(hops):
+            service.cancel(name)
+        return futures
+
+    alone = [[future.result(TIMEOUT_S) for future in speak(f"alone{index}", voice, 3)] for index, voice in enumerate(voices)]
+    together = [speak(f"kept{index}", voice, 3) for index, voice in enumerate(voices)]
+    cancelled = [future for until in range(3) for future in speak(f"cancelled{until}", voices[1], until)]
+    for expected, found in zip(alone, together, strict=True):
+        assert sum(len(waveform) for waveform in expected) == sum(map(len, hops)) * SAMPLES_PER_TOKEN
+        for left, right in zip(expected, found, strict=True):
+            np.testing.assert_allclose(right.result(TIMEOUT_S), left, atol=5e-3)
+    assert all(future.exception(TIMEOUT_S) is None or isinstance(future.exception(), CancelledError) for future in cancelled)
+    service.close()
+    stages.flow.check_integrity()
+    assert stages.flow.pool.available == stages.flow.pool.total
