@@ -133,6 +133,7 @@ class RuntimeConfig:
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0
     kv_cache_tokens: int = 65536  # positions of the paged KV cache, over all sessions
+    max_session_tokens: int = 4096  # positions (prompt, text and speech) of one session; reserved when it starts
     max_rows: int = 256  # rows (tokens) of one language-model step
     graphs: bool = True  # CUDA graphs; no effect on CPU
     flow_state_mb: int = 4096  # byte budget of the flow's resident state
@@ -148,7 +149,15 @@ class RuntimeConfig:
         _check(self.engine in ("torch", "tensorrt_llm"), "engine", self.engine, "torch or tensorrt_llm")
         _check(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", self.dtype, "auto, float32, bfloat16 or float16")
         _check(self.final_mode in ("streaming", "reference"), "final_mode", self.final_mode, "streaming or reference")
-        for name in ("max_sessions", "max_text_chars", "kv_cache_tokens", "max_rows", "flow_state_mb", "voice_cache_size"):
+        for name in (
+            "max_sessions",
+            "max_text_chars",
+            "kv_cache_tokens",
+            "max_session_tokens",
+            "max_rows",
+            "flow_state_mb",
+            "voice_cache_size",
+        ):
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
         for name in ("session_idle_timeout_s", "min_reference_s", "max_reference_s", "max_unread_audio_s"):
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")

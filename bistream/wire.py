@@ -77,6 +77,7 @@ LLM_BISTREAM = ModelContract(
         TensorSpec("is_final", "BOOL", (1, 1)),
         TensorSpec("finish_reason", "BYTES", (1, 1)),
         TensorSpec("text_consumed", "INT32", (1, 1)),
+        TensorSpec("error", "BYTES", (1, 1)),  # with finish_reason error: what format_error writes
     ),
 )
 TOKEN2WAV = ModelContract(

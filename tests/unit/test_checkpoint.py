@@ -76,7 +76,9 @@ def test_yaml_is_parsed_as_data_with_references_and_numbers(model_dir: Path) -> 
     assert sections["llm"]["__class__"] == "cosyvoice.llm.llm.Qwen2LM"
 
 
-@pytest.mark.parametrize("broken", ["", "llm: [", "llm: 1\nflow: 2\nhift: 3", "sample_rate: 24000", "llm: !ref <nothing>\nflow: {}\nhift: {}"])
+@pytest.mark.parametrize(
+    "broken", ["", "llm: [", "llm: 1\nflow: 2\nhift: 3", "sample_rate: 24000", "llm: !ref <nothing>\nflow: {}\nhift: {}"]
+)
 def test_a_damaged_yaml_is_named(model_dir: Path, broken: str) -> None:
     (model_dir / "cosyvoice2.yaml").write_text(broken, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"cosyvoice2\.yaml"):

@@ -16,7 +16,10 @@ from bistream.text_in import KEEP_CHARS, WINDOW_CHARS, TextIn, TextToken, starts
 from bistream.text_tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, TextTokenizer
 from scripts._tokenizer_files import FULL_VOCAB_SIZE, SPECIAL_TOKEN_COUNT, make_vocabulary, write_tokenizer_files
 
-VOCAB_SIZE = 700
+VOCAB_SIZE = 2200
+# Every pair of these bytes is a merge, so that nearly any other cut of a text shows in its ids: spaces, punctuation, letters
+# that compose, marks, and Chinese characters, also across their ends.
+PAIRED_BYTES = sorted({*b" \n\t!.-'[<aeos", *"\u0301\u4eca\u7532\u4e59".encode()})
 FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
 
@@ -24,7 +27,23 @@ FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     write_tokenizer_files(directory, VOCAB_SIZE)
+    qwen = directory / "CosyVoice-BlankEN"
+    vocabulary, merges = make_vocabulary(VOCAB_SIZE)
+    symbols = [byte_symbol(byte) for byte in PAIRED_BYTES]
+    pairs = [(left, right) for left in symbols for right in symbols if left + right not in vocabulary]
+    entries = [entry for entry in vocabulary if not entry.startswith("<unused_")] + [left + right for left, right in pairs]
+    entries += [f"<unused_{index}>" for index in range(VOCAB_SIZE - len(entries))]
+    (qwen / "vocab.json").write_text(json.dumps({entry: index for index, entry in enumerate(entries)}), encoding="utf-8")
+    lines = [f"{left} {right}\n" for left, right in [*merges, *pairs]]
+    (qwen / "merges.txt").write_text("#version: 0.2\n" + "".join(lines), encoding="utf-8")
     return directory
+
+
+def byte_symbol(byte: int) -> str:
+    """The symbol that stands for a byte: printable bytes for themselves, the others from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [other for other in range(256) if other not in printable]
+    return chr(byte) if byte in printable else chr(256 + others.index(byte))
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +65,14 @@ SNIPPETS = (
     *(BASE_SPECIAL_TOKENS + ADDED_SPECIAL_TOKENS),
     *("[", "<", "<|", "</", "[brea", "<|endof", "[laughter", "<laughter", "][", "<<"),
     *("'s", "'T", "'re", "'ll", "'l", "'", "I'm", "they've", "'d"),
-    *(" ", "  ", "\n", "\r\n", " \n ", "\t", "\u3000", "\u00a0", "\u2028", "\x1c", "\x85", "!", "...", "?!\n", "\u3002", "\uff0c", "\u201c"),
+    *(" ", "  ", "\n", "\r\n", " \n ", "\t", "\u3000", "\u00a0", "\u2028", "\x1c", "\x85"),
+    *("!", "...", "?!\n", "\u3002", "\uff0c", "\u201c"),
     *("0", "12", "3.5", "\u0665", "\u00bd", "\u2167", "hello", "wonderful ", "Hello", "internationalisation", "a", "e", "o"),
-    *("\u4eca\u5929", "\u5929\u6c14\u5f88\u597d", "\u4f60", "\u304b\u306a", "\ubc14\ub78c", "\u0938\u094d\u0924\u0947", "\u0e19\u0e49\u0e33"),
-    *("\u0301", "\u0308", "\u0323", "e\u0301", "\u1112\u1161\u11ab", "\u1161", "\u11ab", "\uac00", "\u212b", "\uf900", "\u0344", "\u0958"),
-    *("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f600", "\u2764\ufe0f", "\U0001f44d\U0001f3fd", "\ufeff", "\u200b", "\x00", "\U00011131"),
+    *("\u4eca\u5929", "\u5929\u6c14\u5f88\u597d", "\u4f60", "\u304b\u306a"),
+    *("\ubc14\ub78c", "\u0938\u094d\u0924\u0947", "\u0e19\u0e49\u0e33", "e\u0301", "\u1112\u1161\u11ab", "\uac00"),
+    *("\u0301", "\u0308", "\u0323", "\u1161", "\u11ab", "\u212b", "\uf900", "\u0344", "\u0958", "\U00011131"),
+    *("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f600", "\u2764\ufe0f", "\U0001f44d\U0001f3fd"),
+    *("\ufeff", "\u200b", "\x00"),
 )
 ANY_CHARACTER = st.characters(exclude_categories=["Cs"])
 TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), ANY_CHARACTER), max_size=24).map("".join)
@@ -80,6 +102,15 @@ def within_bound(tokenizer: TextTokenizer, text: str) -> bool:
     return True
 
 
+@given(text=st.text(st.sampled_from(" \n\t!.-'[<aeos1\u0301\u4eca\u7532\u4e59"), max_size=40), cuts=CUTS)
+@settings(max_examples=400, deadline=None)
+def test_any_cut_of_a_text_where_every_cut_shows(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
+    tokens = stream(tokenizer, text.encode(), cuts)
+    assert tokens == stream(tokenizer, text.encode(), [])
+    if within_bound(tokenizer, text):
+        assert [token.id for token in tokens] == tokenizer.encode(text)
+
+
 @given(text=TEXTS, cuts=CUTS)
 @settings(max_examples=600, deadline=None)
 def test_any_cut_gives_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
@@ -92,6 +123,7 @@ def test_any_cut_gives_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text:
 LONG_RUNS = st.lists(
     st.one_of(
         st.text(st.sampled_from("\u4eca\u5929\u6c14\u5f88\u597d\u6211\u4eec"), min_size=10, max_size=60),
+        st.text(st.sampled_from("\u7532\u4e59\u4eca"), min_size=10, max_size=60),
         st.text(st.sampled_from("etaoin"), min_size=10, max_size=60),
         st.text(st.sampled_from(" \n\t"), min_size=10, max_size=40),
         st.text(st.sampled_from("!-\n."), min_size=10, max_size=40),
@@ -145,6 +177,37 @@ def test_a_chinese_paragraph_without_punctuation_is_spoken_before_it_ends(tokeni
             end_char = token.end_char
         assert index + 1 - end_char <= WINDOW_CHARS
     assert end_char >= len(paragraph) - WINDOW_CHARS
+
+
+def test_many_marks_on_one_character_do_not_hold_back_the_text(tokenizer: TextTokenizer) -> None:
+    text_in = TextIn(tokenizer)
+    end_char = 0
+    for index, character in enumerate("e" + "\u0301" * 100):
+        for token in text_in.push(character.encode()):
+            end_char = token.end_char
+        assert index + 1 - end_char <= 2 * WINDOW_CHARS
+
+
+def test_a_part_of_a_composition_does_not_count_as_covered(tokenizer: TextTokenizer) -> None:
+    """Nothing composes here, so two pattern matches share the two characters: the first of them covers none completely."""
+    ends = [token.end_char for token in stream(tokenizer, "a q\u0301".encode(), [])]
+    assert ends[0] == 1
+    assert max(ends[:-1]) == 2
+    assert ends[-1] == 4
+
+
+def test_a_cut_by_the_bound_never_goes_through_a_character(tokenizer: TextTokenizer) -> None:
+    """Tokens that join the end of one character to the beginning of the next, at every offset to the cut."""
+    run = "\u7532\u4e59" * 12
+    ends_inside = set()
+    for offset in range(4):
+        text = "\u4e59" * offset + run
+        num_bytes = 0
+        for _, size in tokenizer.encode_piece(tokenizer.pre_tokenize(text)[0][0]):
+            num_bytes += size
+            ends_inside.add(num_bytes % 3 != 0)
+        assert stream(tokenizer, text.encode(), [])[-1].end_char == len(text)
+    assert True in ends_inside
 
 
 def test_a_cut_by_the_bound_lies_between_bpe_tokens(tokenizer: TextTokenizer) -> None:
@@ -231,7 +294,8 @@ def test_composing_does_not_change_the_class_of_a_character() -> None:
     """What the look-ahead at the base of an open segment rests on, for every composition that Unicode has."""
 
     def class_of(character: str) -> str:
-        return "space" if character.isspace() else unicodedata.category(character)[0].replace("M", "other").replace("P", "other").replace("S", "other")
+        category = unicodedata.category(character)[0]
+        return "space" if character.isspace() else category if category in "LN" else "other"
 
     for code in range(0x80, 0x31000):
         character = chr(code)
@@ -245,7 +309,8 @@ def test_composing_does_not_change_the_class_of_a_character() -> None:
 class TestTokenizerFiles:
     def test_ids_equal_those_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer) -> None:
         reference = reference_tokenizer(model_dir)
-        for text in ("", "Hello, world! I'm 25.", "\u4f60\u597d[breath]\u4e16\u754c<|endofprompt|> \n\n x", "e\u0301 \u1112\u1161\u11ab", " a  b "):
+        chinese = "\u4f60\u597d[breath]\u4e16\u754c<|endofprompt|> \n\n x"
+        for text in ("", "Hello, world! I'm 25.", chinese, "e\u0301 \u1112\u1161\u11ab", " a  b "):
             assert tokenizer.encode(text) == reference(text)["input_ids"], text
 
     @given(text=TEXTS)
@@ -266,17 +331,20 @@ class TestTokenizerFiles:
         assert full.size == 151663
         assert full.encode("hello") == full.encode("hello[breath]")[:-1]
 
-    def test_filling_entries_are_never_produced(self, tokenizer: TextTokenizer) -> None:
-        vocabulary, merges = make_vocabulary(VOCAB_SIZE)
+    def test_filling_entries_are_never_produced(self, tmp_path: Path) -> None:
+        write_tokenizer_files(tmp_path, 700)
+        tokenizer = TextTokenizer.from_model_dir(tmp_path)
+        vocabulary, merges = make_vocabulary(700)
         first_unused = 256 + len(merges)
-        assert first_unused < VOCAB_SIZE
+        assert first_unused < 700
         unused = [entry for entry, index in vocabulary.items() if index >= first_unused]
         assert max(tokenizer.encode(" ".join(unused))) < first_unused
 
-    def test_files_are_the_same_every_time(self, model_dir: Path, tmp_path: Path) -> None:
-        write_tokenizer_files(tmp_path / "CosyVoice-BlankEN", VOCAB_SIZE)
+    def test_files_are_the_same_every_time(self, tmp_path: Path) -> None:
+        write_tokenizer_files(tmp_path / "CosyVoice-BlankEN", 600)
+        write_tokenizer_files(tmp_path / "again", 600)
         for name in FILES:
-            assert (tmp_path / "CosyVoice-BlankEN" / name).read_bytes() == (model_dir / "CosyVoice-BlankEN" / name).read_bytes()
+            assert (tmp_path / "CosyVoice-BlankEN" / name).read_bytes() == (tmp_path / "again" / "CosyVoice-BlankEN" / name).read_bytes()
 
     def test_a_vocabulary_below_the_byte_symbols_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="at least 256"):
@@ -329,6 +397,7 @@ def reference_tokenizer(model_dir: Path) -> Any:
 
     if model_dir not in _REFERENCES:
         reference = Qwen2TokenizerFast.from_pretrained(model_dir / "CosyVoice-BlankEN")
-        reference.add_special_tokens({"pad_token": "<|endoftext|>", "additional_special_tokens": list(BASE_SPECIAL_TOKENS[1:] + ADDED_SPECIAL_TOKENS)})
+        others = [*BASE_SPECIAL_TOKENS[1:], *ADDED_SPECIAL_TOKENS]
+        reference.add_special_tokens({"pad_token": "<|endoftext|>", "additional_special_tokens": others})
         _REFERENCES[model_dir] = reference
     return _REFERENCES[model_dir]

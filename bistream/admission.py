@@ -1,0 +1,170 @@
+"""Checks of what a client asks for, before anything is computed. Pure; called by the orchestrator with the values of one request."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from dataclasses import dataclass
+
+from bistream.config import RuntimeConfig
+from bistream.errors import InvalidInputError
+from bistream.ports import BistreamRequest
+from bistream.types import FloatArray, Sampling
+from bistream.voice.reference_audio import check_reference_audio
+from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN
+
+MIN_SPEED, MAX_SPEED = 0.5, 2.0
+MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
+MAX_SEED = 2**63 - 1
+
+
+class TextLedger:
+    """Counts and checks the text of one session. A refused piece leaves it as it was."""
+
+    def __init__(self, max_chars: int) -> None:
+        self._max_chars = max_chars
+        self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        self._chars = 0
+        self._is_blank = True
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def accept(self, piece: bytes, is_end: bool) -> None:
+        """Take one piece of UTF-8, cut anywhere. Raises ``InvalidInputError``."""
+        if self._ended:
+            raise InvalidInputError("The text of this session has already ended; start another session for more text.")
+        state = self._decoder.getstate()
+        try:
+            text = self._decode(piece, is_end)
+            self._check(text, is_end)
+        except InvalidInputError:
+            self._decoder.setstate(state)
+            raise
+        self._chars += len(text)
+        self._is_blank = self._is_blank and not text.strip()
+        self._ended = is_end
+
+    def _decode(self, piece: bytes, is_end: bool) -> str:
+        try:
+            return self._decoder.decode(piece, final=is_end)
+        except UnicodeDecodeError:
+            where = "ends inside a character" if is_end and self._is_open(piece) else "is not valid UTF-8"
+            raise InvalidInputError(f"The text {where}; send UTF-8, and with the last piece the rest of every character.") from None
+
+    def _is_open(self, piece: bytes) -> bool:
+        """Whether more bytes could still make ``piece`` valid (the decoder keeps its state on an error)."""
+        try:
+            self._decoder.decode(piece, final=False)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def _check(self, text: str, is_end: bool) -> None:
+        if self._chars + len(text) > self._max_chars:
+            raise InvalidInputError(f"The text of this session has more than {self._max_chars} characters; split it over several sessions.")
+        if is_end and self._is_blank and not text.strip():
+            raise InvalidInputError("The text is empty and no more is to come; send target_text, or is_end false where text follows.")
+
+
+@dataclass(frozen=True)
+class SessionStart:
+    """A checked first request.
+
+    session_id: the client's; ``None`` for a session that is one request. reference_wav: float32 [N] at 16 kHz, checked and cut to
+    its true length, with its transcript; or else speaker_id, the registered voice. offline: the flow's whole-utterance path.
+    """
+
+    session_id: str | None
+    text: bytes
+    is_end: bool
+    reference_wav: FloatArray | None
+    reference_text: str
+    speaker_id: str | None
+    sampling: Sampling
+    speed: float
+    offline: bool
+
+
+def check_session_id(session_id: str) -> None:
+    if not SESSION_ID_PATTERN.match(session_id):
+        raise InvalidInputError("session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another.")
+
+
+def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart:
+    """Raise ``InvalidInputError`` for anything wrong with the request except its text (``TextLedger``) and an unknown speaker."""
+    if request.session_id is None and not request.is_end:
+        raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
+    check_sampling(request.sampling)
+    speed = _check_speed(request)
+    speaker_id = _check_speaker(request, config)
+    reference_wav, reference_text = (None, "") if speaker_id is not None else _check_reference(request, config)
+    return SessionStart(
+        session_id=request.session_id,
+        text=request.target_text or b"",
+        is_end=request.is_end,
+        reference_wav=reference_wav,
+        reference_text=reference_text,
+        speaker_id=speaker_id,
+        sampling=request.sampling,
+        speed=speed,
+        offline=request.offline or speed != 1.0,
+    )
+
+
+def check_append(request: BistreamRequest) -> None:
+    """Raise ``InvalidInputError`` where an append brings what only a first request can."""
+    if request.reference_wav is not None or request.reference_text is not None or request.speaker_id is not None:
+        raise InvalidInputError("The voice of a session is set by its first request; send the further pieces without it.")
+    if request.speed is not None:
+        raise InvalidInputError("speed needs the whole text in the first request; leave it out of a text in pieces.")
+
+
+def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | None:
+    """The registered voice to speak in; ``None`` where the request brings a recording."""
+    if request.speaker_id is not None:
+        if request.reference_wav is not None:
+            raise InvalidInputError("The request has both reference_wav and speaker_id; send one of them.")
+        if not SPEAKER_ID_PATTERN.match(request.speaker_id):
+            raise InvalidInputError("speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ and -; correct it.")
+        return request.speaker_id
+    if request.reference_wav is not None:
+        return None
+    if not config.default_speaker_id:
+        raise InvalidInputError("The voice is missing; send reference_wav with reference_text, or a speaker_id.")
+    return config.default_speaker_id
+
+
+def _check_reference(request: BistreamRequest, config: RuntimeConfig) -> tuple[FloatArray, str]:
+    assert request.reference_wav is not None, "called with a recording only"
+    try:
+        text = (request.reference_text or b"").decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidInputError("reference_text is not valid UTF-8; send it as UTF-8.") from None
+    if not text.strip():
+        raise InvalidInputError("reference_text is missing; send the transcript of reference_wav.")
+    return check_reference_audio(request.reference_wav, request.reference_wav_len, config), text
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise ``InvalidInputError`` naming the value that is out of range."""
+    if not 0 <= sampling.seed <= MAX_SEED:
+        raise InvalidInputError(f"seed is {sampling.seed}; set it to 0 or more.")
+    if not (math.isfinite(sampling.temperature) and 0.0 <= sampling.temperature <= MAX_TEMPERATURE):
+        raise InvalidInputError(f"temperature is {sampling.temperature:g}; set it between 0 (greedy) and {MAX_TEMPERATURE:g}.")
+    if sampling.top_k is not None and sampling.top_k < 1:
+        raise InvalidInputError(f"top_k is {sampling.top_k}; set it to 1 or more.")
+    if sampling.top_p is not None and not (math.isfinite(sampling.top_p) and 0.0 < sampling.top_p <= 1.0):
+        raise InvalidInputError(f"top_p is {sampling.top_p:g}; set it above 0 and at most 1.")
+
+
+def _check_speed(request: BistreamRequest) -> float:
+    if request.speed is None:
+        return 1.0
+    if not (math.isfinite(request.speed) and MIN_SPEED <= request.speed <= MAX_SPEED):
+        raise InvalidInputError(f"speed is {request.speed:g}; set it between {MIN_SPEED:g} and {MAX_SPEED:g}.")
+    if not request.is_end:
+        raise InvalidInputError("speed needs the whole text in the first request; leave it out, or send is_end true with all the text.")
+    return request.speed

@@ -1,0 +1,66 @@
+"""A few threads that carry short blocking calls (text, cancels, lease renewals) to the models, so that requests never wait.
+
+The calls of one session keep their order: a session is served by one thread at a time, and asks for another round
+by being scheduled again. Used by the orchestrator alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Deliverable(Protocol):
+    def deliver(self) -> None:
+        """Carry out what is due now; returns at once when nothing is."""
+
+
+class DeliveryPool:
+    """``schedule`` never blocks; after it, ``deliver`` is called at least once, never twice at the same time for one task."""
+
+    def __init__(self, threads: int) -> None:
+        self._queue: queue.SimpleQueue[Deliverable | None] = queue.SimpleQueue()
+        self._lock = threading.Condition()  # notified when nothing is left to do
+        self._busy: set[Deliverable] = set()  # queued or being served
+        self._again: set[Deliverable] = set()  # scheduled while being busy
+        self._threads = [threading.Thread(target=self._serve, name=f"bistream-deliver-{i}", daemon=True) for i in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def schedule(self, task: Deliverable) -> None:
+        with self._lock:
+            if task in self._busy:
+                self._again.add(task)
+                return
+            self._busy.add(task)
+        self._queue.put(task)
+
+    def _serve(self) -> None:
+        while (task := self._queue.get()) is not None:
+            try:
+                task.deliver()
+            except Exception:
+                logger.exception("delivery failed")
+            with self._lock:
+                if task not in self._again:
+                    self._busy.discard(task)
+                    if not self._busy:
+                        self._lock.notify_all()
+                    continue
+                self._again.discard(task)
+            self._queue.put(task)
+
+    def close(self) -> None:
+        """Serve what was scheduled, for as long as a model may take to answer, then stop the threads."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._busy, timeout=CLOSE_TIMEOUT_S)
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(timeout=CLOSE_TIMEOUT_S)

@@ -1,0 +1,283 @@
+"""The whole pipeline in one process, without a server: the ports over the stages, and the same orchestrator as on Triton.
+
+A text and a voice go in, a waveform or a stream of audio chunks comes out. Called by the inference scripts and by tests.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from bistream.config import RuntimeConfig
+from bistream.errors import BistreamError, UnknownSessionError
+from bistream.orchestrator import Orchestrator
+from bistream.ports import BistreamRequest, Ports
+from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.token2wav import Token2Wav, Token2WavHop
+from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
+from bistream.voice.speaker_encoder import SpeakerEncoder
+from bistream.voice.speech_tokenizer import SpeechTokenizer
+
+DEFAULT_SAMPLING = Sampling()
+
+
+@dataclass(frozen=True)
+class VoiceChoice:
+    """A recording (float32 [N], 16 kHz mono) with its transcript, or the id of a registered voice, or neither: the default speaker."""
+
+    reference_wav: FloatArray | None = None
+    reference_text: str | None = None
+    speaker_id: str | None = None
+
+
+class StageTimes:
+    """Seconds spent in each stage, summed over all sessions; stages work at the same time, so the sum can exceed the wall time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds = {"voice": 0.0, "language_model": 0.0, "token2wav": 0.0}
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seconds[stage] += time.perf_counter() - begin
+
+    def seconds(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._seconds)
+
+
+class LocalVoice:
+    """``ports.VoicePort``."""
+
+    def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
+        self._tokenizer = SpeechTokenizer.from_model_dir(config.model_dir, config.device, config.num_threads)
+        self._encoder = SpeakerEncoder.from_model_dir(config.model_dir, config.device, config.num_threads)
+        self._times = times
+
+    def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
+        with self._times.measure("voice"):
+            return self._tokenizer.tokens(reference_wav)
+
+    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
+        with self._times.measure("voice"):
+            return self._encoder.embedding(reference_wav)
+
+
+class LocalLanguageModel:
+    """``ports.LanguageModelPort``. Its time is that of waiting for tokens, pauses of the text included."""
+
+    def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
+        self._service = SpeechTokenService(config)
+        self._times = times
+
+    def stream(self, start: LanguageModelStart) -> Iterator[SpeechTokens]:
+        messages: queue.SimpleQueue[SpeechTokens | BistreamError] = queue.SimpleQueue()
+        self._service.start(start, messages.put)
+        return self._messages(messages)
+
+    def _messages(self, messages: queue.SimpleQueue[SpeechTokens | BistreamError]) -> Iterator[SpeechTokens]:
+        is_final = False
+        while not is_final:
+            with self._times.measure("language_model"):
+                message = messages.get()
+            if isinstance(message, BistreamError):
+                raise message
+            yield message
+            is_final = message.is_final
+
+    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        self._service.append(session_id, text, is_end)
+
+    def cancel(self, session_id: str) -> None:
+        try:
+            self._service.cancel(session_id)
+        except UnknownSessionError:
+            pass  # it has ended by itself
+
+    def close(self) -> None:
+        self._service.close()
+
+
+class LocalToken2Wav:
+    """``ports.Token2WavPort``."""
+
+    def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
+        self._service = Token2Wav(config)
+        self._times = times
+
+    def hop(self, hop: Token2WavHop) -> FloatArray:
+        with self._times.measure("token2wav"):
+            return self._service.hop(hop).result()
+
+    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
+        with self._times.measure("token2wav"):
+            return self._service.synthesize(token_ids, prompt, seed, speed).result()
+
+    def cancel(self, session_id: str) -> None:
+        self._service.cancel(session_id)
+
+    def close(self) -> None:
+        self._service.close()
+
+
+class QueueSender:
+    """``ports.AudioSender`` of a caller in the same process: chunks, then None or the error."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[AudioChunk | BistreamError | None] = queue.SimpleQueue()
+
+    def send(self, chunk: AudioChunk) -> None:
+        self.events.put(chunk)
+
+    def finish(self, error: BistreamError | None) -> None:
+        self.events.put(error)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        """Until the session has ended. Raises its ``BistreamError``."""
+        while (event := self.events.get()) is not None:
+            if isinstance(event, BistreamError):
+                raise event
+            yield event
+
+
+class LocalPipeline:
+    """Owns all models of ``config.model_dir``. Thread-safe; ``close`` it, or use it as a context manager."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        """Raises ``ConfigError`` and ``CheckpointError``."""
+        self.times = StageTimes()
+        with ExitStack() as stack:  # what has been loaded is closed again when the next part cannot be
+            voice = LocalVoice(config, self.times)
+            self._language_model = LocalLanguageModel(config, self.times)
+            stack.callback(self._language_model.close)
+            self._token2wav = LocalToken2Wav(config, self.times)
+            stack.callback(self._token2wav.close)
+            self._orchestrator = Orchestrator(config, Ports(voice, self._language_model, self._token2wav))
+            stack.pop_all()
+
+    def synthesize(self, text: str, voice: VoiceChoice, sampling: Sampling = DEFAULT_SAMPLING, speed: float = 1.0) -> FloatArray:
+        """The whole text at once, offline: float32 [N], 24 kHz mono. Raises ``BistreamError``."""
+        sender = QueueSender()
+        self._orchestrator.handle(_start(text.encode("utf-8"), None, True, voice, sampling, speed=speed, offline=True), sender)
+        waveforms = [chunk.waveform for chunk in sender]
+        return np.concatenate(waveforms) if waveforms else np.zeros(0, np.float32)
+
+    def stream(
+        self, pieces: Iterable[str | bytes], voice: VoiceChoice, sampling: Sampling = DEFAULT_SAMPLING, is_whole: bool = False
+    ) -> Iterator[AudioChunk]:
+        """One session in both directions: pieces are taken, in a thread of their own, as they come, and audio is yielded as it is spoken.
+
+        is_whole: the pieces are the whole text and go in as one request, which takes the one-shot layout. Leaving the iteration
+        early cancels the session. Raises ``BistreamError``, and what ``pieces`` raises.
+        """
+        if is_whole:
+            whole = b"".join(map(_to_bytes, pieces))
+            return self._stream(_start(whole, None, True, voice, sampling), ())
+        return self._stream(_start(b"", uuid.uuid4().hex, False, voice, sampling), pieces)
+
+    def _stream(self, start: BistreamRequest, pieces: Iterable[str | bytes]) -> Iterator[AudioChunk]:
+        sender = QueueSender()
+        feeder = _Feeder(self._orchestrator, start.session_id, pieces)
+        self._orchestrator.handle(start, sender)
+        feeder.start()
+        try:
+            yield from sender
+        except BistreamError:
+            if feeder.error is not None:
+                raise feeder.error from None
+            raise
+        finally:
+            feeder.stop()
+
+    def close(self) -> None:
+        """Orchestrator first: it ends the sessions that the stages hold. Idempotent."""
+        self._orchestrator.close()
+        self._language_model.close()
+        self._token2wav.close()
+
+    def __enter__(self) -> LocalPipeline:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Feeder:
+    """Carries the pieces of a text to a session, in a thread of its own, because waiting for a piece must not hold up the audio."""
+
+    def __init__(self, orchestrator: Orchestrator, session_id: str | None, pieces: Iterable[str | bytes]) -> None:
+        self.error: BaseException | None = None  # why the session was cancelled
+        self._orchestrator = orchestrator
+        self._session_id = session_id
+        self._pieces = pieces
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        if self._session_id is not None:
+            threading.Thread(target=self._run, name="bistream-feed", daemon=True).start()
+
+    def stop(self) -> None:
+        """The session is over, or nobody listens any more: cancel it. A thread that waits for a piece ends with the next one."""
+        self._stopped.set()
+        if self._session_id is not None:
+            self._orchestrator.handle(BistreamRequest(session_id=self._session_id, is_cancel=True), QueueSender())
+
+    def _run(self) -> None:
+        try:
+            for piece in self._pieces:
+                if self._stopped.is_set():
+                    return
+                self._append(_to_bytes(piece), is_end=False)
+            self._append(b"", is_end=True)
+        except UnknownSessionError:
+            pass  # it has ended; its own error says why
+        except BaseException as error:
+            self.error = error
+            self.stop()
+
+    def _append(self, piece: bytes, is_end: bool) -> None:
+        answer = QueueSender()
+        self._orchestrator.handle(BistreamRequest(target_text=piece, session_id=self._session_id, is_start=False, is_end=is_end), answer)
+        for _ in answer:
+            raise AssertionError("an append has no audio")
+
+
+def _start(
+    text: bytes,
+    session_id: str | None,
+    is_end: bool,
+    voice: VoiceChoice,
+    sampling: Sampling,
+    speed: float | None = None,
+    offline: bool = False,
+) -> BistreamRequest:
+    return BistreamRequest(
+        target_text=text,
+        reference_wav=voice.reference_wav,
+        reference_text=None if voice.reference_text is None else voice.reference_text.encode("utf-8"),
+        speaker_id=voice.speaker_id,
+        session_id=session_id,
+        is_end=is_end,
+        sampling=sampling,
+        speed=speed,
+        offline=offline,
+    )
+
+
+def _to_bytes(piece: str | bytes) -> bytes:
+    return piece.encode("utf-8") if isinstance(piece, str) else piece

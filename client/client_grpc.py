@@ -1,0 +1,182 @@
+"""Speaks a text through the server and writes the audio to a WAV file while it arrives.
+
+    python client/client_grpc.py --text "Hello." --reference-audio voice.wav --reference-text "What is said in it." --output hello.wav
+    llm | python client/client_grpc.py --stdin --speaker-id anna --output answer.wav
+
+Needs numpy, tritonclient[grpc], soundfile and the bistream package (``pip install .``).
+Exit codes: 0 spoken, 1 the server refused or failed, 2 wrong usage, 3 no connection, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from bistream.errors import BistreamError
+from bistream.rates import SAMPLE_RATE
+
+if __package__:
+    from client.audio import WavWriter, read_reference
+    from client.client import BistreamClient, ClientSession
+    from client.report import ChunkRecord, SessionReport
+else:  # run as a script: its own folder is on the path
+    from audio import WavWriter, read_reference
+    from report import ChunkRecord, SessionReport
+
+    from client import BistreamClient, ClientSession
+
+EXIT_OK, EXIT_SERVER, EXIT_USAGE, EXIT_CONNECTION, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+STDIN_READ_BYTES = 4096
+# One character where words are not separated by blanks (kana and Chinese characters), else a word with the blanks after it.
+_PIECE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+\s*|\s+")
+
+
+def split_pieces(text: str) -> list[str]:
+    """Words, roughly as a language model would send them; joined they are the text."""
+    return _PIECE.findall(text)
+
+
+def paced(pieces: Iterable[str], pieces_per_second: float) -> Iterator[str]:
+    """The pieces at a steady rate, the first at once."""
+    begin = time.monotonic()
+    for index, piece in enumerate(pieces):
+        time.sleep(max(0.0, begin + index / pieces_per_second - time.monotonic()))
+        yield piece
+
+
+def stdin_pieces() -> Iterator[bytes]:
+    """What the standard input gives, as it comes, cut anywhere."""
+    while data := os.read(sys.stdin.fileno(), STDIN_READ_BYTES):
+        yield data
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Speak a text through the server; the WAV file grows while the audio arrives.",
+        epilog="Exit codes: 0 spoken, 1 the server refused or failed, 2 wrong usage, 3 no connection, 130 interrupted.",
+    )
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--text", help="the text to speak")
+    text.add_argument("--stdin", action="store_true", help="speak what comes on the standard input, as it comes")
+    parser.add_argument("--text-rate", type=float, metavar="N", help="send --text in pieces, N words per second (default: all at once)")
+    parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice, 0.5 to 30 s (WAV, FLAC, ...)")
+    parser.add_argument("--reference-text", help="what is said in the recording")
+    parser.add_argument("--speaker-id", help="a registered voice, instead of a recording")
+    parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
+    parser.add_argument("--server", default="localhost:8001", metavar="HOST:PORT", help="gRPC address (default: %(default)s)")
+    parser.add_argument("--model-name", default="cosyvoice2_bistream", help="default: %(default)s")
+    parser.add_argument("--session-id", help="default: a random one")
+    parser.add_argument(
+        "--silence-timeout", type=float, default=60.0, metavar="SECONDS", help="give up after this long without a sign of life"
+    )
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--temperature", type=float, help="0 is greedy")
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--speed", type=float, help="0.5 to 2; only with --text sent all at once")
+    parser.add_argument("--json", action="store_true", help="print a summary as one JSON line on the standard output")
+    parser.add_argument("--quiet", action="store_true", help="no progress on a terminal")
+    options = parser.parse_args(arguments)
+    _check_usage(parser, options)
+    return options
+
+
+def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.text_rate is not None and (options.text is None or options.text_rate <= 0):
+        parser.error("--text-rate needs --text and a number above 0")
+    if (options.reference_audio is None) != (options.reference_text is None):
+        parser.error("--reference-audio and --reference-text belong together")
+    if options.reference_audio is not None and options.speaker_id is not None:
+        parser.error("give either a recording or --speaker-id")
+    if options.speed is not None and (options.stdin or options.text_rate is not None):
+        parser.error("--speed needs the whole text at once")
+
+
+def start_session(options: argparse.Namespace, reference_wav: Any) -> ClientSession:
+    """The text goes with the start when it is there as a whole."""
+    names = ("reference_text", "speaker_id", "session_id", "seed", "temperature", "top_k", "top_p", "speed")
+    values = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if reference_wav is not None:
+        values["reference_wav"] = reference_wav
+    if options.text is not None and options.text_rate is None:
+        values.update(text=options.text, is_end=True)
+    return BistreamClient(options.server, options.model_name, options.silence_timeout).start(**values)
+
+
+def feed(session: ClientSession, pieces: Iterable[str | bytes]) -> None:
+    """Runs in a thread of its own; ends when the session does, whose iteration says why."""
+    with suppress(BistreamError, ConnectionError):
+        for piece in pieces:
+            session.push_text(piece)
+        session.end_text()
+
+
+def speak(options: argparse.Namespace, reference_wav: Any, wav: WavWriter, report: SessionReport) -> None:
+    """Raises what ended the session early; the report holds what came until then."""
+    shows_progress = sys.stderr.isatty() and not options.quiet
+    with start_session(options, reference_wav) as session:
+        report.session_id = session.session_id
+        if options.stdin or options.text_rate is not None:
+            pieces = stdin_pieces() if options.stdin else paced(split_pieces(options.text), options.text_rate)
+            threading.Thread(target=feed, args=(session, pieces), daemon=True).start()
+        try:
+            for chunk in session:
+                wav.write(chunk.waveform)
+                arrived_s = chunk.arrived_at - session.started_at
+                report.chunks.append(ChunkRecord(arrived_s, chunk.waveform.size / SAMPLE_RATE, chunk.text_consumed))
+                if shows_progress:
+                    print(f"\r{report.audio_s:7.2f} s of audio, {arrived_s:7.2f} s", end="", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            with suppress(BistreamError, ConnectionError):
+                session.cancel()
+            raise
+        finally:
+            report.wall_s = time.monotonic() - session.started_at
+            if session.text_ended_at is not None:
+                report.text_ended_s = session.text_ended_at - session.started_at
+            if shows_progress:
+                print(file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    report = SessionReport(session_id=options.session_id or "", chunks=[])
+    try:
+        reference_wav = read_reference(options.reference_audio) if options.reference_audio is not None else None
+        with WavWriter(options.output) as wav:
+            code = _speak(options, reference_wav, wav, report)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if options.json:
+        print(json.dumps({"output": options.output, **report.as_dict()}, ensure_ascii=False))
+    elif code == EXIT_OK:
+        print(f"{options.output}: {report.as_text()}", file=sys.stderr)
+    return code
+
+
+def _speak(options: argparse.Namespace, reference_wav: Any, wav: WavWriter, report: SessionReport) -> int:
+    """The exit code; every failure is one line on the standard error."""
+    try:
+        speak(options, reference_wav, wav, report)
+        return EXIT_OK
+    except BistreamError as error:
+        report.error, code = f"{error.code}: {error.sentence}", EXIT_SERVER
+    except (ConnectionError, TimeoutError) as error:
+        report.error, code = str(error), EXIT_CONNECTION
+    except KeyboardInterrupt:
+        report.error, code = "interrupted", EXIT_INTERRUPTED
+    print(f"error: {report.error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

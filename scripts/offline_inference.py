@@ -1,0 +1,94 @@
+"""Speak texts offline, in this process and without a server: every utterance as a whole, several at a time.
+
+Examples:
+    offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --prompt-audio voice.wav --prompt-text "What is said in it."
+    offline_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --concurrency 16
+
+Writes one WAV per utterance and log.json with the times of the stages and the real-time factor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bistream.errors import BistreamError
+from bistream.local import LocalPipeline
+from bistream.rates import SAMPLE_RATE
+from bistream.types import FloatArray
+from client.audio import WavWriter
+from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances
+
+
+def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Namespace, output: Path) -> dict[str, Any]:
+    """Writes the WAV; returns the utterance's entry of the log. An error is part of the log, so that the others are spoken."""
+    begin = time.perf_counter()
+    try:
+        waveform: FloatArray = pipeline.synthesize(utterance.text, utterance.voice, sampling(options), options.speed)
+    except BistreamError as error:
+        return {"name": utterance.name, "error": f"{error.code}: {error.sentence}"}
+    wall_s = time.perf_counter() - begin
+    with WavWriter(output / f"{utterance.name}.wav") as wav:
+        wav.write(waveform)
+    return {"name": utterance.name, "text": utterance.text, "audio_s": len(waveform) / SAMPLE_RATE, "wall_s": wall_s, "error": None}
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Speak everything; the log. Raises ``BistreamError`` where nothing can be spoken at all."""
+    todo = utterances(options)
+    output = Path(options.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    begin = time.perf_counter()
+    with LocalPipeline(runtime_config(options, options.concurrency)) as pipeline:
+        loaded = time.perf_counter()
+        with ThreadPoolExecutor(options.concurrency) as pool:
+            entries = list(pool.map(lambda utterance: speak(pipeline, utterance, options, output), todo))
+        wall_s = time.perf_counter() - loaded
+        times = pipeline.times.seconds()
+    audio_s = sum(entry.get("audio_s", 0.0) for entry in entries)
+    log = {
+        "arguments": vars(options),
+        "load_s": loaded - begin,
+        "voice_s": times["voice"],
+        "language_model_s": times["language_model"],
+        "token2wav_s": times["token2wav"],
+        "wall_s": wall_s,
+        "audio_s": audio_s,
+        "real_time_factor": wall_s / audio_s if audio_s else None,
+        "utterances": entries,
+    }
+    (output / "log.json").write_text(json.dumps(log, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    return log
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--speed", type=float, default=1.0, help="0.5 to 2 (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, default=4, help="utterances at a time (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.concurrency < 1:
+        parser.error("--concurrency must be 1 or more")
+    try:
+        log = run(options)
+    except (BistreamError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for entry in log["utterances"]:
+        print(f"{entry['name']}: {entry['error'] or '{:.2f} s of audio in {:.2f} s'.format(entry['audio_s'], entry['wall_s'])}")
+    if log["real_time_factor"] is not None:
+        stages = ", ".join(f"{stage} {log[f'{stage}_s']:.2f} s" for stage in ("voice", "language_model", "token2wav"))
+        print(f"{log['audio_s']:.2f} s of audio in {log['wall_s']:.2f} s, real-time factor {log['real_time_factor']:.3f} ({stages})")
+    return 1 if any(entry["error"] for entry in log["utterances"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""A real gRPC server in this process that answers as a test says: the client is tested against the wire, not against a mock."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+_TYPES: dict[str, type] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32}
+
+
+@dataclass
+class Received:
+    """One request as the server sees it. inputs: bytes for BYTES, else arrays in their wire shape."""
+
+    id: str
+    model: str
+    inputs: dict[str, Any]
+    wants_empty_final: bool
+
+    def flag(self, name: str) -> bool:
+        return bool(self.inputs[name].reshape(-1)[0])
+
+
+class Stream:
+    """The answering side of one gRPC stream."""
+
+    def __init__(self) -> None:
+        self.responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def audio(self, request_id: str, waveform: np.ndarray[Any, Any], number: int, consumed: int) -> None:
+        response = self._response(request_id, is_final=False)
+        for name, datatype, array in (
+            ("waveform", "FP32", waveform.astype(np.float32).reshape(1, -1)),
+            ("sequence_number", "INT32", np.array([[number]], np.int32)),
+            ("text_consumed", "INT32", np.array([[consumed]], np.int32)),
+        ):
+            output = response.infer_response.outputs.add(name=name, datatype=datatype, shape=array.shape)
+            del output
+            response.infer_response.raw_output_contents.append(array.tobytes())
+        self.responses.put(response)
+
+    def final(self, request_id: str) -> None:
+        self.responses.put(self._response(request_id, is_final=True))
+
+    def error(self, request_id: str, message: str) -> None:
+        """As Triton does it: an error message, and then the empty final response."""
+        self.responses.put(service_pb2.ModelStreamInferResponse(error_message=message))
+        self.final(request_id)
+
+    def _response(self, request_id: str, is_final: bool) -> Any:
+        response = service_pb2.ModelStreamInferResponse()
+        response.infer_response.id = request_id
+        response.infer_response.parameters["triton_final_response"].bool_param = is_final
+        return response
+
+
+Behaviour = Callable[[Received, Stream], None]
+
+
+class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """behave: called for every request, in the stream's thread."""
+
+    def __init__(self, behave: Behaviour) -> None:
+        self.behave = behave
+        self.received: list[Received] = []
+        self.stream_gone = threading.Event()
+        self._server = grpc.server(
+            ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        )
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
+        stream = Stream()
+        context.add_callback(self.stream_gone.set)
+        context.add_callback(lambda: stream.responses.put(None))
+        threading.Thread(target=self._read, args=(request_iterator, stream), daemon=True).start()
+        while (response := stream.responses.get()) is not None:
+            yield response
+
+    def _read(self, requests: Iterator[Any], stream: Stream) -> None:
+        try:
+            for request in requests:
+                received = decode(request)
+                self.received.append(received)
+                self.behave(received, stream)
+        except grpc.RpcError:
+            pass
+        except Exception as error:  # the client is cancelled: grpc raises a bare Exception from the iterator
+            if type(error) is not Exception:
+                raise
+        stream.responses.put(None)
+
+    def stop(self) -> None:
+        self._server.stop(grace=None).wait()
+
+
+def decode(request: Any) -> Received:
+    inputs: dict[str, Any] = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            inputs[tensor.name] = raw[4:]
+        else:
+            inputs[tensor.name] = np.frombuffer(raw, _TYPES[tensor.datatype]).reshape(tuple(tensor.shape))
+    wants_final = request.parameters["triton_enable_empty_final_response"].bool_param
+    return Received(request.id, request.model_name, inputs, wants_final)
+
+
+class Speaker:
+    """Says 100 ms per request of text and ends with the text. Keeps the id of the start, whose responses carry the audio."""
+
+    def __init__(self) -> None:
+        self.start_id = ""
+        self.count = 0
+
+    def __call__(self, request: Received, stream: Stream) -> None:
+        if "is_cancel" in request.inputs:
+            stream.final(request.id)
+            stream.error(self.start_id, "CANCELLED: The session was cancelled by its client. [session x]")
+            return
+        if request.flag("is_start"):
+            self.start_id = request.id
+        else:
+            stream.final(request.id)
+        if request.inputs["target_text"]:
+            stream.audio(self.start_id, np.full(2400, (self.count + 1) / 100), self.count, self.count + 1)
+            self.count += 1
+        if request.flag("is_end"):
+            stream.final(self.start_id)

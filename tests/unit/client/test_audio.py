@@ -1,0 +1,43 @@
+"""Sound files in and out of the clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from client.audio import WavWriter, read_reference
+
+
+def test_a_wav_is_playable_after_every_chunk(tmp_path: Path) -> None:
+    path = tmp_path / "out.wav"
+    chunks = [np.linspace(-1, 1, 1000, dtype=np.float32), np.full(500, 0.25, np.float32), np.full(7, 2.0, np.float32)]
+    with WavWriter(path) as wav:
+        assert soundfile.info(path).frames == 0
+        for count in range(1, 4):
+            wav.write(chunks[count - 1])
+            samples, rate = soundfile.read(path, dtype="float32")  # while the writer still has it open
+            assert rate == 24000
+            np.testing.assert_allclose(samples, np.clip(np.concatenate(chunks[:count]), -1, 1), atol=1e-4)
+    assert soundfile.info(path).subtype == "PCM_16"
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(16000, 1), (44100, 2), (8000, 1)])
+def test_a_recording_comes_as_16_khz_mono(tmp_path: Path, rate: int, channels: int) -> None:
+    time_s = np.arange(rate) / rate
+    tone = 0.5 * np.sin(2 * np.pi * 440 * time_s)
+    soundfile.write(tmp_path / "in.wav", np.stack([tone] * channels, axis=1), rate)
+    samples = read_reference(tmp_path / "in.wav")
+    assert (samples.dtype, samples.shape) == (np.float32, (16000,))
+    expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
+    np.testing.assert_allclose(samples[500:-500], expected[500:-500], atol=0.01)
+
+
+def test_what_is_not_a_recording_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "text.wav").write_text("not audio")
+    soundfile.write(tmp_path / "empty.wav", np.zeros(0), 16000)
+    for name in ("missing.wav", "text.wav", "empty.wav"):
+        with pytest.raises(ValueError, match=name):
+            read_reference(tmp_path / name)

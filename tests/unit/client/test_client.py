@@ -1,0 +1,152 @@
+"""The client class against a real gRPC server in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
+from bistream.wire import COSYVOICE2_BISTREAM
+from client.client import BistreamClient, infer_input
+from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Stream
+
+WAIT_S = 20.0
+Serve = Callable[[Behaviour], FakeServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers = []
+
+    def start(behave: Behaviour) -> FakeServer:
+        servers.append(FakeServer(behave))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve) -> None:
+    server = serve(Speaker())
+    recording = np.linspace(-1, 1, 16000, dtype=np.float32)
+    with BistreamClient(server.address).start(reference_wav=recording, reference_text="Wörter", session_id="s", seed=5) as session:
+        audio = iter(session)
+        session.push_text("Hel")
+        assert next(audio).text_consumed == 1
+        session.push_text("\u4f60".encode()[:1])
+        session.end_text("\u4f60".encode()[1:])
+        chunks = list(audio)
+    assert [chunk.sequence_number for chunk in chunks] == [1, 2]
+    np.testing.assert_allclose(chunks[-1].waveform, np.full(2400, 0.03, np.float32))
+    start, *pieces = server.received
+    assert start.model == "cosyvoice2_bistream"
+    np.testing.assert_array_equal(start.inputs["reference_wav"], recording.reshape(1, -1))
+    assert start.inputs["reference_wav_len"].tolist() == [[16000]]
+    assert start.inputs["seed"].tolist() == [[5]]
+    assert start.inputs["reference_text"].decode() == "Wörter"
+    assert [request.inputs["target_text"] for request in server.received] == [b"", b"Hel", b"\xe4", b"\xbd\xa0"]
+    assert [(r.flag("is_start"), r.flag("is_end")) for r in server.received] == [
+        (True, False),
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
+    assert {request.inputs["session_id"] for request in server.received} == {b"s"}
+    assert len({request.id for request in server.received}) == 4
+    assert all(request.wants_empty_final for request in server.received)
+    assert all("reference_wav" not in piece.inputs for piece in pieces)
+
+
+def test_a_whole_text_is_one_request(serve: Serve) -> None:
+    server = serve(Speaker())
+    with BistreamClient(server.address).start(speaker_id="anna", text="Hello.", is_end=True, speed=1.5) as session:
+        assert len(list(session)) == 1
+        assert session.text_ended_at is not None
+    (request,) = server.received
+    assert (request.flag("is_start"), request.flag("is_end")) == (True, True)
+    assert request.inputs["speed"].tolist() == [[1.5]]
+
+
+def test_every_input_of_the_contract_can_be_made() -> None:
+    values = {"BYTES": "x", "BOOL": True, "INT32": 3, "INT64": 3, "FP32": 0.5}
+    for spec in COSYVOICE2_BISTREAM.inputs:
+        tensor = infer_input(spec.name, values[spec.datatype])
+        assert (tensor.name(), tensor.datatype(), tensor.shape()) == (spec.name, spec.datatype, [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "session_id"),
+    [
+        ("BUSY: All 4 sessions are taken; try again later. [session s]", BusyError, "s"),
+        ("[request id: s.0] INVALID_INPUT: The text is empty. [session s]", InvalidInputError, "s"),
+        ("Request for unknown model: 'cosyvoice2_bistream' is not found", BistreamError, None),
+    ],
+)
+def test_errors_are_raised_as_what_they_are(serve: Serve, message: str, kind: type[BistreamError], session_id: str | None) -> None:
+    server = serve(lambda request, stream: stream.error(request.id, message))
+    with BistreamClient(server.address).start(speaker_id="anna") as session, pytest.raises(BistreamError) as raised:
+        list(session)
+    assert type(raised.value) is kind
+    assert raised.value.session_id == session_id
+
+
+def test_audio_that_came_before_an_error_is_not_lost(serve: Serve) -> None:
+    def behave(request: Received, stream: Stream) -> None:
+        stream.audio(request.id, np.zeros(10), 0, 0)
+        stream.error(request.id, "ENGINE_ERROR: Computing failed; try again. [session s]")
+
+    heard = []
+    with BistreamClient(serve(behave).address).start(speaker_id="anna") as session, pytest.raises(BistreamError, match="Computing"):
+        for chunk in session:
+            heard.append(chunk)
+    assert len(heard) == 1
+
+
+def test_cancel_is_sent_and_ends_the_session(serve: Serve) -> None:
+    server = serve(Speaker())
+    with BistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+        session.cancel()
+        with pytest.raises(CancelledError):
+            list(session)
+        with pytest.raises(CancelledError):
+            session.push_text("more")
+    assert server.received[-1].flag("is_cancel")
+
+
+def test_closing_early_ends_the_stream(serve: Serve) -> None:
+    server = serve(Speaker())
+    session = BistreamClient(server.address).start(speaker_id="anna", text="Hello")
+    assert len(next(iter(session)).waveform) == 2400
+    session.close()
+    session.close()
+    assert server.stream_gone.wait(WAIT_S)
+    with pytest.raises(CancelledError):
+        session.push_text("more")
+
+
+def test_a_server_that_cannot_be_reached() -> None:
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):  # by the start or by the iteration, whichever is first
+        with BistreamClient("127.0.0.1:1").start(speaker_id="anna") as session:
+            list(session)
+
+
+def test_a_server_that_is_lost(serve: Serve) -> None:
+    server = serve(Speaker())
+    with BistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+        audio = iter(session)
+        next(audio)
+        server.stop()
+        with pytest.raises(ConnectionError):
+            next(audio)
+
+
+def test_a_server_that_says_nothing_is_given_up(serve: Serve) -> None:
+    asked = threading.Event()
+    server = serve(lambda request, stream: asked.set())
+    with BistreamClient(server.address, silence_timeout_s=0.05).start(speaker_id="anna") as session, pytest.raises(TimeoutError):
+        list(session)
+    assert asked.wait(WAIT_S)

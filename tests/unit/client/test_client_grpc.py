@@ -1,0 +1,174 @@
+"""The command line client: exit codes, the WAV, the summary. A gRPC server in this process answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client import client_grpc
+from client.audio import WavWriter
+from client.client_grpc import main, paced, split_pieces
+from tests.unit.client.fake_server import FakeServer, Received, Speaker, Stream
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    server = FakeServer(Speaker())
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out.wav"
+
+
+def run(server: FakeServer, output: Path, *arguments: str) -> int:
+    return main(["--server", server.address, "--output", str(output), "--quiet", *arguments])
+
+
+def summary(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
+
+
+def test_a_text_becomes_a_wav(server: FakeServer, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(server, output, "--text", "Hello there.", "--speaker-id", "anna", "--json", "--seed", "3") == 0
+    assert soundfile.info(output).frames == 2400
+    result = summary(capsys)
+    assert (result["audio_s"], result["error"], len(result["chunks"])) == (0.1, None, 1)
+    assert result["time_to_first_audio_s"] <= result["wall_s"]
+    assert not result["audio_began_before_text_ended"]
+    (request,) = server.received
+    assert request.inputs["target_text"] == b"Hello there."
+    assert request.inputs["seed"].tolist() == [[3]]
+
+
+def test_a_text_at_a_rate_goes_in_pieces(server: FakeServer, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--text", "one two \u4f60\u597d.", "--text-rate", "1000", "--speaker-id", "anna", "--json"]
+    assert run(server, output, *arguments) == 0
+    pieces = [request.inputs["target_text"].decode() for request in server.received]
+    assert pieces == ["", "one ", "two ", "\u4f60", "\u597d", ".", ""]
+    assert soundfile.info(output).frames == 5 * 2400
+    assert summary(capsys)["text_ended_s"] is not None
+
+
+def test_standard_input_is_passed_on_as_it_comes(server: FakeServer, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end) as stdin, os.fdopen(write_end, "wb") as pipe:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        pipe.write("from a language model \u4f60".encode()[:-1])
+        pipe.close()
+        assert run(server, output, "--stdin", "--speaker-id", "anna") == 0
+    assert b"".join(request.inputs["target_text"] for request in server.received) == "from a language model \u4f60".encode()[:-1]
+    assert server.received[-1].flag("is_end")
+
+
+def test_a_recording_goes_along(server: FakeServer, output: Path, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "voice.wav", np.zeros(48000), 48000)
+    arguments = ["--text", "Hi.", "--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", "What is said."]
+    assert run(server, output, *arguments) == 0
+    (request,) = server.received
+    assert request.inputs["reference_wav"].shape == (1, 16000)
+    assert request.inputs["reference_text"] == b"What is said."
+
+
+def test_an_error_of_the_server_is_exit_code_1(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(request: Received, stream: Stream) -> None:
+        stream.error(request.id, "BUSY: All 4 sessions are taken; try again later. [session s]")
+
+    server = FakeServer(refuse)
+    assert run(server, output, "--text", "Hi.", "--speaker-id", "anna", "--json") == 1
+    server.stop()
+    captured = capsys.readouterr()
+    assert captured.err == "error: BUSY: All 4 sessions are taken; try again later.\n"
+    assert json.loads(captured.out)["error"].startswith("BUSY")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--text", "a", "--stdin"],
+        ["--stdin", "--text-rate", "5"],
+        ["--text", "a", "--text-rate", "0"],
+        ["--text", "a", "--reference-audio", "voice.wav"],
+        ["--text", "a", "--reference-text", "words"],
+        ["--stdin", "--speed", "1.5"],
+        ["--text", "a", "--speaker-id", "b", "--reference-audio", "v.wav", "--reference-text", "w"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_used_are_exit_code_2(server: FakeServer, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = ["--reference-audio", "/nonexistent/voice.wav", "--reference-text", "w"]
+    assert run(server, output, "--text", "a", *missing) == 2
+    assert "voice.wav" in capsys.readouterr().err
+    assert run(server, output.parent / "missing" / "out.wav", "--text", "a", "--speaker-id", "b") == 2
+
+
+def test_no_server_is_exit_code_3(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--server", "127.0.0.1:1", "--output", str(output), "--text", "a", "--speaker-id", "b"]) == 3
+    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert soundfile.info(output).frames == 0
+
+
+def test_an_interrupt_cancels_and_leaves_a_playable_file(
+    server: FakeServer, output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(WavWriter):
+        def write(self, waveform: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+            super().write(waveform)
+            if len(waveform):
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(client_grpc, "WavWriter", Interrupted)
+    # A text that never ends: a pipe nobody writes to.
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end) as stdin, os.fdopen(write_end, "wb") as pipe:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        pipe.write(b"one")
+        pipe.flush()
+        assert run(server, output, "--stdin", "--speaker-id", "anna", "--json") == 130
+    assert summary(capsys)["error"] == "interrupted"
+    assert soundfile.info(output).frames == 2400
+    assert server.stream_gone.wait(20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=40))
+def test_pieces_joined_are_the_text(text: str) -> None:
+    pieces = split_pieces(text)
+    assert "".join(pieces) == text
+    assert "" not in pieces
+
+
+def test_pacing_keeps_every_piece() -> None:
+    assert list(paced(["a", "b", "c"], 1e9)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "command", [["client/client_grpc.py"], ["-m", "client.client_grpc"], ["client/client_http.py"], ["-m", "client.client_http"]]
+)
+def test_both_ways_to_run_it(command: list[str]) -> None:
+    result = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert "--reference-audio" in result.stdout

@@ -1,0 +1,114 @@
+"""The offline client over HTTP: upstream's request, and the limit that keeps the server alive."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from bistream.errors import InvalidInputError
+from client.client_http import MAX_BODY_BYTES, main, request_body
+
+
+class Server(HTTPServer):
+    """Answers every POST with ``answer`` and keeps what came."""
+
+    def __init__(self, status: int, answer: dict[str, Any]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.answer = status, answer
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append((self.path, json.loads(body)))
+        answer = json.dumps(self.server.answer).encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def good_server() -> Iterator[Server]:
+    waveform = [round(float(x), 3) for x in np.linspace(-0.5, 0.5, 4800)]
+    server = Server(200, {"outputs": [{"name": "waveform", "datatype": "FP32", "shape": [4800], "data": waveform}]})
+    yield server
+    server.stop()
+
+
+def test_upstreams_request_becomes_a_wav(good_server: Server, tmp_path: Path) -> None:
+    recording = np.clip(np.random.default_rng(0).normal(0, 0.2, 16000), -1, 1).astype(np.float32)
+    soundfile.write(tmp_path / "voice.wav", recording, 16000, subtype="FLOAT")
+    arguments = ["--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", "Words.", "--output", str(tmp_path / "out.wav")]
+    assert main(["--server", good_server.address, "--text", "Hello \u4f60.", *arguments]) == 0
+    ((path, body),) = good_server.requests
+    assert path == "/v2/models/cosyvoice2/infer?request_id=0"
+    assert list(body) == ["inputs"]
+    wav, length, transcript, text = body["inputs"]
+    assert (wav["name"], wav["datatype"], wav["shape"]) == ("reference_wav", "FP32", [1, 16000])
+    np.testing.assert_allclose(wav["data"][0], recording, atol=1e-5)
+    assert length == {"name": "reference_wav_len", "shape": [1, 1], "datatype": "INT32", "data": [[16000]]}
+    assert transcript == {"name": "reference_text", "shape": [1, 1], "datatype": "BYTES", "data": ["Words."]}
+    assert text == {"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": ["Hello \u4f60."]}
+    samples, rate = soundfile.read(tmp_path / "out.wav")
+    assert (rate, len(samples)) == (24000, 4800)
+    np.testing.assert_allclose(samples, np.linspace(-0.5, 0.5, 4800), atol=1e-3)
+
+
+def test_six_seconds_fit_and_what_does_not_is_refused_before_it_is_sent(good_server: Server, tmp_path: Path) -> None:
+    loud = np.random.default_rng(0).uniform(-1, 1, 8 * 16000).astype(np.float32)
+    assert len(request_body("Hello.", loud[: 6 * 16000], "Words.")) <= MAX_BODY_BYTES
+    with pytest.raises(InvalidInputError, match="client_grpc"):
+        request_body("Hello.", loud, "Words.")
+    soundfile.write(tmp_path / "long.wav", loud, 16000)
+    arguments = ["--reference-audio", str(tmp_path / "long.wav"), "--reference-text", "Words.", "--output", str(tmp_path / "out.wav")]
+    assert main(["--server", good_server.address, "--text", "Hello.", *arguments]) == 2
+    assert good_server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ({"error": "INVALID_INPUT: The text is empty. [session s]"}, "error: INVALID_INPUT: The text is empty.\n"),
+        ({"error": "Request for unknown model: 'x' is not found"}, "error: INTERNAL: Request for unknown model: 'x' is not found\n"),
+        ({}, "error: INTERNAL: The server answered with status 400.\n"),
+    ],
+)
+def test_a_refusal_is_exit_code_1(answer: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(400, answer)
+    assert main(["--server", server.address, "--text", "Hi.", "--output", str(tmp_path / "out.wav")]) == 1
+    server.stop()
+    assert capsys.readouterr().err == line
+    assert not (tmp_path / "out.wav").exists()
+
+
+def test_no_server_is_exit_code_3_and_wrong_usage_2(tmp_path: Path) -> None:
+    assert main(["--server", "127.0.0.1:1", "--text", "Hi.", "--output", str(tmp_path / "out.wav")]) == 3
+    with pytest.raises(SystemExit) as raised:
+        main(["--text", "Hi.", "--reference-text", "Words."])
+    assert raised.value.code == 2

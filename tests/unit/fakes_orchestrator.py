@@ -1,0 +1,278 @@
+"""Fakes for the orchestrator: models that count what they hold, a sender that counts its endings, a clock that stands still."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from bistream.errors import BistreamError, UnknownSessionError
+from bistream.ports import BistreamRequest, Ports
+from bistream.rates import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
+from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav import Token2WavHop
+from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
+
+WAIT_S = 20.0  # for a thread to get there; a failure, never a measurement
+TOKENS_PER_BLOCK = 15
+CHARS_PER_BLOCK = 5
+TOKENS_AT_END = 10
+PROMPT_TOKENS = 25
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeVoicePort:
+    """fails: raised instead of an answer. gate: what an answer waits for."""
+
+    def __init__(self) -> None:
+        self.fails: Exception | None = None
+        self.gate: threading.Event | None = None
+        self.called = threading.Event()
+        self.calls = 0
+
+    def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
+        self.calls += 1
+        self.called.set()
+        if self.gate is not None:
+            assert self.gate.wait(WAIT_S)
+        if self.fails is not None:
+            raise self.fails
+        return np.arange(len(reference_wav) // 640, dtype=np.int32)
+
+    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
+        return np.ones(192, np.float32)
+
+
+class FakeLanguageModel:
+    """15 tokens per 5 characters of text as they come, 10 more at the end. Token i of a session is i.
+
+    fails_at[name]: raised by "start", "append" or the n-th message. holds_start: a start that has not arrived yet: appends and
+    cancels meet an unknown session until it is set. answers_late: ``stream`` returns only with the first message.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.open: dict[str, queue.SimpleQueue[SpeechTokens]] = {}
+        self.texts: dict[str, bytes] = {}
+        self.starts: list[LanguageModelStart] = []
+        self.appends: list[tuple[bytes, bool]] = []
+        self.counted = threading.Condition()
+        self.counts: Counter[str] = Counter()  # of appends, renewals, cancels, and refusals of appends
+        self.fails_at: dict[str | int, Exception] = {}
+        self.holds_start: threading.Event | None = None
+        self.answers_late = False
+        self.start_sent = threading.Event()
+        self.start_arrived = threading.Event()
+        self.ends_with = FinishReason.EOS
+        self.silent = False
+
+    def stream(self, start: LanguageModelStart) -> Iterator[SpeechTokens]:
+        self.start_sent.set()
+        if self.holds_start is not None:
+            assert self.holds_start.wait(WAIT_S)
+        if "start" in self.fails_at:
+            raise self.fails_at["start"]
+        with self.lock:
+            assert start.session_id not in self.open
+            self.starts.append(start)
+            messages = self.open[start.session_id] = queue.SimpleQueue()
+            self.texts[start.session_id] = b""
+            self._add(start.session_id, start.text, start.is_end)
+        self.start_arrived.set()
+        stream = self._messages(start.session_id, messages)
+        return itertools.chain([next(stream)], stream) if self.answers_late else stream
+
+    def _add(self, session_id: str, text: bytes, is_end: bool) -> None:
+        before = len(self.texts[session_id]) // CHARS_PER_BLOCK
+        self.texts[session_id] += text
+        length = len(self.texts[session_id])
+        for block in range(before, length // CHARS_PER_BLOCK):
+            tokens = tuple(range(block * TOKENS_PER_BLOCK, (block + 1) * TOKENS_PER_BLOCK))
+            self.open[session_id].put(SpeechTokens(tokens, (block + 1) * CHARS_PER_BLOCK))
+        if is_end:
+            begin = length // CHARS_PER_BLOCK * TOKENS_PER_BLOCK
+            tokens = () if self.silent else tuple(range(begin, begin + TOKENS_AT_END))
+            self.open[session_id].put(SpeechTokens(tokens, length, self.ends_with))
+
+    def _messages(self, session_id: str, messages: queue.SimpleQueue[SpeechTokens]) -> Iterator[SpeechTokens]:
+        count = 0
+        while True:
+            message = messages.get(timeout=WAIT_S)
+            if count in self.fails_at:
+                self._free(session_id)
+                raise self.fails_at[count]
+            if message.is_final:
+                self._free(session_id)
+            yield message
+            if message.is_final:
+                return
+            count += 1
+
+    def _free(self, session_id: str) -> None:
+        with self.lock:
+            self.open.pop(session_id, None)
+
+    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        if "append" in self.fails_at:
+            raise self.fails_at["append"]
+        with self.lock:
+            if session_id not in self.open:
+                self._count("refusals")
+                raise UnknownSessionError("unknown", session_id)
+            self._add(session_id, text, is_end)
+        if text or is_end:
+            self.appends.append((text, is_end))
+            self._count("appends")
+        else:
+            self._count("renewals")
+
+    def cancel(self, session_id: str) -> None:
+        with self.lock:
+            if (messages := self.open.pop(session_id, None)) is not None:
+                messages.put(SpeechTokens((), 0, FinishReason.CANCELLED))
+        self._count("cancels")
+
+    def _count(self, name: str) -> None:
+        with self.counted:
+            self.counts[name] += 1
+            self.counted.notify_all()
+
+    def wait_counted(self, name: str, count: int = 1) -> None:
+        with self.counted:
+            assert self.counted.wait_for(lambda: self.counts[name] >= count, WAIT_S), f"{name}: {self.counts[name]} of {count}"
+
+
+class FakeToken2Wav:
+    """Sample i of a session is the number i, and what comes out follows the stages' arithmetic (lookahead, overlap)."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.open: dict[str, list[int]] = {}
+        self.hops: list[Token2WavHop] = []
+        self.renewals: queue.SimpleQueue[Token2WavHop] = queue.SimpleQueue()
+        self.speeds: list[float] = []
+        self.cancels = 0
+        self.fails_at: dict[int, Exception] = {}
+        self.gates: dict[int, threading.Event] = {}  # hop index -> what it waits for
+        self.reached: dict[int, threading.Event] = {}
+
+    def hop(self, hop: Token2WavHop) -> FloatArray:
+        if hop.prompt is None and not hop.token_ids and not hop.finalize:
+            self.renewals.put(hop)
+        with self.lock:
+            index = len(self.hops)
+            self.hops.append(hop)
+            if hop.prompt is not None:
+                assert hop.session_id not in self.open
+                self.open[hop.session_id] = []
+        if index in self.reached:
+            self.reached[index].set()
+        if index in self.gates:
+            assert self.gates[index].wait(WAIT_S)
+        if index in self.fails_at:
+            raise self.fails_at[index]
+        with self.lock:
+            if hop.session_id not in self.open:
+                raise UnknownSessionError("unknown", hop.session_id)
+            tokens = self.open[hop.session_id]
+            begin = max(0, (len(tokens) - LOOKAHEAD_TOKENS) * SAMPLES_PER_TOKEN - VOCODER_OVERLAP_SAMPLES)
+            assert tuple(range(len(tokens), len(tokens) + len(hop.token_ids))) == hop.token_ids
+            tokens.extend(hop.token_ids)
+            end = len(tokens) * SAMPLES_PER_TOKEN
+            if hop.finalize:
+                del self.open[hop.session_id]
+            else:
+                end -= LOOKAHEAD_TOKENS * SAMPLES_PER_TOKEN + VOCODER_OVERLAP_SAMPLES
+            return np.arange(begin, max(begin, end), dtype=np.float32)
+
+    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
+        self.speeds.append(speed)
+        if 0 in self.fails_at:
+            raise self.fails_at[0]
+        return np.arange(int(len(token_ids) * SAMPLES_PER_TOKEN / speed), dtype=np.float32)
+
+    def cancel(self, session_id: str) -> None:
+        with self.lock:
+            self.cancels += 1
+            self.open.pop(session_id, None)
+
+
+class FakeSender:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.chunks: list[AudioChunk] = []
+        self.endings: list[BistreamError | None] = []
+        self.gone = False
+        self.calls_after_end = 0
+
+    def send(self, chunk: AudioChunk) -> None:
+        with self.changed:
+            self.calls_after_end += bool(self.endings)
+            self.chunks.append(chunk)
+            self.changed.notify_all()
+
+    def finish(self, error: BistreamError | None) -> None:
+        with self.changed:
+            self.endings.append(error)
+            self.changed.notify_all()
+
+    def is_cancelled(self) -> bool:
+        with self.changed:
+            self.calls_after_end += bool(self.endings)
+            return self.gone
+
+    def wait(self) -> BistreamError | None:
+        """How the request ended."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.endings, WAIT_S), "the request was never answered"
+            return self.endings[0]
+
+    def wait_chunks(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.chunks) >= count, WAIT_S), "no audio came"
+
+    @property
+    def waveform(self) -> FloatArray:
+        return np.concatenate([chunk.waveform for chunk in self.chunks]) if self.chunks else np.zeros(0, np.float32)
+
+
+class FakeModels:
+    def __init__(self) -> None:
+        self.voice = FakeVoicePort()
+        self.language_model = FakeLanguageModel()
+        self.token2wav = FakeToken2Wav()
+        self.ports = Ports(self.voice, self.language_model, self.token2wav)
+
+    @property
+    def held(self) -> int:
+        return len(self.language_model.open) + len(self.token2wav.open)
+
+
+REFERENCE = (np.arange(16000, dtype=np.float32) % 100) / 200.0
+
+
+def start_request(text: str | bytes = b"Hello world.", session_id: str | None = "s", **changes: object) -> BistreamRequest:
+    """A valid start with all its text, except for what ``changes`` says."""
+    data = text.encode() if isinstance(text, str) else text
+    values: dict[str, object] = {"target_text": data, "session_id": session_id, "reference_wav": REFERENCE, "reference_text": b"Reference."}
+    return BistreamRequest(**(values | changes))  # type: ignore[arg-type]
+
+
+def append_request(text: str | bytes = b"", is_end: bool = False, session_id: str | None = "s") -> BistreamRequest:
+    data = text.encode() if isinstance(text, str) else text
+    return BistreamRequest(target_text=data, session_id=session_id, is_start=False, is_end=is_end)
+
+
+def cancel_request(session_id: str | None = "s") -> BistreamRequest:
+    return BistreamRequest(session_id=session_id, is_cancel=True)

@@ -1,0 +1,19 @@
+"""The house that most tests of this folder start from; a leak fails the test that made it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.orchestrator.house import House
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.orchestrator.close()
+    assert house.models.held == 0
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("bistream-")]

@@ -1,0 +1,131 @@
+"""What is refused at once: nothing was started, nothing has changed."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from bistream.errors import (
+    BusyError,
+    CancelledError,
+    InvalidInputError,
+    SessionExistsError,
+    UnknownSessionError,
+    UnknownSpeakerError,
+)
+from bistream.ports import BistreamRequest
+from bistream.types import Sampling
+from tests.unit.fakes_orchestrator import (
+    REFERENCE,
+    append_request,
+    cancel_request,
+    start_request,
+)
+from tests.unit.orchestrator.house import CONFIG, House, assert_whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"target_text": b""}, "empty"),
+        ({"target_text": b" \n"}, "empty"),
+        ({"target_text": None}, "empty"),
+        ({"target_text": b"x" * 101}, "100 characters"),
+        ({"target_text": "Zo\u00eb".encode()[:-1]}, "inside a character"),
+        ({"target_text": b"a\xffb"}, "UTF-8"),
+        ({"session_id": "no blanks"}, "session_id"),
+        ({"session_id": None, "is_end": False}, "session_id"),
+        ({"reference_wav": None}, "speaker_id"),
+        ({"reference_text": None}, "transcript"),
+        ({"reference_text": b" "}, "transcript"),
+        ({"reference_text": b"\xff"}, "UTF-8"),
+        ({"reference_wav": np.zeros(0, np.float32)}, "0 samples"),
+        ({"reference_wav": np.zeros(7999, np.float32)}, "0.5 s"),
+        ({"reference_wav": np.zeros(16000 * 31, np.float32)}, "30 s"),
+        ({"reference_wav": np.full(16000, np.nan, np.float32)}, "NaN"),
+        ({"reference_wav": np.full(16000, np.inf, np.float32)}, "infinity"),
+        ({"reference_wav_len": 16001}, "reference_wav_len"),
+        ({"reference_wav_len": 0}, "reference_wav_len"),
+        ({"speaker_id": "anna"}, "both"),
+        ({"speaker_id": "../anna", "reference_wav": None}, "speaker_id"),
+        ({"sampling": Sampling(temperature=-1.0)}, "temperature"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
+        ({"sampling": Sampling(top_k=0)}, "top_k"),
+        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+        ({"sampling": Sampling(top_p=1.5)}, "top_p"),
+        ({"sampling": Sampling(seed=-1)}, "seed"),
+        ({"speed": 0.4}, "speed"),
+        ({"speed": float("inf")}, "speed"),
+        ({"speed": 1.5, "is_end": False}, "speed"),
+    ],
+)
+def test_a_bad_start_is_refused_at_once(house: House, changes: dict[str, object], word: str) -> None:
+    error = house.refused(start_request(**changes))
+    assert isinstance(error, InvalidInputError)
+    assert word in error.sentence
+    assert house.orchestrator.open_sessions == 0
+    assert house.models.voice.calls == 0
+
+
+def test_an_unknown_speaker_is_an_error(house: House) -> None:
+    sender = house.send(start_request(reference_wav=None, reference_text=None, speaker_id="nobody"))
+    assert isinstance(sender.wait(), UnknownSpeakerError)
+    house.wait_empty()
+
+
+def test_append_and_cancel_need_a_live_session(house: House) -> None:
+    for request in (append_request("x"), cancel_request()):
+        error = house.refused(request)
+        assert isinstance(error, UnknownSessionError)
+        assert error.session_id == "s"
+    assert house.send(start_request()).wait() is None
+    assert isinstance(house.refused(append_request("x")), UnknownSessionError), "it has finished"
+    sender = house.send(start_request(is_end=False))
+    assert house.send(cancel_request()).endings == [None]
+    assert isinstance(sender.wait(), CancelledError)
+    assert isinstance(house.refused(append_request("x")), UnknownSessionError), "it was cancelled"
+    assert isinstance(house.refused(append_request("x", session_id=None)), InvalidInputError)
+
+
+def test_a_refused_piece_leaves_the_session_as_it_was(house: House) -> None:
+    text = "Hello world."
+    sender = house.send(start_request(text[:6], is_end=False))
+    for bad in (append_request("x" * 100), append_request(b"\xff"), append_request(b"abc\xc3", is_end=True)):
+        assert isinstance(house.refused(bad), InvalidInputError)
+    voice_again = BistreamRequest(target_text=b"x", session_id="s", is_start=False, reference_wav=REFERENCE)
+    assert isinstance(house.refused(voice_again), InvalidInputError)
+    assert house.send(append_request(text[6:], is_end=True)).endings == [None]
+    assert_whole(sender, text)
+
+
+def test_text_after_its_end_is_refused(house: House) -> None:
+    house.models.token2wav.gates[0] = threading.Event()
+    sender = house.send(start_request("Hello world."))
+    assert isinstance(house.refused(append_request("more")), InvalidInputError)
+    house.models.token2wav.gates[0].set()
+    assert_whole(sender, "Hello world.")
+
+
+def test_a_live_session_id_cannot_be_started_again(house: House) -> None:
+    first = house.send(start_request("Hello", is_end=False))
+    assert isinstance(house.refused(start_request()), SessionExistsError)
+    house.send(append_request(" world.", is_end=True))
+    assert_whole(first, "Hello world.")
+    assert_whole(house.send(start_request("Hello again.")), "Hello again.")
+
+
+def test_an_id_is_free_again_when_its_client_has_gone(house: House) -> None:
+    first = house.send(start_request("Hello", is_end=False))
+    first.gone = True
+    assert_whole(house.send(start_request("Hello again.")), "Hello again.")
+    assert isinstance(first.wait(), CancelledError)
+
+
+def test_one_session_too_many_is_busy_and_the_next_one_is_not(house: House) -> None:
+    senders = [house.send(start_request("Hello", session_id=f"s{i}", is_end=False)) for i in range(CONFIG.max_sessions)]
+    assert isinstance(house.refused(start_request(session_id="more")), BusyError)
+    house.send(append_request("!", is_end=True, session_id="s0"))
+    assert senders[0].wait() is None
+    assert house.send(start_request(session_id="more")).wait() is None, "a client that waited for the end finds the place free"

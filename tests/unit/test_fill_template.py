@@ -1,0 +1,108 @@
+"""Filling templates: strict about keys, careful with values, NVIDIA's call form included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+
+from scripts.fill_template import TemplateError, fill, main, parse_pairs, parse_settings, placeholders
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = """# A comment with ${no_placeholder} and a "quote
+name: "m"
+max_batch_size: ${size}
+parameters { key: "model_dir" value { string_value: "${model_dir}" } } # ${nor_here}
+parameters { key: "also" value { string_value: "a-${model_dir}-z#${size}" } }
+"""
+
+
+def value_of(text: str, key: str) -> str:
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    return str(config.parameters[key].string_value)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    path = tmp_path / "config.pbtxt"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    return path
+
+
+def test_placeholders_are_those_outside_comments() -> None:
+    assert placeholders(TEMPLATE) == {"size", "model_dir"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
+def test_any_value_arrives_in_the_parsed_configuration(value: str) -> None:
+    text = fill(TEMPLATE, {"size": "0", "model_dir": value})
+    assert value_of(text, "model_dir") == value
+    assert value_of(text, "also") == f"a-{value}-z#0"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(), min_size=1, max_size=4))
+def test_escaped_pairs_come_back_as_they_were(values: dict[str, str]) -> None:
+    pairs = ",".join(f"{key}:{value}".replace("\\", "\\\\").replace(",", "\\,") for key, value in values.items())
+    assert parse_pairs(pairs) == values
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"size": "0"}, "model_dir"),
+        ({"size": "0", "model_dir": "x", "model": "y"}, "model"),
+        ({"size": "0", "model_dir": "x", "no_placeholder": "y"}, "no_placeholder"),
+        ({"size": "0 }", "model_dir": "x"}, "size"),
+        ({"size": "0", "model_dir": "two\nlines"}, "model_dir"),
+        ({"size": "many", "model_dir": "x"}, "valid model configuration"),
+    ],
+)
+def test_wrong_keys_and_values_are_refused(values: dict[str, str], named: str) -> None:
+    with pytest.raises(TemplateError, match=named):
+        fill(TEMPLATE, values)
+
+
+def test_a_filled_file_cannot_be_filled_again() -> None:
+    text = fill(TEMPLATE, {"size": "0", "model_dir": "x"})
+    with pytest.raises(TemplateError, match="filled already"):
+        fill(text, {"size": "0", "model_dir": "x"})
+
+
+@pytest.mark.parametrize("text", ["size", "size:1,model_dir", ":1", "size:1,size:2"])
+def test_pairs_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(TemplateError):
+        parse_pairs(text)
+
+
+def test_a_setting_is_split_at_its_first_sign() -> None:
+    assert parse_settings(["a=b=c", "d=e:f,g"]) == {"a": "b=c", "d": "e:f,g"}
+
+
+def test_nvidias_call_form_fills_in_place(template: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts/fill_template.py"), "-i", str(template), r"size:8,model_dir:s3://bucket/a\,b"]
+    subprocess.run(command, check=True)
+    text = template.read_text(encoding="utf-8")
+    assert value_of(text, "model_dir") == "s3://bucket/a,b" and "max_batch_size: 8" in text
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 1 and "filled already" in again.stderr
+
+
+def test_out_leaves_the_template_alone(template: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made.pbtxt"
+    assert main([str(template), "--out", str(out), "--set", "size=0", "--set", "model_dir=/a:b,c"]) == 0
+    assert template.read_text(encoding="utf-8") == TEMPLATE
+    assert value_of(out.read_text(encoding="utf-8"), "model_dir") == "/a:b,c"
+
+
+def test_an_error_writes_nothing(template: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-i", str(template), "size:0"]) == 1
+    assert "model_dir" in capsys.readouterr().err
+    assert template.read_text(encoding="utf-8") == TEMPLATE

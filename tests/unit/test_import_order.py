@@ -1,0 +1,105 @@
+"""One import direction: a part may import only parts that stand before it in ``ORDER``. Function-local imports count too."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Parts (modules or sub-packages of bistream) of one line do not import each other.
+ORDER: tuple[frozenset[str], ...] = tuple(
+    frozenset(line.split())
+    for line in """
+    types errors rates resample
+    config wire delivery playback seam_meter text_front_end
+    checkpoint audio_out
+    text_tokenizer voice token2mel mel2wav
+    text_in hop_jobs
+    text2token speech_stages
+    token2wav
+    ports
+    admission
+    session voices
+    language_model_link
+    speaking
+    orchestrator
+    local triton
+    """.strip().splitlines()
+)
+RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
+STAGES = ("text2token", "token2mel", "mel2wav")
+CLIENT_MAY_IMPORT = {"wire", "errors", "rates", "resample"}
+
+
+def imported_parts(path: Path) -> Iterator[tuple[str, int]]:
+    """(part of bistream, line) of every import in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide the direction"
+            names = [node.module or ""] if node.module != "bistream" else [f"bistream.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "bistream" and len(parts) > 1:
+                yield parts[1], node.lineno
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT / "bistream").parts[0].removesuffix(".py")
+
+
+def sources(folder: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, f"{folder} holds no Python"
+    return found
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {part_of(path) for path in sources("bistream")} - {"__init__"}
+    assert parts <= set(RANK), f"give {sorted(parts - set(RANK))} a place in ORDER"
+
+
+def test_no_part_imports_a_later_one() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for path in sources("bistream")
+        if (part := part_of(path)) != "__init__"
+        for imported, line in imported_parts(path)
+        if imported != part and RANK.get(imported, 0) >= RANK[part]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_stages_do_not_import_each_other() -> None:
+    for stage in STAGES:
+        imported = {name for path in sources(f"bistream/{stage}") for name, _ in imported_parts(path)}
+        assert not imported & (set(STAGES) - {stage}), stage
+
+
+def test_clients_import_only_the_contract() -> None:
+    imported = {name for path in sources("client") for name, _ in imported_parts(path)}
+    assert imported <= CLIENT_MAY_IMPORT
+
+
+def test_only_model_code_knows_the_python_backend() -> None:
+    for path in sources("bistream"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
+            assert "triton_python_backend_utils" not in names, path
+
+
+@pytest.mark.parametrize(
+    "modules", ["bistream", "bistream.wire", "bistream.ports, bistream.orchestrator", "bistream.triton.model, bistream.triton.bls_ports"]
+)
+def test_importing_loads_no_heavy_library(modules: str) -> None:
+    code = f"import {modules}, sys; print([name for name in ('torch', 'tritonclient', 'onnxruntime') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,85 @@
+"""The inference scripts: what they read, what they write, what they say when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from bistream.errors import InvalidInputError
+from scripts import offline_inference, streaming_inference
+from scripts._inference import read_manifest
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Two utterances that can be spoken and one whose text is empty for the model."""
+    seconds = np.arange(16000) / 16000
+    soundfile.write(tmp_path / "voice.wav", 0.3 * np.sin(2 * np.pi * 150 * seconds), 16000)
+    path = tmp_path / "meta.lst"
+    path.write_text("a|A tone.|voice.wav|Hi.\n\nb|A tone.|voice.wav|You.\n", encoding="utf-8")
+    return path
+
+
+def options(model_dir: Path, manifest: Path, output: Path) -> list[str]:
+    base = ["--model-dir", str(model_dir), "--manifest", str(manifest), "--output-dir", str(output)]
+    return [*base, "--device", "cpu", "--dtype", "float32", "--num-threads", "1"]
+
+
+def test_offline_writes_wavs_and_the_log(tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out"
+    assert offline_inference.main(options(tiny_model_dir, manifest, output)) == 0
+    log = json.loads((output / "log.json").read_text(encoding="utf-8"))
+    assert [entry["name"] for entry in log["utterances"]] == ["a", "b"]
+    for entry in log["utterances"]:
+        info = soundfile.info(output / f"{entry['name']}.wav")
+        assert (info.samplerate, info.channels) == (24000, 1)
+        assert info.frames / 24000 == pytest.approx(entry["audio_s"])
+    assert log["audio_s"] == pytest.approx(sum(entry["audio_s"] for entry in log["utterances"]))
+    assert log["real_time_factor"] == pytest.approx(log["wall_s"] / log["audio_s"])
+    assert min(log[stage] for stage in ("voice_s", "language_model_s", "token2wav_s")) > 0
+    assert "real-time factor" in capsys.readouterr().out
+
+
+def test_streaming_writes_chunks_and_goes_on_after_an_error(
+    tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soundfile.write(tmp_path / "short.wav", np.zeros(100), 16000)
+    manifest.write_text(manifest.read_text(encoding="utf-8") + "c|Nothing.|short.wav|Hello.\n", encoding="utf-8")
+    output = tmp_path / "out"
+    assert streaming_inference.main(options(tiny_model_dir, manifest, output)) == 1
+    reports = json.loads((output / "log.json").read_text(encoding="utf-8"))["utterances"]
+    assert [report["error"] is None for report in reports] == [True, True, False]
+    for report, name in zip(reports[:2], "ab", strict=True):
+        assert soundfile.info(output / f"{name}.wav").frames / 24000 == pytest.approx(report["audio_s"])
+        assert report["chunks"][-1]["text_consumed"] == len("You." if name == "b" else "Hi.")
+        assert report["time_to_first_audio_s"] <= report["wall_s"]
+    assert "INVALID_INPUT" in reports[2]["error"]
+    assert "first audio after" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a|only|three", "Line 1"),
+        ("a||voice.wav|text", "Line 1"),
+        ("../a|t|voice.wav|text", "file name"),
+        ("a|t|missing.wav|text", "missing.wav"),
+    ],
+)
+def test_a_bad_line_of_a_manifest_is_named(line: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "meta.lst").write_text(line, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=words):
+        read_manifest(tmp_path / "meta.lst")
+
+
+@pytest.mark.parametrize("main", [offline_inference.main, streaming_inference.main])
+def test_what_cannot_start_is_exit_code_2(main: object, tmp_path: Path, manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert callable(main)
+    assert main(["--model-dir", str(tmp_path), "--text", "Hi.", "--output-dir", str(tmp_path / "out")]) == 2
+    assert "voice is missing" in capsys.readouterr().err
+    assert main(["--model-dir", str(tmp_path), "--manifest", str(manifest), "--output-dir", str(tmp_path / "out")]) == 2
+    assert "model directory" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""States, endings and ownership of one session."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.admission import TextLedger, check_start
+from bistream.config import RuntimeConfig
+from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
+from bistream.session import ENDED, IllegalTransition, Reply, Session, SessionState, transition
+from bistream.types import AudioChunk, FinishReason, SpeechTokens
+from tests.unit.fakes_orchestrator import FakeSender, start_request
+
+S = SessionState
+LEGAL = {
+    (S.OPENING, S.RECEIVING),
+    (S.RECEIVING, S.SPEAKING),
+    (S.SPEAKING, S.RECEIVING),
+    (S.RECEIVING, S.FINISHING),
+    (S.SPEAKING, S.FINISHING),
+    (S.FINISHING, S.CLOSED),
+} | {(state, end) for state in (S.OPENING, S.RECEIVING, S.SPEAKING, S.FINISHING) for end in (S.CANCELLED, S.FAILED)}
+
+
+def make_session(text: bytes = b"Hello", is_end: bool = False) -> Session:
+    start = check_start(start_request(text, is_end=is_end), RuntimeConfig())
+    ledger = TextLedger(100)
+    ledger.accept(start.text, start.is_end)
+    return Session(start, ledger, "port-id", FakeSender(), now=0.0)
+
+
+@pytest.mark.parametrize(("current", "new"), list(itertools.product(S, S)))
+def test_only_the_pictured_transitions_are_legal(current: S, new: S) -> None:
+    if (current, new) in LEGAL:
+        assert transition(current, new) is new
+    else:
+        with pytest.raises(IllegalTransition):
+            transition(current, new)
+
+
+def test_nothing_leads_out_of_an_ended_session() -> None:
+    assert {S.CLOSED, S.CANCELLED, S.FAILED} == ENDED
+    assert not [pair for pair in LEGAL if pair[0] in ENDED]
+
+
+def test_the_whole_text_in_the_start_goes_to_finishing() -> None:
+    session = make_session(is_end=True)
+    with session.condition:
+        session.opened(1.0)
+        assert session.state is S.FINISHING
+        session.speaking(True)
+        assert session.state is S.FINISHING
+        session.advance(S.CLOSED)
+    assert session.has_ended
+
+
+def test_text_that_ends_while_the_voice_is_made_is_remembered() -> None:
+    session = make_session()
+    with session.condition:
+        session.add_text(b"!", True, 1.0)
+        assert session.state is S.OPENING
+        session.opened(2.0)
+    assert session.state is S.FINISHING
+
+
+def test_the_end_of_the_language_model_ends_the_receiving() -> None:
+    session = make_session()
+    with session.condition:
+        session.opened(0.0)
+        session.speaking(True)
+        session.take_message(SpeechTokens((1, 2), 3))
+        assert session.state is S.SPEAKING
+        session.take_message(SpeechTokens((3,), 5, FinishReason.LENGTH))
+        assert (session.state, session.take_tokens(2), session.tokens) == (S.FINISHING, (1, 2), [3])
+        with pytest.raises(UnknownSessionError):
+            session.add_text(b"more", False, 1.0)
+
+
+@pytest.mark.parametrize(("error", "state"), [(CancelledError("x"), S.CANCELLED), (BusyError("x"), S.FAILED), (EngineError("x"), S.FAILED)])
+def test_the_first_early_end_counts(error: EngineError, state: S) -> None:
+    session = make_session()
+    with session.condition:
+        assert session.end_early(error)
+        assert not session.end_early(EngineError("later"))
+        with pytest.raises(UnknownSessionError):
+            session.add_text(b"x", False, 1.0)
+    assert session.state is state
+    assert session.error is not None
+    assert (type(session.error), session.error.sentence, session.error.session_id) == (type(error), "x", "s")
+
+
+def test_text_for_the_language_model_keeps_its_order() -> None:
+    session = make_session()
+    with session.condition:
+        session.add_text(b"ab", False, 1.0)
+        session.add_text(b"cd", False, 2.0)
+        taken = session.take_text()
+        session.add_text(b"ef", True, 3.0)
+        session.put_text_back(*taken)
+        assert session.take_text() == (b"abcdef", True)
+        assert session.take_text() == (b"", False)
+
+
+def test_idle_counts_from_the_last_sign_of_life_and_only_while_receiving() -> None:
+    session = make_session()
+    with session.condition:
+        assert not session.is_idle(1000.0, 30.0), "the voice may take its time"
+        session.opened(1000.0)
+        assert not session.is_idle(1029.0, 30.0)
+        assert session.is_idle(1030.0, 30.0)
+        session.add_text(b"", False, 1030.0)
+        assert not session.is_idle(1059.0, 30.0)
+        session.speaking(True)
+        assert not session.is_idle(2000.0, 30.0)
+
+
+class Resource:
+    def __init__(self, log: list[str], name: str, error: Exception | None = None) -> None:
+        self.log, self.name, self.error = log, name, error
+
+    def free(self) -> None:
+        self.log.append(self.name)
+        if self.error is not None:
+            raise self.error
+
+
+@given(st.lists(st.sampled_from(["fine", "refuses", "breaks"]), max_size=4), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_close_frees_everything_once_last_first_whatever_happens(kinds: list[str], times: int) -> None:
+    errors = {"fine": None, "refuses": UnknownSessionError("gone"), "breaks": ValueError("bug")}
+    session, log = make_session(), list[str]()
+    for index, kind in enumerate(kinds):
+        session.own(str(index), Resource(log, str(index), errors[kind]).free)
+    session.own("freed itself", Resource(log, "never").free)
+    session.disown("freed itself")
+    for _ in range(times):
+        session.close()
+    assert log == [str(index) for index in reversed(range(len(kinds)))]
+
+
+def test_stop_gives_nothing_up() -> None:
+    session, log = make_session(), list[str]()
+    session.own("flow", Resource(log, "flow").free)
+    session.stop()
+    assert session.owns("flow")
+    session.close()
+    assert log == ["flow", "flow"]
+    assert not session.owns("flow")
+
+
+def test_a_reply_is_finished_once_and_left_alone_afterwards() -> None:
+    sender = FakeSender()
+    reply = Reply(sender)
+    chunk = AudioChunk(start_request().reference_wav, 0, 0)  # type: ignore[arg-type]
+    sender.gone = True
+    assert reply.is_cancelled()
+    assert reply.send(chunk)
+    error = InvalidInputError("x")
+    reply.finish(error)
+    reply.finish(None)
+    assert not reply.send(chunk)
+    assert not reply.is_cancelled()
+    assert (sender.endings, len(sender.chunks), sender.calls_after_end) == ([error], 1, 0)
