@@ -64,9 +64,7 @@ TINY = CheckpointSize(
             text_vocab_size=1024,
         ),
         flow=FlowConfig(
-            encoder=FlowEncoderConfig(
-                input_size=64, output_size=64, attention_heads=4, linear_units=128, num_blocks=2, num_up_blocks=2
-            ),
+            encoder=FlowEncoderConfig(input_size=64, output_size=64, attention_heads=4, linear_units=128, num_blocks=2, num_up_blocks=2),
             estimator=EstimatorConfig(channels=(32,), attention_head_dim=16, n_blocks=1, num_mid_blocks=2, num_heads=2),
             input_size=64,
         ),
@@ -164,7 +162,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("directory", type=Path, metavar="OUT", help="directory to make; must not exist")
     parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="network sizes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="where numbers are drawn: cpu, cuda; the two draw different ones (default: %(default)s)")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where numbers are drawn; the two draw different ones (default: %(default)s)",
+    )
     return parser.parse_args()
 
 

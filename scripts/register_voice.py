@@ -1,8 +1,8 @@
 """Register a voice, so that clients name it by speaker_id instead of sending a recording with every session.
 
 Examples:
-    python scripts/register_voice.py --model-dir CosyVoice2-0.5B --voices-dir voices --speaker-id anna --wav anna.wav --text "What she says."
-    python scripts/register_voice.py --model-dir CosyVoice2-0.5B --voices-dir voices --import-spk2info CosyVoice2-0.5B/spk2info.pt
+    register_voice.py --model-dir CosyVoice2-0.5B --voices-dir voices --speaker-id anna --wav anna.wav --text "What she says."
+    register_voice.py --model-dir CosyVoice2-0.5B --voices-dir voices --import-spk2info CosyVoice2-0.5B/spk2info.pt
 """
 
 from __future__ import annotations

@@ -1,0 +1,5 @@
+"""The only code that knows Triton: what the ``model.py`` files of ``model_repo/`` share, and the supervisor of the server.
+
+``pb_utils`` (``triton_python_backend_utils``) exists only inside the Python backend's process, so it is always handed in,
+never imported here: every module can be imported, and is tested, without a server.
+"""

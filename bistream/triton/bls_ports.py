@@ -1,0 +1,221 @@
+"""The orchestrator's ports over BLS: calls from one Triton model to its siblings, through ``pb_utils.InferenceRequest``.
+
+Every call blocks (iterating a decoupled result too), so the orchestrator makes them from its own threads. Cancellation does not
+cross a BLS hop and an iterator cannot be cancelled: to stop a session its ``cancel`` must be sent. ``is_cancelled`` is never asked
+of a request made here: it would abort the server. An error response is the last thing taken from an iterator (see
+``sender.SiblingResponseSender``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.errors import BistreamError, EngineError, UnknownSessionError
+from bistream.ports import Ports
+from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav import Token2WavHop
+from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
+from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def text_array(value: str | bytes) -> NDArray[Any]:
+    return np.array([[value.encode("utf-8") if isinstance(value, str) else value]], dtype=np.object_)
+
+
+def scalar_array(value: bool | int | float, dtype: type[np.generic]) -> NDArray[Any]:
+    return np.array([[value]], dtype=dtype)
+
+
+class BlsClient:
+    """Calls sibling models; responses come back as dictionaries of arrays, errors as the ``BistreamError`` they were."""
+
+    def __init__(self, pb_utils: Any) -> None:
+        self._pb_utils = pb_utils
+
+    def stream(self, contract: ModelContract, arrays: Arrays) -> Iterator[Arrays]:
+        """The responses of a decoupled model that carry data, as they come. Raises ``BistreamError``."""
+        for response in self._request(contract, arrays).exec(decoupled=True):
+            outputs = self._outputs(response)
+            if outputs:  # the last response may be the bare final flag
+                yield outputs
+
+    def call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
+        """The response of a model that answers once."""
+        return self._outputs(self._request(contract, arrays).exec(decoupled=False))
+
+    def _request(self, contract: ModelContract, arrays: Arrays) -> Any:
+        return self._pb_utils.InferenceRequest(
+            model_name=contract.name,
+            requested_output_names=[spec.name for spec in contract.outputs],
+            inputs=[self._pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()],
+        )
+
+    def _outputs(self, response: Any) -> Arrays:
+        if response.has_error():
+            raise parse_error(response.error().message())
+        # The tensors live in shared memory that is reused once the response is gone.
+        return {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
+
+
+def sampling_arrays(sampling: Sampling) -> Arrays:
+    arrays = {"seed": scalar_array(sampling.seed, np.int64), "temperature": scalar_array(sampling.temperature, np.float32)}
+    if sampling.top_k is not None:
+        arrays["top_k"] = scalar_array(sampling.top_k, np.int32)
+    if sampling.top_p is not None:
+        arrays["top_p"] = scalar_array(sampling.top_p, np.float32)
+    return arrays
+
+
+def prompt_arrays(prompt: VoicePrompt) -> Arrays:
+    """Empty tensors are left out: their inputs are optional."""
+    arrays: Arrays = {"prompt_spk_embedding": prompt.speaker_embedding.astype(np.float32, copy=False)}
+    if len(prompt.speech_tokens):
+        arrays["prompt_speech_tokens"] = prompt.speech_tokens.astype(np.int32, copy=False)
+        arrays["prompt_speech_feat"] = prompt.speech_feat.astype(np.float32, copy=False)
+    return arrays
+
+
+class BlsVoice:
+    """``ports.VoicePort``."""
+
+    def __init__(self, client: BlsClient) -> None:
+        self._client = client
+
+    def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
+        length = scalar_array(len(reference_wav), np.int32)
+        arrays: Arrays = {"reference_wav": reference_wav.reshape(1, -1), "reference_wav_len": length}
+        tokens: IntArray = self._client.call(AUDIO_TOKENIZER, arrays)["prompt_speech_tokens"]
+        return tokens
+
+    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
+        arrays: Arrays = {"reference_wav": reference_wav.reshape(1, -1)}
+        embedding: FloatArray = self._client.call(SPEAKER_EMBEDDING, arrays)["prompt_spk_embedding"]
+        return embedding
+
+
+class BlsLanguageModel:
+    """``ports.LanguageModelPort``."""
+
+    def __init__(self, client: BlsClient) -> None:
+        self._client = client
+
+    def stream(self, start: LanguageModelStart) -> Iterator[SpeechTokens]:
+        arrays: Arrays = {
+            "session_id": text_array(start.session_id),
+            "text": text_array(start.text),
+            "is_start": scalar_array(True, np.bool_),
+            "is_end": scalar_array(start.is_end, np.bool_),
+            "prompt_text": text_array(start.prompt_text),
+            **sampling_arrays(start.sampling),
+        }
+        if len(start.prompt_speech_tokens):
+            arrays["prompt_speech_tokens"] = start.prompt_speech_tokens.astype(np.int32, copy=False)
+        responses = self._client.stream(LLM_BISTREAM, arrays)
+        for outputs in responses:
+            if outputs["is_final"].reshape(-1)[0]:
+                _exhaust(responses)  # the caller stops here, and an iterator left before its end keeps the models from unloading
+            yield speech_tokens(outputs)
+
+    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        arrays: Arrays = {
+            "session_id": text_array(session_id),
+            "text": text_array(text),
+            "is_start": scalar_array(False, np.bool_),
+            "is_end": scalar_array(is_end, np.bool_),
+        }
+        _exhaust(self._client.stream(LLM_BISTREAM, arrays))
+
+    def cancel(self, session_id: str) -> None:
+        _send_cancel(self._client, LLM_BISTREAM, session_id)
+
+
+class BlsToken2Wav:
+    """``ports.Token2WavPort``."""
+
+    def __init__(self, client: BlsClient) -> None:
+        self._client = client
+
+    def hop(self, hop: Token2WavHop) -> FloatArray:
+        arrays: Arrays = {
+            "session_id": text_array(hop.session_id),
+            "finalize": scalar_array(hop.finalize, np.bool_),
+            "seed": scalar_array(hop.seed, np.int64),
+            "playback_buffer_s": scalar_array(hop.playback_buffer_s, np.float32),
+        }
+        if hop.token_ids:
+            arrays["target_speech_tokens"] = np.array(hop.token_ids, np.int32)
+        if hop.prompt is not None:
+            arrays.update(prompt_arrays(hop.prompt))
+        return self._waveform(arrays)
+
+    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
+        arrays: Arrays = {"seed": scalar_array(seed, np.int64), "speed": scalar_array(speed, np.float32), **prompt_arrays(prompt)}
+        if token_ids:
+            arrays["target_speech_tokens"] = np.array(token_ids, np.int32)
+        return self._waveform(arrays)
+
+    def cancel(self, session_id: str) -> None:
+        _send_cancel(self._client, TOKEN2WAV, session_id)
+
+    def _waveform(self, arrays: Arrays) -> FloatArray:
+        waveforms = [outputs["waveform"] for outputs in self._client.stream(TOKEN2WAV, arrays)]
+        if not waveforms:
+            raise EngineError("token2wav ended a request without an answer; try again.")
+        return np.concatenate(waveforms)
+
+
+def speech_tokens(outputs: Arrays) -> SpeechTokens:
+    """One response of ``llm_bistream``. Raises the ``BistreamError`` that ended the session."""
+    reason = FinishReason(_text(outputs["finish_reason"])) if outputs["is_final"].reshape(-1)[0] else None
+    if reason is FinishReason.ERROR:
+        raise parse_error(_text(outputs["error"]))
+    return SpeechTokens(
+        token_ids=tuple(int(token) for token in outputs["speech_token_ids"]),
+        text_consumed=int(outputs["text_consumed"].reshape(-1)[0]),
+        finish_reason=reason,
+    )
+
+
+def speech_token_arrays(message: SpeechTokens, error: BistreamError | None = None) -> Arrays:
+    """The outputs of ``llm_bistream`` for one message; the inverse of ``speech_tokens``."""
+    return {
+        "speech_token_ids": np.array(message.token_ids, np.int32),
+        "is_final": scalar_array(message.is_final, np.bool_),
+        "finish_reason": text_array(message.finish_reason.value if message.finish_reason else ""),
+        "text_consumed": scalar_array(message.text_consumed, np.int32),
+        "error": text_array(format_error(error) if error else ""),
+    }
+
+
+def speech_error_arrays(error: BistreamError) -> Arrays:
+    """The last message of a session that failed after it had sent tokens."""
+    return speech_token_arrays(SpeechTokens((), finish_reason=FinishReason.ERROR), error)
+
+
+def _text(array: NDArray[Any]) -> str:
+    text: str = array.reshape(-1)[0].decode("utf-8")
+    return text
+
+
+def _exhaust(responses: Iterator[Arrays]) -> None:
+    for _ in responses:
+        pass
+
+
+def _send_cancel(client: BlsClient, contract: ModelContract, session_id: str) -> None:
+    arrays = {"session_id": text_array(session_id), "is_cancel": scalar_array(True, np.bool_)}
+    try:
+        _exhaust(client.stream(contract, arrays))
+    except UnknownSessionError:
+        pass  # it has ended by itself
+
+
+def bls_ports(pb_utils: Any) -> Ports:
+    client = BlsClient(pb_utils)
+    return Ports(voice=BlsVoice(client), language_model=BlsLanguageModel(client), token2wav=BlsToken2Wav(client))

@@ -1,0 +1,70 @@
+"""What the server needs of the machine and leaves on it: libpython, processes, shared-memory files.
+
+Imports nothing but the standard library, because ``scripts/setup_triton.py`` runs it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import sys
+import sysconfig
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_NAME = "bistream_"  # followed by the process id of the keeper
+
+
+class ServerError(Exception):
+    """The server cannot start or has died; the message is for the operator."""
+
+
+def library_directories() -> list[str]:
+    """Where the stub finds the libpython of this interpreter; empty when the loader finds it by itself.
+
+    Raises ``ServerError`` with the command that installs it.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    name = f"libpython{version}.so.1.0"
+    own = sysconfig.get_config_var("LIBDIR")
+    if own and (Path(own) / name).is_file():
+        return [own]
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        raise ServerError(
+            f"{name} is not installed, and Triton's Python backend needs it; run: apt-get install -y libpython{version}"
+        ) from None
+    return []
+
+
+def shared_memory_prefix() -> str:
+    """Beginning of the names of one server's shared-memory files."""
+    return f"{SHARED_MEMORY_NAME}{os.getpid()}_{secrets.token_hex(4)}_"
+
+
+def process_states() -> list[tuple[int, str]]:
+    """(parent pid, state letter) of every process."""
+    states = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            states.append((int(fields[1]), fields[0]))
+    return states
+
+
+def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> None:
+    for path in directory.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def remove_abandoned_shared_memory(directory: Path = SHARED_MEMORY) -> None:
+    """Delete what servers left whose keepers (the number in the name) no longer exist."""
+    for path in directory.glob(f"{SHARED_MEMORY_NAME}*"):
+        number = path.name.removeprefix(SHARED_MEMORY_NAME).partition("_")[0]
+        if number.isdigit() and not Path(f"/proc/{number}").exists():
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,0 +1,190 @@
+"""Reads and checks the tensors of a Triton request against the wire contract, and makes the stages' requests of them.
+
+In: a ``pb_utils.InferenceRequest``. Out: typed values, or ``InvalidInputError`` with one sentence. Triton lets a request through
+that lacks a required input when it brings an optional one, so everything is checked here. Called by the ``model.py`` files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.errors import InvalidInputError
+from bistream.ports import BistreamRequest
+from bistream.rates import MEL_BINS
+from bistream.text2token.service import LanguageModelStart
+from bistream.types import FloatArray, IntArray, Sampling, VoicePrompt
+from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN, ModelContract, TensorSpec
+
+_DTYPES: dict[str, type[np.generic]] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
+
+
+class RequestInputs:
+    """Typed access to the inputs of one request, by the names of its contract."""
+
+    def __init__(self, pb_utils: Any, request: Any, contract: ModelContract) -> None:
+        self._pb_utils = pb_utils
+        self._request = request
+        self._specs = {spec.name: spec for spec in contract.inputs}
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """The tensor in its wire shape; ``None`` when absent and optional."""
+        spec = self._specs[name]
+        tensor = self._pb_utils.get_input_tensor_by_name(self._request, name)
+        if tensor is None:
+            if spec.optional:
+                return None
+            raise InvalidInputError(f"Input {name} is missing; send it as {_describe(spec)}.")
+        array: NDArray[Any] = tensor.as_numpy()
+        if array.dtype != _DTYPES[spec.datatype] or not _fits(array.shape, spec.dims):
+            raise InvalidInputError(f"Input {name} has type {array.dtype} and shape {list(array.shape)}; send it as {_describe(spec)}.")
+        return array
+
+    def required(self, name: str) -> NDArray[Any]:
+        array = self.array(name)
+        assert array is not None, f"{name} is optional in the contract"
+        return array
+
+    def scalar(self, name: str) -> Any:
+        """The only element of a [1, 1] input, as a Python value; ``None`` when absent."""
+        array = self.array(name)
+        return None if array is None else array.reshape(-1)[0]
+
+    def data(self, name: str) -> bytes | None:
+        value = self.scalar(name)
+        return value.encode("utf-8") if isinstance(value, str) else value
+
+    def text(self, name: str) -> str | None:
+        value = self.data(name)
+        try:
+            return None if value is None else value.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InvalidInputError(f"Input {name} is not valid UTF-8; encode it as UTF-8.") from None
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.scalar(name)
+        return default if value is None else bool(value)
+
+    def integer(self, name: str) -> int | None:
+        value = self.scalar(name)
+        return None if value is None else int(value)
+
+    def number(self, name: str) -> float | None:
+        value = self.scalar(name)
+        return None if value is None else float(value)
+
+    def integers(self, name: str) -> IntArray:
+        """An int32 vector of its own memory; empty when absent."""
+        array = self.array(name)
+        return np.zeros(0, np.int32) if array is None else array.reshape(-1).copy()
+
+    def floats(self, name: str) -> FloatArray | None:
+        """A float32 array of its own memory (the tensor's memory belongs to Triton once the request is answered)."""
+        array = self.array(name)
+        return None if array is None else array.copy()
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(wanted in (-1, found) for found, wanted in zip(shape, dims, strict=True))
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"{spec.datatype} [{', '.join('N' if size < 0 else str(size) for size in spec.dims)}]"
+
+
+def read_session_id(inputs: RequestInputs) -> str | None:
+    session_id = inputs.text("session_id")
+    if session_id is not None and SESSION_ID_PATTERN.match(session_id) is None:
+        raise InvalidInputError("Input session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -.")
+    return session_id
+
+
+def require_session_id(inputs: RequestInputs) -> str:
+    session_id = read_session_id(inputs)
+    if session_id is None:
+        raise InvalidInputError("Input session_id is missing; send the id of the session.")
+    return session_id
+
+
+def read_speaker_id(inputs: RequestInputs) -> str | None:
+    speaker_id = inputs.text("speaker_id")
+    if speaker_id is not None and SPEAKER_ID_PATTERN.match(speaker_id) is None:
+        raise InvalidInputError("Input speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ -.")
+    return speaker_id
+
+
+def read_sampling(inputs: RequestInputs) -> Sampling:
+    """Absent inputs keep the defaults of ``Sampling``; the values are checked where they are used."""
+    given = {
+        "seed": inputs.integer("seed"),
+        "temperature": inputs.number("temperature"),
+        "top_k": inputs.integer("top_k"),
+        "top_p": inputs.number("top_p"),
+    }
+    return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def read_reference(inputs: RequestInputs) -> FloatArray | None:
+    """float32 [N] of ``reference_wav`` [1, N]."""
+    wav = inputs.floats("reference_wav")
+    return None if wav is None else wav.reshape(-1)
+
+
+def bistream_request(inputs: RequestInputs) -> BistreamRequest:
+    """The request of ``cosyvoice2_bistream``."""
+    return BistreamRequest(
+        target_text=inputs.data("target_text"),
+        reference_wav=read_reference(inputs),
+        reference_wav_len=inputs.integer("reference_wav_len"),
+        reference_text=inputs.data("reference_text"),
+        speaker_id=read_speaker_id(inputs),
+        session_id=read_session_id(inputs),
+        is_start=inputs.flag("is_start", True),
+        is_end=inputs.flag("is_end", True),
+        is_cancel=inputs.flag("is_cancel", False),
+        sampling=read_sampling(inputs),
+        speed=inputs.number("speed"),
+    )
+
+
+def upstream_request(inputs: RequestInputs, offline: bool) -> BistreamRequest:
+    """The request of ``cosyvoice2``: the whole text of a session of its own."""
+    text = inputs.data("target_text")
+    if text is None:
+        raise InvalidInputError("Input target_text is missing; send the text to speak.")
+    return BistreamRequest(
+        target_text=text,
+        reference_wav=read_reference(inputs),
+        reference_wav_len=inputs.integer("reference_wav_len"),
+        reference_text=inputs.data("reference_text"),
+        offline=offline,
+    )
+
+
+def language_model_start(inputs: RequestInputs) -> LanguageModelStart:
+    return LanguageModelStart(
+        session_id=require_session_id(inputs),
+        text=inputs.data("text") or b"",
+        is_end=inputs.flag("is_end", True),
+        prompt_text=inputs.text("prompt_text") or "",
+        prompt_speech_tokens=inputs.integers("prompt_speech_tokens"),
+        sampling=read_sampling(inputs),
+    )
+
+
+def voice_prompt(inputs: RequestInputs) -> VoicePrompt | None:
+    """The voice that comes with a session's first request to ``token2wav``; ``None`` when the request brings none."""
+    embedding = inputs.floats("prompt_spk_embedding")
+    if embedding is None:
+        return None
+    tokens = inputs.integers("prompt_speech_tokens")
+    feat = inputs.floats("prompt_speech_feat")
+    if feat is None:
+        feat = np.zeros((0, MEL_BINS), np.float32)
+    if len(feat) != 2 * len(tokens):
+        raise InvalidInputError(
+            f"prompt_speech_feat has {len(feat)} frames for {len(tokens)} prompt_speech_tokens; send two frames for each token."
+        )
+    return VoicePrompt(prompt_text="", speech_tokens=tokens, speech_feat=feat, speaker_embedding=embedding)

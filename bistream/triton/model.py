@@ -1,0 +1,99 @@
+"""The two kinds of Triton model: decoupled (answers through a sender, at any time) and unary (one response at once).
+
+A ``model.py`` derives ``TritonPythonModel`` from one of them and says how to open its stage, what to do with a request and how
+to close. Here is what must be the same everywhere: ``execute`` never raises (Triton would send the client a stack trace with
+paths), every request is answered, and a model that cannot work refuses to load.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from bistream.config import RuntimeConfig
+from bistream.errors import ShuttingDownError
+from bistream.triton.inputs import RequestInputs
+from bistream.triton.sender import Arrays, ResponseSender, data_response, error_response, public_error
+from bistream.triton.startup import end_with_server, is_decoupled, prepare_process, refusing_to_load, runtime_config
+from bistream.wire import ModelContract
+
+
+class TritonModel(ABC):
+    """Life of a model: ``initialize`` -> ``open``, ``execute``, ``finalize`` -> ``close``."""
+
+    backend: ClassVar[Any]  # triton_python_backend_utils
+    contract: ClassVar[ModelContract]
+    config: RuntimeConfig
+    decoupled: bool
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self._opened = False
+        self._closing = threading.Event()
+        with refusing_to_load(self.backend):
+            self.config = runtime_config(args["model_config"])
+            self.decoupled = is_decoupled(args["model_config"])
+            prepare_process(self.config, self.contract.name)
+            end_with_server()
+            self.open(self.config)
+            self._opened = True
+
+    def finalize(self) -> None:
+        self._closing.set()
+        if self._opened:
+            self.close()
+
+    @abstractmethod
+    def open(self, config: RuntimeConfig) -> None:
+        """Import and load what is heavy. Raises ``BistreamError`` when the model cannot work."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drain, then free everything."""
+
+    @abstractmethod
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None: ...
+
+    def refuse_when_closing(self) -> None:
+        if self._closing.is_set():
+            raise ShuttingDownError("The server is shutting down; connect to another one.")
+
+
+class DecoupledModel(TritonModel):
+    """``execute`` hands every request on and returns; the answers come from the stage's threads."""
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            sender = self.sender(request.get_response_sender())
+            try:
+                self.refuse_when_closing()
+                self.handle(RequestInputs(self.backend, request, self.contract), sender)
+            except Exception as error:
+                sender.fail(public_error(error))
+
+    def sender(self, triton_sender: Any) -> ResponseSender:
+        """How this model answers; a model that siblings call overrides it."""
+        return ResponseSender(self.backend, triton_sender)
+
+    @abstractmethod
+    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+        """Validate, enqueue, return. What it raises is the request's answer; otherwise ``sender`` must be finished by someone."""
+
+
+class UnaryModel(TritonModel):
+    """One request, one response, computed inside ``execute``."""
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        return [self._response(request) for request in requests]
+
+    def _response(self, request: Any) -> Any:
+        try:
+            self.refuse_when_closing()
+            return data_response(self.backend, self.answer(RequestInputs(self.backend, request, self.contract), request))
+        except Exception as error:
+            return error_response(self.backend, public_error(error))
+
+    @abstractmethod
+    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+        """The outputs by name. What it raises is the request's answer."""

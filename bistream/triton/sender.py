@@ -1,0 +1,214 @@
+"""The one place that touches a Triton response sender.
+
+A mistake here kills the whole server, not only one request: two threads sending on one sender corrupt memory, and
+``is_cancelled`` after the final flag is a segmentation fault. So every call is made under the request's lock, and after the
+final flag no Triton call is possible. Used by all decoupled models, from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.errors import BistreamError
+from bistream.types import AudioChunk
+from bistream.wire import format_error
+
+logger = logging.getLogger(__name__)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_INTERNAL_SENTENCE = "The server failed unexpectedly; its log says why."
+# Which Triton status a class of error has; what is not named is INTERNAL.
+_STATUS_BY_CODE = {
+    "INVALID_INPUT": "INVALID_ARG",
+    "UNKNOWN_SESSION": "NOT_FOUND",
+    "UNKNOWN_SPEAKER": "NOT_FOUND",
+    "SESSION_EXISTS": "ALREADY_EXISTS",
+    "BUSY": "UNAVAILABLE",
+    "SHUTTING_DOWN": "UNAVAILABLE",
+    "SESSION_TIMEOUT": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+}
+
+
+def public_error(error: BaseException) -> BistreamError:
+    """The error a client may see: ours as it is, anything else (logged with its stack) as one sentence without details."""
+    if isinstance(error, BistreamError):
+        return error
+    logger.error("unexpected error", exc_info=error)
+    return BistreamError(_INTERNAL_SENTENCE)
+
+
+def data_response(pb_utils: Any, arrays: Arrays) -> Any:
+    tensors = [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+    return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def error_response(pb_utils: Any, error: BistreamError) -> Any:
+    status = getattr(pb_utils.TritonError, _STATUS_BY_CODE.get(error.code, "INTERNAL"))
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(format_error(error), status))
+
+
+class ResponseSender:
+    """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
+
+    def __init__(self, pb_utils: Any, triton_sender: Any) -> None:
+        self._pb_utils = pb_utils
+        self._triton_sender = triton_sender
+        self._lock = threading.Lock()
+        self._finished = False
+        self._has_sent = False
+        self._cancelled = False
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def send(self, arrays: Arrays) -> None:
+        """One response with these outputs; dropped when the request is finished."""
+        try:
+            response = data_response(self._pb_utils, arrays)
+        except Exception as error:
+            self.fail(public_error(error))
+            return
+        with self._lock:
+            if not self._finished:
+                self._call(response)
+
+    def finish(self) -> None:
+        """The empty final response."""
+        self._end(None)
+
+    def fail(self, error: BistreamError) -> None:
+        """An error response, then the empty final response (upstream's clients wait for the latter)."""
+        self._end(error)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client's stream is gone. After the end: what was last seen."""
+        with self._lock:
+            if not self._finished and not self._cancelled:
+                self._cancelled = bool(self._triton_sender.is_cancelled())
+            return self._cancelled
+
+    def _end(self, error: BistreamError | None) -> None:
+        with self._lock:
+            if self._finished:
+                return
+            try:
+                self._send_end(error)
+            finally:
+                self._finished = True
+
+    def _send_end(self, error: BistreamError | None) -> None:
+        """The last responses of the request; with the lock held."""
+        if error is not None:
+            self._call(error_response(self._pb_utils, error))
+        self._call(None, final=True)
+
+    def _call(self, response: Any, final: bool = False) -> None:
+        """The only call of ``send``; with the lock held. A failure is logged: there is nobody left to tell."""
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        try:
+            if response is None:
+                self._triton_sender.send(flags=flags)
+            else:
+                self._triton_sender.send(response, flags=flags)
+            self._has_sent = True
+        except Exception:
+            logger.exception("a response could not be sent")
+
+
+class SiblingResponseSender(ResponseSender):
+    """For models that other models call over BLS, where an error response is safe only as the first and final one.
+
+    Measured on this server: after an error that is not final, or is not the first response, the caller's iterator never ends or the
+    calling model can never be unloaded. So an error is sent together with the final flag; once data has been sent, it travels
+    in the outputs that ``in_band_error`` makes of it.
+    """
+
+    def __init__(self, pb_utils: Any, triton_sender: Any, in_band_error: Callable[[BistreamError], Arrays] | None = None) -> None:
+        super().__init__(pb_utils, triton_sender)
+        self._in_band_error = in_band_error
+
+    def _send_end(self, error: BistreamError | None) -> None:
+        if error is not None and not self._has_sent:
+            self._call(error_response(self._pb_utils, error), final=True)
+            return
+        if error is not None and self._in_band_error is not None:
+            self._call(data_response(self._pb_utils, self._in_band_error(error)))
+        self._call(None, final=True)
+
+
+class BistreamAudioSender:
+    """``ports.AudioSender`` in the tensors of ``cosyvoice2_bistream``."""
+
+    def __init__(self, sender: ResponseSender) -> None:
+        self._sender = sender
+
+    def send(self, chunk: AudioChunk) -> None:
+        self._sender.send(self.arrays(chunk))
+
+    def finish(self, error: BistreamError | None) -> None:
+        if error is None:
+            self._sender.finish()
+        else:
+            self._sender.fail(error)
+
+    def is_cancelled(self) -> bool:
+        return self._sender.is_cancelled()
+
+    @staticmethod
+    def arrays(chunk: AudioChunk) -> dict[str, NDArray[Any]]:
+        return {
+            "waveform": chunk.waveform.reshape(1, -1).astype(np.float32, copy=False),  # [1, N]
+            "sequence_number": np.array([[chunk.sequence_number]], np.int32),
+            "text_consumed": np.array([[chunk.text_consumed]], np.int32),
+        }
+
+
+class WaveformSender(BistreamAudioSender):
+    """``ports.AudioSender`` in upstream's tensors: the waveform alone, flat."""
+
+    @staticmethod
+    def arrays(chunk: AudioChunk) -> dict[str, NDArray[Any]]:
+        return {"waveform": chunk.waveform.reshape(-1).astype(np.float32, copy=False)}  # [N]
+
+
+class CollectingSender:
+    """``ports.AudioSender`` of a request that is answered once: gathers the audio until the session has ended.
+
+    ``request`` is the Triton request being executed; it is asked for cancellation only while ``wait`` has not returned.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request: Any = request
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._chunks: list[NDArray[np.float32]] = []
+        self._error: BistreamError | None = None
+
+    def send(self, chunk: AudioChunk) -> None:
+        self._chunks.append(chunk.waveform)
+
+    def finish(self, error: BistreamError | None) -> None:
+        self._error = error
+        self._ended.set()
+
+    def is_cancelled(self) -> bool:
+        with self._lock:
+            return self._request is not None and bool(self._request.is_cancelled())
+
+    def wait(self) -> NDArray[np.float32]:
+        """float32 [N] at 24 kHz, once the session has ended. Raises its ``BistreamError``."""
+        self._ended.wait()
+        with self._lock:
+            self._request = None
+        if self._error is not None:
+            raise self._error
+        return np.concatenate(self._chunks) if self._chunks else np.zeros(0, np.float32)

@@ -1,0 +1,268 @@
+"""One tritonserver process and everything that belongs to it: process group, ports, log, shared memory.
+
+The server needs a keeper. It hangs instead of failing when a model's process cannot start, does not exit while a client's stream is open,
+and leaves model processes and shared-memory files behind when it is killed. ``TritonServer`` gives it a process group and a
+shared-memory prefix of its own, a start deadline, and a ``stop`` after which nothing is left. Used by ``supervisor`` and by tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from bistream.triton.host import (
+    ServerError,
+    library_directories,
+    process_states,
+    remove_abandoned_shared_memory,
+    remove_shared_memory,
+    shared_memory_prefix,
+)
+
+# APIs that let a client read or replace parts of the server; restricted to holders of a key that nobody gets.
+RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
+POLL_INTERVAL_S = 0.05
+KILL_TIMEOUT_S = 10.0
+# The reason ends before the stack, whose line breaks the log writes as \n.
+_LOAD_FAILURE = re.compile(
+    r"failed to load '(?P<model>[^']+)' version \d+: [\w ]+: (?:TritonModelException: )?(?P<reason>.*?)(?:\\n|\"?$)", re.MULTILINE
+)
+# prctl(PR_SET_PDEATHSIG, SIGKILL), then become the server: it may not outlive its keeper.
+_DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
+
+
+class Interrupted(Exception):
+    """Starting or waiting was given up because the keeper was told to stop."""
+
+
+def never() -> bool:
+    return False
+
+
+class PortInUseError(ServerError):
+    """A port was taken between choosing and using it, or belongs to another server."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How to start one server. ``ports`` None: three free ports are chosen at each start.
+
+    executable: the tritonserver binary. backend_directory: holds ``python/`` with the backend and its stub (scripts/setup_triton.py).
+    python_prefix: the environment whose packages the models use.
+    """
+
+    model_repository: Path
+    executable: Path
+    backend_directory: Path
+    python_prefix: Path = Path(sys.prefix)
+    ports: Ports | None = None
+    http_address: str = "127.0.0.1"
+    grpc_address: str = "127.0.0.1"
+    start_timeout_s: float = 600.0
+    drain_timeout_s: float = 15.0
+    log_path: Path | None = None  # None: the keeper's stderr
+    extra_arguments: tuple[str, ...] = ()
+
+
+def free_ports() -> Ports:
+    """Three different ports that were free a moment ago. All are held until the last is chosen."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return Ports(*(one.getsockname()[1] for one in sockets))
+
+
+class TritonServer:
+    """``start`` once, ``stop`` once (idempotent). Must be started from a thread that lives as long as the server."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.ports = settings.ports or free_ports()
+        self._prefix = shared_memory_prefix()
+        self._process: subprocess.Popen[str] | None = None
+        self._tail: deque[str] = deque(maxlen=200)
+        self._pump: threading.Thread | None = None
+
+    @property
+    def grpc_url(self) -> str:
+        return f"{_reachable(self.settings.grpc_address)}:{self.ports.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        return f"{_reachable(self.settings.http_address)}:{self.ports.http}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, should_stop: Callable[[], bool] = never) -> None:
+        """Returns when every model is loaded. Raises ``ServerError``, or ``Interrupted``; nothing is left running then."""
+        remove_abandoned_shared_memory()
+        environment = self._environment()
+        command = [sys.executable, "-c", _DIE_WITH_PARENT, *self._command()]
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+        self._pump = threading.Thread(target=self._copy_log, name="triton-log", daemon=True)
+        self._pump.start()
+        try:
+            self._wait_until_ready(should_stop)
+        except BaseException:
+            self.stop(drain_timeout_s=0.0)
+            raise
+
+    def exit_code(self) -> int | None:
+        assert self._process is not None
+        return self._process.poll()
+
+    def dead_models(self) -> int:
+        """Model processes that have died. Triton neither restarts them nor says so: readiness stays 200."""
+        return sum(1 for parent, state in process_states() if parent == self.pid and state == "Z")
+
+    def log_tail(self, lines: int = 20) -> str:
+        return "".join(list(self._tail)[-lines:])
+
+    def stop(self, drain_timeout_s: float | None = None) -> None:
+        """SIGTERM, wait for running streams, kill the whole process group, remove the shared memory."""
+        process = self._process
+        if process is None:
+            return
+        timeout_s = self.settings.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        if process.poll() is None and timeout_s > 0:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout_s)
+        self._kill_group()
+        process.wait()
+        if self._pump is not None:
+            self._pump.join(KILL_TIMEOUT_S)
+        remove_shared_memory(self._prefix)
+
+    def _kill_group(self) -> None:
+        """Model processes are in the server's group; some outlive it."""
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            self._reap()
+            time.sleep(POLL_INTERVAL_S)
+
+    def _reap(self) -> None:
+        assert self._process is not None
+        self._process.poll()
+
+    def _command(self) -> list[str]:
+        settings, ports = self.settings, self.ports
+        key = secrets.token_hex(16)
+        return [
+            str(settings.executable),
+            f"--model-repository={settings.model_repository}",
+            f"--backend-directory={settings.backend_directory}",
+            "--disable-auto-complete-config",  # otherwise every model is imported twice
+            f"--backend-config=python,shm-region-prefix-name={self._prefix}",
+            f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
+            f"--exit-timeout-secs={max(1, int(settings.drain_timeout_s))}",
+            f"--http-address={settings.http_address}",
+            f"--grpc-address={settings.grpc_address}",
+            f"--http-port={ports.http}",
+            f"--grpc-port={ports.grpc}",
+            f"--metrics-port={ports.metrics}",
+            f"--http-restricted-api={RESTRICTED_APIS}:admin-key={key}",
+            f"--grpc-restricted-protocol={RESTRICTED_APIS}:admin-key={key}",
+            "--grpc-keepalive-time=10000",  # a client whose host vanished is noticed in 15 s; the default is 2 h
+            "--grpc-keepalive-timeout=5000",
+            "--grpc-http2-max-pings-without-data=0",
+            *settings.extra_arguments,
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        """The stub takes its Python packages from the first python3 on PATH, and its libpython from the loader."""
+        environment = {**os.environ, "PATH": f"{self.settings.python_prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+        directories = library_directories()
+        if directories:
+            existing = os.environ.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = os.pathsep.join(directories + ([existing] if existing else []))
+        return environment
+
+    def _copy_log(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        with contextlib.ExitStack() as stack:
+            target: TextIO = sys.stderr
+            if self.settings.log_path is not None:
+                self.settings.log_path.parent.mkdir(parents=True, exist_ok=True)
+                target = stack.enter_context(self.settings.log_path.open("a", encoding="utf-8"))
+            stack.enter_context(self._process.stdout)
+            for line in self._process.stdout:
+                self._tail.append(line)
+                target.write(line)
+                target.flush()
+
+    def _wait_until_ready(self, should_stop: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        while not _is_ready(self.http_url):
+            if self.exit_code() is not None:
+                assert self._pump is not None
+                self._pump.join(KILL_TIMEOUT_S)
+                raise start_failure("".join(self._tail), self.exit_code())
+            if should_stop():
+                raise Interrupted
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"The server was not ready after {self.settings.start_timeout_s:.0f} s; its log ends with:\n{self.log_tail()}"
+                )
+            time.sleep(POLL_INTERVAL_S)
+
+
+def start_failure(log: str, exit_code: int | None) -> ServerError:
+    """The reason why a server ended while starting, from its log: one sentence for each model that refused to load."""
+    if "already in use" in log:
+        return PortInUseError("A port of the server is in use; stop the other server or choose other ports.")
+    reasons = {match["model"]: match["reason"] for match in _LOAD_FAILURE.finditer(log)}
+    if reasons:
+        return ServerError("\n".join(f"Model {model} refused to load: {reason}" for model, reason in reasons.items()))
+    return ServerError(f"The server ended with exit code {exit_code} while starting; its log ends with:\n{log[-2000:]}")
+
+
+def _is_ready(http_url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{http_url}/v2/health/ready", timeout=2.0) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _reachable(address: str) -> str:
+    return "127.0.0.1" if address in ("0.0.0.0", "::", "*") else address

@@ -1,0 +1,89 @@
+"""What every model does when its process starts: checks, output, logging, parameters.
+
+Called from ``initialize`` before any heavy import, so that thread settings are seen by the libraries that read them once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from bistream.config import RuntimeConfig
+from bistream.errors import BistreamError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+# Parameters that Triton itself reads from config.pbtxt.
+_SERVER_PARAMETERS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def check_numpy(version: str = np.__version__) -> None:
+    """Raises ``ConfigError`` on numpy 2: the Python backend of this server silently corrupts every tensor with it."""
+    if int(version.split(".")[0]) >= 2:
+        raise ConfigError(f"numpy {version} is installed, but this Triton server corrupts tensors with numpy 2; install 'numpy>=1.26,<2'.")
+
+
+def runtime_config(model_config: str) -> RuntimeConfig:
+    """From ``args["model_config"]``, the JSON that Triton hands to ``initialize``. Raises ``ConfigError``."""
+    parameters: Mapping[str, Mapping[str, str]] = json.loads(model_config).get("parameters", {})
+    values = {key: item["string_value"] for key, item in parameters.items() if key not in _SERVER_PARAMETERS}
+    return RuntimeConfig.from_strings(values)
+
+
+def is_decoupled(model_config: str) -> bool:
+    return bool(json.loads(model_config).get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def prepare_process(config: RuntimeConfig, model_name: str) -> None:
+    """UTF-8 output (the stub's default is ASCII), logging to stderr, CPU threads."""
+    check_numpy()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    if config.log_level not in _LOG_LEVELS:
+        raise ConfigError(f"Parameter 'log_level' is {config.log_level!r}; set it to {', '.join(_LOG_LEVELS)}.")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.log_level.upper(),
+        format=f"%(asctime)s %(levelname)s {model_name} %(name)s: %(message)s",
+        force=True,
+    )
+    if config.num_threads:
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[variable] = str(config.num_threads)
+
+
+def end_with_server(interval_s: float = 1.0) -> None:
+    """End this process when the server has died: with threads at work it would live on, holding memory and the GPU."""
+    server = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == server:
+            time.sleep(interval_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-server", daemon=True).start()
+
+
+@contextmanager
+def refusing_to_load(pb_utils: Any) -> Iterator[None]:
+    """Any failure inside makes the model refuse to load, with one sentence in the server's log."""
+    try:
+        yield
+    except BistreamError as error:
+        raise pb_utils.TritonModelException(f"{error.code}: {error.sentence}") from None
+    except Exception as error:
+        logger.exception("the model could not be loaded")
+        sentence = " ".join(str(error).split()) or type(error).__name__
+        raise pb_utils.TritonModelException(f"The model could not be loaded ({type(error).__name__}: {sentence}).") from None

@@ -1,0 +1,176 @@
+"""Keeps one Triton server working: starts it, watches it, restarts it when a part has died, ends it without leaving anything.
+
+A dead model process cannot be brought back alone, so the whole server is restarted (its sessions are lost either way). A server
+that does not come up the first time is a matter for the operator: the supervisor ends with the reason. Called by ``scripts/serve.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from bistream.triton.host import ServerError
+from bistream.triton.probe import ProbeError, ProbeSchedule, probe
+from bistream.triton.server_process import Interrupted, PortInUseError, ServerSettings, TritonServer, never
+
+logger = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 0.25
+PORT_ATTEMPTS = 3
+COMMAND_KILL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """probe_interval_s: seconds between deep probes, 0 is none after the start. max_restarts: in a row; the count starts again
+    after ``stable_after_s`` of good health."""
+
+    probe_interval_s: float = 15.0
+    probe_timeout_s: float = 60.0
+    max_restarts: int = 3
+    stable_after_s: float = 600.0
+
+
+def start_server(settings: ServerSettings, probe_timeout_s: float, should_stop: Callable[[], bool] = never) -> TritonServer:
+    """A server whose models have all answered. Raises ``ServerError`` or ``Interrupted``; nothing is left running then."""
+    for attempt in range(PORT_ATTEMPTS):
+        server = TritonServer(settings)
+        try:
+            server.start(should_stop)
+        except PortInUseError:
+            if settings.ports is not None or attempt + 1 == PORT_ATTEMPTS:
+                raise
+            continue
+        try:
+            probe(server.grpc_url, model_names(settings), probe_timeout_s, should_stop)
+        except BaseException as error:
+            server.stop(drain_timeout_s=0.0)
+            if isinstance(error, ProbeError):
+                raise ServerError(f"The server started, but {error}.") from None
+            raise
+        return server
+    raise AssertionError("unreachable")
+
+
+def model_names(settings: ServerSettings) -> list[str]:
+    return sorted(path.parent.name for path in settings.model_repository.glob("*/config.pbtxt"))
+
+
+class Supervisor:
+    """``run`` until a signal, an unrecoverable failure, or the end of the command that it was given."""
+
+    def __init__(
+        self,
+        server_settings: ServerSettings,
+        settings: SupervisorSettings,
+        on_ready: Callable[[TritonServer], None] = lambda server: None,
+    ) -> None:
+        self._server_settings = server_settings
+        self._settings = settings
+        self._on_ready = on_ready
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """End ``run`` (from a signal handler or another thread)."""
+        self._stop.set()
+
+    def handle_signals(self) -> None:
+        def handler(number: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, handler)
+
+    def run(self) -> None:
+        """Serve until ``stop``. Raises ``ServerError`` when the server cannot be started or dies too often, ``Interrupted`` in a start."""
+        restarts = 0
+        while not self._stop.is_set():
+            server = self._start()
+            started_at = time.monotonic()
+            try:
+                self._on_ready(server)
+                reason = self._watch(server)
+            finally:
+                server.stop(None if self._stop.is_set() else 0.0)
+            if reason is None:
+                return
+            restarts = 1 if time.monotonic() - started_at > self._settings.stable_after_s else restarts + 1
+            if restarts > self._settings.max_restarts:
+                raise ServerError(f"{reason}; it was restarted {self._settings.max_restarts} times and is given up.")
+            logger.error("%s; restarting the server (%d of %d)", reason, restarts, self._settings.max_restarts)
+
+    def run_command(self, command: Callable[[TritonServer], Sequence[str]]) -> int:
+        """Start the server, run one command beside it, end both; returns the command's exit code.
+
+        Raises ``ServerError`` when the server fails, ``Interrupted`` after ``stop``.
+        """
+        server = self._start()
+        try:
+            self._on_ready(server)
+            with subprocess.Popen(list(command(server))) as process:
+                try:
+                    return self._wait_for(process, server)
+                finally:
+                    _end_process(process)
+        finally:
+            server.stop()
+
+    def _wait_for(self, process: subprocess.Popen[bytes], server: TritonServer) -> int:
+        while True:
+            try:
+                return process.wait(WATCH_INTERVAL_S)
+            except subprocess.TimeoutExpired:
+                pass
+            if self._stop.is_set():
+                raise Interrupted
+            reason = failure(server)
+            if reason is not None:
+                raise ServerError(f"{reason}.")
+
+    def _start(self) -> TritonServer:
+        return start_server(self._server_settings, self._settings.probe_timeout_s, self._stop.is_set)
+
+    def _watch(self, server: TritonServer) -> str | None:
+        """Returns why the server must be restarted, or ``None`` after ``stop``."""
+        schedule = ProbeSchedule(self._settings.probe_interval_s)
+        models = model_names(self._server_settings)
+        while not self._stop.wait(WATCH_INTERVAL_S):
+            reason = failure(server)
+            if reason is not None:
+                return reason
+            if schedule.is_due():
+                try:
+                    probe(server.grpc_url, models, self._settings.probe_timeout_s, self._stop.is_set)
+                    schedule.record(True)
+                except Interrupted:
+                    return None
+                except ProbeError as error:
+                    logger.warning("a probe failed: %s", error)
+                    if schedule.record(False):
+                        return f"The server does not work: {error}"
+        return None
+
+
+def failure(server: TritonServer) -> str | None:
+    """What can be seen without asking the server."""
+    code = server.exit_code()
+    if code is not None:
+        return f"The server ended by itself with exit code {code}"
+    if server.dead_models():
+        return "The process of a model has died"
+    return None
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(COMMAND_KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -1,0 +1,58 @@
+"""Upstream's tensors: the whole text in, audio out. Decoupled, it streams; otherwise one response carries the whole waveform."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from bistream.config import RuntimeConfig
+from bistream.triton.inputs import RequestInputs, upstream_request
+from bistream.triton.model import DecoupledModel, UnaryModel
+from bistream.triton.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
+from bistream.wire import COSYVOICE2
+
+
+class _OwnOrchestrator:
+    """Every instance speaks through an orchestrator of its own; the stages behind it are shared."""
+
+    backend = pb_utils
+    contract = COSYVOICE2
+
+    def open(self, config: RuntimeConfig) -> None:
+        from bistream.orchestrator import Orchestrator
+        from bistream.triton.bls_ports import bls_ports
+
+        self._orchestrator = Orchestrator(config, bls_ports(pb_utils))
+
+    def close(self) -> None:
+        self._orchestrator.close()
+
+
+class _Streaming(_OwnOrchestrator, DecoupledModel):
+    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+        self._orchestrator.handle(upstream_request(inputs, offline=False), WaveformSender(sender))
+
+
+class _Offline(_OwnOrchestrator, UnaryModel):
+    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+        sender = CollectingSender(request)
+        self._orchestrator.handle(upstream_request(inputs, offline=True), sender)
+        return {"waveform": sender.wait()}
+
+
+class TritonPythonModel:
+    """``decoupled`` of the model configuration chooses; both answer the same request."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        from bistream.triton.startup import is_decoupled
+
+        self._model: DecoupledModel | UnaryModel = _Streaming() if is_decoupled(args["model_config"]) else _Offline()
+        self._model.initialize(args)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        return self._model.execute(requests)
+
+    def finalize(self) -> None:
+        self._model.finalize()

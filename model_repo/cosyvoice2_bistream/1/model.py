@@ -1,0 +1,30 @@
+"""Streaming in both directions: text pieces in, audio chunks out. Glue between Triton and ``bistream.orchestrator``."""
+
+from __future__ import annotations
+
+import triton_python_backend_utils as pb_utils
+
+from bistream.config import RuntimeConfig
+from bistream.triton.inputs import RequestInputs, bistream_request
+from bistream.triton.model import DecoupledModel
+from bistream.triton.sender import BistreamAudioSender, ResponseSender
+from bistream.wire import COSYVOICE2_BISTREAM
+
+
+class TritonPythonModel(DecoupledModel):
+    """One instance: it owns the table of sessions."""
+
+    backend = pb_utils
+    contract = COSYVOICE2_BISTREAM
+
+    def open(self, config: RuntimeConfig) -> None:
+        from bistream.orchestrator import Orchestrator
+        from bistream.triton.bls_ports import bls_ports
+
+        self._orchestrator = Orchestrator(config, bls_ports(pb_utils))
+
+    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+        self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender))
+
+    def close(self) -> None:
+        self._orchestrator.close()

@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Fills the ${placeholders} of one config.pbtxt template; every placeholder must be given, and nothing else.
+
+    fill_template.py --out FILE TEMPLATE --set key=value ...     writes a finished file elsewhere (used by make_model_repo.py)
+    fill_template.py -i FILE key:value,key:value                 fills the file in place (the call form of NVIDIA's script)
+    fill_template.py FILE key:value,key:value                    prints the finished file
+
+A pair is split at its first colon, so values may hold colons; a comma or backslash inside a value is written \\, or \\\\.
+It needs nothing but Python; where tritonclient is installed, the result is also parsed as a ModelConfig.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+BARE_VALUE = re.compile(r"[A-Za-z0-9_.+-]+\Z")  # what may stand outside quotes: a number, a boolean, an enum
+
+
+class TemplateError(Exception):
+    """The template or the values are wrong; the message says what to change."""
+
+
+def placeholders(template: str) -> set[str]:
+    """Names of all placeholders outside comments."""
+    return set(PLACEHOLDER.findall(_without_comments(template)))
+
+
+def fill(template: str, values: Mapping[str, str], origin: str = "the template") -> str:
+    """The finished text. Raises ``TemplateError`` on an unknown or missing key, or when nothing is left to fill."""
+    wanted = placeholders(template)
+    if not wanted:
+        raise TemplateError(f"{origin} has no placeholder: it is filled already; start again from the template.")
+    unknown, missing = sorted(set(values) - wanted), sorted(wanted - set(values))
+    if unknown:
+        raise TemplateError(f"{origin} has no placeholder {', '.join(unknown)}; it has {', '.join(sorted(wanted))}.")
+    if missing:
+        raise TemplateError(f"{origin} needs a value for {', '.join(missing)}.")
+    lines = [_fill_line(line, values) for line in template.splitlines()]
+    text = "\n".join(lines) + "\n"
+    if "${" in _without_comments(text):
+        raise TemplateError(f"{origin} still holds '${{' after filling; a placeholder is written ${{name}}.")
+    check_model_config(text, origin)
+    return text
+
+
+def _fill_line(line: str, values: Mapping[str, str]) -> str:
+    code, comment = _split_comment(line)
+
+    def substitute(match: re.Match[str]) -> str:
+        quoted = _open_quote(code[: match.start()])
+        return _literal(match[1], values[match[1]], quoted)
+
+    return PLACEHOLDER.sub(substitute, code) + comment
+
+
+def _literal(name: str, value: str, quoted: bool) -> str:
+    if any(ord(character) < 32 for character in value):
+        raise TemplateError(f"The value of {name} holds a control character; remove it.")
+    if quoted:
+        return value.replace("\\", "\\\\").replace('"', '\\"')
+    if BARE_VALUE.match(value) is None:
+        raise TemplateError(f"The value of {name} is {value!r}; a number or a word is needed there.")
+    return value
+
+
+def _open_quote(text: str) -> bool:
+    """Whether ``text`` ends inside a string literal."""
+    return len(re.findall(r'(?<!\\)"', text)) % 2 == 1
+
+
+def _split_comment(line: str) -> tuple[str, str]:
+    """A line's code and its comment (from the first # outside quotes)."""
+    for position, character in enumerate(line):
+        if character == "#" and not _open_quote(line[:position]):
+            return line[:position], line[position:]
+    return line, ""
+
+
+def _without_comments(text: str) -> str:
+    return "\n".join(_split_comment(line)[0] for line in text.splitlines())
+
+
+def check_model_config(text: str, origin: str) -> None:
+    """Parse as Triton's ``ModelConfig`` where tritonclient is there; ``TemplateError`` with the parser's words."""
+    try:
+        from google.protobuf import text_format  # noqa: PLC0415  (optional: this script runs without it)
+        from tritonclient.grpc import model_config_pb2  # noqa: PLC0415
+    except ImportError:
+        return
+    try:
+        text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        raise TemplateError(f"{origin} does not give a valid model configuration: {error}.") from error
+
+
+def parse_pairs(text: str) -> dict[str, str]:
+    """``key:value,key:value`` with \\, and \\\\ inside values."""
+    return _collect((pair, ":") for pair in _split_unescaped(text) if pair)
+
+
+def _split_unescaped(text: str) -> list[str]:
+    parts = [""]
+    characters = iter(text)
+    for character in characters:
+        if character == "\\":
+            following = next(characters, "")
+            parts[-1] += following if following in ("\\", ",", ":") else "\\" + following
+        elif character == ",":
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _collect(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for pair, separator in pairs:
+        key, found, value = pair.partition(separator)
+        if not found or not key:
+            raise TemplateError(f"{pair!r} is not key{separator}value; a comma inside a value is written \\, in the key:value form.")
+        if key in values:
+            raise TemplateError(f"{key} is given twice.")
+        values[key] = value
+    return values
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, str]:
+    """``key=value`` items as they come from ``--set``; nothing is escaped."""
+    return _collect((setting, "=") for setting in settings)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="the template")
+    parser.add_argument("pairs", nargs="?", default="", help="key:value,key:value")
+    parser.add_argument("-i", "--in-place", action="store_true", help="write the result over FILE")
+    parser.add_argument("--out", type=Path, help="write the result to this file")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="one value; may be repeated")
+    options = parser.parse_args(arguments)
+    if options.in_place and options.out:
+        parser.error("give -i or --out, not both")
+    try:
+        values = _collect([(pair, ":") for pair in _split_unescaped(options.pairs) if pair] + [(item, "=") for item in options.settings])
+        text = fill(options.file.read_text(encoding="utf-8"), values, origin=str(options.file))
+        if options.in_place or options.out:
+            write_atomically(options.out or options.file, text)
+        else:
+            sys.stdout.write(text)
+    except (TemplateError, OSError, UnicodeDecodeError) as error:
+        print(f"fill_template.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

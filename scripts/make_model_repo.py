@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Writes a fresh model repository that tritonserver can load: templates/ filled, model_repo/ copied, swapped in by rename.
+
+    make_model_repo.py --model-dir CosyVoice2-0.5B --out build/model_repo --set max_sessions=128 --set cosyvoice2.decoupled_mode=False
+
+A value comes from --set MODEL.KEY=VALUE, else --set KEY=VALUE (every model that has this placeholder), else the profile,
+else templates/defaults.json (what only the server knows), else the default of bistream.config.RuntimeConfig.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bistream.config import RuntimeConfig
+from bistream.errors import BistreamError
+from scripts.fill_template import TemplateError, fill, parse_settings, placeholders
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
+# Which engine runs the language model; the models of the repository are the same in every profile.
+PROFILES: dict[str, dict[str, str]] = {"torch": {"engine": "torch"}, "tensorrt_llm": {"engine": "tensorrt_llm"}}
+
+
+class RepositoryError(Exception):
+    """The repository cannot be made; the message says what to change."""
+
+
+def model_names(root: Path = ROOT) -> list[str]:
+    """Models that have both a template and code."""
+    return sorted(path.parent.name for path in (root / "templates").glob("*/config.pbtxt"))
+
+
+def default_values(root: Path = ROOT) -> dict[str, str]:
+    """Default of every placeholder; ``model_dir`` has none."""
+    runtime = {field.name: _text(field.default) for field in dataclasses.fields(RuntimeConfig) if field.name != "model_dir"}
+    server = json.loads((root / "templates" / "defaults.json").read_text(encoding="utf-8"))
+    return {**runtime, **server}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def split_settings(settings: Mapping[str, str], models: Iterable[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Settings for all models, and settings of single models (``model.key``)."""
+    shared: dict[str, str] = {}
+    own: dict[str, dict[str, str]] = {model: {} for model in models}
+    for key, value in settings.items():
+        model, dot, name = key.partition(".")
+        if not dot:
+            shared[key] = value
+        elif model in own:
+            own[model][name] = value
+        else:
+            raise RepositoryError(f"--set {key}: no model {model} in the repository; there are {', '.join(sorted(own))}.")
+    return shared, own
+
+
+def model_values(models: Iterable[str], settings: Mapping[str, str], profile: str, root: Path = ROOT) -> dict[str, dict[str, str]]:
+    """The values of every model's placeholders. A setting that no template uses is an error."""
+    wanted = {model: placeholders(read_template(model, root)) for model in models}
+    shared, own = split_settings(settings, wanted)
+    unused = sorted(key for key in shared if not any(key in names for names in wanted.values()))
+    if unused:
+        raise RepositoryError(
+            f"--set {unused[0]}: no template has this placeholder; there are {', '.join(sorted(set().union(*wanted.values())))}."
+        )
+    base = {**default_values(root), **PROFILES[profile], **shared}
+    if not base.get("model_dir"):
+        raise RepositoryError("The model directory is not set; give --model-dir.")
+    values = {}
+    for model, names in wanted.items():
+        known = {key: value for key, value in base.items() if key in names}
+        values[model] = {**known, **own[model]}
+    return values
+
+
+def check_runtime_config(values: Mapping[str, str]) -> None:
+    """Refuse here what the model would refuse at load. Raises ``ConfigError``."""
+    fields = {field.name for field in dataclasses.fields(RuntimeConfig)}
+    RuntimeConfig.from_strings({key: value for key, value in values.items() if key in fields})
+
+
+def read_template(model: str, root: Path = ROOT) -> str:
+    path = root / "templates" / model / "config.pbtxt"
+    if not path.is_file():
+        raise RepositoryError(f"templates/{model}/config.pbtxt does not exist; models are {', '.join(model_names(root))}.")
+    return path.read_text(encoding="utf-8")
+
+
+def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) -> None:
+    """Write the repository next to ``out`` and swap it in. An existing ``out`` must be one that this script made."""
+    if out.exists():
+        check_generated(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = (out.with_name(f".{out.name}.{kind}.{os.getpid()}") for kind in ("new", "old"))
+    try:
+        for model, model_value in values.items():
+            write_model(fresh / model, model, model_value, root)
+        if out.exists():
+            out.rename(old)
+        fresh.rename(out)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_model(folder: Path, model: str, values: Mapping[str, str], root: Path) -> None:
+    check_runtime_config(values)
+    text = fill(read_template(model, root), values, origin=f"templates/{model}/config.pbtxt")
+    shutil.copytree(root / "model_repo" / model, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    summary = [f"#   {key} = {value}" for key, value in sorted(values.items())]
+    (folder / "config.pbtxt").write_text("\n".join([HEADER.format(model=model), *summary, text]), encoding="utf-8")
+
+
+def check_generated(out: Path) -> None:
+    """``RepositoryError`` unless everything in ``out`` was written by this script."""
+    for entry in sorted(out.iterdir()):
+        config = entry / "config.pbtxt"
+        if not config.is_file() or not config.read_text(encoding="utf-8").startswith(HEADER.format(model=entry.name)):
+            raise RepositoryError(f"{out} holds {entry.name}, which this script did not make; choose another --out or remove it.")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "model_repo", help="folder to write (default build/model_repo)")
+    parser.add_argument("--model-dir", help="the CosyVoice2-0.5B directory, or one made by scripts/make_checkpoint.py")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="torch", help="engine of the language model (default torch)")
+    parser.add_argument("--models", default="", help="only these, separated by commas (default all)")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="[MODEL.]KEY=VALUE", help="one value; may be repeated"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        settings = parse_settings(options.settings)
+        if options.model_dir:
+            settings["model_dir"] = str(Path(options.model_dir).resolve())
+        models = [name for name in options.models.split(",") if name] or model_names()
+        make(options.out, model_values(models, settings, options.profile))
+    except (RepositoryError, TemplateError, BistreamError, OSError) as error:
+        print(f"make_model_repo.py: {error}", file=sys.stderr)
+        return 1
+    print(f"made {options.out} with {', '.join(models)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

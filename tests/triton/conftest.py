@@ -1,0 +1,119 @@
+"""Real servers for the tests: one that streams, shared by most tests, and one whose ``cosyvoice2`` answers offline."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bistream.triton.server_process import ServerSettings, TritonServer
+from bistream.triton.supervisor import start_server
+from scripts.fill_template import placeholders
+from scripts.make_model_repo import make, model_names, model_values, read_template
+
+ROOT = Path(__file__).resolve().parents[2]
+TRITON_SERVER = Path(os.environ.get("TRITON_SERVER", ROOT / "build/triton/wheel/pytriton/tritonserver/bin/tritonserver"))
+TRITON_BACKENDS = Path(os.environ.get("TRITON_BACKENDS", ROOT / "build/triton/backends"))
+# Small enough that every limit can be reached by a test.
+LIMITS = {
+    "max_sessions": "6",
+    "cosyvoice2_bistream.max_sessions": "3",
+    "cosyvoice2_bistream.max_text_chars": "400",
+    "num_threads": "1",
+    "kv_cache_tokens": "16384",
+    "drain_timeout_s": "1",
+}
+PROBE_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 60.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.triton)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed() -> None:
+    assert TRITON_SERVER.is_file(), f"{TRITON_SERVER} does not exist; run: bash run.sh setup"
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Poll until ``condition`` holds; fails the test after ``WAIT_TIMEOUT_S``."""
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def server_settings(repository: Path, log_path: Path) -> ServerSettings:
+    return ServerSettings(
+        model_repository=repository,
+        executable=TRITON_SERVER,
+        backend_directory=TRITON_BACKENDS,
+        start_timeout_s=120.0,
+        drain_timeout_s=10.0,
+        log_path=log_path,
+    )
+
+
+def make_repository(folder: Path, model_dir: Path, models: list[str] | None = None, **settings: str) -> Path:
+    """``settings`` as for ``make_model_repo.py --set``, over ``LIMITS``."""
+    chosen = models or model_names()
+    limits = {key: value for key, value in LIMITS.items() if "." not in key or key.partition(".")[0] in chosen}
+    usable = {key: value for key, value in limits.items() if "." in key or any(key in placeholders(read_template(name)) for name in chosen)}
+    make(folder / "model_repo", model_values(chosen, {**usable, **settings, "model_dir": str(model_dir)}, "torch"))
+    return folder / "model_repo"
+
+
+def serve(folder: Path, model_dir: Path, **settings: str) -> Iterator[TritonServer]:
+    repository = make_repository(folder, model_dir, **settings)
+    server = start_server(server_settings(repository, folder / "server.log"), PROBE_TIMEOUT_S)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
+    """All models; ``cosyvoice2`` streams."""
+    yield from serve(tmp_path_factory.mktemp("streaming"), tiny_model_dir)
+
+
+@pytest.fixture(scope="module")
+def offline_server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
+    """All models; ``cosyvoice2`` answers once."""
+    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **{"cosyvoice2.decoupled_mode": "False"})
+
+
+@pytest.fixture(scope="session")
+def grpc_url(server: TritonServer) -> str:
+    return server.grpc_url
+
+
+@pytest.fixture(scope="session")
+def reference_wav() -> NDArray[np.float32]:
+    """A second of a voice-like sound, float32 [1, 16000]."""
+    time_s = np.arange(16000, dtype=np.float32) / 16000
+    tone = sum(np.sin(2 * np.pi * 120 * harmonic * time_s) / harmonic for harmonic in range(1, 6))
+    return (0.1 * np.asarray(tone, np.float32)).reshape(1, -1)
+
+
+@pytest.fixture(scope="session")
+def voice(reference_wav: NDArray[np.float32]) -> dict[str, Any]:
+    """The inputs that a start needs for its voice."""
+    return {"reference_wav": reference_wav, "reference_wav_len": reference_wav.size, "reference_text": "A reference."}
+
+
+@pytest.fixture
+def broken_model_dir(tmp_path: Path, tiny_model_dir: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny_model_dir, tmp_path / "broken"))

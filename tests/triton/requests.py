@@ -1,0 +1,137 @@
+"""A bare client for the tests: any tensors, right or wrong, on one gRPC stream, with everything that came back."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+
+from bistream.errors import BistreamError
+from bistream.triton.bls_ports import scalar_array, text_array
+from bistream.wire import parse_error
+
+ANSWER_TIMEOUT_S = 60.0
+DATATYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
+SCALAR_TYPES: dict[str, type[np.generic]] = {
+    "reference_wav_len": np.int32,
+    "is_start": np.bool_,
+    "is_end": np.bool_,
+    "is_cancel": np.bool_,
+    "finalize": np.bool_,
+    "seed": np.int64,
+    "temperature": np.float32,
+    "top_k": np.int32,
+    "top_p": np.float32,
+    "speed": np.float32,
+}
+
+
+@dataclass
+class Answer:
+    """All responses to one request. ``finals``: how many carried the final flag; ``last_is_empty``: the last one carried no data."""
+
+    request_id: str
+    outputs: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    error: BistreamError | None = None
+    finals: int = 0
+    last_is_empty: bool = False
+
+    @property
+    def code(self) -> str | None:
+        return self.error.code if self.error else None
+
+    @property
+    def waveform(self) -> NDArray[np.float32]:
+        chunks = [output["waveform"].reshape(-1) for output in self.outputs]
+        return np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
+
+
+def to_input(name: str, value: Any) -> triton.InferInput:
+    """Python values become tensors of the contract's shape; arrays are sent as they are, whatever they are."""
+    if isinstance(value, str | bytes):
+        array = text_array(value)
+    elif isinstance(value, np.ndarray):
+        array = value
+    else:
+        array = scalar_array(value, SCALAR_TYPES[name])
+    tensor = triton.InferInput(name, list(array.shape), DATATYPES[str(array.dtype)])
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+class Stream:
+    """One gRPC stream. ``send`` any number of requests; ``receive`` gathers until a request has its final response."""
+
+    def __init__(self, grpc_url: str) -> None:
+        self._client = triton.InferenceServerClient(grpc_url)
+        self._events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self._answers: dict[str, Answer] = {}
+        self._client.start_stream(callback=lambda result, error: self._events.put((result, error)))
+
+    def send(self, model: str, **values: Any) -> Answer:
+        answer = Answer(uuid.uuid4().hex)
+        self._answers[answer.request_id] = answer
+        inputs = [to_input(name, value) for name, value in values.items()]
+        self._client.async_stream_infer(model, inputs, request_id=answer.request_id, enable_empty_final_response=True)
+        return answer
+
+    def receive(self, answer: Answer) -> Answer:
+        """Wait for the final response of this request."""
+        while not answer.finals:
+            self.receive_one(answer)
+        return answer
+
+    def receive_one(self, blamed: Answer) -> None:
+        """Take the next response. tritonclient drops the id of an error: it is taken for an answer to ``blamed``."""
+        result, error = self._events.get(timeout=ANSWER_TIMEOUT_S)
+        if error is not None:
+            blamed.error = parse_error(error.message())
+            return
+        response = result.get_response()
+        answer = self._answers[response.id]
+        outputs = {output.name: result.as_numpy(output.name) for output in response.outputs}
+        if outputs:
+            answer.outputs.append(outputs)
+        answer.last_is_empty = not outputs
+        answer.finals += response.parameters["triton_final_response"].bool_param
+
+    def receive_error(self, answer: Answer) -> Answer:
+        """Wait for an error that comes together with the final flag, which tritonclient hides."""
+        while answer.error is None and not answer.finals:
+            self.receive_one(answer)
+        return answer
+
+    def receive_audio(self, answer: Answer) -> None:
+        """Wait for one more response with data."""
+        count = len(answer.outputs)
+        while len(answer.outputs) == count:
+            assert answer.finals == 0 and answer.error is None, f"the session ended: {answer.error}"
+            self.receive_one(answer)
+
+    def drop(self) -> None:
+        """What the server sees when a client dies."""
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close in peace when nothing is under way: a stream cancelled in the moment of an answer keeps the model from unloading."""
+        if all(answer.finals or answer.error for answer in self._answers.values()):
+            self._client.stop_stream()
+            self._client.close()
+        else:
+            self.drop()
+
+
+def ask(grpc_url: str, model: str, **values: Any) -> Answer:
+    """One request on a stream of its own."""
+    with Stream(grpc_url) as stream:
+        return stream.receive(stream.send(model, **values))

@@ -1,0 +1,142 @@
+"""Every wrong request is answered with a clear error and one final response, and the server keeps serving."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bistream.errors import ERRORS_BY_CODE
+from tests.triton.requests import Answer, Stream, ask
+
+MODEL = "cosyvoice2_bistream"
+SPEAKABLE: dict[str, Any] = {"target_text": "Hello."}
+
+
+def silence(samples: int) -> dict[str, Any]:
+    return {"reference_wav": np.full((1, samples), 0.01, np.float32), "reference_text": "Silence."}
+
+
+def with_sample(value: float) -> dict[str, Any]:
+    recording = np.full((1, 16000), 0.01, np.float32)
+    recording[0, 123] = value
+    return {"reference_wav": recording, "reference_text": "Broken."}
+
+
+BAD_VOICES: dict[str, tuple[dict[str, Any], str]] = {
+    "no voice at all": ({}, "INVALID_INPUT"),
+    "0 samples": (silence(0), "INVALID_INPUT"),
+    "under 0.5 s": (silence(7999), "INVALID_INPUT"),
+    "over 30 s": (silence(30 * 16000 + 1), "INVALID_INPUT"),
+    "NaN": (with_sample(np.nan), "INVALID_INPUT"),
+    "infinity": (with_sample(np.inf), "INVALID_INPUT"),
+    "length beyond the recording": ({**silence(16000), "reference_wav_len": 16001}, "INVALID_INPUT"),
+    "length 0": ({**silence(16000), "reference_wav_len": 0}, "INVALID_INPUT"),
+    "negative length": ({**silence(16000), "reference_wav_len": -5}, "INVALID_INPUT"),
+    "length cuts below 0.5 s": ({**silence(16000), "reference_wav_len": 100}, "INVALID_INPUT"),
+    "no transcript": ({"reference_wav": silence(16000)["reference_wav"]}, "INVALID_INPUT"),
+    "empty transcript": ({**silence(16000), "reference_text": ""}, "INVALID_INPUT"),
+    "transcript is not UTF-8": ({**silence(16000), "reference_text": b"\xff\xfe"}, "INVALID_INPUT"),
+    "unknown speaker": ({"speaker_id": "nobody"}, "UNKNOWN_SPEAKER"),
+    "speaker_id is a path": ({"speaker_id": "../etc/passwd"}, "INVALID_INPUT"),
+}
+BAD_REQUESTS: dict[str, dict[str, Any]] = {
+    "empty text and no more to come": {"target_text": ""},
+    "blank text and no more to come": {"target_text": " \n "},
+    "no text at all": {"is_end": True},
+    "text over the limit": {"target_text": "x" * 401},
+    "invalid UTF-8 at the end": {"target_text": b"Hello \xe4\xbd"},
+    "invalid UTF-8": {"target_text": b"Hello \xff world."},
+    "temperature below 0": {**SPEAKABLE, "temperature": -1.0},
+    "temperature is NaN": {**SPEAKABLE, "temperature": float("nan")},
+    "top_k 0": {**SPEAKABLE, "top_k": 0},
+    "top_p 0": {**SPEAKABLE, "top_p": 0.0},
+    "top_p above 1": {**SPEAKABLE, "top_p": 1.5},
+    "speed 0": {**SPEAKABLE, "speed": 0.0},
+    "session_id with a blank": {**SPEAKABLE, "session_id": "a b"},
+    "empty session_id": {**SPEAKABLE, "session_id": ""},
+    "a start that wants more text but has no session_id": {**SPEAKABLE, "is_end": False},
+    "an append without session_id": {**SPEAKABLE, "is_start": False},
+    "a cancel without session_id": {"is_cancel": True},
+}
+# Refused by Triton before the model sees them.
+MISSHAPEN: dict[str, dict[str, Any]] = {
+    "recording as float64": {**SPEAKABLE, "reference_wav": np.zeros((1, 16000), np.float64)},
+    "recording as int32": {**SPEAKABLE, "reference_wav": np.zeros((1, 16000), np.int32)},
+    "recording of rank 1": {**SPEAKABLE, "reference_wav": np.zeros(16000, np.float32)},
+    "two channels": {**SPEAKABLE, "reference_wav": np.zeros((2, 16000), np.float32)},
+    "text as a number": {"target_text": np.zeros((1, 1), np.int32)},
+    "length as a float": {**SPEAKABLE, "reference_wav_len": np.ones((1, 1), np.float32)},
+    "an unknown input": {**SPEAKABLE, "volume": np.ones((1, 1), np.float32)},
+}
+
+
+def check_refusal(answer: Answer, code: str) -> None:
+    assert answer.error is not None
+    assert answer.code == code, answer.error.sentence
+    assert not answer.outputs and answer.finals == 1 and answer.last_is_empty
+    check_sentence(answer.error.sentence)
+
+
+def check_sentence(sentence: str) -> None:
+    """One that tells what to do and gives nothing of the server away."""
+    assert sentence and "\n" not in sentence
+    assert not re.search(r"Traceback|\.py|(?<!\w)/\w+/", sentence), sentence
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _serves_afterwards(grpc_url: str, voice: dict[str, Any]) -> Any:
+    yield
+    answer = ask(grpc_url, MODEL, **SPEAKABLE, **voice)
+    assert answer.error is None and answer.waveform.size > 0
+
+
+@pytest.mark.parametrize("name", BAD_VOICES)
+def test_a_bad_voice_is_refused(grpc_url: str, name: str) -> None:
+    values, code = BAD_VOICES[name]
+    check_refusal(ask(grpc_url, MODEL, **SPEAKABLE, **values), code)
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+def test_a_bad_request_is_refused(grpc_url: str, voice: dict[str, Any], name: str) -> None:
+    check_refusal(ask(grpc_url, MODEL, **voice, **BAD_REQUESTS[name]), "INVALID_INPUT")
+
+
+@pytest.mark.parametrize("name", MISSHAPEN)
+def test_wrong_types_and_shapes_are_refused(grpc_url: str, name: str) -> None:
+    with Stream(grpc_url) as stream:
+        answer = stream.receive_error(stream.send(MODEL, **MISSHAPEN[name]))
+    assert answer.error is not None and not answer.outputs
+    assert answer.error.code not in ERRORS_BY_CODE  # Triton's own words, which name the input
+    assert "/" not in answer.error.sentence
+
+
+def test_an_append_to_an_unknown_session_is_refused(grpc_url: str) -> None:
+    for values in ({"is_start": False, "is_end": False}, {"is_start": False, "is_end": True}):
+        check_refusal(ask(grpc_url, MODEL, session_id="never-started", target_text="Hello.", **values), "UNKNOWN_SESSION")
+
+
+def test_an_append_over_the_limit_leaves_the_session_as_it_was(grpc_url: str, voice: dict[str, Any]) -> None:
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text="Short", is_end=False, **voice)
+        too_long = stream.send(MODEL, session_id=session_id, target_text="x" * 400, is_start=False, is_end=False)
+        stream.receive(too_long)
+        # tritonclient hides whose error it is: it was taken for the one that was waited for
+        assert too_long.code == "INVALID_INPUT" and too_long.error is not None and too_long.error.session_id == session_id
+        stream.send(MODEL, session_id=session_id, target_text=".", is_start=False, is_end=True)
+        stream.receive(start)
+    assert start.error is None and start.waveform.size > 0
+
+
+def test_invalid_utf8_across_pieces_is_refused_at_the_end(grpc_url: str, voice: dict[str, Any]) -> None:
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text=b"Hello \xe4\xbd", is_end=False, **voice)
+        end = stream.receive(stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True))
+        assert end.code == "INVALID_INPUT"
+        stream.send(MODEL, session_id=session_id, is_cancel=True)  # an error on an append leaves the session as it was
+        assert stream.receive(start).code == "CANCELLED"

@@ -1,0 +1,179 @@
+"""Sessions of ``cosyvoice2_bistream`` through the real server: text in pieces, audio in chunks, every way a session can end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from bistream.rates import SAMPLES_PER_TOKEN
+from tests.triton.conftest import ROOT, wait_for
+from tests.triton.requests import Answer, Stream, ask
+
+MODEL = "cosyvoice2_bistream"
+Voice = dict[str, Any]
+
+
+def check_audio(answer: Answer, characters: int) -> None:
+    """The whole of a session that ended well."""
+    assert answer.error is None
+    assert answer.finals == 1 and answer.last_is_empty
+    assert [int(output["sequence_number"][0, 0]) for output in answer.outputs] == list(range(len(answer.outputs)))
+    consumed = [int(output["text_consumed"][0, 0]) for output in answer.outputs]
+    assert consumed == sorted(consumed) and consumed[-1] == characters
+    assert all(output["waveform"].ndim == 2 and output["waveform"].dtype == np.float32 for output in answer.outputs)
+    waveform = answer.waveform
+    assert waveform.size > 0 and waveform.size % SAMPLES_PER_TOKEN == 0
+    assert np.isfinite(waveform).all() and 0.0 < np.abs(waveform).max() <= 0.99
+
+
+def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
+    text = "Good morning."
+    check_audio(ask(grpc_url, MODEL, target_text=text, **voice), len(text))
+
+
+def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> None:
+    first, second = (ask(grpc_url, MODEL, target_text="Twice.", seed=7, **voice).waveform for _ in range(2))
+    other = ask(grpc_url, MODEL, target_text="Twice.", seed=8, **voice).waveform
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) -> None:
+    pieces = ["The first words of a text are enough to begin with, ", "the r", "est may come l", "ater. 再见", "。"]
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text=pieces[0], is_end=False, **voice)
+        stream.receive_audio(start)  # before the rest of the text exists
+        for piece in pieces[1:]:
+            accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=False))
+            assert accepted.error is None and accepted.last_is_empty and not accepted.outputs
+        ended = stream.receive(stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True))
+        assert ended.error is None
+        check_audio(stream.receive(start), len("".join(pieces)))
+
+
+def test_a_character_may_be_cut_between_pieces(grpc_url: str, voice: Voice) -> None:
+    text = "你好世界".encode()
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text=text[:4], is_end=False, **voice)
+        stream.receive(stream.send(MODEL, session_id=session_id, target_text=text[4:], is_start=False, is_end=True))
+        check_audio(stream.receive(start), 4)
+
+
+def test_sessions_at_the_same_time_do_not_mix(grpc_url: str, voice: Voice) -> None:
+    texts = ["One.", "Two two.", "Three three three."]
+    alone = [ask(grpc_url, MODEL, target_text=text, **voice).waveform for text in texts]
+    streams = [Stream(grpc_url) for _ in texts]
+    try:
+        starts = [stream.send(MODEL, target_text=text, **voice) for stream, text in zip(streams, texts, strict=True)]
+        together = [stream.receive(start) for stream, start in zip(streams, starts, strict=True)]
+    finally:
+        for stream in streams:
+            stream.drop()
+    for one, other, text in zip(alone, together, texts, strict=True):
+        check_audio(other, len(text))
+        assert one.shape == other.waveform.shape
+
+
+def test_cancel_ends_the_session_at_once(grpc_url: str, voice: Voice) -> None:
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text="A long text that nobody wants to hear. " * 8, is_end=False, **voice)
+        stream.receive_audio(start)
+        cancel = stream.send(MODEL, session_id=session_id, is_cancel=True)
+        stream.receive(start)
+        assert start.code == "CANCELLED" and start.finals == 1 and start.last_is_empty
+        assert stream.receive(cancel).error is None
+        append = stream.receive(stream.send(MODEL, session_id=session_id, target_text="more", is_start=False, is_end=False))
+        assert append.code == "UNKNOWN_SESSION"
+
+
+def test_a_dropped_stream_frees_the_session(grpc_url: str, voice: Voice) -> None:
+    """The server of the tests takes three sessions: were one kept, the last of these starts would be refused."""
+    for _ in range(4):
+        stream = Stream(grpc_url)
+        start = stream.send(MODEL, session_id=uuid.uuid4().hex, target_text="Nobody hears the rest of this. ", is_end=False, **voice)
+        stream.receive_audio(start)
+        stream.drop()
+    deadline = time.monotonic() + 20.0
+    answer = ask(grpc_url, MODEL, target_text="Next.", **voice)
+    while answer.code == "BUSY" and time.monotonic() < deadline:
+        answer = ask(grpc_url, MODEL, target_text="Next.", **voice)
+    check_audio(answer, len("Next."))
+
+
+def test_too_many_sessions_are_refused_and_the_others_go_on(grpc_url: str, voice: Voice) -> None:
+    streams = [Stream(grpc_url) for _ in range(3)]
+    try:
+        ids = [uuid.uuid4().hex for _ in streams]
+        starts = [
+            stream.send(MODEL, session_id=session_id, target_text="Wait", is_end=False, **voice)
+            for stream, session_id in zip(streams, ids, strict=True)
+        ]
+        # Requests of different streams are not ordered: each session is known to exist once it accepts text.
+        for stream, session_id in zip(streams, ids, strict=True):
+            accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text="ing.", is_start=False, is_end=False))
+            assert accepted.error is None
+        refused = ask(grpc_url, MODEL, target_text="No room.", **voice)
+        assert refused.code == "BUSY" and refused.error is not None and refused.error.retryable
+        for stream, session_id, start in zip(streams, ids, starts, strict=True):
+            stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True)
+            check_audio(stream.receive(start), len("Waiting."))
+    finally:
+        for stream in streams:
+            stream.drop()
+
+
+def test_a_live_session_cannot_be_started_again(grpc_url: str, voice: Voice) -> None:
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text="Once", is_end=False, **voice)
+        again = ask(grpc_url, MODEL, session_id=session_id, target_text="Once", **voice)
+        assert again.code == "SESSION_EXISTS" and again.error is not None and again.error.session_id == session_id
+        stream.send(MODEL, session_id=session_id, target_text=".", is_start=False, is_end=True)
+        check_audio(stream.receive(start), len("Once."))
+    finished = ask(grpc_url, MODEL, session_id=session_id, target_text="more", is_start=False)
+    assert finished.code == "UNKNOWN_SESSION"
+
+
+def test_a_client_that_is_killed_frees_its_session(grpc_url: str, voice: Voice, tmp_path: Path) -> None:
+    """The real client, ended with SIGKILL while it is being spoken to; all three places of the server are free afterwards."""
+    recording = tmp_path / "voice.wav"
+    soundfile.write(recording, voice["reference_wav"][0], 16000)
+    for number in range(3):
+        wav = tmp_path / f"{number}.wav"
+        command = [sys.executable, str(ROOT / "client/client_grpc.py"), "--server", grpc_url, "--stdin", "--output", str(wav)]
+        command += ["--reference-audio", str(recording), "--reference-text", voice["reference_text"]]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as client:
+            try:
+                assert client.stdin is not None
+                client.stdin.write(b"The client will not live to hear the end of this text. ")
+                client.stdin.flush()
+                wait_for(lambda wav=wav: wav.is_file() and wav.stat().st_size > 1000, "the first audio")
+            finally:
+                client.kill()
+    streams = [Stream(grpc_url) for _ in range(3)]
+    try:
+        for stream in streams:
+            wait_for(lambda stream=stream: holds_a_session(stream, voice), "a place to become free")
+    finally:
+        for stream in streams:
+            stream.drop()
+
+
+def holds_a_session(stream: Stream, voice: Voice) -> bool:
+    """Start a session and leave it open; false when the server is full."""
+    session_id = uuid.uuid4().hex
+    start = stream.send(MODEL, session_id=session_id, target_text="Here.", is_end=False, **voice)
+    accepted = stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=False)
+    stream.receive(accepted)
+    assert accepted.code in (None, "BUSY", "UNKNOWN_SESSION")
+    return accepted.error is None and start.error is None

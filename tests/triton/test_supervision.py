@@ -1,0 +1,138 @@
+"""What happens when something breaks: models that cannot load, model processes that die, and nothing left behind afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bistream.triton.host import SHARED_MEMORY, ServerError, remove_abandoned_shared_memory
+from bistream.triton.supervisor import start_server
+from tests.triton.conftest import (
+    PROBE_TIMEOUT_S,
+    ROOT,
+    TRITON_BACKENDS,
+    TRITON_SERVER,
+    WAIT_TIMEOUT_S,
+    make_repository,
+    server_settings,
+    wait_for,
+)
+
+
+def processes_with(word: str) -> list[int]:
+    """Ids of the processes that have ``word`` in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def shared_memory_of(keeper: int) -> list[Path]:
+    return list(SHARED_MEMORY.glob(f"bistream_{keeper}_*"))
+
+
+def serve_command(repository: Path, *arguments: str) -> list[str]:
+    return [
+        sys.executable,
+        str(ROOT / "scripts/serve.py"),
+        *("--model-repository", str(repository)),
+        *("--tritonserver", str(TRITON_SERVER)),
+        *("--backend-directory", str(TRITON_BACKENDS)),
+        *("--log-file", str(repository.parent / "server.log")),
+        "--free-ports",
+        *arguments,
+    ]
+
+
+def refusal(tmp_path: Path, model_dir: Path, models: list[str]) -> str:
+    repository = make_repository(tmp_path, model_dir, models)
+    with pytest.raises(ServerError) as failure:
+        start_server(server_settings(repository, tmp_path / "server.log"), PROBE_TIMEOUT_S)
+    assert processes_with(str(repository)) == []
+    return str(failure.value)
+
+
+def reason_of(message: str, model: str) -> str:
+    lines = [line for line in message.splitlines() if line.startswith(f"Model {model} refused to load: ")]
+    assert len(lines) == 1, message
+    reason = lines[0].partition(": ")[2]
+    assert ".py" not in reason and reason.endswith(".")
+    return reason
+
+
+def test_missing_and_truncated_files_are_named(tmp_path: Path, broken_model_dir: Path) -> None:
+    (broken_model_dir / "hift.pt").unlink()
+    (broken_model_dir / "campplus.onnx").unlink()
+    weights = (broken_model_dir / "llm.pt").read_bytes()
+    (broken_model_dir / "llm.pt").write_bytes(weights[: len(weights) // 2])
+    message = refusal(tmp_path, broken_model_dir, ["llm_bistream", "token2wav", "speaker_embedding"])
+    for model, file_name in (("llm_bistream", "llm.pt"), ("token2wav", "hift.pt"), ("speaker_embedding", "campplus.onnx")):
+        reason = reason_of(message, model)
+        assert reason.startswith("CHECKPOINT_ERROR: ") and file_name in reason
+
+
+def test_a_yaml_that_does_not_fit_the_weights_is_refused(tmp_path: Path, broken_model_dir: Path) -> None:
+    path = broken_model_dir / "cosyvoice2.yaml"
+    text = path.read_text(encoding="utf-8")
+    changed = text.replace("base_channels: ", "base_channels: 2")  # the digits that follow make it another number
+    assert changed != text
+    path.write_text(changed, encoding="utf-8")
+    reason = reason_of(refusal(tmp_path, broken_model_dir, ["token2wav"]), "token2wav")
+    assert reason.startswith("CHECKPOINT_ERROR: ") and "hift.pt" in reason and "shape" in reason
+
+
+def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
+    repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
+    ready = tmp_path / "ready.json"
+    command = serve_command(repository, "--ready-file", str(ready), "--drain-timeout-s", "10")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
+        try:
+            wait_for(ready.exists, "the first start")
+            first = json.loads(ready.read_text(encoding="utf-8"))
+            ready.unlink()
+            stubs = [pid for pid in processes_with(f"{repository}/speaker_embedding") if pid != keeper.pid]
+            assert len(stubs) == 1
+            os.kill(stubs[0], signal.SIGKILL)
+            wait_for(ready.exists, "the restart")
+            assert json.loads(ready.read_text(encoding="utf-8"))["grpc"] != first["grpc"]
+            assert len(shared_memory_of(keeper.pid)) == 1
+        finally:
+            keeper.terminate()
+            _, errors = keeper.communicate(timeout=WAIT_TIMEOUT_S)
+    assert keeper.returncode == 0
+    assert "The process of a model has died" in errors
+    assert processes_with(str(repository)) == [] and shared_memory_of(keeper.pid) == []
+
+
+def test_a_command_beside_the_server_gives_its_exit_code(tmp_path: Path, tiny_model_dir: Path) -> None:
+    repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
+    program = "import sys; print('asked', sys.argv[1]); sys.exit(7)"
+    command = serve_command(repository, "--", sys.executable, "-c", program, "{grpc}")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_TIMEOUT_S)
+    assert result.returncode == 7
+    assert result.stdout.startswith("asked 127.0.0.1:")
+    assert processes_with(str(repository)) == []
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, tiny_model_dir: Path) -> None:
+    repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
+    ready = tmp_path / "ready.json"
+    command = serve_command(repository, "--ready-file", str(ready))
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as keeper:
+        try:
+            wait_for(ready.exists, "the start")
+        finally:
+            keeper.kill()
+    wait_for(lambda: processes_with(str(repository)) == [], "the end of the server and its models")
+    remove_abandoned_shared_memory()
+    assert shared_memory_of(keeper.pid) == []

@@ -1,0 +1,197 @@
+"""The ports over BLS: what they send fits the contract, and every answer and error comes back as what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import BistreamError, BusyError, EngineError, InvalidInputError, SessionTimeoutError, UnknownSessionError
+from bistream.ports import Ports
+from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav import Token2WavHop
+from bistream.triton.bls_ports import bls_ports, speech_error_arrays, speech_token_arrays, speech_tokens
+from bistream.triton.inputs import RequestInputs, language_model_start, read_sampling, voice_prompt
+from bistream.types import FinishReason, Sampling, SpeechTokens, VoicePrompt
+from bistream.wire import CONTRACTS, LLM_BISTREAM, TOKEN2WAV, format_error
+from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeRequest, FakeResponse, error_response, response
+
+CONTRACT = {contract.name: contract for contract in CONTRACTS}
+WIRE_TYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32"}
+PROMPT = VoicePrompt("said", np.arange(3, dtype=np.int32), np.ones((6, 80), np.float32), np.ones(192, np.float32))
+EMPTY_PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
+FINAL = FakeResponse()
+
+
+def ports(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, FakePbUtils]:
+    backend = FakePbUtils(answer)
+    return bls_ports(backend), backend
+
+
+def check_fits(model: str, arrays: Arrays) -> None:
+    """Triton would refuse anything else."""
+    specs = {spec.name: spec for spec in CONTRACT[model].inputs}
+    for name, array in arrays.items():
+        spec = specs[name]
+        assert WIRE_TYPES[str(array.dtype)] == spec.datatype
+        assert len(array.shape) == len(spec.dims)
+        assert all(wanted in (-1, found) for found, wanted in zip(array.shape, spec.dims, strict=True))
+        assert array.size > 0
+    assert all(spec.optional or spec.name in arrays for spec in specs.values())
+
+
+def start(**changes: Any) -> LanguageModelStart:
+    values = {"session_id": "s", "text": b"Hi", "is_end": False, "prompt_text": "said", "prompt_speech_tokens": PROMPT.speech_tokens}
+    return LanguageModelStart(**{**values, "sampling": Sampling(seed=3, top_k=4), **changes})
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, 6560), max_size=20),
+    st.integers(0, 4000),
+    st.one_of(st.none(), st.sampled_from([FinishReason.EOS, FinishReason.LENGTH, FinishReason.CANCELLED])),
+)
+def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int, reason: FinishReason | None) -> None:
+    message = SpeechTokens(tuple(token_ids), text_consumed, reason)
+    assert speech_tokens(speech_token_arrays(message)) == message
+
+
+def test_an_error_in_the_outputs_survives_the_hop() -> None:
+    with pytest.raises(SessionTimeoutError) as failure:
+        speech_tokens(speech_error_arrays(SessionTimeoutError("Nothing came für 30 s.", "s")))
+    assert (failure.value.sentence, failure.value.session_id) == ("Nothing came für 30 s.", "s")
+
+
+def test_the_outputs_are_those_of_the_contract() -> None:
+    names = {spec.name for spec in LLM_BISTREAM.outputs}
+    assert set(speech_token_arrays(SpeechTokens((1,)))) == set(speech_error_arrays(BusyError("x"))) == names
+
+
+@pytest.mark.parametrize("prompt_speech_tokens", [PROMPT.speech_tokens, EMPTY_PROMPT.speech_tokens])
+def test_a_start_is_read_as_it_was_sent(prompt_speech_tokens: Any) -> None:
+    messages = [SpeechTokens((1, 2), 3), SpeechTokens((4,), 5, FinishReason.EOS)]
+    speaking, backend = ports(lambda model, arrays: [*(response(**speech_token_arrays(message)) for message in messages), FINAL])
+    sent = start(prompt_speech_tokens=prompt_speech_tokens)
+    assert list(speaking.language_model.stream(sent)) == messages
+    ((model, arrays),) = backend.calls
+    check_fits(model, arrays)
+    read = language_model_start(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM))
+    assert read.prompt_speech_tokens.tolist() == sent.prompt_speech_tokens.tolist()
+    assert (read.session_id, read.text, read.is_end, read.prompt_text, read.sampling) == ("s", b"Hi", False, "said", sent.sampling)
+
+
+@pytest.mark.parametrize("last", [SpeechTokens((), 5, FinishReason.EOS), None])
+def test_a_caller_that_stops_at_the_last_message_leaves_nothing_unfinished(last: SpeechTokens | None) -> None:
+    """An iterator that is given up before its end keeps both models from ever unloading."""
+    outputs = speech_token_arrays(last) if last else speech_error_arrays(BusyError("Full."))
+    speaking, backend = ports(lambda model, arrays: [response(**speech_token_arrays(SpeechTokens((1,)))), response(**outputs), FINAL])
+    messages = speaking.language_model.stream(start())
+    assert next(messages) == SpeechTokens((1,)) and backend.unfinished == 1
+    if last:
+        assert next(messages) == last
+    else:
+        with pytest.raises(BusyError):
+            next(messages)
+    assert backend.unfinished == 0
+
+
+def test_the_first_error_ends_the_stream_without_asking_for_more() -> None:
+    speaking, _ = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
+    with pytest.raises(BusyError, match="Full") as failure:
+        next(speaking.language_model.stream(start()))
+    assert failure.value.session_id == "s" and failure.value.retryable
+
+
+def test_words_of_triton_itself_are_still_an_error() -> None:
+    speaking, _ = ports(lambda model, arrays: [error_response("Stub process 'llm_bistream_0_0' is not healthy.")])
+    with pytest.raises(BistreamError, match="not healthy"):
+        speaking.language_model.append("s", b"x", False)
+
+
+@pytest.mark.parametrize("is_end", [True, False])
+def test_append_and_cancel_wait_until_they_are_accepted(is_end: bool) -> None:
+    speaking, backend = ports(lambda model, arrays: [FINAL])
+    speaking.language_model.append("s", b"\xe4", is_end)
+    speaking.language_model.cancel("s")
+    speaking.token2wav.cancel("s")
+    for model, arrays in backend.calls:
+        check_fits(model, arrays)
+    append, cancel, other = (arrays for _, arrays in backend.calls)
+    assert append["text"][0, 0] == b"\xe4" and bool(append["is_end"][0, 0]) == is_end and not append["is_start"][0, 0]
+    assert cancel["is_cancel"][0, 0] and other["is_cancel"][0, 0]
+
+
+def test_cancelling_what_is_gone_is_no_error() -> None:
+    speaking, _ = ports(lambda model, arrays: [error_response(format_error(UnknownSessionError("Gone.")))])
+    speaking.language_model.cancel("s")
+    speaking.token2wav.cancel("s")
+    with pytest.raises(UnknownSessionError):
+        speaking.language_model.append("s", b"", True)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, EMPTY_PROMPT, None])
+@pytest.mark.parametrize("token_ids", [(), (5, 6)])
+def test_a_hop_is_read_as_it_was_sent(prompt: VoicePrompt | None, token_ids: tuple[int, ...]) -> None:
+    speaking, backend = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32)), FINAL])
+    hop = Token2WavHop("s", token_ids, finalize=True, prompt=prompt, seed=9, playback_buffer_s=0.5)
+    assert speaking.token2wav.hop(hop).tolist() == [0, 1, 2, 3]
+    ((model, arrays),) = backend.calls
+    check_fits(model, arrays)
+    read = RequestInputs(backend, FakeRequest(**arrays), TOKEN2WAV)
+    assert tuple(read.integers("target_speech_tokens").tolist()) == token_ids
+    assert (read.flag("finalize", False), read.integer("seed"), read.number("playback_buffer_s")) == (True, 9, 0.5)
+    voice = voice_prompt(read)
+    assert (voice is None) == (prompt is None)
+    if voice is not None and prompt is not None:
+        assert np.array_equal(voice.speech_feat, prompt.speech_feat) and np.array_equal(voice.speech_tokens, prompt.speech_tokens)
+
+
+def test_synthesis_carries_speed_and_no_session() -> None:
+    speaking, backend = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32)), FINAL])
+    assert speaking.token2wav.synthesize([1, 2], PROMPT, seed=4, speed=1.25).shape == (2,)
+    ((model, arrays),) = backend.calls
+    check_fits(model, arrays)
+    assert "session_id" not in arrays and arrays["speed"][0, 0] == np.float32(1.25)
+
+
+def test_a_request_without_an_answer_is_an_engine_error() -> None:
+    speaking, _ = ports(lambda model, arrays: [FINAL])
+    with pytest.raises(EngineError):
+        speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False))
+
+
+def test_voice_models_are_asked_once_each() -> None:
+    answers = {
+        "audio_tokenizer": {"prompt_speech_tokens": np.arange(5, dtype=np.int32)},
+        "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32)},
+    }
+    speaking, backend = ports(lambda model, arrays: [response(**answers[model])])
+    wav = np.ones(16000, np.float32)
+    assert speaking.voice.prompt_speech_tokens(wav).tolist() == [0, 1, 2, 3, 4]
+    assert speaking.voice.speaker_embedding(wav).shape == (192,)
+    for model, arrays in backend.calls:
+        check_fits(model, arrays)
+
+
+def test_answers_do_not_point_into_shared_memory() -> None:
+    shared = np.zeros(4, np.float32)
+    speaking, _ = ports(lambda model, arrays: [response(waveform=shared), FINAL])
+    assert not np.shares_memory(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)), shared)
+
+
+def test_a_voice_model_that_refuses_raises_its_error() -> None:
+    speaking, _ = ports(lambda model, arrays: [error_response("INVALID_INPUT: Too short.")])
+    with pytest.raises(InvalidInputError, match="Too short"):
+        speaking.voice.speaker_embedding(np.ones(4, np.float32))
+
+
+def test_sampling_defaults_are_left_to_the_checkpoint() -> None:
+    speaking, backend = ports(lambda model, arrays: [FINAL])
+    list(speaking.language_model.stream(start(sampling=Sampling())))
+    ((_, arrays),) = backend.calls
+    assert "top_k" not in arrays and "top_p" not in arrays
+    assert read_sampling(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM)) == Sampling()

@@ -1,0 +1,108 @@
+"""Requests are read by the wire contract; whatever does not fit it is one sentence for the client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bistream.errors import InvalidInputError
+from bistream.ports import BistreamRequest
+from bistream.triton.inputs import RequestInputs, bistream_request, language_model_start, upstream_request, voice_prompt
+from bistream.types import Sampling
+from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
+from tests.unit.triton.fakes import FakePbUtils, FakeRequest, text
+
+
+def inputs(contract: ModelContract, **arrays: Any) -> RequestInputs:
+    return RequestInputs(FakePbUtils(), FakeRequest(**arrays), contract)
+
+
+def one(value: Any, dtype: type) -> Any:
+    return np.array([[value]], dtype)
+
+
+def test_absent_inputs_keep_the_defaults() -> None:
+    assert bistream_request(inputs(COSYVOICE2_BISTREAM)) == BistreamRequest()
+
+
+def test_all_inputs_of_a_session_arrive() -> None:
+    wav = np.linspace(-1, 1, 8, dtype=np.float32).reshape(1, -1)
+    request = bistream_request(
+        inputs(
+            COSYVOICE2_BISTREAM,
+            target_text=text(b"\xe4\xbd"),
+            reference_wav=wav,
+            reference_wav_len=one(6, np.int32),
+            reference_text=text("said"),
+            session_id=text("a.b:c-1"),
+            is_start=one(True, np.bool_),
+            is_end=one(False, np.bool_),
+            is_cancel=one(False, np.bool_),
+            seed=one(2**40, np.int64),
+            temperature=one(0.5, np.float32),
+            top_k=one(3, np.int32),
+            top_p=one(0.25, np.float32),
+            speed=one(1.5, np.float32),
+        )
+    )
+    assert request.target_text == b"\xe4\xbd"  # not decoded: a piece may end inside a character
+    assert request.reference_wav is not None and request.reference_wav.shape == (8,)
+    assert not np.shares_memory(request.reference_wav, wav)
+    assert (request.reference_wav_len, request.reference_text, request.session_id) == (6, b"said", "a.b:c-1")
+    assert (request.is_start, request.is_end, request.is_cancel, request.speed) == (True, False, False, 1.5)
+    assert request.sampling == Sampling(seed=2**40, temperature=0.5, top_k=3, top_p=0.25)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"is_end": one(1, np.int32)},
+        {"is_end": np.array([True])},
+        {"seed": one(1, np.int32)},
+        {"reference_wav": np.zeros(8, np.float32)},
+        {"reference_wav": np.zeros((2, 8), np.float32)},
+        {"reference_wav": np.zeros((1, 8), np.float64)},
+        {"session_id": text("a b")},
+        {"session_id": text("")},
+        {"session_id": text("x" * 129)},
+        {"session_id": text(b"\xff")},
+        {"session_id": text("line\n")},
+        {"speaker_id": text("../x")},
+        {"speaker_id": text("x" * 65)},
+    ],
+)
+def test_what_does_not_fit_the_contract_is_refused(arrays: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        bistream_request(inputs(COSYVOICE2_BISTREAM, **arrays))
+    assert next(iter(arrays)) in refusal.value.sentence
+
+
+def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
+    request = upstream_request(inputs(COSYVOICE2, target_text=text("Hello.")), offline=True)
+    assert request == BistreamRequest(target_text=b"Hello.", offline=True)
+    with pytest.raises(InvalidInputError, match="target_text"):
+        upstream_request(inputs(COSYVOICE2, reference_text=text("said")), offline=False)
+
+
+def test_a_language_model_start_needs_its_session() -> None:
+    start = language_model_start(inputs(LLM_BISTREAM, session_id=text("s"), prompt_speech_tokens=np.arange(3, dtype=np.int32)))
+    assert (start.session_id, start.text, start.is_end, start.prompt_text) == ("s", b"", True, "")
+    assert start.prompt_speech_tokens.tolist() == [0, 1, 2]
+    with pytest.raises(InvalidInputError, match="session_id"):
+        language_model_start(inputs(LLM_BISTREAM, text=text("Hello.")))
+
+
+def test_a_voice_prompt_has_two_frames_for_each_token() -> None:
+    embedding = np.ones(192, np.float32)
+    tokens = np.arange(2, dtype=np.int32)
+    assert voice_prompt(inputs(TOKEN2WAV)) is None
+    bare = voice_prompt(inputs(TOKEN2WAV, prompt_spk_embedding=embedding))
+    assert bare is not None and bare.speech_feat.shape == (0, 80) and bare.speech_tokens.shape == (0,)
+    whole = voice_prompt(
+        inputs(TOKEN2WAV, prompt_spk_embedding=embedding, prompt_speech_tokens=tokens, prompt_speech_feat=np.zeros((4, 80), np.float32))
+    )
+    assert whole is not None and len(whole.speech_feat) == 4
+    with pytest.raises(InvalidInputError, match="two frames"):
+        voice_prompt(inputs(TOKEN2WAV, prompt_spk_embedding=embedding, prompt_speech_tokens=tokens))

@@ -1,0 +1,156 @@
+"""What all models have in common: ``execute`` never raises, every request is answered, a model that cannot work refuses to load."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bistream.config import RuntimeConfig
+from bistream.errors import CheckpointError, ConfigError, InvalidInputError
+from bistream.triton import model as model_module
+from bistream.triton.inputs import RequestInputs
+from bistream.triton.model import DecoupledModel, UnaryModel
+from bistream.triton.sender import Arrays, ResponseSender
+from bistream.triton.startup import check_numpy, is_decoupled, refusing_to_load, runtime_config
+from bistream.wire import COSYVOICE2, SPEAKER_EMBEDDING
+from tests.unit.triton.fakes import FakePbUtils, FakeRequest
+
+FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/secret.py"), MemoryError()]
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "prepare_process", lambda config, name: None)
+    monkeypatch.setattr(model_module, "end_with_server", lambda: None)
+
+
+class Streaming(DecoupledModel):
+    backend = FakePbUtils()
+    contract = COSYVOICE2
+    failure: Exception | None = None
+    load_failure: Exception | None = None
+    closed = 0
+
+    def open(self, config: RuntimeConfig) -> None:
+        if self.load_failure:
+            raise self.load_failure
+
+    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+        if self.failure:
+            raise self.failure
+        sender.finish()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Unary(UnaryModel):
+    backend = FakePbUtils()
+    contract = SPEAKER_EMBEDDING
+    failure: Exception | None = None
+
+    def open(self, config: RuntimeConfig) -> None:
+        pass
+
+    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+        if self.failure:
+            raise self.failure
+        return {"prompt_spk_embedding": inputs.required("reference_wav")[0]}
+
+    def close(self) -> None:
+        pass
+
+
+def arguments(decoupled: bool = True, **parameters: str) -> dict[str, str]:
+    values = {key: {"string_value": value} for key, value in {"model_dir": "/m", **parameters}.items()}
+    return {"model_config": json.dumps({"parameters": values, "model_transaction_policy": {"decoupled": decoupled}})}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_decoupled_request_that_fails_is_answered_once(failure: Exception) -> None:
+    model = Streaming()
+    model.initialize(arguments())
+    model.failure = failure
+    requests = [FakeRequest(), FakeRequest()]
+    model.execute(requests)
+    for request in requests:
+        assert request.sender.finals == 1 and len(request.sender.errors) == 1
+        assert "secret" not in request.sender.errors[0]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_unary_request_that_fails_is_answered_once(failure: Exception) -> None:
+    model = Unary()
+    model.initialize(arguments(decoupled=False))
+    model.failure = failure
+    responses = model.execute([FakeRequest(), FakeRequest()])
+    assert [response.has_error() for response in responses] == [True, True]
+    assert all("secret" not in response.error().message() for response in responses)
+
+
+def test_a_missing_required_input_is_named() -> None:
+    model = Unary()
+    model.initialize(arguments(decoupled=False))
+    (response,) = model.execute([FakeRequest()])
+    assert response.error().message().startswith("INVALID_INPUT: Input reference_wav is missing")
+
+
+def test_a_unary_answer_carries_its_outputs() -> None:
+    model = Unary()
+    model.initialize(arguments(decoupled=False))
+    (response,) = model.execute([FakeRequest(reference_wav=np.ones((1, 3), np.float32))])
+    assert response.arrays()["prompt_spk_embedding"].tolist() == [1, 1, 1]
+
+
+def test_requests_after_finalize_are_refused() -> None:
+    model = Streaming()
+    model.initialize(arguments())
+    model.finalize()
+    request = FakeRequest()
+    model.execute([request])
+    assert request.sender.errors[0].startswith("SHUTTING_DOWN: ") and request.sender.finals == 1
+    assert model.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (CheckpointError("hift.pt is missing."), "CHECKPOINT_ERROR: hift.pt is missing."),
+        (OSError("disk\nfull"), "The model could not be loaded (OSError: disk full)."),
+    ],
+)
+def test_a_model_that_cannot_load_says_why_in_one_sentence(failure: Exception, sentence: str) -> None:
+    model = Streaming()
+    model.load_failure = failure
+    with pytest.raises(FakePbUtils.TritonModelException) as refusal:
+        model.initialize(arguments())
+    assert str(refusal.value) == sentence
+    model.finalize()
+    assert model.closed == 0  # nothing was opened
+
+
+def test_an_unknown_parameter_refuses_to_load() -> None:
+    with pytest.raises(FakePbUtils.TritonModelException, match="max_session"):
+        Streaming().initialize(arguments(max_session="3"))
+
+
+def test_parameters_become_the_runtime_configuration() -> None:
+    config = runtime_config(arguments(max_sessions="3", graphs="false", EXECUTION_ENV_PATH="/venv")["model_config"])
+    assert config == RuntimeConfig(model_dir="/m", max_sessions=3, graphs=False)
+    assert is_decoupled(arguments()["model_config"]) and not is_decoupled(arguments(decoupled=False)["model_config"])
+    assert not is_decoupled("{}")
+
+
+@pytest.mark.parametrize("version", ["2.0.2", "2.4.6", "3.0.0"])
+def test_numpy_2_refuses_to_load(version: str) -> None:
+    with pytest.raises(FakePbUtils.TritonModelException, match="numpy"), refusing_to_load(FakePbUtils()):
+        check_numpy(version)
+
+
+def test_numpy_1_loads() -> None:
+    check_numpy("1.26.4")
+    with pytest.raises(ConfigError):
+        check_numpy("2.0.0")
