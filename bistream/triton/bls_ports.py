@@ -18,6 +18,7 @@ from bistream.errors import BistreamError, EngineError, UnknownSessionError
 from bistream.ports import Ports
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav import Token2WavHop
+from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
 
@@ -35,15 +36,20 @@ def scalar_array(value: bool | int | float, dtype: type[np.generic]) -> NDArray[
 class BlsClient:
     """Calls sibling models; responses come back as dictionaries of arrays, errors as the ``BistreamError`` they were."""
 
-    def __init__(self, pb_utils: Any) -> None:
+    def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
         self._pb_utils = pb_utils
+        self._keeper = keeper
 
     def stream(self, contract: ModelContract, arrays: Arrays) -> Iterator[Arrays]:
-        """The responses of a decoupled model that carry data, as they come. Raises ``BistreamError``."""
-        for response in self._request(contract, arrays).exec(decoupled=True):
-            outputs = self._outputs(response)
-            if outputs:  # the last response may be the bare final flag
-                yield outputs
+        """The responses of a decoupled model that carry data, as they come; take all of them. Raises ``BistreamError``."""
+        responses = self._request(contract, arrays).exec(decoupled=True)
+        try:
+            for response in responses:
+                outputs = self._outputs(response)
+                if outputs:  # the last response may be the bare final flag
+                    yield outputs
+        finally:
+            self._keeper.keep(responses)
 
     def call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
         """The response of a model that answers once."""
@@ -216,6 +222,6 @@ def _send_cancel(client: BlsClient, contract: ModelContract, session_id: str) ->
         pass  # it has ended by itself
 
 
-def bls_ports(pb_utils: Any) -> Ports:
-    client = BlsClient(pb_utils)
+def bls_ports(pb_utils: Any, keeper: IteratorKeeper) -> Ports:
+    client = BlsClient(pb_utils, keeper)
     return Ports(voice=BlsVoice(client), language_model=BlsLanguageModel(client), token2wav=BlsToken2Wav(client))

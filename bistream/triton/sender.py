@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import BistreamError
+from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.types import AudioChunk
 from bistream.wire import format_error
 
@@ -58,9 +59,11 @@ def error_response(pb_utils: Any, error: BistreamError) -> Any:
 class ResponseSender:
     """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
 
-    def __init__(self, pb_utils: Any, triton_sender: Any) -> None:
+    def __init__(self, pb_utils: Any, triton_sender: Any, keeper: IteratorKeeper | None = None) -> None:
+        """keeper: of a model that calls others over BLS; every answered ``is_cancelled`` lets it release."""
         self._pb_utils = pb_utils
         self._triton_sender = triton_sender
+        self._keeper = IteratorKeeper() if keeper is None else keeper
         self._lock = threading.Lock()
         self._finished = False
         self._has_sent = False
@@ -93,7 +96,8 @@ class ResponseSender:
         """Whether the client's stream is gone. After the end: what was last seen."""
         with self._lock:
             if not self._finished and not self._cancelled:
-                self._cancelled = bool(self._triton_sender.is_cancelled())
+                with self._keeper.round_trip():
+                    self._cancelled = bool(self._triton_sender.is_cancelled())
             return self._cancelled
 
     def _end(self, error: BistreamError | None) -> None:
@@ -186,8 +190,9 @@ class CollectingSender:
     ``request`` is the Triton request being executed; it is asked for cancellation only while ``wait`` has not returned.
     """
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, keeper: IteratorKeeper) -> None:
         self._request: Any = request
+        self._keeper = keeper
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._chunks: list[NDArray[np.float32]] = []
@@ -202,7 +207,10 @@ class CollectingSender:
 
     def is_cancelled(self) -> bool:
         with self._lock:
-            return self._request is not None and bool(self._request.is_cancelled())
+            if self._request is None:
+                return False
+            with self._keeper.round_trip():
+                return bool(self._request.is_cancelled())
 
     def wait(self) -> NDArray[np.float32]:
         """float32 [N] at 24 kHz, once the session has ended. Raises its ``BistreamError``."""

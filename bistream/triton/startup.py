@@ -5,6 +5,7 @@ Called from ``initialize`` before any heavy import, so that thread settings are 
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import json
 import logging
@@ -46,8 +47,9 @@ def is_decoupled(model_config: str) -> bool:
 
 
 def prepare_process(config: RuntimeConfig, model_name: str) -> None:
-    """UTF-8 output (the stub's default is ASCII), logging to stderr, CPU threads."""
+    """UTF-8 output (the stub's default is ASCII), logging to stderr, stacks of all threads on a crash, CPU threads."""
     check_numpy()
+    faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)

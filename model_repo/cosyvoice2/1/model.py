@@ -23,21 +23,26 @@ class _OwnOrchestrator:
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestrator import Orchestrator
         from bistream.triton.bls_ports import bls_ports
+        from bistream.triton.iterator_keeper import IteratorKeeper
 
-        self._orchestrator = Orchestrator(config, bls_ports(pb_utils))
+        self._keeper = IteratorKeeper()
+        self._orchestrator = Orchestrator(config, bls_ports(pb_utils, self._keeper))
 
     def close(self) -> None:
         self._orchestrator.close()
 
 
 class _Streaming(_OwnOrchestrator, DecoupledModel):
+    def sender(self, triton_sender: Any) -> ResponseSender:
+        return ResponseSender(pb_utils, triton_sender, self._keeper)
+
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
         self._orchestrator.handle(upstream_request(inputs, offline=False), WaveformSender(sender))
 
 
 class _Offline(_OwnOrchestrator, UnaryModel):
     def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
-        sender = CollectingSender(request)
+        sender = CollectingSender(request, self._keeper)
         self._orchestrator.handle(upstream_request(inputs, offline=True), sender)
         return {"waveform": sender.wait()}
 

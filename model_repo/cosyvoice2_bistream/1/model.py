@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
@@ -20,8 +22,13 @@ class TritonPythonModel(DecoupledModel):
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestrator import Orchestrator
         from bistream.triton.bls_ports import bls_ports
+        from bistream.triton.iterator_keeper import IteratorKeeper
 
-        self._orchestrator = Orchestrator(config, bls_ports(pb_utils))
+        self._keeper = IteratorKeeper()
+        self._orchestrator = Orchestrator(config, bls_ports(pb_utils, self._keeper))
+
+    def sender(self, triton_sender: Any) -> ResponseSender:
+        return ResponseSender(pb_utils, triton_sender, self._keeper)
 
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
         self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender))

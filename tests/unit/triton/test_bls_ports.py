@@ -16,6 +16,7 @@ from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav import Token2WavHop
 from bistream.triton.bls_ports import bls_ports, speech_error_arrays, speech_token_arrays, speech_tokens
 from bistream.triton.inputs import RequestInputs, language_model_start, read_sampling, voice_prompt
+from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.types import FinishReason, Sampling, SpeechTokens, VoicePrompt
 from bistream.wire import CONTRACTS, LLM_BISTREAM, TOKEN2WAV, format_error
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeRequest, FakeResponse, error_response, response
@@ -29,7 +30,7 @@ FINAL = FakeResponse()
 
 def ports(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, FakePbUtils]:
     backend = FakePbUtils(answer)
-    return bls_ports(backend), backend
+    return bls_ports(backend, IteratorKeeper()), backend
 
 
 def check_fits(model: str, arrays: Arrays) -> None:

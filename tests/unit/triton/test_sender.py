@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError, InvalidInputError
+from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.triton.sender import (
     BistreamAudioSender,
     CollectingSender,
@@ -160,7 +161,7 @@ def test_audio_sender_ends_well_or_with_an_error() -> None:
 
 def test_collecting_waits_for_the_whole_waveform_and_then_lets_the_request_go() -> None:
     request = FakeRequest()
-    sender = CollectingSender(request)
+    sender = CollectingSender(request, IteratorKeeper())
     request.cancelled = True
     assert sender.is_cancelled()
 
@@ -178,7 +179,7 @@ def test_collecting_waits_for_the_whole_waveform_and_then_lets_the_request_go() 
 
 
 def test_collecting_raises_what_ended_the_session() -> None:
-    sender = CollectingSender(FakeRequest())
+    sender = CollectingSender(FakeRequest(), IteratorKeeper())
     sender.finish(ERROR)
     with pytest.raises(InvalidInputError):
         sender.wait()
