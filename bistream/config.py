@@ -132,7 +132,7 @@ class RuntimeConfig:
     max_text_chars: int = 4000  # of one session, all pieces together
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0
-    kv_cache_tokens: int = 65536  # positions of the paged KV cache, over all sessions
+    kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0 is max_sessions x max_session_tokens
     max_session_tokens: int = 4096  # positions (prompt, text and speech) of one session; reserved when it starts
     max_rows: int = 256  # rows (tokens) of one language-model step
     graphs: bool = True  # CUDA graphs; no effect on CPU
@@ -152,7 +152,6 @@ class RuntimeConfig:
         for name in (
             "max_sessions",
             "max_text_chars",
-            "kv_cache_tokens",
             "max_session_tokens",
             "max_rows",
             "flow_state_mb",
@@ -161,6 +160,7 @@ class RuntimeConfig:
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
         for name in ("session_idle_timeout_s", "min_reference_s", "max_reference_s", "max_unread_audio_s"):
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
+        _check(self.kv_cache_tokens >= 0, "kv_cache_tokens", self.kv_cache_tokens, "0 (enough for all sessions) or more")
         _check(self.num_threads >= 0, "num_threads", self.num_threads, "0 or more")
         _check(self.left_context_chunks >= 0, "left_context_chunks", self.left_context_chunks, "0 or more")
 

@@ -8,8 +8,8 @@ bi-stream layout, whatever its pieces.
 **Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls half way. What a
 session needs is unknown while its text still comes, so a pieced session reserves ``RuntimeConfig.max_session_tokens``
 (prompt, text and speech together), and ends with finish reason ``length`` where it would outgrow them; a one-shot session
-reserves its own worst case (20 speech tokens per text token), if that is less. ``kv_cache_tokens`` of the same
-configuration divided by ``max_session_tokens`` is thus the number of pieced sessions that are always admitted.
+reserves its own worst case (20 speech tokens per text token), if that is less. By default the cache has room
+for ``max_sessions`` such sessions; with ``kv_cache_tokens`` set, that divided by ``max_session_tokens`` are always admitted.
 
 **Ends.** Every session that ``start`` accepted ends with exactly one message that is a ``BistreamError`` or has a finish
 reason; nothing comes after it. By then everything the session held is free and its id can be used again.

@@ -104,7 +104,7 @@ class TorchEngine:
         settings = EngineSettings(
             max_sessions=config.max_sessions,
             max_rows=config.max_rows,
-            kv_cache_tokens=config.kv_cache_tokens,
+            kv_cache_tokens=config.kv_cache_tokens or config.max_sessions * config.max_session_tokens,
             max_sequence_ids=sizes.max_position_embeddings,
         )
         return cls(Qwen2Model(sizes, load_weights(config.model_dir, sizes, device, dtype)), settings)

@@ -27,7 +27,7 @@ LIMITS = {
     "cosyvoice2_bistream.max_sessions": "3",
     "cosyvoice2_bistream.max_text_chars": "400",
     "num_threads": "1",
-    "kv_cache_tokens": "16384",
+    "max_session_tokens": "2048",
     "drain_timeout_s": "1",
 }
 PROBE_TIMEOUT_S = 60.0
