@@ -23,6 +23,7 @@ from bistream.types import FloatArray
 logger = logging.getLogger(__name__)
 
 Outcome = FloatArray | BistreamError
+MAX_FAILURES_IN_A_ROW = 3  # one bad batch may be the fault of what was in it
 
 
 class SpeechStages:
@@ -31,6 +32,7 @@ class SpeechStages:
     def __init__(self, flow: FlowStage, vocoder: VocoderStage) -> None:
         self.flow = flow
         self.vocoder = vocoder
+        self._failures_in_a_row = 0
 
     @classmethod
     def load(cls, config: RuntimeConfig) -> SpeechStages:
@@ -45,11 +47,17 @@ class SpeechStages:
         try:
             self._open(jobs, outcomes)
             self._speak(jobs, outcomes)
+            self._failures_in_a_row = 0
         except Exception:
-            error = _computing_failed()
+            error = self._computing_failed()
             for index in range(len(jobs)):
                 outcomes.setdefault(index, error)
         return [outcomes[index] for index in range(len(jobs))]
+
+    @property
+    def healthy(self) -> bool:
+        """False once calls keep failing: a GPU error, for one, is never forgotten by the process that met it."""
+        return self._failures_in_a_row < MAX_FAILURES_IN_A_ROW
 
     @torch.inference_mode()
     def synthesize(self, job: OfflineJob) -> Outcome:
@@ -60,7 +68,7 @@ class SpeechStages:
         except BistreamError as error:
             return error
         except Exception:
-            return _computing_failed()
+            return self._computing_failed()
 
     def _open(self, jobs: Sequence[HopJob], outcomes: dict[int, Outcome]) -> None:
         """Give new sessions their states; a session that is refused has its outcome."""
@@ -98,14 +106,14 @@ class SpeechStages:
         for index, waveform in zip(spoken, self.vocoder.hop(vocoder_hops), strict=True):
             outcomes[index] = _checked(waveform)
 
+    def _computing_failed(self) -> EngineError:
+        """Logs the exception being handled; the caller gets one sentence."""
+        logger.exception("computing speech failed")
+        self._failures_in_a_row += 1
+        return EngineError("Computing the speech failed; open a new session and try again.")
+
 
 def _checked(waveform: FloatArray) -> Outcome:
     if np.isfinite(waveform).all():
         return waveform
     return EngineError("The audio came out as numbers that are not finite; check the voice prompt of this session.")
-
-
-def _computing_failed() -> EngineError:
-    """Logs the exception being handled; the caller gets one sentence."""
-    logger.exception("computing speech failed")
-    return EngineError("Computing the speech failed; open a new session and try again.")

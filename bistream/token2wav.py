@@ -119,6 +119,11 @@ class Token2Wav:
             _settle(future, error)
         return future
 
+    @property
+    def healthy(self) -> bool:
+        """False when only a new process can help."""
+        return self._stages.healthy and (self._worker.is_alive() or self._is_stopping)
+
     def cancel(self, session_id: str) -> None:
         """End a session now; its hops fail with ``CancelledError``, its memory is free after the batch in progress. Unknown: no error."""
         with self._locked() as failures:

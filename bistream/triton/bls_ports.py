@@ -8,6 +8,7 @@ of a request made here: it would abort the server. An error response is the last
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,15 +42,32 @@ class BlsClient:
         self._keeper = keeper
 
     def stream(self, contract: ModelContract, arrays: Arrays) -> Iterator[Arrays]:
-        """The responses of a decoupled model that carry data, as they come; take all of them. Raises ``BistreamError``."""
+        """The responses of a decoupled model that carry data, as they come. Raises ``BistreamError``, which is their end.
+
+        A caller that stops early leaves the rest to a thread: an iterator that is given up keeps both models from ever unloading.
+        """
         responses = self._request(contract, arrays).exec(decoupled=True)
+        stopped_early = False
         try:
             for response in responses:
                 outputs = self._outputs(response)
                 if outputs:  # the last response may be the bare final flag
                     yield outputs
+        except GeneratorExit:
+            stopped_early = True
+            raise
         finally:
-            self._keeper.keep(responses)
+            if stopped_early:
+                threading.Thread(target=self._take_rest, args=(responses,), name="bls-rest", daemon=True).start()
+            else:
+                self._keeper.keep(responses)
+
+    def _take_rest(self, responses: Iterator[Any]) -> None:
+        """Wait for the end of what nobody wants any more; its session has been, or will be, cancelled."""
+        for response in responses:
+            if response.has_error():
+                break
+        self._keeper.keep(responses)
 
     def call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
         """The response of a model that answers once."""

@@ -16,7 +16,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import ShuttingDownError
 from bistream.triton.inputs import RequestInputs
 from bistream.triton.sender import Arrays, ResponseSender, data_response, error_response, public_error
-from bistream.triton.startup import end_with_server, is_decoupled, prepare_process, refusing_to_load, runtime_config
+from bistream.triton.startup import end_when_useless, is_decoupled, prepare_process, refusing_to_load, runtime_config
 from bistream.wire import ModelContract
 
 
@@ -35,9 +35,9 @@ class TritonModel(ABC):
             self.config = runtime_config(args["model_config"])
             self.decoupled = is_decoupled(args["model_config"])
             prepare_process(self.config, self.contract.name)
-            end_with_server()
             self.open(self.config)
             self._opened = True
+            end_when_useless(self.healthy)
 
     def finalize(self) -> None:
         self._closing.set()
@@ -47,6 +47,10 @@ class TritonModel(ABC):
     @abstractmethod
     def open(self, config: RuntimeConfig) -> None:
         """Import and load what is heavy. Raises ``BistreamError`` when the model cannot work."""
+
+    def healthy(self) -> bool:
+        """False once this process can do nothing more; it is then ended, and the supervisor starts a new server."""
+        return True
 
     @abstractmethod
     def close(self) -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,16 +66,21 @@ def prepare_process(config: RuntimeConfig, model_name: str) -> None:
             os.environ[variable] = str(config.num_threads)
 
 
-def end_with_server(interval_s: float = 1.0) -> None:
-    """End this process when the server has died: with threads at work it would live on, holding memory and the GPU."""
+def end_when_useless(healthy: Callable[[], bool], interval_s: float = 1.0) -> None:
+    """End this process when the server has died (with threads at work it would live on, holding memory and the GPU), or when it
+    is no longer ``healthy``: after a failed engine or GPU only a new process can help, and the supervisor sees that one is missing.
+    """
     server = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == server:
+        while os.getppid() == server and healthy():
             time.sleep(interval_s)
+        if os.getppid() == server:
+            logger.error("this process can compute nothing more and ends itself")
+            time.sleep(interval_s)  # the last error messages of its sessions are on their way
         os._exit(1)
 
-    threading.Thread(target=watch, name="end-with-server", daemon=True).start()
+    threading.Thread(target=watch, name="end-when-useless", daemon=True).start()
 
 
 @contextmanager

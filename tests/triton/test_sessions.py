@@ -135,7 +135,9 @@ def test_too_many_sessions_are_refused_and_the_others_go_on(grpc_url: str, voice
 def test_a_live_session_cannot_be_started_again(grpc_url: str, voice: Voice) -> None:
     session_id = uuid.uuid4().hex
     with Stream(grpc_url) as stream:
-        start = stream.send(MODEL, session_id=session_id, target_text="Once", is_end=False, **voice)
+        start = stream.send(MODEL, session_id=session_id, target_text="On", is_end=False, **voice)
+        accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text="ce", is_start=False, is_end=False))
+        assert accepted.error is None  # requests of different streams are not ordered: now the session is known to live
         again = ask(grpc_url, MODEL, session_id=session_id, target_text="Once", **voice)
         assert again.code == "SESSION_EXISTS" and again.error is not None and again.error.session_id == session_id
         stream.send(MODEL, session_id=session_id, target_text=".", is_start=False, is_end=True)

@@ -543,3 +543,20 @@ def test_with_real_networks(tiny_model_dir: Path) -> None:
     service.close()
     stages.flow.check_integrity()
     assert stages.flow.pool.available == stages.flow.pool.total
+
+
+def test_a_process_whose_batches_keep_failing_is_unhealthy_and_one_good_batch_heals_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = SpeechStages(None, None)  # type: ignore[arg-type]  (neither is called)
+    outcomes = iter([False, False, True, False, False, False])
+
+    def speak(jobs: object, results: object) -> None:
+        if not next(outcomes):
+            raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(stages, "_open", lambda jobs, results: None)
+    monkeypatch.setattr(stages, "_speak", speak)
+    health = []
+    for _ in range(6):
+        stages.hop([])
+        health.append(stages.healthy)
+    assert health == [True, True, True, True, True, False]

@@ -48,6 +48,9 @@ class TritonPythonModel(DecoupledModel):
         """Called by the engine's thread."""
         self._outbox.submit(_send, sender, message)
 
+    def healthy(self) -> bool:
+        return self._service.healthy
+
     def close(self) -> None:
         self._service.close()
         self._outbox.shutdown()

@@ -76,6 +76,9 @@ class TritonPythonModel(DecoupledModel):
             return voice_prompt(inputs)
         return self._voices.get_or_build(self._registry.content_key(speaker_id), lambda: self._registry.load(speaker_id))
 
+    def healthy(self) -> bool:
+        return self._token2wav.healthy
+
     def close(self) -> None:
         self._token2wav.close()
         self._outbox.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,18 @@ def test_a_caller_that_stops_at_the_last_message_leaves_nothing_unfinished(last:
     else:
         with pytest.raises(BusyError):
             next(messages)
+    assert backend.unfinished == 0
+
+
+def test_the_rest_of_a_stream_that_is_given_up_is_taken_by_a_thread() -> None:
+    message = response(**speech_token_arrays(SpeechTokens((1,))))
+    speaking, backend = ports(lambda model, arrays: [message, message, FINAL])
+    messages = speaking.language_model.stream(start())
+    next(messages)
+    del messages
+    for thread in threading.enumerate():
+        if thread.name == "bls-rest":
+            thread.join(timeout=10)
     assert backend.unfinished == 0
 
 

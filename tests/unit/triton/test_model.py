@@ -24,7 +24,7 @@ FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/s
 @pytest.fixture(autouse=True)
 def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_module, "prepare_process", lambda config, name: None)
-    monkeypatch.setattr(model_module, "end_with_server", lambda: None)
+    monkeypatch.setattr(model_module, "end_when_useless", lambda healthy: None)
 
 
 class Streaming(DecoupledModel):
