@@ -4,6 +4,8 @@ Examples:
     offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --prompt-audio voice.wav --prompt-text "What is said in it."
     offline_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --concurrency 16
 
+A text is prepared as upstream's library does it: numbers are spelled, the text is cut into sentences of a length that the model knows,
+and each is spoken on its own (--no-text-front-end sends the text as it is, in one piece, as the server does).
 Writes one WAV per utterance and log.json with the times of the stages and the real-time factor.
 """
 
@@ -23,22 +25,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline
 from bistream.rates import SAMPLE_RATE
+from bistream.text_front_end import prepare_text
+from bistream.text_tokenizer import TextTokenizer
 from bistream.types import FloatArray
 from client.audio import WavWriter
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances
 
 
-def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Namespace, output: Path) -> dict[str, Any]:
+def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], options: argparse.Namespace, output: Path) -> dict[str, Any]:
     """Writes the WAV; returns the utterance's entry of the log. An error is part of the log, so that the others are spoken."""
     begin = time.perf_counter()
     try:
-        waveform: FloatArray = pipeline.synthesize(utterance.text, utterance.voice, sampling(options), options.speed)
+        spoken: list[FloatArray] = [pipeline.synthesize(piece, utterance.voice, sampling(options), options.speed) for piece in pieces]
     except BistreamError as error:
         return {"name": utterance.name, "error": f"{error.code}: {error.sentence}"}
     wall_s = time.perf_counter() - begin
     with WavWriter(output / f"{utterance.name}.wav") as wav:
-        wav.write(waveform)
-    return {"name": utterance.name, "text": utterance.text, "audio_s": len(waveform) / SAMPLE_RATE, "wall_s": wall_s, "error": None}
+        for waveform in spoken:
+            wav.write(waveform)
+    audio_s = sum(len(waveform) for waveform in spoken) / SAMPLE_RATE
+    return {"name": utterance.name, "pieces": pieces, "audio_s": audio_s, "wall_s": wall_s, "error": None}
+
+
+def text_pieces(utterance: Utterance, options: argparse.Namespace, tokenizer: TextTokenizer) -> list[str]:
+    """What is spoken one after another."""
+    if not options.text_front_end:
+        return [utterance.text]
+    return prepare_text(utterance.text, lambda text: len(tokenizer.encode(text))) or [utterance.text]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -47,10 +60,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     output = Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
+    tokenizer = TextTokenizer.from_model_dir(options.model_dir)
     with LocalPipeline(runtime_config(options, options.concurrency)) as pipeline:
         loaded = time.perf_counter()
         with ThreadPoolExecutor(options.concurrency) as pool:
-            entries = list(pool.map(lambda utterance: speak(pipeline, utterance, options, output), todo))
+            entries = list(pool.map(lambda one: speak(pipeline, one, text_pieces(one, options, tokenizer), options, output), todo))
         wall_s = time.perf_counter() - loaded
         times = pipeline.times.seconds()
     audio_s = sum(entry.get("audio_s", 0.0) for entry in entries)
@@ -74,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser)
     parser.add_argument("--speed", type=float, default=1.0, help="0.5 to 2 (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=4, help="utterances at a time (default: %(default)s)")
+    parser.add_argument("--text-front-end", action=argparse.BooleanOptionalAction, default=True, help="prepare the text as upstream does")
     options = parser.parse_args(arguments)
     if options.concurrency < 1:
         parser.error("--concurrency must be 1 or more")

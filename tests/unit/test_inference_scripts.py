@@ -83,3 +83,16 @@ def test_what_cannot_start_is_exit_code_2(main: object, tmp_path: Path, manifest
     assert "voice is missing" in capsys.readouterr().err
     assert main(["--model-dir", str(tmp_path), "--manifest", str(manifest), "--output-dir", str(tmp_path / "out")]) == 2
     assert "model directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("front_end", [True, False])
+def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path, manifest: Path, tmp_path: Path, front_end: bool) -> None:
+    sentence = "There are 3 cats here and each of them has a name of its own that nobody outside this house has ever heard of before today."
+    manifest.write_text(f"a|A tone.|voice.wav|{sentence} {sentence}\n", encoding="utf-8")
+    switch = "--text-front-end" if front_end else "--no-text-front-end"
+    assert offline_inference.main([*options(tiny_model_dir, manifest, tmp_path / "out"), switch]) == 0
+    (entry,) = json.loads((tmp_path / "out/log.json").read_text(encoding="utf-8"))["utterances"]
+    if front_end:
+        assert entry["pieces"] == [sentence.replace("3", "three"), f" {sentence.replace('3', 'three')}"]
+    else:
+        assert entry["pieces"] == [f"{sentence} {sentence}"]
