@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import soundfile
 
 from bistream.errors import InvalidInputError
+from bistream.local import VoiceChoice
+from bistream.text_tokenizer import TextTokenizer
 from scripts import offline_inference, streaming_inference
-from scripts._inference import read_manifest
+from scripts._inference import Utterance, read_manifest
 
 
 @pytest.fixture
@@ -85,14 +88,10 @@ def test_what_cannot_start_is_exit_code_2(main: object, tmp_path: Path, manifest
     assert "model directory" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("front_end", [True, False])
-def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path, manifest: Path, tmp_path: Path, front_end: bool) -> None:
+def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path) -> None:
     sentence = "There are 3 cats here and each of them has a name of its own that nobody outside this house has ever heard of before today."
-    manifest.write_text(f"a|A tone.|voice.wav|{sentence} {sentence}\n", encoding="utf-8")
-    switch = "--text-front-end" if front_end else "--no-text-front-end"
-    assert offline_inference.main([*options(tiny_model_dir, manifest, tmp_path / "out"), switch]) == 0
-    (entry,) = json.loads((tmp_path / "out/log.json").read_text(encoding="utf-8"))["utterances"]
-    if front_end:
-        assert entry["pieces"] == [sentence.replace("3", "three"), f" {sentence.replace('3', 'three')}"]
-    else:
-        assert entry["pieces"] == [f"{sentence} {sentence}"]
+    utterance = Utterance("a", f"{sentence} {sentence}", VoiceChoice(speaker_id="anna"))
+    tokenizer = TextTokenizer.from_model_dir(tiny_model_dir)
+    prepared = offline_inference.text_pieces(utterance, argparse.Namespace(text_front_end=True), tokenizer)
+    assert prepared == [sentence.replace("3", "three"), f" {sentence.replace('3', 'three')}"]
+    assert offline_inference.text_pieces(utterance, argparse.Namespace(text_front_end=False), tokenizer) == [utterance.text]
