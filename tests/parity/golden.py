@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, LanguageModelConfig, VocoderConfig
 
-GOLDEN_DIR = Path(os.environ.get("PARITY_DIR", Path(__file__).parents[1] / "golden"))
+GOLDEN_DIR = Path(os.environ.get("PARITY_DIR") or Path(__file__).parents[1] / "golden")
 
 
 @cache

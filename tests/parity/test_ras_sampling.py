@@ -76,8 +76,9 @@ def total_variation(left: torch.Tensor, right: torch.Tensor, ids: list[int]) -> 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["case"]))
 def test_histogram(case: dict[str, Any]) -> None:
-    """Our draws against the reference's and against the exact distribution. The reference lists its most frequent ids only, and
-    rare ones (of redraws from the whole vocabulary) are noise at 4000 draws: they are compared together."""
+    """The reference's draws and ours, both against the exact distribution: between themselves, the noise of the reference's
+    4000 draws (0.03 to 0.04 where 25 ids are about equally likely) would leave little of the tolerance. The reference lists its
+    most frequent ids only, and rare ones (of redraws from the whole vocabulary) are noise: they are compared together."""
     size = len(log_probs(case))
     drawn = torch.cat([draw_many(case, first_seed) for first_seed in range(0, DRAWS, BATCH)])
     ours = torch.bincount(drawn, minlength=size).double() / DRAWS
@@ -85,5 +86,6 @@ def test_histogram(case: dict[str, Any]) -> None:
     for head_row, count in case["histogram"].items():
         theirs[int(head_row)] = count / case["histogram_draws"]
     often = [int(head_row) for head_row, count in case["histogram"].items() if count >= OFTEN]
-    assert total_variation(ours, theirs, often) < TOTAL_VARIATION
-    assert total_variation(ours, exact_distribution(case), often) < TOTAL_VARIATION
+    exact = exact_distribution(case)
+    assert total_variation(theirs, exact, often) < TOTAL_VARIATION
+    assert total_variation(ours, exact, often) < TOTAL_VARIATION

@@ -38,7 +38,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def token2wav(model_dir: Path) -> Iterator[Token2Wav]:
-    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", final_mode="reference", flow_state_mb=256, drain_timeout_s=0.0)
+    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", final_mode="reference", flow_state_mb=1024, drain_timeout_s=0.0)
     checkpoint = golden.checkpoint_config()
     vocoder = VocoderStage(config, checkpoint, crossfade="reference", noise="zero")
     service = Token2Wav(config, stages=SpeechStages(FlowStage(config, checkpoint), vocoder))
@@ -102,7 +102,7 @@ def test_crossfade_window_is_the_references(model_dir: Path) -> None:
 
 
 def test_the_default_modes_speak_the_same_number_of_samples(model_dir: Path) -> None:
-    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", flow_state_mb=256, drain_timeout_s=0.0)
+    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", flow_state_mb=1024, drain_timeout_s=0.0)
     checkpoint = golden.checkpoint_config()
     service = Token2Wav(config, stages=SpeechStages(FlowStage(config, checkpoint), VocoderStage(config, checkpoint)))
     pending = [service.hop(hop) for hop in hops_of(CASES[0])]
