@@ -136,6 +136,11 @@ class SpeechTokenService:
         with self._changed:
             return len(self._sessions)
 
+    @property
+    def healthy(self) -> bool:
+        """False once the engine has failed; its sessions have ended and only a new process can help."""
+        return self._parts.engine.healthy
+
     def stats(self) -> EngineStats:
         return self._parts.engine.stats()
 
