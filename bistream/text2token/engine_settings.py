@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import ConfigError
 
 FEEDING_SHARE = 4  # one row in this many is kept for feeding when there are more decoding sequences than rows
@@ -38,3 +39,14 @@ class EngineSettings:
     @property
     def blocks_per_sequence(self) -> int:
         return -(-self.longest_sequence // self.block_size)
+
+
+def settings_of(config: RuntimeConfig, sizes: LanguageModelConfig, block_size: int = EngineSettings.block_size) -> EngineSettings:
+    """The settings that ``config`` asks for. Raises ``ConfigError`` for sizes that cannot work."""
+    return EngineSettings(
+        max_sessions=config.max_sessions,
+        max_rows=config.max_rows,
+        kv_cache_tokens=config.kv_cache_tokens,
+        block_size=block_size,
+        max_sequence_ids=sizes.max_position_embeddings,
+    )

@@ -16,15 +16,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError, EngineError, ShuttingDownError
-from bistream.text2token.engine import EngineCapabilities, EngineStats, SamplingSpec, TurnLimits, TurnSink
-from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.engine import EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
+from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_spec
 from bistream.text2token.scheduler import Scheduler
@@ -34,6 +34,14 @@ from bistream.text2token.weights import load_weights
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class HasTokenSpace(Protocol):
+    """What the engine itself must know of a model: the ids that it can be fed."""
+
+    @property
+    def space(self) -> TokenSpace: ...
+
 
 FAILED_SENTENCE = "The language model has failed and all its sessions with it; try again later."
 
@@ -74,7 +82,7 @@ class TorchSession:
 class TorchEngine:
     def __init__(
         self,
-        model: Qwen2Model,
+        model: HasTokenSpace,
         settings: EngineSettings,
         sampler: Sampler | None = None,
         threaded: bool = True,
@@ -85,7 +93,10 @@ class TorchEngine:
         sampler = RepetitionAwareSampler() if sampler is None else sampler
         self._history_size = sampler.history_size
         self._scheduler = Scheduler(settings, model.space)
-        self._runner = EagerRunner(model, settings, sampler) if runner is None else runner
+        if runner is None:
+            assert isinstance(model, Qwen2Model), "without a runner the model is run by plain PyTorch"
+            runner = EagerRunner(model, settings, sampler)
+        self._runner: StepRunner = runner
         self._in_flight: deque[tuple[StepPlan, SampledRows]] = deque()
         self._outbox: deque[TurnUpdate] = deque()
         self._changed = threading.Condition()
@@ -101,12 +112,13 @@ class TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming what is wrong."""
         sizes = read_config(config.model_dir).language_model
         device, dtype = resolve_device(config.device, config.dtype)
-        settings = EngineSettings(
-            max_sessions=config.max_sessions,
-            max_rows=config.max_rows,
-            kv_cache_tokens=config.kv_cache_tokens or config.max_sessions * config.max_session_tokens,
-            max_sequence_ids=sizes.max_position_embeddings,
-        )
+        if device.type == "cuda" and dtype is torch.bfloat16:
+            from bistream.text2token.cuda.factory import make_cuda_runner  # noqa: PLC0415  (needs Triton's compiler)
+
+            runner = make_cuda_runner(config, sizes, device)
+            if runner is not None:
+                return cls(runner, runner.settings, runner=runner)
+        settings = settings_of(config, sizes)
         return cls(Qwen2Model(sizes, load_weights(config.model_dir, sizes, device, dtype)), settings)
 
     @property

@@ -1,0 +1,68 @@
+"""What the benchmarks share: the form of a result, and where it is kept.
+
+A result is ``{"name", "commit", "date", "hardware", "command", "config", "metrics"}``: the last line that a benchmark prints, and a
+file under ``benchmarks/results/`` when it is given ``--out``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def commit() -> str:
+    """The commit that is measured: ``BISTREAM_COMMIT`` where there is no git repository."""
+    if "BISTREAM_COMMIT" in os.environ:
+        return os.environ["BISTREAM_COMMIT"]
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def hardware(device: torch.device) -> str:
+    host = f"{os.cpu_count()} x {platform.processor() or platform.machine()}"
+    return f"{torch.cuda.get_device_name(device)}, {host}" if device.type == "cuda" else host
+
+
+def report(name: str, device: torch.device, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | None) -> None:
+    """Print the result as one line of JSON, and write it to ``out`` if given."""
+    result = {
+        "name": name,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "hardware": hardware(device),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "config": dict(config),
+        "metrics": dict(metrics),
+    }
+    if out is not None:
+        Path(out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+
+
+def percentiles(values: Sequence[float], *ranks: float) -> dict[str, float]:
+    """{"p50": ..., ...}, rounded to microseconds when the values are milliseconds."""
+    return {f"p{rank:g}": round(float(np.percentile(values, rank)), 3) for rank in ranks}
+
+
+def table(rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as their widest cell; the first row is the heading."""
+    widths = [max(len(str(row[column])) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,197 @@
+"""Speed of the language model engine: steps, turns, many sessions; random weights.
+
+    python benchmarks/lm.py [--size full|small] [--device auto] [--out benchmarks/results/lm-h200.json]
+
+Measured: a step of 1, 8, 64 and 256 decoding sequences (contexts of 500 to 1000 positions) with sampling, as the engine runs
+it; the time that reading the weights once would take (their bytes over the measured copy bandwidth); append-to-token latency
+of an idle engine; turn latency of many sessions that each speak 25 tokens per second; start-up; memory; and, in the same run, a
+decode step of Hugging Face's ``Qwen2ForCausalLM``. Prints a table; the last line is one JSON object. ``--size small`` runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._common import percentiles, report, synchronize, table
+from benchmarks._lm_baseline import hugging_face_step_ms
+from benchmarks._lm_sessions import LoadResult, idle_turn_ms, speak_in_real_time
+from bistream.config import LanguageModelConfig
+from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
+from bistream.text2token.step_runner import EagerRunner, StepRunner
+from bistream.text2token.torch_engine import HasTokenSpace, TorchEngine, resolve_device
+from bistream.text2token.weights import LayerWeights, ModelWeights, token_space
+
+SIZES = {
+    "full": LanguageModelConfig(),
+    "small": LanguageModelConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        text_vocab_size=1000, speech_token_size=500, max_position_embeddings=4096,
+    ),
+}  # fmt: skip
+
+
+def random_weights(config: LanguageModelConfig, device: torch.device) -> ModelWeights:
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def normal(*shape: int, std: float = 0.03) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device) * std
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    qkv = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_size
+    layers = tuple(
+        LayerWeights(
+            input_norm=1 + normal(hidden), qkv_weight=normal(qkv, hidden), qkv_bias=normal(qkv), output_weight=normal(hidden, hidden),
+            post_norm=1 + normal(hidden), gate_up_weight=normal(2 * inner, hidden), down_weight=normal(hidden, inner),
+        )
+        for _ in range(config.num_hidden_layers)
+    )  # fmt: skip
+    rows = config.speech_token_size + 3
+    return ModelWeights(normal(token_space(config).size, hidden, std=0.5), layers, 1 + normal(hidden), normal(rows, hidden), normal(rows))
+
+
+def make_runner(config: LanguageModelConfig, settings: EngineSettings, device: torch.device) -> tuple[StepRunner, HasTokenSpace, int]:
+    """The runner that the engine would use, its model, and the bytes of weights that a step reads."""
+    weights = random_weights(config, device)
+    if device.type == "cuda" and config.head_size == 64 and torch.cuda.get_device_capability(device) == (9, 0):
+        from bistream.text2token.cuda.graph_runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)
+        from bistream.text2token.cuda.packing import pack_weights  # noqa: PLC0415
+
+        packed = pack_weights(weights, config, device)
+        runner = CudaRunner(config, packed, settings, progress=lambda done, total: print(f"  prepared {done} of {total} row counts"))
+        return runner, runner, packed.step_bytes
+    model = Qwen2Model(config, weights)
+    size = sum(getattr(layer, name).nbytes for layer in weights.layers for name in LayerWeights.__dataclass_fields__)
+    return EagerRunner(model, settings, RepetitionAwareSampler()), model, size + weights.head_weight.nbytes
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second of a large copy, read and written bytes counted."""
+    size = 1 << (31 if device.type == "cuda" else 27)
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(8):
+        synchronize(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        times.append(time.perf_counter() - began)
+    return 2 * size / statistics.median(times[2:])
+
+
+def step_ms(
+    runner: StepRunner, space: TokenSpace, rows: int, contexts: range, blocks_per_sequence: int, block_size: int, steps: int
+) -> float:
+    """Median milliseconds per step of ``rows`` decoding sequences, steps following one another as in the engine."""
+    limits = TurnLimits(1 << 40, forbidden=frozenset(space.specials))
+    needed = -(-contexts.stop // block_size)
+    starts = tuple(
+        TurnStart(slot, limits, 1 << 40, SlotReset(str(slot), SamplingSpec(seed=slot), tuple(range(slot * needed, (slot + 1) * needed))))
+        for slot in range(rows)
+    )
+    assert needed <= blocks_per_sequence
+    segments = tuple(Segment(slot, contexts[(slot * 37) % len(contexts)], None, True) for slot in range(rows))
+    runner.run(StepPlan(starts, (), segments, ()))()
+    plan = StepPlan((), (), segments, ())
+    times = []
+    for _ in range(5):
+        waiting = deque(runner.run(plan) for _ in range(runner.run_ahead))
+        began = time.perf_counter()
+        for _ in range(steps):
+            waiting.append(runner.run(plan))
+            waiting.popleft()()
+        times.append((time.perf_counter() - began) / steps)
+        for wait in waiting:
+            wait()
+    return statistics.median(times) * 1e3
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=sorted(SIZES), default="full")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--steps", type=int, default=200, help="steps per measurement")
+    parser.add_argument("--sessions", type=int, default=256, help="simulated real-time sessions")
+    parser.add_argument("--seconds", type=float, default=8.0, help="how long each of them speaks")
+    parser.add_argument("--no-baseline", action="store_true", help="leave out Hugging Face")
+    parser.add_argument("--out", help="also write the result to this file")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    config = SIZES[options.size]
+    device, dtype = resolve_device(options.device, "auto")
+    torch.manual_seed(0)
+    contexts = range(500, 1000)
+    max_rows = max(*options.rows, 256 if options.size == "full" else 32)
+    block_size = 64 if device.type == "cuda" else 16
+    settings = EngineSettings(
+        max_sessions=max(options.sessions, *options.rows), max_rows=max_rows, block_size=block_size,
+        kv_cache_tokens=max(options.sessions, *options.rows) * 1024, max_sequence_ids=2048,
+    )  # fmt: skip
+    began = time.perf_counter()
+    runner, model, weight_bytes = make_runner(config, settings, device)
+    startup_s = time.perf_counter() - began
+    assert hasattr(runner, "cache")
+    runner.cache.blocks.normal_()
+    synchronize(device)
+    floor_ms = weight_bytes / copy_bandwidth(device) * 1e3
+    steps = {
+        str(rows): round(step_ms(runner, model.space, rows, contexts, settings.blocks_per_sequence, block_size, options.steps), 4)
+        for rows in options.rows
+    }
+    memory_gb = torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    engine = TorchEngine(model, settings, runner=runner)
+    first_ms, last_ms = idle_turn_ms(engine, 500, 30)
+    load = speak_in_real_time(engine, options.sessions, options.seconds)
+    engine.check_integrity()
+    engine.close()
+    baseline = {} if options.no_baseline else hugging_face_step_ms(config, device, dtype, (1, 64), 750, 20)
+    metrics = {
+        "step_ms": steps,
+        "floor_ms": round(floor_ms, 4),
+        "step_over_floor": {rows: round(value / floor_ms, 2) for rows, value in steps.items()},
+        "tokens_per_s": {rows: round(int(rows) / value * 1e3) for rows, value in steps.items()},
+        "baseline_hf_step_ms": baseline,
+        "append_to_first_token_ms": round(first_ms, 3),
+        "append_to_15_tokens_ms": round(last_ms, 3),
+        f"turn_ms_{options.sessions}_sessions": percentiles(load.turn_ms, 50, 99, 99.9),
+        f"first_token_ms_{options.sessions}_sessions": percentiles(load.first_id_ms, 50, 99),
+        f"first_turn_ms_{options.sessions}_sessions": percentiles(load.first_turn_ms, 50, 99),
+        "load_tokens_per_s": round(load.tokens_per_s),
+        "load_generator_late_ms": round(load.longest_late_ms, 2),
+        "startup_s": round(startup_s, 2),
+        "gpu_memory_gb": round(memory_gb / 1e9, 2),
+    }
+    print_tables(metrics, load)
+    settings_used = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+    shown = {"size": options.size, "dtype": str(dtype), "contexts": [contexts.start, contexts.stop], "torch": torch.__version__}
+    report("lm", device, {**shown, **settings_used, "seconds": options.seconds}, metrics, options.out)
+
+
+def print_tables(metrics: dict[str, object], load: LoadResult) -> None:
+    steps, over, rates = metrics["step_ms"], metrics["step_over_floor"], metrics["tokens_per_s"]
+    assert isinstance(steps, dict) and isinstance(over, dict) and isinstance(rates, dict)
+    table([("rows", "step ms", "x weight floor", "tokens/s"), *((rows, steps[rows], over[rows], rates[rows]) for rows in steps)])
+    print(f"{len(load.turn_ms)} turns under load")
+    table([("metric", "value"), *((name, value) for name, value in metrics.items() if not isinstance(value, dict) or "p50" in value)])
+    print(f"Hugging Face step ms: {metrics['baseline_hf_step_ms']}")
+
+
+if __name__ == "__main__":
+    main()

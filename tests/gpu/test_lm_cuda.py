@@ -1,0 +1,274 @@
+"""The language model step on CUDA: true to the dense forward, the same numbers in any company, the engine's contract kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+import torch
+
+from bistream.config import LanguageModelConfig
+from bistream.text2token.engine import EngineSession, SamplingSpec, TurnEnd, TurnLimits
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
+from bistream.text2token.step_runner import SampledRows
+from bistream.text2token.torch_engine import TorchEngine
+from bistream.text2token.weights import ModelWeights, build_weights
+from tests.fakes import RecordingSink
+from tests.unit.text2token.engine_conformance import Bench, EngineConformance
+from tests.unit.text2token.tiny import SPACE, random_state
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+from bistream.text2token.cuda.graph_runner import CudaRunner
+from bistream.text2token.cuda.host_rows import bucket_sizes
+from bistream.text2token.cuda.packing import pack_weights
+
+# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+DEVICE = torch.device("cuda")
+# real widths, two layers; the id space of the conformance suite
+NARROW = LanguageModelConfig(num_hidden_layers=2, text_vocab_size=200, speech_token_size=120, max_position_embeddings=4096)
+WIDE = LanguageModelConfig(num_hidden_layers=2, text_vocab_size=500, max_position_embeddings=4096)
+SETTINGS = EngineSettings(max_sessions=48, max_rows=128, kv_cache_tokens=48 * 1024, block_size=64, max_sequence_ids=2048)
+ALL_STOPS = frozenset(SPACE.specials)
+
+
+@cache
+def weights(config: LanguageModelConfig) -> ModelWeights:
+    """float32 numbers that bfloat16 can hold, so that only activations are rounded."""
+    state = {key: value.to(torch.bfloat16).float() for key, value in random_state(config).items()}
+    return build_weights(state, config, DEVICE, torch.float32)
+
+
+def make_runner(config: LanguageModelConfig = NARROW, settings: EngineSettings = SETTINGS, graphs: bool = True) -> CudaRunner:
+    return CudaRunner(config, pack_weights(weights(config), config, DEVICE), settings, graphs=graphs)
+
+
+@cache
+def shared_runner() -> CudaRunner:
+    return make_runner()
+
+
+def engine_of(runner: CudaRunner) -> TorchEngine:
+    """A fresh engine: blocks and slots of the runner are free again, whatever is left in them."""
+    return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+
+
+def drain(engine: TorchEngine) -> None:
+    while engine.step():
+        engine.check_integrity()
+
+
+def talk(engine: TorchEngine, sessions: Sequence[EngineSession], turns: Sequence[Sequence[Sequence[int]]], max_new: int) -> list[list[int]]:
+    """All sessions at once, turn after turn; what each of them said."""
+    said: list[list[int]] = [[] for _ in sessions]
+    for turn in range(max(map(len, turns))):
+        sinks = {}
+        for number, session in enumerate(sessions):
+            if turn < len(turns[number]):
+                sinks[number] = RecordingSink()
+                session.turn(turns[number][turn], TurnLimits(max_new, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sinks[number])
+        drain(engine)
+        for number, sink in sinks.items():
+            assert sink.result is not None and sink.result.end is TurnEnd.LENGTH
+            said[number] += sink.ids
+    return said
+
+
+def random_turns(rng: random.Random) -> list[list[int]]:
+    prompt = [SPACE.sos, *(rng.randrange(200) for _ in range(rng.randrange(1, 300)))]
+    return [prompt, *([rng.randrange(200) for _ in range(rng.randrange(1, 7))] for _ in range(rng.randrange(1, 4)))]
+
+
+def test_rows_follow_the_dense_forward() -> None:
+    """Chunks of a prompt through every kind of kernel, against float32: about as exact as bfloat16 activations can be."""
+    runner = make_runner(WIDE, SETTINGS)
+    model = Qwen2Model(WIDE, weights(WIDE))
+    ids = torch.randint(0, WIDE.text_vocab_size, (700,), generator=torch.Generator().manual_seed(0))
+    expected = model.logits(model.forward_dense(ids.to(DEVICE)))
+    reset = SlotReset("a", SamplingSpec(), tuple(range(5, 16)))
+    starts = (TurnStart(3, TurnLimits(10), 10, reset),)
+    position = 0
+    for count in (128, 100, 64, 1, 16, 3, 40, 90, 1, 1, 7, 128, 121):
+        rows = tuple(ids[position : position + count].tolist())
+        runner.run(StepPlan(starts, (), (Segment(3, position, rows, False),), ()))()
+        starts = ()
+        got = runner.buffers.logits[:count, : WIDE.speech_token_size + 3]
+        want = expected[position : position + count]
+        assert torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want) < 0.02
+        position += count
+    assert position == len(ids)
+
+
+def test_scores_do_not_depend_on_the_company() -> None:
+    """Bit for bit: the same row alone, in every bucket, at any place, among any neighbours."""
+    runner = make_runner(
+        WIDE, EngineSettings(max_sessions=256, max_rows=256, kv_cache_tokens=256 * 1024, block_size=64, max_sequence_ids=1024)
+    )
+    runner.cache.blocks.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
+    torch.cuda.synchronize()
+    rng = random.Random(0)
+    segments = [Segment(slot, rng.randrange(1, 1023), (rng.randrange(WIDE.text_vocab_size),), False) for slot in range(256)]
+    starts = tuple(
+        TurnStart(slot, TurnLimits(10), 10, SlotReset(str(slot), SamplingSpec(), tuple(range(slot * 16, slot * 16 + 16))))
+        for slot in range(256)
+    )
+
+    def scores(chosen: Sequence[Segment], begin: tuple[TurnStart, ...] = ()) -> torch.Tensor:
+        runner.run(StepPlan(begin, (), tuple(chosen), ()))()
+        return runner.buffers.logits[: len(chosen), : WIDE.speech_token_size + 3].clone()
+
+    together = scores(segments, starts)
+    assert torch.isfinite(together).all()
+    for size in (*bucket_sizes(256), 3, 11, 23, 57, 77, 150, 201):
+        order = rng.sample(range(256), size)
+        assert torch.equal(scores([segments[number] for number in order]), together[order]), size
+
+
+@pytest.mark.parametrize(
+    "spec", [SamplingSpec(temperature=0.0), SamplingSpec(seed=5), SamplingSpec(seed=6, top_k=60, top_p=0.95, temperature=1.3)]
+)
+def test_a_session_says_the_same_alone_and_among_others(spec: SamplingSpec) -> None:
+    rng = random.Random(1)
+    turns = random_turns(rng)
+    engine = engine_of(shared_runner())
+    alone = talk(engine, [engine.open("a", spec, 1500)], [turns], 12)[0]
+    engine = engine_of(shared_runner())
+    others = [engine.open(f"o{number}", SamplingSpec(seed=number), 900) for number in range(40)]
+    sessions = [*others[:20], engine.open("a", spec, 1500), *others[20:]]
+    among = talk(engine, sessions, [turns if number == 20 else random_turns(rng) for number in range(41)], 12)
+    assert among[20] == alone and len(alone) == 12 * len(turns)
+
+
+def test_graphs_and_single_launches_say_the_same() -> None:
+    rng = random.Random(2)
+    turns = [random_turns(rng) for _ in range(6)]
+    specs = [SamplingSpec(seed=number, temperature=float(number % 3)) for number in range(6)]
+    said = []
+    for runner in (shared_runner(), make_runner(graphs=False)):
+        engine = engine_of(runner)
+        said.append(talk(engine, [engine.open(str(number), spec, 900) for number, spec in enumerate(specs)], turns, 15))
+    assert said[0] == said[1]
+
+
+def test_a_shared_prompt_changes_nothing() -> None:
+    """Sessions of one voice share full blocks and copy the partial one."""
+    prompt = [SPACE.sos, *range(1, 150)]
+    turns = [[[*prompt, number], [7, 8, number]] for number in range(4)]
+    said = []
+    for share in (True, False):
+        settings = EngineSettings(**{name: getattr(SETTINGS, name) for name in SETTINGS.__dataclass_fields__} | {"share_prefix": share})
+        engine = TorchEngine(shared_runner(), settings, threaded=False, runner=shared_runner())
+        first = talk(engine, [engine.open("first", SamplingSpec(), 900)], turns[:1], 10)
+        said.append(first + talk(engine, [engine.open(str(number), SamplingSpec(), 900) for number in range(3)], turns[1:], 10))
+    assert said[0] == said[1]
+
+
+def test_numbers_that_are_none_fail_their_session_only() -> None:
+    runner = make_runner()
+    poisoned = 123
+    runner.step.weights.embedding[poisoned] = float("nan")
+    turns = [[[SPACE.sos, 5, 6, 7], [8]], [[SPACE.sos, 9, poisoned, 10]]]
+    engine = engine_of(runner)
+    good, bad = engine.open("good", SamplingSpec(), 300), engine.open("bad", SamplingSpec(), 300)
+    sinks = RecordingSink(), RecordingSink()
+    for session, sink, turn in zip((good, bad), sinks, turns, strict=True):
+        session.turn(turn[0], TurnLimits(20, forbidden=ALL_STOPS), sink)
+    drain(engine)
+    assert sinks[0].result is not None and sinks[0].result.end is TurnEnd.LENGTH
+    assert sinks[1].result is not None and sinks[1].result.end is TurnEnd.ERROR
+    bad.close()
+    again = engine_of(runner)  # its first blocks are the ones that held what was no number
+    assert talk(again, [again.open("new", SamplingSpec(), 300)], [turns[0][:1]], 20)[0] == sinks[0].ids
+
+
+def choose_on_device(runner: CudaRunner, logits: torch.Tensor, slots: torch.Tensor) -> list[int]:
+    """The sampling kernel alone, on given scores."""
+    count = len(slots)
+    runner.buffers.logits[:count, : logits.shape[1]] = logits
+    runner.buffers.rows[0, :count] = slots
+    runner.buffers.rows[4, :count] = 1
+    runner.buffers.clock.zero_()
+    runner.step._sample(count)
+    torch.cuda.synchronize()
+    result: list[int] = runner.buffers.results[0, :count].tolist()
+    return result
+
+
+def test_the_sampling_kernel_chooses_as_the_plain_sampler() -> None:
+    """Peaked, flat, tied, masked and spoilt scores, several settings, until ids repeat and turns end; state and all."""
+    runner, sampler = make_runner(WIDE), RepetitionAwareSampler()
+    state, space, count = runner.state, runner.space, 40
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    specs = [
+        SamplingSpec(
+            seed=slot, temperature=(1.0, 0.0, 0.6, 1.7)[slot % 4], top_k=(25, 25, 1, 50)[slot // 4 % 4], top_p=(0.8, 1.0)[slot % 2]
+        )
+        for slot in range(count)
+    ]
+    limits = [TurnLimits(12, 3, frozenset(space.specials[:1]), frozenset(space.specials), space.fill) for _ in range(count)]
+    state.start_turns([TurnStart(slot, limits[slot], 12, SlotReset(str(slot), specs[slot], ())) for slot in range(count)])
+    state.top_k_in_use = 64
+    tensors = {name: value for name, value in vars(state).items() if isinstance(value, torch.Tensor)}
+    slots = torch.arange(count, device=DEVICE)
+    differing = 0
+    for step in range(15):
+        logits = torch.randn((count, space.speech_token_size + 3), generator=generator, device=DEVICE) * (0.1, 3.0, 8.0)[step % 3]
+        logits = torch.round(logits * 4) / 4 if step % 2 else logits  # ties
+        logits[:, -3:] += 6.0
+        logits[7] = 0.0
+        if step == 9:
+            logits[5, 100], logits[6, 7] = float("nan"), float("inf")
+        before = {name: value.clone() for name, value in tensors.items()}
+        chosen = choose_on_device(runner, logits, slots)
+        after = {name: value.clone() for name, value in tensors.items()}
+        for name, value in before.items():
+            tensors[name].copy_(value)
+        log_probs, spoilt = state.masked_log_probs(logits, slots)
+        expected = state.record(slots, sampler.choose(log_probs, state, slots), spoilt)
+        same = expected.cpu() == torch.tensor(chosen)
+        differing += int((~same).sum())
+        for name, value in after.items():
+            assert torch.equal(tensors[name][:count][same.to(DEVICE)], value[:count][same.to(DEVICE)]), name
+            tensors[name].copy_(value)
+    assert differing <= 2  # sums of probabilities differ in the last bit: a draw can fall between
+
+
+class FaultyRunner:
+    """The shared runner, that can be told to fail."""
+
+    def __init__(self, runner: CudaRunner) -> None:
+        self.run_ahead = runner.run_ahead
+        self.broken = False
+        self._runner = runner
+
+    def run(self, plan: StepPlan) -> SampledRows:
+        if self.broken:
+            raise RuntimeError("out of luck")
+        return self._runner.run(plan)
+
+    def break_down(self) -> None:
+        self.broken = True
+
+
+class TestCudaEngine(EngineConformance):
+    @pytest.fixture
+    def bench(self) -> Iterator[Bench]:
+        settings = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, block_size=64, max_sequence_ids=2048)
+        runner = FaultyRunner(shared_runner())
+        engine = TorchEngine(shared_runner(), settings, threaded=False, runner=runner)
+
+        def drive(sinks: Sequence[RecordingSink]) -> None:
+            while any(sink.result is None for sink in sinks):
+                assert engine.step(), "the engine has nothing to do, but a turn has not ended"
+
+        yield Bench(engine, drive, lambda: [engine.step(), engine.step()] and None, runner.break_down)
+        engine.close()
