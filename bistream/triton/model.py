@@ -16,7 +16,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import ShuttingDownError
 from bistream.triton.inputs import RequestInputs
 from bistream.triton.sender import Arrays, ResponseSender, data_response, error_response, public_error
-from bistream.triton.startup import end_when_useless, is_decoupled, prepare_process, refusing_to_load, runtime_config
+from bistream.triton.startup import end_when_useless, is_decoupled, prepare_process, refusing_to_load, runtime_config, settle_memory
 from bistream.wire import ModelContract
 
 
@@ -37,6 +37,7 @@ class TritonModel(ABC):
             prepare_process(self.config, self.contract.name)
             self.open(self.config)
             self._opened = True
+            settle_memory()
             end_when_useless(self.healthy)
 
     def finalize(self) -> None:

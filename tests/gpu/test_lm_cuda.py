@@ -176,7 +176,7 @@ def test_numbers_that_are_none_fail_their_session_only() -> None:
     runner = make_runner()
     poisoned = 123
     runner.step.weights.embedding[poisoned] = float("nan")
-    turns = [[[SPACE.sos, 5, 6, 7], [8]], [[SPACE.sos, 9, poisoned, 10]]]
+    turns = [[[SPACE.sos, 5, 6, 7], [8]], [[SPACE.sos, 9, 10, poisoned]]]
     engine = engine_of(runner)
     good, bad = engine.open("good", SamplingSpec(), 300), engine.open("bad", SamplingSpec(), 300)
     sinks = RecordingSink(), RecordingSink()

@@ -14,8 +14,8 @@ class Tuning:
     dependent_launch: bool = True
     shared_memory_first: bool = True  # see ``step.prefer_shared_memory``
     # kernels_small serve up to this many rows, 16 at a time
-    qkv_small_rows: int = 64
-    output_small_rows: int = 64
+    qkv_small_rows: int = 128
+    output_small_rows: int = 128
     gate_up_small_rows: int = 16
     output_tiles: int = 2  # tiles of 8 features per program, 17 and more rows
     gate_up_pairs: int = 5  # tiles of gate and of up per program
@@ -23,8 +23,8 @@ class Tuning:
     weights_in_flight: int = 2  # tiles of 14 kB that gate_up and head load at a time
     down_registers: int = 104  # up to 8 rows: leaves room for the kernels before and after
     # attention: stages of 64 kB, blocks that it loads at a time before its turn
-    attention: tuple[int, int] = (3, 2)
-    attention_many: tuple[int, int] = (1, 1)  # more than 64 rows
+    attention: tuple[int, int] = (3, 5)
+    attention_many: tuple[int, int] = (1, 3)  # more than 64 rows
     attention_late: bool = False  # its successors start when its predecessor has finished
     # kernels_large
     qkv_tile: Tile = (64, 16, 4, 4)

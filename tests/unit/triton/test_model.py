@@ -25,6 +25,7 @@ FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/s
 def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_module, "prepare_process", lambda config, name: None)
     monkeypatch.setattr(model_module, "end_when_useless", lambda healthy: None)
+    monkeypatch.setattr(model_module, "settle_memory", lambda: None)
 
 
 class Streaming(DecoupledModel):
