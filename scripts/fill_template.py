@@ -62,6 +62,8 @@ def _fill_line(line: str, values: Mapping[str, str]) -> str:
 def _literal(name: str, value: str, quoted: bool) -> str:
     if any(ord(character) < 32 for character in value):
         raise TemplateError(f"The value of {name} holds a control character; remove it.")
+    if "${" in value:
+        raise TemplateError(f"The value of {name} holds '${{', a variable that was not replaced; give its value.")
     if quoted:
         return value.replace("\\", "\\\\").replace('"', '\\"')
     if BARE_VALUE.match(value) is None:

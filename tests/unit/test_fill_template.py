@@ -40,11 +40,16 @@ def test_placeholders_are_those_outside_comments() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"])).filter(lambda value: "${" not in value))
 def test_any_value_arrives_in_the_parsed_configuration(value: str) -> None:
     text = fill(TEMPLATE, {"size": "0", "model_dir": value})
     assert value_of(text, "model_dir") == value
     assert value_of(text, "also") == f"a-{value}-z#0"
+
+
+def test_a_value_that_is_a_variable_nobody_replaced_is_refused() -> None:
+    with pytest.raises(TemplateError, match=r"model_dir holds '\$\{'"):
+        fill(TEMPLATE, {"size": "0", "model_dir": "/models/${name}"})
 
 
 @settings(max_examples=60, deadline=None)
