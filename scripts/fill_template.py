@@ -73,7 +73,7 @@ def _literal(name: str, value: str, quoted: bool) -> str:
 
 def _open_quote(text: str) -> bool:
     """Whether ``text`` ends inside a string literal."""
-    return len(re.findall(r'(?<!\\)"', text)) % 2 == 1
+    return re.findall(r'\\.|"', text).count('"') % 2 == 1  # an escaped character, a backslash among them, opens nothing
 
 
 def _split_comment(line: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
@@ -40,6 +40,8 @@ def test_placeholders_are_those_outside_comments() -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example("\\")
+@example('"')
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])).filter(lambda value: "${" not in value))
 def test_any_value_arrives_in_the_parsed_configuration(value: str) -> None:
     text = fill(TEMPLATE, {"size": "0", "model_dir": value})
