@@ -46,7 +46,7 @@ def settings_of(config: RuntimeConfig, sizes: LanguageModelConfig, block_size: i
     return EngineSettings(
         max_sessions=config.max_sessions,
         max_rows=config.max_rows,
-        kv_cache_tokens=config.kv_cache_tokens,
+        kv_cache_tokens=config.kv_cache_tokens or config.max_sessions * config.max_session_tokens,
         block_size=block_size,
-        max_sequence_ids=sizes.max_position_embeddings,
+        max_sequence_ids=min(sizes.max_position_embeddings, config.max_session_tokens),
     )
