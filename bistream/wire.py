@@ -68,6 +68,7 @@ LLM_BISTREAM = ModelContract(
     inputs=(
         _scalar("text", "BYTES"),
         *_SESSION,
+        _scalar("is_pull", "BOOL"),  # with the start: keep the tokens until they are asked for; without: answer once, with those that came
         _scalar("prompt_text", "BYTES"),
         TensorSpec("prompt_speech_tokens", "INT32", (-1,), optional=True),
         *_SAMPLING,

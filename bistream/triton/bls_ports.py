@@ -8,20 +8,22 @@ of a request made here: it would abort the server. An error response is the last
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.errors import BistreamError, EngineError, UnknownSessionError
+from bistream.errors import BistreamError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.ports import Ports
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav import Token2WavHop
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
+
+logger = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -41,33 +43,20 @@ class BlsClient:
         self._pb_utils = pb_utils
         self._keeper = keeper
 
-    def stream(self, contract: ModelContract, arrays: Arrays) -> Iterator[Arrays]:
-        """The responses of a decoupled model that carry data, as they come. Raises ``BistreamError``, which is their end.
+    def ask(self, contract: ModelContract, arrays: Arrays) -> Arrays:
+        """The one response of a decoupled model; empty when it carries no data. Raises ``BistreamError``.
 
-        A caller that stops early leaves the rest to a thread: an iterator that is given up keeps both models from ever unloading.
+        A sibling must answer once, with the final flag on its only response. A further response is delivered by a thread of the stub
+        that takes the table of iterators and then the iterator, while the thread that waits for it wakes up with the iterator
+        taken and wants the GIL, which the end of any other ``exec`` holds while it wants the table: all three wait for ever (seen
+        within minutes of ten busy clients). The first response comes another way.
         """
         responses = self._request(contract, arrays).exec(decoupled=True)
-        stopped_early = False
         try:
-            for response in responses:
-                outputs = self._outputs(response)
-                if outputs:  # the last response may be the bare final flag
-                    yield outputs
-        except GeneratorExit:
-            stopped_early = True
-            raise
+            answers = [self._outputs(response) for response in responses]
         finally:
-            if stopped_early:
-                threading.Thread(target=self._take_rest, args=(responses,), name="bls-rest", daemon=True).start()
-            else:
-                self._keeper.keep(responses)
-
-    def _take_rest(self, responses: Iterator[Any]) -> None:
-        """Wait for the end of what nobody wants any more; its session has been, or will be, cancelled."""
-        for response in responses:
-            if response.has_error():
-                break
-        self._keeper.keep(responses)
+            self._keeper.keep(responses)
+        return next((answer for answer in answers if answer), {})
 
     def call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
         """The response of a model that answers once."""
@@ -82,9 +71,20 @@ class BlsClient:
 
     def _outputs(self, response: Any) -> Arrays:
         if response.has_error():
-            raise parse_error(response.error().message())
+            raise sibling_error(response.error().message())
         # The tensors live in shared memory that is reused once the response is gone.
         return {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
+
+
+def sibling_error(message: str) -> BistreamError:
+    """What a sibling said; words of Triton itself, which may hold paths, are for the log."""
+    error = parse_error(message)
+    if type(error) is not BistreamError:
+        return error
+    logger.warning("a call to another model failed: %s", message)
+    if "not ready" in message:  # its models are unloaded while sessions still run
+        return ShuttingDownError("The server is shutting down; start the session on another one.")
+    return EngineError("A model of the server does not work; try again.")
 
 
 def sampling_arrays(sampling: Sampling) -> Arrays:
@@ -135,16 +135,26 @@ class BlsLanguageModel:
             "text": text_array(start.text),
             "is_start": scalar_array(True, np.bool_),
             "is_end": scalar_array(start.is_end, np.bool_),
+            "is_pull": scalar_array(True, np.bool_),
             "prompt_text": text_array(start.prompt_text),
             **sampling_arrays(start.sampling),
         }
         if len(start.prompt_speech_tokens):
             arrays["prompt_speech_tokens"] = start.prompt_speech_tokens.astype(np.int32, copy=False)
-        responses = self._client.stream(LLM_BISTREAM, arrays)
-        for outputs in responses:
-            if outputs["is_final"].reshape(-1)[0]:
-                _exhaust(responses)  # the caller stops here, and an iterator left before its end keeps the models from unloading
-            yield speech_tokens(outputs)
+        self._client.ask(LLM_BISTREAM, arrays)
+        return self._messages(start.session_id)
+
+    def _messages(self, session_id: str) -> Iterator[SpeechTokens]:
+        arrays: Arrays = {
+            "session_id": text_array(session_id),
+            "is_start": scalar_array(False, np.bool_),
+            "is_pull": scalar_array(True, np.bool_),
+        }
+        is_final = False
+        while not is_final:
+            message = speech_tokens(self._client.ask(LLM_BISTREAM, arrays))
+            is_final = message.is_final
+            yield message
 
     def append(self, session_id: str, text: bytes, is_end: bool) -> None:
         arrays: Arrays = {
@@ -153,7 +163,7 @@ class BlsLanguageModel:
             "is_start": scalar_array(False, np.bool_),
             "is_end": scalar_array(is_end, np.bool_),
         }
-        _exhaust(self._client.stream(LLM_BISTREAM, arrays))
+        self._client.ask(LLM_BISTREAM, arrays)
 
     def cancel(self, session_id: str) -> None:
         _send_cancel(self._client, LLM_BISTREAM, session_id)
@@ -188,10 +198,11 @@ class BlsToken2Wav:
         _send_cancel(self._client, TOKEN2WAV, session_id)
 
     def _waveform(self, arrays: Arrays) -> FloatArray:
-        waveforms = [outputs["waveform"] for outputs in self._client.stream(TOKEN2WAV, arrays)]
-        if not waveforms:
+        outputs = self._client.ask(TOKEN2WAV, arrays)
+        if not outputs:
             raise EngineError("token2wav ended a request without an answer; try again.")
-        return np.concatenate(waveforms)
+        waveform: FloatArray = outputs["waveform"]
+        return waveform
 
 
 def speech_tokens(outputs: Arrays) -> SpeechTokens:
@@ -227,15 +238,10 @@ def _text(array: NDArray[Any]) -> str:
     return text
 
 
-def _exhaust(responses: Iterator[Arrays]) -> None:
-    for _ in responses:
-        pass
-
-
 def _send_cancel(client: BlsClient, contract: ModelContract, session_id: str) -> None:
     arrays = {"session_id": text_array(session_id), "is_cancel": scalar_array(True, np.bool_)}
     try:
-        _exhaust(client.stream(contract, arrays))
+        client.ask(contract, arrays)
     except UnknownSessionError:
         pass  # it has ended by itself
 

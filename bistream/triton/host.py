@@ -1,4 +1,4 @@
-"""What the server needs of the machine and leaves on it: libpython, processes, shared-memory files.
+"""What the server needs of the machine and leaves on it: libpython, ports, processes, shared-memory files.
 
 Imports nothing but the standard library, because ``scripts/setup_triton.py`` runs it before anything is installed.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
+import socket
 import sys
 import sysconfig
 from pathlib import Path
@@ -38,6 +40,18 @@ def library_directories() -> list[str]:
             f"{name} is not installed, and Triton's Python backend needs it; run: apt-get install -y libpython{version}"
         ) from None
     return []
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether a server could listen there. Connections of an earlier server that are still being closed do not matter."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("" if address == "*" else address, port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
 
 
 def shared_memory_prefix() -> str:

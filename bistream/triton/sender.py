@@ -46,9 +46,12 @@ def public_error(error: BaseException) -> BistreamError:
     return BistreamError(_INTERNAL_SENTENCE)
 
 
+def output_tensors(pb_utils: Any, arrays: Arrays) -> list[Any]:
+    return [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+
+
 def data_response(pb_utils: Any, arrays: Arrays) -> Any:
-    tensors = [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
-    return pb_utils.InferenceResponse(output_tensors=tensors)
+    return pb_utils.InferenceResponse(output_tensors=output_tensors(pb_utils, arrays))
 
 
 def error_response(pb_utils: Any, error: BistreamError) -> Any:
@@ -75,14 +78,25 @@ class ResponseSender:
 
     def send(self, arrays: Arrays) -> None:
         """One response with these outputs; dropped when the request is finished."""
+        self._send(arrays, final=False)
+
+    def send_last(self, arrays: Arrays) -> None:
+        """One response with these outputs and the final flag."""
+        self._send(arrays, final=True)
+
+    def _send(self, arrays: Arrays, final: bool) -> None:
         try:
-            response = data_response(self._pb_utils, arrays)
+            tensors = output_tensors(self._pb_utils, arrays)
+            response = self._pb_utils.InferenceResponse(output_tensors=tensors)
         except Exception as error:
             self.fail(public_error(error))
             return
         with self._lock:
             if not self._finished:
-                self._call(response)
+                self._finished = final
+                self._call(response, final)
+        # The stub drops outputs that the client did not ask for without holding the GIL; ours must not be the first reference to go.
+        del tensors
 
     def finish(self) -> None:
         """The empty final response."""
@@ -197,6 +211,7 @@ class CollectingSender:
         self._ended = threading.Event()
         self._chunks: list[NDArray[np.float32]] = []
         self._error: BistreamError | None = None
+        self._cancelled = False
 
     def send(self, chunk: AudioChunk) -> None:
         self._chunks.append(chunk.waveform)
@@ -209,8 +224,10 @@ class CollectingSender:
         with self._lock:
             if self._request is None:
                 return False
-            with self._keeper.round_trip():
-                return bool(self._request.is_cancelled())
+            if not self._cancelled:  # a request that has said yes says it again without a round trip
+                with self._keeper.round_trip():
+                    self._cancelled = bool(self._request.is_cancelled())
+            return self._cancelled
 
     def wait(self) -> NDArray[np.float32]:
         """float32 [N] at 24 kHz, once the session has ended. Raises its ``BistreamError``."""

@@ -27,6 +27,7 @@ from typing import TextIO
 
 from bistream.triton.host import (
     ServerError,
+    is_free,
     library_directories,
     process_states,
     remove_abandoned_shared_memory,
@@ -36,12 +37,14 @@ from bistream.triton.host import (
 
 # APIs that let a client read or replace parts of the server; restricted to holders of a key that nobody gets.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
+SPARE_BACKEND_THREADS = 32
 POLL_INTERVAL_S = 0.05
 KILL_TIMEOUT_S = 10.0
 # The reason ends before the stack, whose line breaks the log writes as \n.
 _LOAD_FAILURE = re.compile(
     r"failed to load '(?P<model>[^']+)' version \d+: [\w ]+: (?:TritonModelException: )?(?P<reason>.*?)(?:\\n|\"?$)", re.MULTILINE
 )
+_MAX_SESSIONS = re.compile(r'key: "max_sessions" value { string_value: "(\d+)" }')
 # prctl(PR_SET_PDEATHSIG, SIGKILL), then become the server: it may not outlive its keeper.
 _DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
@@ -95,6 +98,17 @@ def free_ports() -> Ports:
         return Ports(*(one.getsockname()[1] for one in sockets))
 
 
+def backend_threads(model_repository: Path) -> int:
+    """Threads with which the server works for each model process; its default is 32.
+
+    A call to a sibling holds one until it is answered, and a session has two such calls waiting (tokens, hop): with fewer threads no
+    audio could be sent and no text passed on.
+    """
+    texts = [path.read_text(encoding="utf-8") for path in model_repository.glob("*/config.pbtxt")]
+    limits = [int(match[1]) for text in texts for match in _MAX_SESSIONS.finditer(text)]
+    return 2 * max(limits, default=0) + SPARE_BACKEND_THREADS
+
+
 class TritonServer:
     """``start`` once, ``stop`` once (idempotent). Must be started from a thread that lives as long as the server."""
 
@@ -122,7 +136,9 @@ class TritonServer:
     def start(self, should_stop: Callable[[], bool] = never) -> None:
         """Returns when every model is loaded. Raises ``ServerError``, or ``Interrupted``; nothing is left running then."""
         remove_abandoned_shared_memory()
+        self._check_ports()
         environment = self._environment()
+        log = self._open_log()
         command = [sys.executable, "-c", _DIE_WITH_PARENT, *self._command()]
         self._process = subprocess.Popen(
             command,
@@ -134,7 +150,7 @@ class TritonServer:
             encoding="utf-8",
             errors="backslashreplace",
         )
-        self._pump = threading.Thread(target=self._copy_log, name="triton-log", daemon=True)
+        self._pump = threading.Thread(target=self._copy_log, args=(log,), name="triton-log", daemon=True)
         self._pump.start()
         try:
             self._wait_until_ready(should_stop)
@@ -184,6 +200,17 @@ class TritonServer:
         assert self._process is not None
         self._process.poll()
 
+    def _check_ports(self) -> None:
+        """Another server's port would answer our questions in place of ours. Raises ``PortInUseError`` naming it."""
+        settings, ports = self.settings, self.ports
+        for address, port in (
+            (settings.http_address, ports.http),
+            (settings.grpc_address, ports.grpc),
+            (settings.http_address, ports.metrics),
+        ):
+            if not is_free(address, port):
+                raise PortInUseError(f"Port {port} is in use; stop the program that has it or choose another port.")
+
     def _command(self) -> list[str]:
         settings, ports = self.settings, self.ports
         key = secrets.token_hex(16)
@@ -194,6 +221,7 @@ class TritonServer:
             "--disable-auto-complete-config",  # otherwise every model is imported twice
             f"--backend-config=python,shm-region-prefix-name={self._prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
+            f"--backend-config=python,thread-pool-size={backend_threads(settings.model_repository)}",
             f"--exit-timeout-secs={max(1, int(settings.drain_timeout_s))}",
             f"--http-address={settings.http_address}",
             f"--grpc-address={settings.grpc_address}",
@@ -217,18 +245,27 @@ class TritonServer:
             environment["LD_LIBRARY_PATH"] = os.pathsep.join(directories + ([existing] if existing else []))
         return environment
 
-    def _copy_log(self) -> None:
+    def _open_log(self) -> TextIO:
+        path = self.settings.log_path
+        if path is None:
+            return sys.stderr
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ServerError(f"The server's log {path} cannot be written ({error.strerror}); choose another file.") from None
+
+    def _copy_log(self, target: TextIO) -> None:
         assert self._process is not None and self._process.stdout is not None
-        with contextlib.ExitStack() as stack:
-            target: TextIO = sys.stderr
-            if self.settings.log_path is not None:
-                self.settings.log_path.parent.mkdir(parents=True, exist_ok=True)
-                target = stack.enter_context(self.settings.log_path.open("a", encoding="utf-8"))
-            stack.enter_context(self._process.stdout)
+        with self._process.stdout:
             for line in self._process.stdout:
                 self._tail.append(line)
-                target.write(line)
-                target.flush()
+                with contextlib.suppress(OSError):  # disk full, reader gone: a server whose output nobody takes would stand still
+                    target.write(line)
+                    target.flush()
+        if target is not sys.stderr:
+            with contextlib.suppress(OSError):
+                target.close()
 
     def _wait_until_ready(self, should_stop: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.settings.start_timeout_s

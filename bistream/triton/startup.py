@@ -75,14 +75,18 @@ def settle_memory() -> None:
     gc.freeze()
 
 
-def end_when_useless(healthy: Callable[[], bool], interval_s: float = 1.0) -> None:
+def end_when_useless(healthy: Callable[[], bool], interval_s: float = 1.0, stuck_after_s: float = 30.0) -> None:
     """End this process when the server has died (with threads at work it would live on, holding memory and the GPU), or when it
     is no longer ``healthy``: after a failed engine or GPU only a new process can help, and the supervisor sees that one is missing.
+
+    Also when no Python ran for ``stuck_after_s``: the stub can stand still with the GIL in its hands, for example in ``execute`` while
+    it waits for a server that has died. That is noticed by a thread that needs no GIL, which this one puts off as long as it can.
     """
     server = os.getppid()
 
     def watch() -> None:
         while os.getppid() == server and healthy():
+            faulthandler.dump_traceback_later(stuck_after_s, exit=True)
             time.sleep(interval_s)
         if os.getppid() == server:
             logger.error("this process can compute nothing more and ends itself")

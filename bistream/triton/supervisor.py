@@ -70,10 +70,12 @@ class Supervisor:
         server_settings: ServerSettings,
         settings: SupervisorSettings,
         on_ready: Callable[[TritonServer], None] = lambda server: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server_settings = server_settings
         self._settings = settings
         self._on_ready = on_ready
+        self._clock = clock
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -89,10 +91,9 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until ``stop``. Raises ``ServerError`` when the server cannot be started or dies too often, ``Interrupted`` in a start."""
-        restarts = 0
-        while not self._stop.is_set():
-            server = self._start()
-            started_at = time.monotonic()
+        server, restarts = self._start(), 0
+        while True:
+            started_at = self._clock()
             try:
                 self._on_ready(server)
                 reason = self._watch(server)
@@ -100,10 +101,20 @@ class Supervisor:
                 server.stop(None if self._stop.is_set() else 0.0)
             if reason is None:
                 return
-            restarts = 1 if time.monotonic() - started_at > self._settings.stable_after_s else restarts + 1
-            if restarts > self._settings.max_restarts:
-                raise ServerError(f"{reason}; it was restarted {self._settings.max_restarts} times and is given up.")
-            logger.error("%s; restarting the server (%d of %d)", reason, restarts, self._settings.max_restarts)
+            if self._clock() - started_at > self._settings.stable_after_s:
+                restarts = 0
+            server, restarts = self._restart(reason, restarts)
+
+    def _restart(self, reason: str, restarts: int) -> tuple[TritonServer, int]:
+        """The new server and the restarts in a row until now. A start that fails counts as one: it worked before, so it may again."""
+        while restarts < self._settings.max_restarts:
+            restarts += 1
+            logger.error("%s; restarting the server (%d of %d)", reason.rstrip("."), restarts, self._settings.max_restarts)
+            try:
+                return self._start(), restarts
+            except ServerError as error:
+                reason = str(error)
+        raise ServerError(f"{reason.rstrip('.')}; it was restarted {restarts} times and is given up.")
 
     def run_command(self, command: Callable[[TritonServer], Sequence[str]]) -> int:
         """Start the server, run one command beside it, end both; returns the command's exit code.

@@ -8,9 +8,10 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, UnknownSessionError
 from bistream.triton.bls_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.inputs import RequestInputs, language_model_start, require_session_id
+from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import DecoupledModel
 from bistream.triton.sender import ResponseSender, SiblingResponseSender
 from bistream.types import SpeechTokens
@@ -27,6 +28,7 @@ class TritonPythonModel(DecoupledModel):
         from bistream.text2token.service import SpeechTokenService
 
         self._service = SpeechTokenService(config)
+        self._mailboxes: dict[str, TokenMailbox] = {}  # used by the thread of ``execute`` alone
         # Responses are sent, in order, by a thread of their own: a send waits for the server, the engine must not.
         self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llm-send")
 
@@ -39,14 +41,37 @@ class TritonPythonModel(DecoupledModel):
             self._service.cancel(session_id)
             sender.finish()
         elif inputs.flag("is_start", True):
-            self._service.start(language_model_start(inputs), lambda message: self._post(sender, message))
+            self._start(session_id, inputs, sender)
+        elif inputs.flag("is_pull", False):
+            self._take(session_id, sender)
         else:
             self._service.append(session_id, inputs.data("text") or b"", inputs.flag("is_end", True))
             sender.finish()
 
-    def _post(self, sender: ResponseSender, message: SpeechTokens | BistreamError) -> None:
-        """Called by the engine's thread."""
-        self._outbox.submit(_send, sender, message)
+    def _start(self, session_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
+        start = language_model_start(inputs)
+        if not inputs.flag("is_pull", False):
+            # The sink is called by the engine's thread.
+            self._service.start(start, lambda message: self._outbox.submit(_send, sender, message))
+            return
+        mailbox = TokenMailbox()
+        self._service.start(start, mailbox.post)
+        self._forget_untaken()
+        self._mailboxes[session_id] = mailbox
+        sender.finish()
+
+    def _take(self, session_id: str, sender: ResponseSender) -> None:
+        mailbox = self._mailboxes.get(session_id)
+        if mailbox is None:
+            raise UnknownSessionError("No session has this id whose tokens could be taken; start one with is_pull.", session_id)
+        mailbox.take(lambda message: self._outbox.submit(_answer, sender, message))
+
+    def _forget_untaken(self) -> None:
+        """Drop what was taken to its end, and what ended longest ago of that which nobody seems to want."""
+        self._mailboxes = {session_id: mailbox for session_id, mailbox in self._mailboxes.items() if not mailbox.is_drained}
+        ended = [session_id for session_id, mailbox in self._mailboxes.items() if mailbox.has_ended]
+        for session_id in ended[: max(0, len(ended) - self.config.max_sessions)]:
+            del self._mailboxes[session_id]
 
     def healthy(self) -> bool:
         return self._service.healthy
@@ -63,3 +88,10 @@ def _send(sender: ResponseSender, message: SpeechTokens | BistreamError) -> None
     sender.send(speech_token_arrays(message))
     if message.is_final:
         sender.finish()
+
+
+def _answer(sender: ResponseSender, message: SpeechTokens | BistreamError) -> None:
+    if isinstance(message, BistreamError):
+        sender.fail(message)
+    else:
+        sender.send_last(speech_token_arrays(message))

@@ -89,5 +89,4 @@ def _send(sender: ResponseSender, future: Future[FloatArray]) -> None:
     if error is not None:
         sender.fail(public_error(error))
         return
-    sender.send({"waveform": future.result()})
-    sender.finish()
+    sender.send_last({"waveform": future.result()})

@@ -164,6 +164,8 @@ class FakePbUtils:
         return self._answer(model, arrays)
 
     def iterate(self, responses: list[FakeResponse]) -> Iterator[FakeResponse]:
+        if len(responses) != 1:
+            raise Violation("an iterator that is given a second response can lock up the process that waits for it")
         self.unfinished += 1
         for position, response in enumerate(responses):
             if position + 1 == len(responses):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.errors import BistreamError, BusyError, EngineError, InvalidInputError, SessionTimeoutError, UnknownSessionError
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    EngineError,
+    InvalidInputError,
+    SessionTimeoutError,
+    ShuttingDownError,
+    UnknownSessionError,
+)
 from bistream.ports import Ports
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav import Token2WavHop
 from bistream.triton.bls_ports import bls_ports, speech_error_arrays, speech_token_arrays, speech_tokens
 from bistream.triton.inputs import RequestInputs, language_model_start, read_sampling, voice_prompt
 from bistream.triton.iterator_keeper import IteratorKeeper
+from bistream.triton.mailbox import TokenMailbox
 from bistream.types import FinishReason, Sampling, SpeechTokens, VoicePrompt
 from bistream.wire import CONTRACTS, LLM_BISTREAM, TOKEN2WAV, format_error
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeRequest, FakeResponse, error_response, response
@@ -73,57 +81,66 @@ def test_the_outputs_are_those_of_the_contract() -> None:
     assert set(speech_token_arrays(SpeechTokens((1,)))) == set(speech_error_arrays(BusyError("x"))) == names
 
 
+def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Arrays], list[FakeResponse]]:
+    """``llm_bistream`` with one session, which has posted all this when its tokens are first asked for."""
+    mailbox = TokenMailbox()
+
+    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
+        if arrays.get("is_start", np.array([[True]]))[0, 0]:
+            for message in posts:
+                mailbox.post(message)
+            return [FINAL]
+        answers: list[SpeechTokens | BistreamError] = []
+        mailbox.take(answers.append)
+        (message,) = answers
+        return [error_response(format_error(message)) if isinstance(message, BistreamError) else response(**speech_token_arrays(message))]
+
+    return answer
+
+
 @pytest.mark.parametrize("prompt_speech_tokens", [PROMPT.speech_tokens, EMPTY_PROMPT.speech_tokens])
 def test_a_start_is_read_as_it_was_sent(prompt_speech_tokens: Any) -> None:
-    messages = [SpeechTokens((1, 2), 3), SpeechTokens((4,), 5, FinishReason.EOS)]
-    speaking, backend = ports(lambda model, arrays: [*(response(**speech_token_arrays(message)) for message in messages), FINAL])
+    speaking, backend = ports(speaking_model(SpeechTokens((1, 2), 3), SpeechTokens((4,), 5, FinishReason.EOS)))
     sent = start(prompt_speech_tokens=prompt_speech_tokens)
-    assert list(speaking.language_model.stream(sent)) == messages
-    ((model, arrays),) = backend.calls
-    check_fits(model, arrays)
+    assert list(speaking.language_model.stream(sent)) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
+    for model, arrays in backend.calls:
+        check_fits(model, arrays)
+    (_, arrays), *asked = backend.calls
+    assert arrays["is_pull"][0, 0] and len(asked) == 1
     read = language_model_start(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM))
     assert read.prompt_speech_tokens.tolist() == sent.prompt_speech_tokens.tolist()
     assert (read.session_id, read.text, read.is_end, read.prompt_text, read.sampling) == ("s", b"Hi", False, "said", sent.sampling)
 
 
-@pytest.mark.parametrize("last", [SpeechTokens((), 5, FinishReason.EOS), None])
-def test_a_caller_that_stops_at_the_last_message_leaves_nothing_unfinished(last: SpeechTokens | None) -> None:
-    """An iterator that is given up before its end keeps both models from ever unloading."""
-    outputs = speech_token_arrays(last) if last else speech_error_arrays(BusyError("Full."))
-    speaking, backend = ports(lambda model, arrays: [response(**speech_token_arrays(SpeechTokens((1,)))), response(**outputs), FINAL])
+def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised() -> None:
+    speaking, _ = ports(speaking_model(SpeechTokens((1, 2), 3), SessionTimeoutError("Nothing came.", "s")))
     messages = speaking.language_model.stream(start())
-    assert next(messages) == SpeechTokens((1,)) and backend.unfinished == 1
-    if last:
-        assert next(messages) == last
-    else:
-        with pytest.raises(BusyError):
-            next(messages)
-    assert backend.unfinished == 0
+    assert next(messages) == SpeechTokens((1, 2), 3)
+    with pytest.raises(SessionTimeoutError, match="Nothing came"):
+        next(messages)
 
 
-def test_the_rest_of_a_stream_that_is_given_up_is_taken_by_a_thread() -> None:
-    message = response(**speech_token_arrays(SpeechTokens((1,))))
-    speaking, backend = ports(lambda model, arrays: [message, message, FINAL])
-    messages = speaking.language_model.stream(start())
-    next(messages)
-    del messages
-    for thread in threading.enumerate():
-        if thread.name == "bls-rest":
-            thread.join(timeout=10)
-    assert backend.unfinished == 0
-
-
-def test_the_first_error_ends_the_stream_without_asking_for_more() -> None:
-    speaking, _ = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
+def test_a_start_that_is_refused_raises_at_once() -> None:
+    speaking, backend = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
     with pytest.raises(BusyError, match="Full") as failure:
-        next(speaking.language_model.stream(start()))
+        speaking.language_model.stream(start())
     assert failure.value.session_id == "s" and failure.value.retryable
+    assert backend.unfinished == 0
 
 
-def test_words_of_triton_itself_are_still_an_error() -> None:
-    speaking, _ = ports(lambda model, arrays: [error_response("Stub process 'llm_bistream_0_0' is not healthy.")])
-    with pytest.raises(BistreamError, match="not healthy"):
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("Stub process 'llm_bistream_0_0' is not healthy.", EngineError),
+        ("Model llm_bistream - Error when running inference: Server not ready", ShuttingDownError),
+        ("INTERNAL: The server failed unexpectedly; its log says why.", EngineError),
+    ],
+)
+def test_words_of_triton_itself_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
+    speaking, _ = ports(lambda model, arrays: [error_response(words)])
+    with pytest.raises(expected) as failure:
         speaking.language_model.append("s", b"x", False)
+    assert "llm_bistream" not in failure.value.sentence
 
 
 @pytest.mark.parametrize("is_end", [True, False])
@@ -150,7 +167,7 @@ def test_cancelling_what_is_gone_is_no_error() -> None:
 @pytest.mark.parametrize("prompt", [PROMPT, EMPTY_PROMPT, None])
 @pytest.mark.parametrize("token_ids", [(), (5, 6)])
 def test_a_hop_is_read_as_it_was_sent(prompt: VoicePrompt | None, token_ids: tuple[int, ...]) -> None:
-    speaking, backend = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32)), FINAL])
+    speaking, backend = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32))])
     hop = Token2WavHop("s", token_ids, finalize=True, prompt=prompt, seed=9, playback_buffer_s=0.5)
     assert speaking.token2wav.hop(hop).tolist() == [0, 1, 2, 3]
     ((model, arrays),) = backend.calls
@@ -165,7 +182,7 @@ def test_a_hop_is_read_as_it_was_sent(prompt: VoicePrompt | None, token_ids: tup
 
 
 def test_synthesis_carries_speed_and_no_session() -> None:
-    speaking, backend = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32)), FINAL])
+    speaking, backend = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32))])
     assert speaking.token2wav.synthesize([1, 2], PROMPT, seed=4, speed=1.25).shape == (2,)
     ((model, arrays),) = backend.calls
     check_fits(model, arrays)
@@ -193,7 +210,7 @@ def test_voice_models_are_asked_once_each() -> None:
 
 def test_answers_do_not_point_into_shared_memory() -> None:
     shared = np.zeros(4, np.float32)
-    speaking, _ = ports(lambda model, arrays: [response(waveform=shared), FINAL])
+    speaking, _ = ports(lambda model, arrays: [response(waveform=shared)])
     assert not np.shares_memory(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)), shared)
 
 
@@ -205,7 +222,7 @@ def test_a_voice_model_that_refuses_raises_its_error() -> None:
 
 def test_sampling_defaults_are_left_to_the_checkpoint() -> None:
     speaking, backend = ports(lambda model, arrays: [FINAL])
-    list(speaking.language_model.stream(start(sampling=Sampling())))
+    speaking.language_model.stream(start(sampling=Sampling()))
     ((_, arrays),) = backend.calls
     assert "top_k" not in arrays and "top_p" not in arrays
     assert read_sampling(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM)) == Sampling()

@@ -29,3 +29,16 @@ def test_an_unhealthy_process_ends_itself() -> None:
     assert process.returncode == 1
     assert out == ""
     assert "can compute nothing more" in err
+
+
+def test_a_process_that_stands_still_with_the_gil_ends_itself() -> None:
+    """``PyDLL`` keeps the GIL while it calls; no other Python thread can run."""
+    code = (
+        "import ctypes\n"
+        "from bistream.triton.startup import end_when_useless\n"
+        "end_when_useless(lambda: True, interval_s=0.05, stuck_after_s=1.0)\n"
+        "ctypes.PyDLL(None).sleep(600)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert "Timeout" in result.stderr and "most recent call first" in result.stderr

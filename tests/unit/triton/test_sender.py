@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -22,12 +23,13 @@ from bistream.triton.sender import (
     public_error,
 )
 from bistream.types import AudioChunk
-from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeSender
+from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, FakeSender
 
 VALUE = {"out": np.zeros(1, np.float32)}
 ERROR = InvalidInputError("Send something else.", "s1")
 CALLS: dict[str, Callable[[ResponseSender], object]] = {
     "send": lambda sender: sender.send(VALUE),
+    "send_last": lambda sender: sender.send_last(VALUE),
     "finish": lambda sender: sender.finish(),
     "fail": lambda sender: sender.fail(ERROR),
     "is_cancelled": lambda sender: sender.is_cancelled(),
@@ -46,8 +48,8 @@ def test_any_order_of_calls_is_safe_and_finishes_once(kind: Callable[..., Respon
     sender.finish()
     assert fake.violations == [] and fake.finals == 1 and fake.sent[-1][1]
     assert len(fake.errors) <= 1
-    ends = [position for position, call in enumerate(calls) if call in ("finish", "fail")]
-    assert len(fake.data) - calls[: ends[0] if ends else len(calls)].count("send") in (0, 1)  # 1: an error inside the outputs
+    ends = [position for position, call in enumerate(calls) if call in ("finish", "fail", "send_last")]
+    assert len(fake.data) - calls[: ends[0] if ends else len(calls)].count("send") in (0, 1)  # 1: in the last response
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,6 +153,24 @@ def test_audio_has_the_tensors_of_each_front_door() -> None:
     assert list(upstream.data[0]) == ["waveform"] and upstream.data[0]["waveform"].shape == (3,)
 
 
+def test_outputs_that_the_client_does_not_want_die_in_python() -> None:
+    """The stub drops them from the response without the GIL; the sender's own references must outlive that."""
+
+    class DroppingSender(FakeSender):
+        def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
+            if response is not None:
+                dropped = [weakref.ref(tensor) for tensor in response.output_tensors()]
+                response.output_tensors().clear()
+                assert dropped and all(tensor() is not None for tensor in dropped)
+            super().send(response, flags)
+
+    fake = DroppingSender()
+    sender = ResponseSender(FakePbUtils(), fake)
+    sender.send(VALUE)
+    sender.send_last(VALUE)
+    assert fake.finals == 1 and len(fake.sent) == 2
+
+
 def test_audio_sender_ends_well_or_with_an_error() -> None:
     well, badly = FakeSender(), FakeSender()
     BistreamAudioSender(ResponseSender(FakePbUtils(), well)).finish(None)
@@ -164,6 +184,8 @@ def test_collecting_waits_for_the_whole_waveform_and_then_lets_the_request_go() 
     sender = CollectingSender(request, IteratorKeeper())
     request.cancelled = True
     assert sender.is_cancelled()
+    request.cancelled = False
+    assert sender.is_cancelled()  # not asked again: the stub would answer by itself, which lets no iterator pass
 
     def speak() -> None:
         for number in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import stat
@@ -9,13 +10,25 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bistream.triton.host import ServerError, process_states, remove_abandoned_shared_memory, remove_shared_memory
 from bistream.triton.probe import ProbeSchedule
-from bistream.triton.server_process import Interrupted, PortInUseError, ServerSettings, TritonServer, free_ports, start_failure
+from bistream.triton.server_process import (
+    Interrupted,
+    PortInUseError,
+    Ports,
+    ServerSettings,
+    TritonServer,
+    backend_threads,
+    free_ports,
+    start_failure,
+)
 from bistream.triton.supervisor import Supervisor, SupervisorSettings
+from scripts.fill_template import fill, placeholders
+from scripts.make_model_repo import read_template
 
 LOG = "\n".join(
     [
@@ -27,12 +40,12 @@ LOG = "\n".join(
 )
 
 
-def fake_server(tmp_path: Path, script: str, **settings: float) -> TritonServer:
+def fake_server(tmp_path: Path, script: str, **settings: Any) -> TritonServer:
     """A program of our own in place of tritonserver: it gets the same arguments and never opens a port."""
     executable = tmp_path / "tritonserver"
     executable.write_text(f"#!{sys.executable}\n{script}\n", encoding="utf-8")
     executable.chmod(executable.stat().st_mode | stat.S_IXUSR)
-    return TritonServer(ServerSettings(tmp_path, executable, tmp_path, log_path=tmp_path / "log", **settings))  # type: ignore[arg-type]
+    return TritonServer(ServerSettings(tmp_path, executable, tmp_path, log_path=tmp_path / "log", **settings))
 
 
 def test_every_model_that_refused_is_named_with_its_reason() -> None:
@@ -59,6 +72,50 @@ def test_free_ports_differ_and_are_free() -> None:
     for number in numbers:
         with socket.socket() as one:
             one.bind(("127.0.0.1", number))
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_a_port_that_another_program_has_is_named_before_the_start(tmp_path: Path, position: int) -> None:
+    """Otherwise the other program's readiness would be taken for ours."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        ports = list(dataclasses.astuple(free_ports()))
+        ports[position] = taken
+        server = fake_server(tmp_path, "import sys; sys.exit(3)", ports=Ports(*ports))
+        with pytest.raises(PortInUseError, match=str(taken)):
+            server.start()
+    with pytest.raises(ServerError, match="exit code 3"):  # free again
+        server.start()
+
+
+def test_a_server_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
+    """A pump that stopped at a full disk would make the server wait for ever at its next line."""
+    script = "import sys; print('x' * 1_000_000, flush=True); print('still here', flush=True); sys.exit(3)"
+    server = fake_server(tmp_path, script)
+    server.settings = dataclasses.replace(server.settings, log_path=Path("/dev/full"), start_timeout_s=20.0)
+    with pytest.raises(ServerError, match="exit code 3"):
+        server.start()
+    assert "still here" in server.log_tail()
+
+
+def test_a_log_that_cannot_be_opened_is_an_error_of_the_start(tmp_path: Path) -> None:
+    server = fake_server(tmp_path, "")
+    server.settings = dataclasses.replace(server.settings, log_path=tmp_path)
+    with pytest.raises(ServerError, match="cannot be written"):
+        server.start()
+
+
+@pytest.mark.parametrize("sessions", [{}, {"a": 64, "b": 10}, {"a": 3}])
+def test_every_session_may_wait_for_two_answers_at_a_time(tmp_path: Path, sessions: dict[str, int]) -> None:
+    for model, count in sessions.items():
+        (tmp_path / model).mkdir()
+        template = read_template("cosyvoice2_bistream")
+        values = {name: "1" for name in placeholders(template)}
+        text = fill(template, {**values, "max_sessions": str(count)})
+        (tmp_path / model / "config.pbtxt").write_text(text, encoding="utf-8")
+    assert backend_threads(tmp_path) > 2 * max(sessions.values(), default=0)
 
 
 def test_a_server_that_ends_while_starting_is_a_failure_with_its_reason(tmp_path: Path) -> None:
@@ -146,3 +203,43 @@ def test_probes_are_due_after_the_interval_and_one_failure_is_forgiven() -> None
     assert not schedule.record(False)
     assert schedule.record(False)
     assert not ProbeSchedule(interval_s=0.0, clock=lambda: 1e9).is_due()
+
+
+class Rehearsal(Supervisor):
+    """Servers that never run: each lives as long as ``lives`` says (hours; None: it does not start)."""
+
+    def __init__(self, tmp_path: Path, lives: list[float | None]) -> None:
+        self.now = 0.0
+        self.lives = lives
+        settings = fake_server(tmp_path, "").settings
+        super().__init__(settings, SupervisorSettings(max_restarts=3, stable_after_s=600.0), clock=lambda: self.now)
+
+    def _start(self) -> TritonServer:
+        if not self.lives:
+            raise Interrupted
+        if self.lives[0] is None:
+            self.lives.pop(0)
+            raise ServerError("It does not start.")
+        return TritonServer(self._server_settings)
+
+    def _watch(self, server: TritonServer) -> str | None:
+        life = self.lives.pop(0)
+        assert life is not None
+        self.now += 3600.0 * life
+        return "It has died"
+
+
+@pytest.mark.parametrize("lives", [[1.0] * 20, [1.0, None, None, 1.0, None, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0]])
+def test_a_server_that_dies_now_and_then_is_always_restarted(tmp_path: Path, lives: list[float | None]) -> None:
+    rehearsal = Rehearsal(tmp_path, lives)
+    with pytest.raises(Interrupted):
+        rehearsal.run()
+    assert rehearsal.lives == []
+
+
+@pytest.mark.parametrize("lives", [[0.0] * 4, [1.0, None, None, None], [1.0, None, 0.0, None]])
+def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, lives: list[float | None]) -> None:
+    rehearsal = Rehearsal(tmp_path, [*lives, 1.0])
+    with pytest.raises(ServerError, match="restarted 3 times"):
+        rehearsal.run()
+    assert rehearsal.lives == [1.0]

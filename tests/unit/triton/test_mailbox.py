@@ -1,0 +1,78 @@
+"""Whatever the order of posts and takes: every token is taken once, in order, and the end is taken once and last."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import BistreamError, CancelledError, InvalidInputError, UnknownSessionError
+from bistream.triton.mailbox import Message, TokenMailbox
+from bistream.types import FinishReason, SpeechTokens
+
+ENDS: list[Message] = [SpeechTokens((), 9, FinishReason.EOS), SpeechTokens((7, 8), 9, FinishReason.LENGTH), CancelledError("Stopped.")]
+
+
+def tokens_of(messages: list[Message]) -> list[int]:
+    return [token for message in messages if isinstance(message, SpeechTokens) for token in message.token_ids]
+
+
+def is_end(message: Message) -> bool:
+    return isinstance(message, BistreamError) or message.is_final
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=20), st.sampled_from(ENDS))
+def test_every_token_is_taken_once_and_in_order(steps: list[int | None], end: Message) -> None:
+    """None: ask; n: n more tokens come."""
+    mailbox, answers, posted, asked = TokenMailbox(), list[Message](), list[Message](), 0
+    for number, step in enumerate(steps):
+        if step is None:
+            if asked == len(answers):  # as the caller does: no second request before the first is answered
+                asked += 1
+                mailbox.take(answers.append)
+        else:
+            posted.append(SpeechTokens(tuple(100 * number + i for i in range(step)), number))
+            mailbox.post(posted[-1])
+    assert not mailbox.has_ended
+    posted.append(end)
+    mailbox.post(end)
+    assert mailbox.has_ended
+    while not any(is_end(answer) for answer in answers):
+        assert asked == len(answers)
+        asked += 1
+        mailbox.take(answers.append)
+    assert tokens_of(answers) == tokens_of(posted)
+    assert [is_end(answer) for answer in answers] == [False] * (len(answers) - 1) + [True]
+    assert all(isinstance(answer, BistreamError) or answer.token_ids or answer.is_final for answer in answers)
+    assert mailbox.is_drained
+    with pytest.raises(UnknownSessionError):
+        mailbox.take(answers.append)
+
+
+def test_only_one_may_wait() -> None:
+    mailbox, answers = TokenMailbox(), list[Message]()
+    mailbox.take(answers.append)
+    with pytest.raises(InvalidInputError):
+        mailbox.take(answers.append)
+    mailbox.post(SpeechTokens((1,)))
+    assert answers == [SpeechTokens((1,))]
+
+
+def test_a_poster_and_a_taker_lose_nothing() -> None:
+    mailbox, answers, count = TokenMailbox(), list[Message](), 2000
+
+    def take() -> None:
+        while not answers or not is_end(answers[-1]):
+            answered = threading.Event()
+            mailbox.take(lambda message, done=answered: (answers.append(message), done.set()))  # type: ignore[misc]
+            answered.wait()
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    for token in range(count):
+        mailbox.post(SpeechTokens((token,), token, FinishReason.EOS if token + 1 == count else None))
+    taker.join(timeout=60)
+    assert tokens_of(answers) == list(range(count))
