@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Lists how large the code is, and fails when a file or function is over its budget without a reason in ``REASONS``.
 
-Budgets: a file 300 lines (networks and kernels 500), a function 60 lines, a model.py 200 lines. Tests have none.
+Budgets: a file 300 lines (networks and GPU kernels 500), a function 60 lines (a GPU kernel 100, it is one function by nature), a
+model.py 200 lines. Tests have none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bistream", "model_repo", "client", "scripts", "benchmarks", "tests")
-FILE_LINES, NETWORK_LINES, FUNCTION_LINES, MODEL_LINES = 300, 500, 60, 200
+FILE_LINES, NETWORK_LINES, FUNCTION_LINES, KERNEL_LINES, MODEL_LINES = 300, 500, 60, 100, 200
 NETWORKS = {
     "bistream/text2token/qwen2.py",
     "bistream/token2mel/encoder.py",
@@ -48,9 +49,10 @@ def over_budget(path: Path) -> Iterator[tuple[str, int, int]]:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     if lines > budget(name):
         yield name, lines, budget(name)
+    function_budget = KERNEL_LINES if "/cuda/kernels_" in name else FUNCTION_LINES
     for function, length in functions(path):
-        if length > FUNCTION_LINES:
-            yield f"{name}:{function}", length, FUNCTION_LINES
+        if length > function_budget:
+            yield f"{name}:{function}", length, function_budget
 
 
 def main() -> int:
