@@ -193,21 +193,13 @@ class TritonServer:
                 os.killpg(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 return
-            self._reap()
+            self.exit_code()  # reaps the server
             time.sleep(POLL_INTERVAL_S)
-
-    def _reap(self) -> None:
-        assert self._process is not None
-        self._process.poll()
 
     def _check_ports(self) -> None:
         """Another server's port would answer our questions in place of ours. Raises ``PortInUseError`` naming it."""
-        settings, ports = self.settings, self.ports
-        for address, port in (
-            (settings.http_address, ports.http),
-            (settings.grpc_address, ports.grpc),
-            (settings.http_address, ports.metrics),
-        ):
+        http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
+        for address, port in ((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)):
             if not is_free(address, port):
                 raise PortInUseError(f"Port {port} is in use; stop the program that has it or choose another port.")
 
