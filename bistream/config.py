@@ -135,7 +135,7 @@ class RuntimeConfig:
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0 is max_sessions x max_session_tokens
     max_session_tokens: int = 4096  # positions (prompt, text and speech) of one session; reserved when it starts
     max_rows: int = 256  # rows (tokens) of one language-model step
-    graphs: bool = True  # CUDA graphs; no effect on CPU
+    graphs: bool = True  # recorded kernels (CUDA graphs) on a GPU; off: the plain networks; no effect on CPU
     flow_state_mb: int = 4096  # byte budget of the flow's resident state
     left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0 is unlimited (the reference)
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved

@@ -16,6 +16,7 @@ from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, EngineError
 from bistream.hop_jobs import HopJob, OfflineJob
+from bistream.mel2wav.cuda.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.types import FloatArray
@@ -38,7 +39,7 @@ class SpeechStages:
     def load(cls, config: RuntimeConfig) -> SpeechStages:
         """Read the model directory. Raises ``ConfigError`` or ``CheckpointError``."""
         checkpoint = read_config(config.model_dir)
-        return cls(FlowStage(config, checkpoint), VocoderStage(config, checkpoint))
+        return cls(FlowStage(config, checkpoint), make_vocoder(config, checkpoint))
 
     @torch.inference_mode()
     def hop(self, jobs: Sequence[HopJob]) -> list[Outcome]:

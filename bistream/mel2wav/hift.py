@@ -160,7 +160,7 @@ class HarmonicSource(nn.Module):
     def forward(self, f0: Tensor, merged_noise: Tensor, start: SourceStart) -> tuple[Tensor, Tensor]:
         """f0 [B, T] in Hz, merged_noise [B, 480 T] -> source [B, 480 T] and the phase [B, H, T] (float64) at each frame's centre."""
         advance = (f0[:, None, :] * self.overtones / self.config.sampling_rate) % 1  # cycles per sample [B, H, T]
-        phase = self._frame_phase(advance, start)
+        phase = self.frame_phase(advance, start)
         sines = torch.sin(2 * math.pi * self._sample_phase(phase.float(), advance, start))  # [B, H, T, 480]
         merged = torch.einsum("bhts,h->bts", sines, self.l_linear.weight[0])
         voiced = (f0 > self.config.nsf_voiced_threshold)[:, :, None]
@@ -172,7 +172,8 @@ class HarmonicSource(nn.Module):
         )
         return torch.tanh(excitation + self.l_linear.bias).flatten(1), phase
 
-    def _frame_phase(self, advance: Tensor, start: SourceStart) -> Tensor:
+    def frame_phase(self, advance: Tensor, start: SourceStart) -> Tensor:
+        """advance [B, H, T] in cycles per sample -> phase at each frame's centre, float64 [B, H, T], modulo 1."""
         total = F.pad(advance.double().cumsum(-1), (1, 0)) * self.samples_per_frame  # [B, H, T + 1]
         index = start.anchor[:, None, None].expand(-1, total.shape[1], 1)
         return (start.phase[:, :, None] + total[:, :, 1:] - total.gather(2, index)) % 1

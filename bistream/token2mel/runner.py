@@ -22,8 +22,8 @@ from bistream.token2mel.pages import FlowPages, PagedMemory, PageTables
 
 _log = logging.getLogger(__name__)
 
-_NOT_FINITE = "The speech came out as numbers that are not finite; check the reference recording of this session."
-_FAILED = "Computing the speech failed; open a new session and try again."
+NOT_FINITE = "The speech came out as numbers that are not finite; check the reference recording of this session."
+FAILED = "Computing the speech failed; open a new session and try again."
 
 
 class FlowRunner:
@@ -40,7 +40,7 @@ class FlowRunner:
 
         Numbers that are not finite fail their span alone (rows of a batch do not mix); an exception fails its group.
         """
-        results: list[Tensor | EngineError] = [EngineError(_FAILED) for _ in spans]
+        results: list[Tensor | EngineError] = [EngineError(FAILED) for _ in spans]
         for group in group_spans(spans, self.network.config.encoder.static_chunk_size):
             try:
                 mels = self._compute_group([spans[index] for index in group])
@@ -49,7 +49,7 @@ class FlowRunner:
                 _log.exception("the flow failed on %d sequences", len(group))
                 continue
             for index, mel, is_finite in zip(group, mels, finite, strict=True):
-                results[index] = mel if is_finite else EngineError(_NOT_FINITE)
+                results[index] = mel if is_finite else EngineError(NOT_FINITE)
         return results
 
     def _compute_group(self, spans: Sequence[Span]) -> list[Tensor]:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.errors import BistreamError, ConfigError, EngineError, InvalidInputError
-from bistream.token2mel.batching import Buckets, Span
+from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens, fingerprint
+from bistream.token2mel.cuda.factory import make_runner
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool, Prefix
 from bistream.token2mel.pages import FlowPages, page_bytes
-from bistream.token2mel.runner import FlowRunner
 from bistream.token2mel.state import FlowState, FlowStatus
 from bistream.token2mel.weights import load_network
 from bistream.types import VoicePrompt
@@ -74,8 +74,7 @@ class FlowStage:
             raise ConfigError(f"Parameter 'flow_state_mb' is {config.flow_state_mb}; one second of audio needs {needed}, set it higher.")
         self.pool = PagePool(total)
         self.pages = FlowPages(self.config, total, self.dtype, self.device) if incremental else None
-        buckets = None if self.device.type == "cpu" else Buckets()
-        self.runner = FlowRunner(network, self.pages, self.left_context_chunks, buckets)
+        self.runner = make_runner(config, network, self.pages)
         # Bounded context: the stored chunks a hop reads, and as many new ones while it runs.
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 

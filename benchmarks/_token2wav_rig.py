@@ -1,0 +1,167 @@
+"""Stages with random weights and sessions at a wanted place, for ``benchmarks/token2wav.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks._common import synchronize
+from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig, VocoderConfig
+from bistream.errors import BistreamError
+from bistream.mel2wav import weights as vocoder_weights
+from bistream.mel2wav.cuda.factory import make_vocoder
+from bistream.mel2wav.stage import VocoderHop, VocoderStage
+from bistream.mel2wav.state import VocoderState
+from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.token2mel import weights as flow_weights
+from bistream.token2mel.stage import FlowHop, FlowStage
+from bistream.token2mel.state import FlowState
+from bistream.types import FloatArray, VoicePrompt
+from scripts._random_weights import Drawer, flow_state, vocoder_state
+
+FIRST_HOP_TOKENS = 15 + LOOKAHEAD_TOKENS
+SIZES = {
+    "full": CheckpointConfig(),
+    "tiny": CheckpointConfig(
+        flow=FlowConfig(
+            encoder=FlowEncoderConfig(input_size=64, output_size=64, attention_heads=4, linear_units=128, num_blocks=2, num_up_blocks=2),
+            estimator=EstimatorConfig(channels=(32,), attention_head_dim=16, n_blocks=1, num_mid_blocks=2, num_heads=2),
+            input_size=64,
+        ),
+        vocoder=VocoderConfig(base_channels=128, f0_channels=32),
+    ),
+}
+
+
+@dataclass
+class Session:
+    flow: FlowState
+    vocoder: VocoderState
+    seed: int
+
+    def close(self) -> None:
+        self.flow.close()
+        self.vocoder.close()
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens whose state is stored, prompt included."""
+        return self.flow.committed
+
+
+class Rig:
+    """Flow and vocoder as the service runs them. ``naive``: eager, whole prefix in every hop, no state kept by the flow."""
+
+    def __init__(self, directory: str, sizes: CheckpointConfig, config: RuntimeConfig, naive: bool = False) -> None:
+        self.sizes = sizes
+        config = dataclasses.replace(config, model_dir=directory, graphs=config.graphs and not naive)
+        began = time.perf_counter()
+        self.flow = FlowStage(config, sizes, incremental=not naive)
+        self.vocoder: VocoderStage = make_vocoder(config, sizes)
+        self.device = self.flow.device
+        self._drawn: list[int] = np.random.default_rng(1).integers(0, sizes.flow.vocab_size, 20_000).tolist()
+        synchronize(self.device)
+        self.startup_s = time.perf_counter() - began
+
+    def prompt(self, seconds: float, seed: int = 0) -> VoicePrompt:
+        rng = np.random.default_rng(seed)
+        count, config = round(seconds * SPEECH_TOKENS_PER_SECOND), self.sizes.flow
+        return VoicePrompt(
+            prompt_text="",
+            speech_tokens=rng.integers(0, config.vocab_size, count).astype(np.int32),
+            speech_feat=rng.standard_normal((2 * count, config.output_size)).astype(np.float32),
+            speaker_embedding=rng.standard_normal(config.spk_embed_dim).astype(np.float32),
+        )
+
+    def tokens(self, count: int, seed: int) -> list[int]:
+        """Drawn once, so that drawing costs no time while hops are measured."""
+        begin = seed * 101 % (len(self._drawn) - count)
+        return self._drawn[begin : begin + count]
+
+    def open(self, prompt: VoicePrompt, seed: int = 0) -> Session:
+        return Session(self.flow.open(prompt), self.vocoder.open(seed), seed)
+
+    @torch.inference_mode()
+    def hop(self, sessions: Sequence[Session], counts: Sequence[int], finalize: Sequence[bool] | None = None) -> list[Tensor]:
+        """``counts`` new tokens of each session through flow and vocoder, in batches of 64 as the service makes them. Returns the mels."""
+        ends = list(finalize or [False] * len(sessions))
+        mels: list[Tensor] = []
+        for first in range(0, len(sessions), 64):
+            part = range(first, min(first + 64, len(sessions)))
+            hops = [FlowHop(sessions[index].flow, self.tokens(counts[index], index), ends[index]) for index in part]
+            found = self.flow.hop(hops)
+            for mel in found:
+                if isinstance(mel, BistreamError):
+                    raise mel
+                mels.append(mel)
+            self.vocoder.hop([VocoderHop(sessions[index].vocoder, mels[index], ends[index]) for index in part])
+        return mels
+
+    @torch.inference_mode()
+    def vocode(self, state: VocoderState, mel: Tensor, finalize: bool) -> FloatArray:
+        """One vocoder hop alone."""
+        return self.vocoder.hop([VocoderHop(state, mel, finalize)])[0]
+
+    def advance(self, sessions: Sequence[Session], context_tokens: int, step: int = 100) -> None:
+        """Speak until ``context_tokens`` (a multiple of the chunk) are stored, prompt included, and nothing beyond them is out."""
+        while True:
+            missing = [context_tokens + LOOKAHEAD_TOKENS - len(session.flow.tokens) for session in sessions]
+            if max(missing) <= 0:
+                break
+            self.hop(sessions, [min(step, max(0, count)) for count in missing])
+        assert all(session.context_tokens == context_tokens for session in sessions)
+
+    def time_ms(self, work: Callable[[], object]) -> float:
+        """Wall time of work that ends with results on the host."""
+        synchronize(self.device)
+        began = time.perf_counter()
+        work()
+        synchronize(self.device)
+        return (time.perf_counter() - began) * 1e3
+
+    def first_hop_ms(self, count: int, prompt_s: float, repeats: int) -> float:
+        """Median of the first hop of ``count`` sessions together; their voices (at most 8) have their state."""
+        prompts = [self.prompt(prompt_s, seed) for seed in range(min(count, 8))]
+        for prompt in prompts:
+            self.flow.warm(prompt)
+        times = []
+        for _ in range(repeats + 1):
+            sessions = [self.open(prompts[index % len(prompts)], index) for index in range(count)]
+            times.append(self.time_ms(lambda: self.hop(sessions, [FIRST_HOP_TOKENS] * count)))  # noqa: B023  (called at once)
+            for session in sessions:
+                session.close()
+        return statistics.median(times[1:])
+
+    def steady_hops_ms(self, count: int, prompt_s: float, context_s: Sequence[float]) -> list[float]:
+        """Hops of 25 tokens of ``count`` sessions together, on chunk boundaries, with each of these stored contexts (ascending)."""
+        prompts = [self.prompt(prompt_s, seed) for seed in range(min(count, 8))]
+        sessions = [self.open(prompts[index % len(prompts)], index) for index in range(count)]
+        found = []
+        for seconds in context_s:
+            times = []
+            for chunk in (-1, 0, 1):  # the hops around the wanted context; the median is its own
+                self.advance(sessions, (round(seconds) + chunk) * CHUNK_TOKENS)
+                times.append(self.time_ms(lambda: self.hop(sessions, [CHUNK_TOKENS] * count)))
+            found.append(statistics.median(times))
+        for session in sessions:
+            session.close()
+        return found
+
+
+def random_model(sizes: CheckpointConfig, device: torch.device) -> tempfile.TemporaryDirectory[str]:
+    """A directory with ``flow.pt`` and ``hift.pt``; gone when its owner is."""
+    directory = tempfile.TemporaryDirectory(prefix="bistream-benchmark-")
+    drawer = Drawer(0, device.type)
+    torch.save(flow_state(drawer, flow_weights.expected_shapes(sizes.flow)), Path(directory.name) / "flow.pt")
+    vocoder = vocoder_state(drawer, vocoder_weights.expected_shapes(sizes.vocoder), sizes.vocoder)
+    torch.save(vocoder, Path(directory.name) / "hift.pt")
+    return directory

@@ -1,0 +1,147 @@
+# mypy: ignore-errors
+"""Causal convolutions of kernel 3 on packed rows, their state at chunk ends, and what surrounds them in the estimator.
+
+A row's two predecessors are the rows before it in the packed order; where the session's new part begins they come from the
+tail of the session's last stored chunk. ``TAIL``: [halves, pages, 2, TAIL_WIDTH], all convolutions of a step side by side,
+this one's input from column ``tail_column`` on.
+"""
+
+import triton
+import triton.language as tl
+
+from bistream.token2mel.cuda.kernels_common import begin, layer_norm, mish
+from bistream.token2mel.cuda.kernels_linear import store_norm
+
+
+@triton.jit
+def window_linear(
+    x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column, out_ptr,
+    rows, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
+    FEATURES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Convolution [rows, CHANNELS] (rows ``x_stride`` apart) -> [rows, WIDTH], 16 bit. Grid: (row tiles, WIDTH / FEATURES).
+
+    w: [WIDTH, 3, CHANNELS]. frame, last, keep: int32 [rows]: a row's frame in its session's new part, the page before the new
+    part, and 2 * page + slot of a kept chunk's tail that the row belongs to (or -1).
+    """
+    live = tl.load(live_ptr)
+    first = tl.program_id(0) * TILE
+    if first % rows >= live:
+        return
+    begin(PDL)
+    row = first + tl.arange(0, TILE)
+    is_live = (row % rows) < live
+    frame = tl.load(frame_ptr + row % rows, mask=is_live, other=2)
+    last = tl.load(last_ptr + row % rows, mask=is_live, other=0).to(tl.int64)
+    tails = tail_ptr + (first // rows) * tail_half_stride + tail_column
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    inner = tl.arange(0, STEP)
+    total = tl.zeros([TILE, FEATURES], tl.float32)
+    for at in tl.range(0, 3 * CHANNELS, STEP, num_stages=STAGES):
+        tap = at // CHANNELS
+        before = tails + (last * 2 + frame + tap) * TAIL_WIDTH
+        here = x_ptr + (row - 2 + tap) * x_stride
+        source = tl.where(frame + tap >= 2, here, before) + tl.multiple_of(at - tap * CHANNELS, STEP)
+        x = tl.load(source[:, None] + inner[None, :], mask=is_live[:, None], other=0.0)
+        w = tl.load(w_ptr + feature[None, :] * (3 * CHANNELS) + (at + inner)[:, None])
+        total = tl.dot(x, w, total)
+    total += tl.load(bias_ptr + feature).to(tl.float32)[None, :]
+    tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], total.to(out_ptr.dtype.element_ty))
+    if tl.program_id(1) == 0:
+        keep = tl.load(keep_ptr + row % rows, mask=is_live, other=-1).to(tl.int64)
+        if tl.max(keep) >= 0:
+            for channel in tl.range(0, CHANNELS, STEP):
+                kept = tl.load(x_ptr + row[:, None] * x_stride + (channel + inner)[None, :], mask=(keep >= 0)[:, None], other=0.0)
+                tl.store(tails + keep[:, None] * TAIL_WIDTH + (channel + inner)[None, :], kept, mask=(keep >= 0)[:, None])
+
+
+@triton.jit
+def activate_rows(
+    raw_ptr, gamma_ptr, beta_ptr, time_ptr, live_ptr, out_ptr,
+    rows, WIDTH: tl.constexpr, TILE: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """mish(LayerNorm(raw)) + time, 16 bit [rows, WIDTH]: the middle of a residual block. Grid: (row tiles,)."""
+    first = tl.program_id(0) * TILE
+    if first % rows >= tl.load(live_ptr):
+        return
+    begin(PDL)
+    column = tl.arange(0, WIDTH)
+    at = (first + tl.arange(0, TILE))[:, None] * WIDTH + column[None, :]
+    gamma = tl.load(gamma_ptr + column)
+    beta = tl.load(beta_ptr + column)
+    time = tl.load(time_ptr + column).to(tl.float32)
+    out = mish(layer_norm(tl.load(raw_ptr + at).to(tl.float32), gamma, beta, WIDTH, EPS)) + time[None, :]
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def residual_out(
+    raw_ptr, gamma_ptr, beta_ptr, x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, out_ptr,
+    copy_ptr, next_gamma_ptr, next_beta_ptr, keep_ptr, page_ptr, page_half_stride,
+    rows, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr,
+    STAGES: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """mish(LayerNorm(raw)) + x W^T + b: the end of a residual block, float32 [rows, WIDTH]. Grid: (row tiles, WIDTH / FEATURES).
+
+    ``NORM``: the next layer's LayerNorm of it to ``copy`` and to the pages of kept chunks (``kernels_linear.store_norm``).
+    """
+    first = tl.program_id(0) * TILE
+    if first % rows >= tl.load(live_ptr):
+        return
+    begin(PDL)
+    row = first + tl.arange(0, TILE)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    inner = tl.arange(0, STEP)
+    total = tl.zeros([TILE, FEATURES], tl.float32)
+    for start in tl.range(0, CHANNELS, STEP, num_stages=STAGES):
+        x = tl.load(x_ptr + row[:, None] * x_stride + (start + inner)[None, :])
+        w = tl.load(w_ptr + feature[None, :] * CHANNELS + (start + inner)[:, None])
+        total = tl.dot(x, w, total)
+    column = tl.arange(0, WIDTH)
+    raw = tl.load(raw_ptr + row[:, None] * WIDTH + column[None, :]).to(tl.float32)
+    mean = tl.sum(raw, axis=1) * (1.0 / WIDTH)
+    centred = raw - mean[:, None]
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=1) * (1.0 / WIDTH) + EPS)
+    part = tl.load(raw_ptr + row[:, None] * WIDTH + feature[None, :]).to(tl.float32)
+    gamma = tl.load(gamma_ptr + feature).to(tl.float32)
+    beta = tl.load(beta_ptr + feature).to(tl.float32)
+    normed = (part - mean[:, None]) * scale[:, None] * gamma[None, :] + beta[None, :]
+    total += mish(normed) + tl.load(bias_ptr + feature).to(tl.float32)[None, :]
+    tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], total)
+    if NORM:
+        store_norm(total, row, feature, first, live_ptr, next_gamma_ptr, next_beta_ptr, copy_ptr, WIDTH, keep_ptr, page_ptr,
+                   page_half_stride, rows, WIDTH, True, EPS)  # fmt: skip
+
+
+@triton.jit
+def finish_step(
+    raw_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, live_ptr, state_ptr, inputs_ptr, step_size, guidance,
+    rows, WIDTH: tl.constexpr, BINS: tl.constexpr, FEATURES: tl.constexpr, INPUTS: tl.constexpr, TILE: tl.constexpr,
+    EPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The end of an evaluation: velocities of both halves, guidance, Euler step. Grid: (rows / TILE,).
+
+    state: float32 [rows, BINS], the mel; its 16-bit copy becomes columns 0 ... BINS - 1 of ``inputs`` [2 rows, INPUTS].
+    """
+    first = tl.program_id(0) * TILE
+    if first >= tl.load(live_ptr):
+        return
+    begin(PDL)
+    row = first + tl.arange(0, TILE)
+    column = tl.arange(0, WIDTH)
+    feature = tl.arange(0, FEATURES)
+    is_bin = feature < BINS
+    gamma = tl.load(gamma_ptr + column)
+    beta = tl.load(beta_ptr + column)
+    w = tl.load(w_ptr + feature[None, :] * WIDTH + column[:, None], mask=is_bin[None, :], other=0.0)
+    bias = tl.load(bias_ptr + feature, mask=is_bin, other=0.0).to(tl.float32)[None, :]
+    raw = tl.load(raw_ptr + row[:, None] * WIDTH + column[None, :]).to(tl.float32)
+    guided = tl.dot(mish(layer_norm(raw, gamma, beta, WIDTH, EPS)).to(w.dtype), w) + bias
+    raw = tl.load(raw_ptr + (rows + row)[:, None] * WIDTH + column[None, :]).to(tl.float32)
+    free = tl.dot(mish(layer_norm(raw, gamma, beta, WIDTH, EPS)).to(w.dtype), w) + bias
+    at = state_ptr + row[:, None] * BINS + feature[None, :]
+    state = tl.load(at, mask=is_bin[None, :], other=0.0) + step_size * ((1.0 + guidance) * guided - guidance * free)
+    tl.store(at, state, mask=is_bin[None, :])
+    copy = state.to(inputs_ptr.dtype.element_ty)
+    tl.store(inputs_ptr + row[:, None] * INPUTS + feature[None, :], copy, mask=is_bin[None, :])
+    tl.store(inputs_ptr + (rows + row)[:, None] * INPUTS + feature[None, :], copy, mask=is_bin[None, :])

@@ -1,0 +1,136 @@
+# mypy: ignore-errors
+"""Linear layers on packed rows: with LayerNorm and activation, and onto a residual stream. Weights are [out, in] as in the file."""
+
+import triton
+import triton.language as tl
+
+from bistream.token2mel.cuda.kernels_common import begin, gelu, layer_norm, silu
+
+
+@triton.jit
+def norm_linear(
+    x_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, live_ptr, out_ptr, out_stride,
+    rows, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, EPS: tl.constexpr,
+    ACTIVATION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """activation(LayerNorm(x) W^T + b), x float32 [rows, WIDTH]. Grid: (row tiles, out / FEATURES)."""
+    first = tl.program_id(0) * TILE
+    if first % rows >= tl.load(live_ptr):
+        return
+    column = tl.arange(0, WIDTH)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    w = tl.load(w_ptr + feature[None, :] * WIDTH + column[:, None])
+    bias = tl.load(bias_ptr + feature).to(tl.float32)
+    gamma = tl.load(gamma_ptr + column)
+    beta = tl.load(beta_ptr + column)
+    begin(PDL)
+    row = first + tl.arange(0, TILE)
+    x = tl.load(x_ptr + row[:, None] * WIDTH + column[None, :])
+    out = tl.dot(layer_norm(x, gamma, beta, WIDTH, EPS).to(w.dtype), w) + bias[None, :]
+    if ACTIVATION == "gelu":
+        out = gelu(out)
+    elif ACTIVATION == "silu":
+        out = silu(out)
+    tl.store(out_ptr + row[:, None] * out_stride + feature[None, :], out.to(w.dtype))
+
+
+@triton.jit
+def linear(
+    a_ptr, w_ptr, bias_ptr, live_ptr, out_ptr, out_stride,
+    rows, DEPTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
+    ACTIVATION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """activation(a W^T + b), a 16 bit [rows, DEPTH]. Grid: (out / FEATURES, row tiles)."""
+    first = tl.program_id(1) * TILE
+    if first % rows >= tl.load(live_ptr):
+        return
+    begin(PDL)
+    row = first + tl.arange(0, TILE)
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    inner = tl.arange(0, STEP)
+    total = tl.zeros([TILE, FEATURES], tl.float32)
+    for start in tl.range(0, DEPTH, STEP, num_stages=STAGES):
+        a = tl.load(a_ptr + row[:, None] * DEPTH + (start + inner)[None, :])
+        w = tl.load(w_ptr + feature[None, :] * DEPTH + (start + inner)[:, None])
+        total = tl.dot(a, w, total)
+    total += tl.load(bias_ptr + feature).to(tl.float32)[None, :]
+    if ACTIVATION == "gelu":
+        total = gelu(total)
+    elif ACTIVATION == "silu":
+        total = silu(total)
+    tl.store(out_ptr + row[:, None] * out_stride + feature[None, :], total.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def residual_linear(
+    a_ptr, w_ptr, bias_ptr, live_ptr, x_ptr, copy_ptr, copy_stride, gamma_ptr, beta_ptr, keep_ptr, page_ptr, page_half_stride,
+    rows, DEPTH: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr,
+    STAGES: tl.constexpr, COPY: tl.constexpr, KEEP: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x += a W^T + b with a 16 bit [rows, DEPTH], x float32 [rows, WIDTH]. Grid: (row tiles, WIDTH / FEATURES).
+
+    What else becomes of the sum, in 16 bit to ``copy`` (rows ``copy_stride`` apart): ``COPY`` "": nothing. "only": itself, x stays as
+    it was (the end of a residual stream). "norm": its LayerNorm, for the next layer; needs FEATURES = WIDTH. ``KEEP``: normed
+    rows of kept chunks go to their pages too (keep: row of the page memory, or -1).
+    """
+    first = tl.program_id(0) * TILE
+    if first % rows >= tl.load(live_ptr):
+        return
+    begin(PDL)
+    row = first + tl.arange(0, TILE)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    inner = tl.arange(0, STEP)
+    total = tl.zeros([TILE, FEATURES], tl.float32)
+    for start in tl.range(0, DEPTH, STEP, num_stages=STAGES):
+        a = tl.load(a_ptr + row[:, None] * DEPTH + (start + inner)[None, :])
+        w = tl.load(w_ptr + feature[None, :] * DEPTH + (start + inner)[:, None])
+        total = tl.dot(a, w, total)
+    at = x_ptr + row[:, None] * WIDTH + feature[None, :]
+    total += tl.load(bias_ptr + feature).to(tl.float32)[None, :] + tl.load(at)
+    if COPY != "only":
+        tl.store(at, total)
+    if COPY == "only":
+        tl.store(copy_ptr + row[:, None] * copy_stride + feature[None, :], total.to(copy_ptr.dtype.element_ty))
+    if COPY == "norm":
+        store_norm(total, row, feature, first, live_ptr, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr,
+                   page_half_stride, rows, WIDTH, KEEP, EPS)  # fmt: skip
+
+
+@triton.jit
+def residual_linear_small(
+    a_ptr, w_ptr, bias_ptr, live_ptr, x_ptr, copy_ptr, copy_stride,
+    rows, DEPTH: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, PARTS: tl.constexpr,
+    COPY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``residual_linear`` for few rows: all weights of the tile on their way before the wait, one part of the depth per warp."""
+    first = tl.program_id(0) * TILE
+    if first % rows >= tl.load(live_ptr):
+        return
+    row = first + tl.arange(0, TILE)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    part = tl.arange(0, PARTS)[:, None, None] * (DEPTH // PARTS)
+    inner = tl.arange(0, DEPTH // PARTS)
+    w = tl.load(w_ptr + feature[None, None, :] * DEPTH + part + inner[None, :, None])
+    bias = tl.load(bias_ptr + feature).to(tl.float32)
+    begin(PDL)
+    a = tl.load(a_ptr + row[None, :, None] * DEPTH + part + inner[None, None, :])
+    at = x_ptr + row[:, None] * WIDTH + feature[None, :]
+    total = tl.sum(tl.dot(a, w), axis=0) + bias[None, :] + tl.load(at)
+    if COPY == "only":
+        tl.store(copy_ptr + row[:, None] * copy_stride + feature[None, :], total.to(copy_ptr.dtype.element_ty))
+    else:
+        tl.store(at, total)
+
+
+@triton.jit
+def store_norm(
+    x, row, column, first, live_ptr, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr, page_half_stride,
+    rows, WIDTH: tl.constexpr, KEEP: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """LayerNorm of x [TILE, WIDTH] in 16 bit to ``copy`` and, with ``KEEP``, to the pages of kept chunks."""
+    normed = layer_norm(x, tl.load(gamma_ptr + column), tl.load(beta_ptr + column), WIDTH, EPS).to(copy_ptr.dtype.element_ty)
+    tl.store(copy_ptr + row[:, None] * copy_stride + column[None, :], normed)
+    if KEEP:
+        keep = tl.load(keep_ptr + row % rows, mask=(row % rows) < tl.load(live_ptr), other=-1)
+        target = page_ptr + (first // rows) * page_half_stride + keep.to(tl.int64) * WIDTH
+        tl.store(target[:, None] + column[None, :], normed, mask=(keep >= 0)[:, None])

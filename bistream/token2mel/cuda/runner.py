@@ -1,0 +1,200 @@
+"""Runs spans on a CUDA GPU: packs them into buckets, one recorded graph per bucket. Takes the place of ``FlowRunner``.
+
+A graph holds the whole call: encoder, all solver steps, the new state written to its pages. It reads the batch from fixed
+places, so it serves contexts of any length. What the graphs cannot do (full attention, a span longer than the largest
+bucket) runs on the plain network.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistream.config import FlowConfig
+from bistream.errors import EngineError
+from bistream.token2mel.batching import Buckets, Span
+from bistream.token2mel.checks import MAX_FRAMES
+from bistream.token2mel.cuda import encoder, estimator
+from bistream.token2mel.cuda.buffers import FlowBuffers
+from bistream.token2mel.cuda.layout import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
+from bistream.token2mel.cuda.packing import pack_encoder
+from bistream.token2mel.cuda.solver import CudaSolver
+from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_of
+from bistream.token2mel.flow import FlowNetwork
+from bistream.token2mel.pages import FlowPages
+from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
+
+_log = logging.getLogger(__name__)
+
+
+def supports(config: FlowConfig) -> bool:
+    """Whether this runner can compute a network of these sizes."""
+    return estimator.supports(config.estimator) and encoder.supports(config) and config.token_mel_ratio == 2
+
+
+@dataclass
+class _Call:
+    """What one bucket runs on. ``graph``: None until it was recorded, and where graphs are off."""
+
+    bucket: Bucket
+    tuning: Tuning
+    numbers: Tensor  # the batch on the host; what lies behind a batch's rows are numbers of older ones, hence valid indices
+    host: dict[str, IntArray32]
+    solver: CudaSolver
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class CudaFlowRunner(FlowRunner):
+    """``record`` False launches the same kernels one by one (tests). ``buckets``, smallest first."""
+
+    def __init__(
+        self,
+        network: FlowNetwork,
+        pages: FlowPages,
+        left_context_chunks: int,
+        buckets: Sequence[Bucket] = BUCKETS,
+        record: bool = True,
+    ) -> None:
+        super().__init__(network, pages, left_context_chunks, Buckets())
+        config, device = network.config, network.device
+        self._flow_pages = pages
+        self._buckets = tuple(buckets)
+        self._record = record
+        tunings = [tuning_of(bucket) for bucket in self._buckets]
+        largest = self._buckets[-1]
+        frames = largest.tokens * config.token_mel_ratio
+        self._buffers = FlowBuffers(config, frames, network.dtype, device)
+        self._encoder_weights = pack_encoder(network.encoder, MAX_FRAMES)
+        shapes = [segment_sizes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
+        size = max(segment_offsets(shape)[1] for shape in shapes)
+        pinned = device.type == "cuda"
+        self._device_numbers = torch.zeros(size, dtype=torch.int32, device=device)
+        self._host_mel = torch.zeros(frames, config.output_size, pin_memory=pinned)
+        self._device_mel = torch.zeros(frames, config.output_size, device=device)
+        self._mel_frames = 0  # of the device's prompt mel that are not zero
+        self._host_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, pin_memory=pinned)
+        self._device_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, device=device)
+        self._pool: Any = None  # memory that the graphs share
+        self._calls = [self._make_call(*item) for item in zip(self._buckets, tunings, shapes, strict=True)]
+
+    def _make_call(self, bucket: Bucket, tuning: Tuning, shapes: dict[str, tuple[int, ...]]) -> _Call:
+        offsets, size = segment_offsets(shapes)
+        numbers = torch.zeros(size, dtype=torch.int32, pin_memory=self.network.device.type == "cuda")
+        host = views(numbers.numpy(), shapes)
+        arrays = {name: self._device_numbers[at : at + host[name].size].view(host[name].shape) for name, at in offsets.items()}
+        solver = CudaSolver(
+            self.network, self._encoder_weights, self._flow_pages, self._buffers, arrays, self._device_mel,
+            self._device_speakers, bucket, tuning, self.left_context_chunks,
+        )  # fmt: skip
+        return _Call(bucket, tuning, numbers, host, solver)
+
+    def record(self) -> None:
+        """Record the graphs of all buckets (a few seconds, and the kernels' compilation when it is the first time)."""
+        began = time.monotonic()
+        for call in self._calls:
+            self._clear()
+            self._record_call(call)
+            _log.info("flow: graph for %d tokens ready after %.1f s", call.bucket.tokens, time.monotonic() - began)
+
+    def compute(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        """As ``FlowRunner.compute``."""
+        results: list[Tensor | EngineError] = [EngineError(FAILED) for _ in spans]
+        largest = self._buckets[-1]
+        recorded = [index for index, span in enumerate(spans) if span.streaming and span.length <= largest.tokens]
+        others = [index for index in range(len(spans)) if index not in set(recorded)]
+        for index, result in zip(others, super().compute([spans[index] for index in others]), strict=True):
+            results[index] = result
+        for group in _groups([spans[index].length for index in recorded], largest):
+            members = [recorded[position] for position in group]
+            try:
+                mels = self._compute_batch([spans[index] for index in members])
+            except Exception:
+                _log.exception("the flow failed on %d sequences", len(members))
+                continue
+            for index, mel in zip(members, mels, strict=True):
+                results[index] = mel
+        return results
+
+    @torch.no_grad()
+    def _compute_batch(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        config = self.network.config
+        tokens = sum(span.length for span in spans)
+        call = next(call for call in self._calls if call.bucket.tokens >= tokens and call.bucket.sessions >= len(spans))
+        fill(call.host, spans, tile_sizes(call.tuning), config)
+        self._device_numbers[: len(call.numbers)].copy_(call.numbers, non_blocking=True)
+        self._bring_prompts(spans)
+        if call.graph is None and self._record:
+            self._record_call(call)
+        if call.graph is None:
+            call.solver.launch()
+        else:
+            call.graph.replay()
+        frames = tokens * config.token_mel_ratio
+        mel = self._buffers.mel[:frames].T.contiguous()
+        is_finite = call.solver.is_finite[:frames].cpu().numpy()
+        ends = np.cumsum([span.length for span in spans]) * config.token_mel_ratio
+        results: list[Tensor | EngineError] = []
+        for span, end in zip(spans, ends.tolist(), strict=True):
+            begin = end - span.length * config.token_mel_ratio
+            results.append(mel[:, begin:end] if is_finite[begin:end].all() else EngineError(NOT_FINITE))
+        return results
+
+    def _bring_prompts(self, spans: Sequence[Span]) -> None:
+        """Speakers, and the prompt's mel where spans reach into it; zeros elsewhere."""
+        ratio = self.network.config.token_mel_ratio
+        speakers, mels = self._host_speakers.numpy(), self._host_mel.numpy()
+        row = reach = 0
+        for index, span in enumerate(spans):
+            speakers[index] = span.prompt.speaker_embedding
+            mel = span.prompt.speech_feat[span.start * ratio : span.end * ratio]
+            if len(mel):
+                mels[reach:row] = 0.0
+                mels[row : row + len(mel)] = mel
+                reach = row + len(mel)
+            row += span.length * ratio
+        self._device_speakers[: len(spans)].copy_(self._host_speakers[: len(spans)], non_blocking=True)
+        self._device_mel[:reach].copy_(self._host_mel[:reach], non_blocking=True)
+        if self._mel_frames > reach:
+            self._device_mel[reach : self._mel_frames].zero_()
+        self._mel_frames = reach
+
+    def _record_call(self, call: _Call) -> None:
+        """Run once, so that every kernel is compiled, then record. The batch on the device is computed (again); that changes nothing."""
+        if self.network.device.type != "cuda":
+            return
+        stream = torch.cuda.Stream(self.network.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.network.device))
+        with torch.cuda.stream(stream), torch.no_grad():
+            call.solver.launch()
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                call.solver.launch()
+        torch.cuda.current_stream(self.network.device).wait_stream(stream)
+        call.graph = graph
+
+    def _clear(self) -> None:
+        """An empty batch on the device."""
+        self._device_numbers.zero_()
+
+
+def _groups(lengths: Sequence[int], largest: Bucket) -> list[list[int]]:
+    """Positions in groups that fit the largest bucket, in order."""
+    groups: list[list[int]] = []
+    tokens = 0
+    for position, length in enumerate(lengths):
+        if not groups or len(groups[-1]) == largest.sessions or tokens + length > largest.tokens:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(position)
+        tokens += length
+    return groups

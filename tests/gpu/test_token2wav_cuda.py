@@ -1,0 +1,253 @@
+"""Flow and vocoder on CUDA: true to the plain network in any company, state and failures kept apart, graphs equal to no graphs.
+
+Tolerances are signal to error in dB. In 16 bit the plain network itself is 59 dB (float16) and 41 dB (bfloat16) from float32 at full
+size; the kernels keep the residual stream in float32 and must not be worse than that by more than a few dB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig, VocoderConfig
+from bistream.errors import BistreamError, EngineError
+from bistream.mel2wav.stage import VocoderHop, VocoderStage
+from bistream.token2mel.stage import FlowHop, FlowStage
+from bistream.types import VoicePrompt
+from tests.unit.mel2wav.tiny import random_state as vocoder_state
+from tests.unit.mel2wav.tiny import voiced_mel
+from tests.unit.token2mel.flow_fixtures import random_state as flow_state
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+from bistream.mel2wav.cuda.stage import CudaVocoderStage
+from bistream.token2mel.cuda import tuning
+from bistream.token2mel.cuda.layout import Bucket
+from bistream.token2mel.cuda.runner import CudaFlowRunner
+
+# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+# Real widths, which the kernels are written for; fewer layers, solver steps and tokens.
+SIZES = CheckpointConfig(
+    flow=FlowConfig(
+        encoder=FlowEncoderConfig(num_blocks=2, num_up_blocks=1), estimator=EstimatorConfig(n_blocks=2, num_mid_blocks=2), n_timesteps=3
+    ),
+    vocoder=VocoderConfig(),
+)
+FLOAT16_DB = 50.0
+# One bucket of each kind of kernel; larger calls go to several of them.
+BUCKETS = {"few": (Bucket(64, 4), Bucket(192, 8)), "some": (Bucket(320, 16),), "many": (Bucket(1024, 64),)}
+KINDS = sorted(BUCKETS)
+
+
+@cache
+def model_dir() -> str:
+    directory = tempfile.mkdtemp(prefix="bistream-gpu-")
+    torch.save(flow_state(SIZES.flow), Path(directory) / "flow.pt")
+    torch.save(vocoder_state(SIZES.vocoder), Path(directory) / "hift.pt")
+    return directory
+
+
+def config(**changes: object) -> RuntimeConfig:
+    base = RuntimeConfig(model_dir=model_dir(), device="cuda", flow_state_mb=2000, max_sessions=32, graphs=False)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def exact_float32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def plain_stage(**changes: object) -> FlowStage:
+    return FlowStage(config(**changes), SIZES)
+
+
+def cuda_stage(kind: str, record: bool = True, **changes: object) -> FlowStage:
+    """A stage whose runner uses one kind of kernels for all sizes."""
+    stage = plain_stage(**changes)
+    assert stage.pages is not None
+    chosen = {"few": tuning.FEW, "some": tuning.SOME, "many": tuning.MANY}[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bistream.token2mel.cuda.runner.tuning_of", lambda bucket: chosen)
+        runner = CudaFlowRunner(stage.runner.network, stage.pages, stage.left_context_chunks, BUCKETS[kind], record)
+        if record:
+            runner.record()
+    stage.runner = runner
+    return stage
+
+
+def prompt(tokens: int, seed: int = 0) -> VoicePrompt:
+    rng = np.random.default_rng(seed)
+    return VoicePrompt(
+        prompt_text="",
+        speech_tokens=rng.integers(0, SIZES.flow.vocab_size, tokens).astype(np.int32),
+        speech_feat=rng.standard_normal((2 * tokens, SIZES.flow.output_size)).astype(np.float32),
+        speaker_embedding=rng.standard_normal(SIZES.flow.spk_embed_dim).astype(np.float32),
+    )
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    drawn: list[int] = np.random.default_rng([seed, 7]).integers(0, SIZES.flow.vocab_size, count).tolist()
+    return drawn
+
+
+def speak(stage: FlowStage, voices: Sequence[VoicePrompt], hops: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """All sessions together, hop by hop; the whole mel of each one. The last hop is final."""
+    states = [stage.open(voice) for voice in voices]
+    pieces: list[list[torch.Tensor]] = [[] for _ in voices]
+    for number, counts in enumerate(hops):
+        is_final = number == len(hops) - 1
+        given = [
+            FlowHop(state, tokens(count, 100 * number + row), is_final)
+            for row, (state, count) in enumerate(zip(states, counts, strict=True))
+        ]
+        for row, mel in enumerate(stage.hop(given)):
+            assert isinstance(mel, torch.Tensor), mel
+            pieces[row].append(mel.float().cpu())
+    for state in states:
+        state.close()
+    stage.check_integrity()
+    return [torch.cat(mels, dim=1) for mels in pieces]
+
+
+def snr_db(found: torch.Tensor, exact: torch.Tensor) -> float:
+    assert found.shape == exact.shape and torch.isfinite(found).all()
+    return float(10 * torch.log10(exact.double().square().sum() / (found.double() - exact.double()).square().sum().clamp(min=1e-30)))
+
+
+VOICES = [prompt(75, 1), prompt(0, 2), prompt(131, 3), prompt(28, 4)]
+HOPS = [(18, 18, 1, 40), (25, 13, 60, 0), (1, 30, 25, 2)]
+
+
+@cache
+def exact_mels(left_context_chunks: int = 0) -> list[torch.Tensor]:
+    return speak(plain_stage(dtype="float32", left_context_chunks=left_context_chunks), VOICES, HOPS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_sessions_speak_as_the_plain_network_does(kind: str) -> None:
+    for found, exact in zip(speak(cuda_stage(kind), VOICES, HOPS), exact_mels(), strict=True):
+        assert snr_db(found, exact) > FLOAT16_DB
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bounded_left_context(kind: str) -> None:
+    for found, exact in zip(speak(cuda_stage(kind, left_context_chunks=2), VOICES, HOPS), exact_mels(2), strict=True):
+        assert snr_db(found, exact) > FLOAT16_DB
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_change_nothing(kind: str) -> None:
+    recorded, launched = speak(cuda_stage(kind), VOICES, HOPS), speak(cuda_stage(kind, record=False), VOICES, HOPS)
+    for found, exact in zip(recorded, launched, strict=True):
+        torch.testing.assert_close(found, exact, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_company_does_not_matter(kind: str) -> None:
+    stage = cuda_stage(kind)
+    together = speak(stage, VOICES, HOPS)
+    for row, voice in enumerate(VOICES):
+        states = stage.open(voice)
+        alone = [
+            stage.hop([FlowHop(states, tokens(counts[row], 100 * number + row), number == len(HOPS) - 1)])[0]
+            for number, counts in enumerate(HOPS)
+        ]
+        states.close()
+        joined = torch.cat([mel.float().cpu() for mel in alone if isinstance(mel, torch.Tensor)], dim=1)
+        assert snr_db(together[row], joined) > FLOAT16_DB  # other tiles and splits, other rounding
+
+
+def test_a_session_with_nan_fails_alone() -> None:
+    stage = cuda_stage("some")
+    bad = dataclasses.replace(prompt(10, 9), speaker_embedding=np.full(SIZES.flow.spk_embed_dim, np.nan, np.float32))
+    healthy, broken = stage.open(VOICES[0]), stage.open(bad)
+    results = stage.hop([FlowHop(broken, tokens(20, 1), False), FlowHop(healthy, tokens(18, 0), False)])
+    assert isinstance(results[0], EngineError)
+    assert isinstance(results[1], torch.Tensor) and torch.isfinite(results[1]).all()
+    healthy.close()
+    broken.close()
+    again = speak(stage, VOICES, HOPS)  # pages of the broken session are used again
+    for found, exact in zip(again, exact_mels(), strict=True):
+        assert snr_db(found, exact) > FLOAT16_DB
+
+
+def test_a_call_beyond_the_largest_bucket_is_computed() -> None:
+    stage = cuda_stage("few")
+    found = speak(stage, [prompt(0)], [(500,), (10,)])
+    exact = speak(plain_stage(dtype="float32"), [prompt(0)], [(500,), (10,)])
+    assert snr_db(found[0], exact[0]) > FLOAT16_DB
+
+
+def test_offline_synthesis_runs_on_the_plain_network() -> None:
+    found = cuda_stage("some").synthesize(tokens(60, 1), VOICES[0])
+    exact = plain_stage(dtype="float32").synthesize(tokens(60, 1), VOICES[0])
+    assert snr_db(found.cpu(), exact.cpu()) > FLOAT16_DB - 5
+
+
+MEL_HOPS = [(30, 12, 3), (50, 20, 40), (9, 300, 0), (50, 41, 7)]
+
+
+@cache
+def vocoder() -> CudaVocoderStage:
+    stage = CudaVocoderStage(config(), SIZES)
+    stage.record()
+    return stage
+
+
+def vocode(stage: VocoderStage, rows: Sequence[int]) -> list[np.ndarray]:
+    """Waveforms of some rows of MEL_HOPS, hop by hop together."""
+    states = {row: stage.open(row * 1_000_003 - 1) for row in rows}
+    mels = {row: voiced_mel(sum(counts[row] for counts in MEL_HOPS), seed=row + 1).cuda() for row in rows}
+    begins = dict.fromkeys(rows, 0)
+    pieces: dict[int, list[np.ndarray]] = {row: [] for row in rows}
+    for number, counts in enumerate(MEL_HOPS):
+        hops = []
+        for row in rows:
+            end = begins[row] + counts[row]
+            hops.append(VocoderHop(states[row], mels[row][:, begins[row] : end], number == len(MEL_HOPS) - 1))
+            begins[row] = end
+        for row, piece in zip(rows, stage.hop(hops), strict=True):
+            pieces[row].append(piece)
+    for state in states.values():
+        state.close()
+    return [np.concatenate(pieces[row]) for row in rows]
+
+
+def test_the_vocoder_is_true_to_float32() -> None:
+    found, exact = vocode(vocoder(), (0, 1, 2)), vocode(VocoderStage(config(), SIZES), (0, 1, 2))
+    for one, other in zip(found, exact, strict=True):
+        assert snr_db(torch.from_numpy(one), torch.from_numpy(other)) > 40.0
+
+
+def test_the_vocoder_gives_the_same_in_any_company() -> None:
+    together = vocode(vocoder(), (0, 1, 2))
+    for row in range(3):
+        assert snr_db(torch.from_numpy(vocode(vocoder(), (row,))[0]), torch.from_numpy(together[row])) > 60.0
+
+
+def test_vocoder_slots_come_back() -> None:
+    stage = vocoder()
+    states = [stage.open(seed) for seed in range(32)]
+    with pytest.raises(BistreamError):
+        stage.open(0)
+    for _ in range(2):
+        for state in states:
+            state.close()
+    again = [stage.open(seed) for seed in range(32)]
+    assert len({state.slot for state in again}) == 32
+    for state in again:
+        state.close()
