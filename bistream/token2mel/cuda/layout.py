@@ -26,7 +26,7 @@ _ALIGNMENT = 16  # numbers: kernels read wide only what starts on a multiple of 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Capacity of one recorded call: ``tokens`` new tokens of up to ``sessions`` sessions. tokens: a multiple of 32."""
+    """Capacity of one recorded call: ``tokens`` new tokens of up to ``sessions`` sessions. tokens: a multiple of 64."""
 
     tokens: int
     sessions: int

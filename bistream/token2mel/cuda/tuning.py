@@ -86,7 +86,7 @@ BUCKETS = (
     Bucket(512, 32),
     Bucket(1024, 64),
     Bucket(1664, 64),
-    Bucket(2720, 64),
+    Bucket(2752, 64),
     Bucket(4096, 64),
 )
 MAX_SMALL_TOKENS = 64
