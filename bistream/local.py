@@ -17,10 +17,10 @@ import numpy as np
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, UnknownSessionError
-from bistream.orchestrator import Orchestrator
-from bistream.ports import BistreamRequest, Ports
+from bistream.orchestration.orchestrator import Orchestrator
+from bistream.orchestration.ports import BistreamRequest, Ports
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
-from bistream.token2wav import Token2Wav, Token2WavHop
+from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer

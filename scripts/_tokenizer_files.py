@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.text_tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, make_pre_tokenizer
+from bistream.text.tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, make_pre_tokenizer
 
 MIN_VOCAB_SIZE = 256  # the byte symbols alone
 FULL_VOCAB_SIZE = 151_643  # base entries of the released model; its special tokens start at this id

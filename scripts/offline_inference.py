@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline
 from bistream.rates import SAMPLE_RATE
-from bistream.text_front_end import prepare_text
-from bistream.text_tokenizer import TextTokenizer
+from bistream.text.front_end import prepare_text
+from bistream.text.tokenizer import TextTokenizer
 from bistream.types import FloatArray
 from client.audio import WavWriter
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances

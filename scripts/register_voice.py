@@ -23,7 +23,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.rates import REFERENCE_SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.resample import resample
-from bistream.text_tokenizer import TextTokenizer
+from bistream.text.tokenizer import TextTokenizer
 from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.reference_audio import check_reference_audio

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from bistream.checkpoint import read_config
 from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError
+from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
-from bistream.text_tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from bistream.errors import (
     UnknownSessionError,
 )
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
+from bistream.text.text_in import TextIn, TextToken
+from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine, EngineSession, SamplingSpec, TokenSpace, TurnResult
 from bistream.text2token.layout import Layout
-from bistream.text_in import TextIn, TextToken
-from bistream.text_tokenizer import TextTokenizer
 from bistream.types import FinishReason, SpeechTokens
 
 logger = logging.getLogger(__name__)

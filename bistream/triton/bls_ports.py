@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import BistreamError, EngineError, ShuttingDownError, UnknownSessionError
-from bistream.ports import Ports
+from bistream.orchestration.ports import Ports
 from bistream.text2token.service import LanguageModelStart
-from bistream.token2wav import Token2WavHop
+from bistream.token2wav.service import Token2WavHop
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error

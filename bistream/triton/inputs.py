@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
-from bistream.ports import BistreamRequest
+from bistream.orchestration.ports import BistreamRequest
 from bistream.rates import MEL_BINS
 from bistream.text2token.service import LanguageModelStart
 from bistream.types import FloatArray, IntArray, Sampling, VoicePrompt

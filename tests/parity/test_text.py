@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bistream import text_front_end
-from bistream.text_front_end import (
+from bistream.text import front_end as text_front_end
+from bistream.text.front_end import (
     is_only_punctuation,
     number_to_words,
     prepare_text,

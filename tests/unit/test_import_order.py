@@ -16,28 +16,37 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
     types errors rates resample
-    config wire delivery playback seam_meter text_front_end
-    checkpoint audio_out
-    text_tokenizer voice token2mel mel2wav
-    text_in hop_jobs
-    text2token speech_stages
-    token2wav
-    ports
-    admission
-    session voices
-    language_model_link
-    speaking
-    orchestrator
+    config wire seam_meter
+    checkpoint
+    text voice token2mel mel2wav
+    text2token token2wav
+    orchestration
     local triton
     """.strip().splitlines()
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
+# Modules inside a package, in the same manner.
+ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
+    "text": (frozenset({"tokenizer", "front_end"}), frozenset({"text_in"})),
+    "token2wav": (frozenset({"hop_jobs"}), frozenset({"speech_stages"}), frozenset({"service"})),
+    "orchestration": tuple(
+        frozenset(line.split())
+        for line in """
+        delivery playback ports
+        admission
+        session voices
+        language_model_link
+        speaking
+        orchestrator
+        """.strip().splitlines()
+    ),
+}
 STAGES = ("text2token", "token2mel", "mel2wav")
 CLIENT_MAY_IMPORT = {"wire", "errors", "rates", "resample"}
 
 
-def imported_parts(path: Path) -> Iterator[tuple[str, int]]:
-    """(part of bistream, line) of every import in a file."""
+def imported_modules(path: Path) -> Iterator[tuple[list[str], int]]:
+    """(names below bistream, line) of every import in a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -49,7 +58,13 @@ def imported_parts(path: Path) -> Iterator[tuple[str, int]]:
         for name in names:
             parts = name.split(".")
             if parts[0] == "bistream" and len(parts) > 1:
-                yield parts[1], node.lineno
+                yield parts[1:], node.lineno
+
+
+def imported_parts(path: Path) -> Iterator[tuple[str, int]]:
+    """(part of bistream, line) of every import in a file."""
+    for names, line in imported_modules(path):
+        yield names[0], line
 
 
 def part_of(path: Path) -> str:
@@ -78,6 +93,20 @@ def test_no_part_imports_a_later_one() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("package", sorted(ORDER_INSIDE))
+def test_no_module_of_a_package_imports_a_later_one(package: str) -> None:
+    rank = {module: number for number, modules in enumerate(ORDER_INSIDE[package]) for module in modules}
+    files = {path.stem: path for path in sources(f"bistream/{package}") if path.stem != "__init__"}
+    assert set(files) == set(rank), f"give {sorted(set(files) ^ set(rank))} a place in ORDER_INSIDE"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {names[1]}"
+        for module, path in files.items()
+        for names, line in imported_modules(path)
+        if names[0] == package and len(names) > 1 and rank[names[1]] >= rank[module]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_stages_do_not_import_each_other() -> None:
     for stage in STAGES:
         imported = {name for path in sources(f"bistream/{stage}") for name, _ in imported_parts(path)}
@@ -97,7 +126,13 @@ def test_only_model_code_knows_the_python_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    "modules", ["bistream", "bistream.wire", "bistream.ports, bistream.orchestrator", "bistream.triton.model, bistream.triton.bls_ports"]
+    "modules",
+    [
+        "bistream",
+        "bistream.wire",
+        "bistream.orchestration.ports, bistream.orchestration.orchestrator",
+        "bistream.triton.model, bistream.triton.bls_ports",
+    ],
 )
 def test_importing_loads_no_heavy_library(modules: str) -> None:
     code = f"import {modules}, sys; print([name for name in ('torch', 'tritonclient', 'onnxruntime') if name in sys.modules])"

@@ -12,7 +12,7 @@ import soundfile
 
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
-from bistream.text_tokenizer import TextTokenizer
+from bistream.text.tokenizer import TextTokenizer
 from scripts import offline_inference, streaming_inference
 from scripts._inference import Utterance, read_manifest
 

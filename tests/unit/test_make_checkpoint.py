@@ -14,8 +14,8 @@ import torch
 
 from bistream.checkpoint import check_state_dict, load_state_dict, read_config
 from bistream.mel2wav import weights as vocoder_weights
+from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token import weights as language_model_weights
-from bistream.text_tokenizer import TextTokenizer
 from bistream.token2mel import weights as flow_weights
 from bistream.voice.s3_network import expected_shapes as speech_tokenizer_shapes
 from bistream.voice.spk2info import read_spk2info

@@ -21,7 +21,7 @@ class _OwnOrchestrator:
     contract = COSYVOICE2
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.orchestrator import Orchestrator
+        from bistream.orchestration.orchestrator import Orchestrator
         from bistream.triton.bls_ports import bls_ports
         from bistream.triton.iterator_keeper import IteratorKeeper
 

@@ -1,4 +1,4 @@
-"""Streaming in both directions: text pieces in, audio chunks out. Glue between Triton and ``bistream.orchestrator``."""
+"""Streaming in both directions: text pieces in, audio chunks out. Glue between Triton and ``bistream.orchestration.orchestrator``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TritonPythonModel(DecoupledModel):
     contract = COSYVOICE2_BISTREAM
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.orchestrator import Orchestrator
+        from bistream.orchestration.orchestrator import Orchestrator
         from bistream.triton.bls_ports import bls_ports
         from bistream.triton.iterator_keeper import IteratorKeeper
 

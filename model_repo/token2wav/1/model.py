@@ -23,7 +23,7 @@ class TritonPythonModel(DecoupledModel):
     contract = TOKEN2WAV
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.token2wav import Token2Wav
+        from bistream.token2wav.service import Token2Wav
         from bistream.voice.cache import VoiceCache
         from bistream.voice.registry import VoiceRegistry
 
@@ -49,7 +49,7 @@ class TritonPythonModel(DecoupledModel):
         waveform.add_done_callback(lambda future: self._outbox.submit(_send, sender, future))
 
     def _hop(self, session_id: str, inputs: RequestInputs) -> Future[FloatArray]:
-        from bistream.token2wav import Token2WavHop
+        from bistream.token2wav.service import Token2WavHop
 
         return self._token2wav.hop(
             Token2WavHop(

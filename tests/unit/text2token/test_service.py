@@ -29,6 +29,8 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.text.text_in import TextIn
+from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.factory import LanguageModelParts, load_parts, make_engine
 from bistream.text2token.qwen2 import Qwen2Model
@@ -37,8 +39,6 @@ from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.speech_session import Message
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
-from bistream.text_in import TextIn
-from bistream.text_tokenizer import TextTokenizer
 from bistream.types import FinishReason, Sampling, SpeechTokens
 from scripts._checkpoint_text import cosyvoice2_yaml, qwen2_config_json
 from scripts._tokenizer_files import write_tokenizer_files

@@ -19,9 +19,9 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.ports import Ports
+from bistream.orchestration.ports import Ports
 from bistream.text2token.service import LanguageModelStart
-from bistream.token2wav import Token2WavHop
+from bistream.token2wav.service import Token2WavHop
 from bistream.triton.bls_ports import bls_ports, speech_error_arrays, speech_token_arrays, speech_tokens
 from bistream.triton.inputs import RequestInputs, language_model_start, read_sampling, voice_prompt
 from bistream.triton.iterator_keeper import IteratorKeeper

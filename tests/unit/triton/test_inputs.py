@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bistream.errors import InvalidInputError
-from bistream.ports import BistreamRequest
+from bistream.orchestration.ports import BistreamRequest
 from bistream.triton.inputs import RequestInputs, bistream_request, language_model_start, upstream_request, voice_prompt
 from bistream.types import Sampling
 from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract

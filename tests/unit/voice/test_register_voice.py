@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 from bistream.errors import InvalidInputError
-from bistream.text_tokenizer import TextTokenizer
+from bistream.text.tokenizer import TextTokenizer
 from bistream.voice.registry import VoiceRegistry
 from scripts.register_voice import main, read_reference, text_decoder
 

@@ -14,9 +14,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from bistream.admission import SessionStart, TextLedger
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
-from bistream.ports import AudioSender
+from bistream.orchestration.admission import SessionStart, TextLedger
+from bistream.orchestration.ports import AudioSender
 from bistream.types import AudioChunk, FinishReason, SpeechTokens
 
 logger = logging.getLogger(__name__)

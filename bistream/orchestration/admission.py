@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
-from bistream.ports import BistreamRequest
+from bistream.orchestration.ports import BistreamRequest
 from bistream.types import FloatArray, Sampling
 from bistream.voice.reference_audio import check_reference_audio
 from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bistream.admission import SessionStart
 from bistream.config import RuntimeConfig
-from bistream.ports import VoicePort
+from bistream.orchestration.admission import SessionStart
+from bistream.orchestration.ports import VoicePort
 from bistream.types import VoicePrompt
 from bistream.voice.build import build_voice_prompt, reference_key
 from bistream.voice.cache import VoiceCache

@@ -12,17 +12,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bistream.admission import SessionStart
 from bistream.config import RuntimeConfig
-from bistream.delivery import DeliveryPool
 from bistream.errors import BistreamError, CancelledError, SessionTimeoutError
-from bistream.language_model_link import RENEWALS_PER_LEASE, LanguageModelLink, from_model, unexpected
-from bistream.playback import Playback, SpokenText
-from bistream.ports import Ports
+from bistream.orchestration.admission import SessionStart
+from bistream.orchestration.delivery import DeliveryPool
+from bistream.orchestration.language_model_link import RENEWALS_PER_LEASE, LanguageModelLink, from_model, unexpected
+from bistream.orchestration.playback import Playback, SpokenText
+from bistream.orchestration.ports import Ports
+from bistream.orchestration.session import Session, SessionState
 from bistream.rates import SAMPLE_RATE
-from bistream.session import Session, SessionState
 from bistream.token2mel.hop_policy import HopPolicy, HopProgress
-from bistream.token2wav import Token2WavHop
+from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FloatArray, VoicePrompt
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.playback import Playback, SpokenText
+from bistream.orchestration.playback import Playback, SpokenText
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 
 SETTINGS = settings(max_examples=60, deadline=None)

@@ -15,9 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 
-from bistream.admission import TextLedger, check_append, check_session_id, check_start
 from bistream.config import RuntimeConfig
-from bistream.delivery import DeliveryPool
 from bistream.errors import (
     BistreamError,
     BusyError,
@@ -28,11 +26,13 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.ports import AudioSender, BistreamRequest, Ports
-from bistream.session import Session
-from bistream.speaking import Services, SessionRun
+from bistream.orchestration.admission import TextLedger, check_append, check_session_id, check_start
+from bistream.orchestration.delivery import DeliveryPool
+from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports
+from bistream.orchestration.session import Session
+from bistream.orchestration.speaking import Services, SessionRun
+from bistream.orchestration.voices import Voices
 from bistream.token2mel.hop_policy import HopPolicy
-from bistream.voices import Voices
 
 logger = logging.getLogger(__name__)
 

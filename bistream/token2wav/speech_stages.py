@@ -15,10 +15,10 @@ import torch
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, EngineError
-from bistream.hop_jobs import HopJob, OfflineJob
 from bistream.mel2wav.cuda.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.token2mel.stage import FlowHop, FlowStage
+from bistream.token2wav.hop_jobs import HopJob, OfflineJob
 from bistream.types import FloatArray
 
 logger = logging.getLogger(__name__)

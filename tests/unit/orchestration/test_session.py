@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.admission import TextLedger, check_start
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
-from bistream.session import ENDED, IllegalTransition, Reply, Session, SessionState, transition
+from bistream.orchestration.admission import TextLedger, check_start
+from bistream.orchestration.session import ENDED, IllegalTransition, Reply, Session, SessionState, transition
 from bistream.types import AudioChunk, FinishReason, SpeechTokens
-from tests.unit.fakes_orchestrator import FakeSender, start_request
+from tests.unit.orchestration.fakes import FakeSender, start_request
 
 S = SessionState
 LEGAL = {

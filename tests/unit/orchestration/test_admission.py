@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.admission import TextLedger, check_append
 from bistream.errors import InvalidInputError
-from bistream.ports import BistreamRequest
+from bistream.orchestration.admission import TextLedger, check_append
+from bistream.orchestration.ports import BistreamRequest
 
 SETTINGS = settings(max_examples=60, deadline=None)
 CUTS = st.lists(st.integers(0, 60), max_size=6)

@@ -30,10 +30,10 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.hop_jobs import BatchPace, HopQueue
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.speech_stages import SpeechStages
-from bistream.token2wav import Token2Wav, Token2WavHop
+from bistream.token2wav.hop_jobs import BatchPace, HopQueue
+from bistream.token2wav.service import Token2Wav, Token2WavHop
+from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import VoicePrompt
 
 TIMEOUT_S = 20.0  # of a test that hangs

@@ -12,13 +12,13 @@ from bistream.errors import (
 )
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import FinishReason, Sampling, SpeechTokens
-from tests.unit.fakes_orchestrator import (
+from tests.unit.orchestration.fakes import (
     REFERENCE,
     WAIT_S,
     append_request,
     start_request,
 )
-from tests.unit.orchestrator.house import House, assert_whole, tokens_of
+from tests.unit.orchestration.house import House, assert_whole, tokens_of
 
 
 def test_one_request_is_one_session(house: House) -> None:

@@ -15,15 +15,15 @@ from bistream.errors import (
     UnknownSessionError,
     UnknownSpeakerError,
 )
-from bistream.ports import BistreamRequest
+from bistream.orchestration.ports import BistreamRequest
 from bistream.types import Sampling
-from tests.unit.fakes_orchestrator import (
+from tests.unit.orchestration.fakes import (
     REFERENCE,
     append_request,
     cancel_request,
     start_request,
 )
-from tests.unit.orchestrator.house import CONFIG, House, assert_whole
+from tests.unit.orchestration.house import CONFIG, House, assert_whole
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from bistream.config import RuntimeConfig
 from bistream.errors import (
     BistreamError,
 )
-from bistream.orchestrator import Orchestrator
-from bistream.ports import BistreamRequest
+from bistream.orchestration.orchestrator import Orchestrator
+from bistream.orchestration.ports import BistreamRequest
+from bistream.orchestration.session import SessionState
+from bistream.orchestration.speaking import SessionRun
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.session import SessionState
-from bistream.speaking import SessionRun
-from tests.unit.fakes_orchestrator import (
+from tests.unit.orchestration.fakes import (
     WAIT_S,
     FakeModels,
     FakeSender,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from bistream.errors import BistreamError
 from bistream.text2token.service import LanguageModelStart
-from bistream.token2wav import Token2WavHop
+from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bistream.hop_jobs import BatchPace, HopQueue
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.hop_policy import HopPolicy, HopProgress
-from bistream.token2wav import FIRST_TOKENS_PER_S, MAX_BATCH_HOPS, TARGET_BATCH_S
+from bistream.token2wav.hop_jobs import BatchPace, HopQueue
+from bistream.token2wav.service import FIRST_TOKENS_PER_S, MAX_BATCH_HOPS, TARGET_BATCH_S
 
 POLICY = HopPolicy()
 TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND

@@ -16,13 +16,13 @@ from bistream.errors import (
     SessionExistsError,
     UnknownSessionError,
 )
-from tests.unit.fakes_orchestrator import (
+from tests.unit.orchestration.fakes import (
     FakeSender,
     append_request,
     cancel_request,
     start_request,
 )
-from tests.unit.orchestrator.house import House
+from tests.unit.orchestration.house import House
 
 
 def random_session(house: House, name: str, choice: random.Random) -> FakeSender:

@@ -10,11 +10,11 @@ import logging
 import threading
 from collections.abc import Callable
 
-from bistream.delivery import Deliverable, DeliveryPool
 from bistream.errors import BistreamError, CancelledError, EngineError, SessionExistsError, UnknownSessionError
-from bistream.playback import SpokenText
-from bistream.ports import LanguageModelPort
-from bistream.session import Session
+from bistream.orchestration.delivery import Deliverable, DeliveryPool
+from bistream.orchestration.playback import SpokenText
+from bistream.orchestration.ports import LanguageModelPort
+from bistream.orchestration.session import Session
 from bistream.text2token.service import LanguageModelStart
 from bistream.types import FinishReason, VoicePrompt
 

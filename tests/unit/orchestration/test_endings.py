@@ -13,13 +13,13 @@ from bistream.errors import (
     ShuttingDownError,
 )
 from bistream.rates import SAMPLE_RATE
-from tests.unit.fakes_orchestrator import (
+from tests.unit.orchestration.fakes import (
     WAIT_S,
     append_request,
     cancel_request,
     start_request,
 )
-from tests.unit.orchestrator.house import CONFIG, House, assert_whole, tokens_of
+from tests.unit.orchestration.house import CONFIG, House, assert_whole, tokens_of
 
 
 def test_a_client_that_has_gone_is_noticed_and_everything_is_freed(house: House) -> None:

@@ -16,14 +16,14 @@ from bistream.errors import (
     UnknownSessionError,
 )
 from bistream.types import FinishReason
-from tests.unit.fakes_orchestrator import (
+from tests.unit.orchestration.fakes import (
     WAIT_S,
     FakeModels,
     FakeSender,
     append_request,
     start_request,
 )
-from tests.unit.orchestrator.house import House, assert_whole
+from tests.unit.orchestration.house import House, assert_whole
 
 
 def fail_voice(models: FakeModels, error: Exception) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.orchestrator.house import House
+from tests.unit.orchestration.house import House
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import unicodedata
 from dataclasses import dataclass
 
 from bistream.errors import InvalidInputError
-from bistream.text_tokenizer import TextTokenizer
+from bistream.text.tokenizer import TextTokenizer
 
 WINDOW_CHARS = 16  # longer than nearly all words; Chinese without punctuation is held back for at most this many characters
 KEEP_CHARS = 8  # the other half of a window is context, so that a cut does not go through a word

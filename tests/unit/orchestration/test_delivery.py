@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bistream.delivery import DeliveryPool
+from bistream.orchestration.delivery import DeliveryPool
 
 WAIT_S = 20.0
 

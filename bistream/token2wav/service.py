@@ -34,12 +34,12 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.hop_jobs import BatchPace, HopJob, HopQueue, OfflineJob, SpeechSession, Token2WavHop
 from bistream.token2mel.checks import check_prompt, check_tokens
+from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, OfflineJob, SpeechSession, Token2WavHop
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
-    from bistream.speech_stages import SpeechStages
+    from bistream.token2wav.speech_stages import SpeechStages
 
 __all__ = ["Token2Wav", "Token2WavHop"]
 
@@ -276,7 +276,7 @@ class Token2Wav:
 
 
 def _load_stages(config: RuntimeConfig) -> SpeechStages:
-    from bistream.speech_stages import SpeechStages  # noqa: PLC0415  (this module must be importable without torch)
+    from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (this module must be importable without torch)
 
     return SpeechStages.load(config)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from bistream.errors import BistreamError, UnknownSessionError
-from bistream.ports import BistreamRequest, Ports
+from bistream.orchestration.ports import BistreamRequest, Ports
 from bistream.rates import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from bistream.text2token.service import LanguageModelStart
-from bistream.token2wav import Token2WavHop
+from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
 
 WAIT_S = 20.0  # for a thread to get there; a failure, never a measurement

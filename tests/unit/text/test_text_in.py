@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError, InvalidInputError
-from bistream.text_in import KEEP_CHARS, WINDOW_CHARS, TextIn, TextToken, starts_segment
-from bistream.text_tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, TextTokenizer
+from bistream.text.text_in import KEEP_CHARS, WINDOW_CHARS, TextIn, TextToken, starts_segment
+from bistream.text.tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, TextTokenizer
 from scripts._tokenizer_files import FULL_VOCAB_SIZE, SPECIAL_TOKEN_COUNT, make_vocabulary, write_tokenizer_files
 
 VOCAB_SIZE = 2200

@@ -1,0 +1,1 @@
+"""Speech tokens to waveform: hops of many sessions through flow and vocoder, batched."""
