@@ -136,7 +136,7 @@ class RuntimeConfig:
     max_session_tokens: int = 4096  # positions (prompt, text and speech) of one session; reserved when it starts
     max_rows: int = 256  # rows (tokens) of one language-model step
     graphs: bool = True  # recorded kernels (CUDA graphs) on a GPU; off: the plain networks; no effect on CPU
-    flow_state_mb: int = 4096  # byte budget of the flow's resident state
+    flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most half of the free memory
     left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0 is unlimited (the reference)
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
     voices_dir: str = ""  # registered voices; empty: none
@@ -154,13 +154,13 @@ class RuntimeConfig:
             "max_text_chars",
             "max_session_tokens",
             "max_rows",
-            "flow_state_mb",
             "voice_cache_size",
         ):
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
         for name in ("session_idle_timeout_s", "min_reference_s", "max_reference_s", "max_unread_audio_s"):
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
         _check(self.kv_cache_tokens >= 0, "kv_cache_tokens", self.kv_cache_tokens, "0 (enough for all sessions) or more")
+        _check(self.flow_state_mb >= 0, "flow_state_mb", self.flow_state_mb, "0 (automatic) or more")
         _check(self.num_threads >= 0, "num_threads", self.num_threads, "0 or more")
         _check(self.left_context_chunks >= 0, "left_context_chunks", self.left_context_chunks, "0 or more")
 

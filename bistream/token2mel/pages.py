@@ -26,6 +26,7 @@ from bistream.token2mel.page_pool import FIRST_PAGE, ZERO_PAGE
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, UPSAMPLE_HISTORY_TOKENS
 
 GUIDANCE_ROWS = 2
+HOST_MEMORY_BYTES = 8 * 2**30  # a desktop's; torch touches pages of state only when they are written
 
 
 class FlowPages:
@@ -66,6 +67,14 @@ def page_bytes(config: FlowConfig, dtype: torch.dtype) -> int:
     keys_values = 2 * encoder.output_size * (encoder.num_blocks * chunk_tokens + encoder.num_up_blocks * chunk_frames)
     upsample = UPSAMPLE_HISTORY_TOKENS * encoder.output_size
     return (config.n_timesteps * GUIDANCE_ROWS * (context + tail) + keys_values + upsample) * dtype.itemsize
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody uses now. What a host or its container can spare is not known: ``HOST_MEMORY_BYTES``."""
+    if device.type != "cuda":
+        return HOST_MEMORY_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from bistream.config import CheckpointConfig, RuntimeConfig
-from bistream.errors import BistreamError, ConfigError, EngineError, InvalidInputError
+from bistream.errors import BistreamError, EngineError, InvalidInputError
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens, fingerprint
 from bistream.token2mel.cuda.factory import make_runner
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool, Prefix
-from bistream.token2mel.pages import FlowPages, page_bytes
+from bistream.token2mel.pages import FlowPages, free_memory_bytes, page_bytes
 from bistream.token2mel.state import FlowState, FlowStatus
+from bistream.token2mel.state_budget import state_pages
 from bistream.token2mel.weights import load_network
 from bistream.types import VoicePrompt
 
@@ -68,10 +70,9 @@ class FlowStage:
         self.left_context_chunks = config.left_context_chunks
         self.reference_final = config.final_mode == "reference"
         self.page_bytes = page_bytes(self.config, self.dtype)
-        total = config.flow_state_mb * 2**20 // self.page_bytes if incremental else 0
-        if incremental and total < 1:
-            needed = -(-self.page_bytes // 2**20)
-            raise ConfigError(f"Parameter 'flow_state_mb' is {config.flow_state_mb}; one second of audio needs {needed}, set it higher.")
+        page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
+        free = free_memory_bytes(self.device)
+        total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, free) if incremental else 0
         self.pool = PagePool(total)
         self.pages = FlowPages(self.config, total, self.dtype, self.device) if incremental else None
         self.runner = make_runner(config, network, self.pages)
