@@ -5,8 +5,11 @@ Called by ``token2wav.Token2Wav`` from one thread; no method may be called from 
 A hop computes the part of a sequence behind its last stored chunk and keeps the state of every chunk that became
 complete (all its tokens and their lookahead known). Frames of an incomplete last chunk are handed out and computed again
 in the next hop; the reference, which computes the whole prefix in each call, hands out the same frames. Without stored
-state (``incremental=False``, or where the pool has no page beyond a session's reservation) the same code computes from the
-start of the prompt: slower, with the same result. So a session never fails for lack of state memory once it was admitted.
+state (``incremental=False``) the same code computes from the start of the prompt: slower, with the same result.
+
+A session never fails for lack of state memory once it was admitted. Where the pool has no page beyond a session's
+reservation, the session forgets its oldest chunk of speech (never the prompt, never below the reservation) and keeps the
+newest in its place: computing everything again instead would slow down every session just when the server is full.
 
 ``left_context_chunks`` limits attention to that many chunks left of a frame's own, in encoder and estimator alike; state
 and time per hop are then constant.
@@ -14,6 +17,7 @@ and time per hop are then constant.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +37,7 @@ from bistream.token2mel.state_budget import state_pages
 from bistream.token2mel.weights import load_network
 from bistream.types import VoicePrompt
 
+_log = logging.getLogger(__name__)
 RESERVE_TOKENS = 250  # state that every session is promised at open, beyond its prompt: 10 s
 
 
@@ -205,7 +210,20 @@ class FlowStage:
             return (), (), state.committed
         if self.left_context_chunks:
             return (SCRATCH_PAGE,) * (complete - wanted) + granted, granted, state.committed + complete * self.chunk_tokens
+        granted += self._forget(state, wanted - len(granted))
         return granted, granted, state.committed + len(granted) * self.chunk_tokens
+
+    def _forget(self, state: FlowState, count: int) -> tuple[int, ...]:
+        """Up to ``count`` pages of the session's oldest speech, which no later hop reads."""
+        if not count:
+            return ()
+        first = len(state.account.prefix.pages) if state.account.prefix else 0
+        forgotten = tuple(state.pages[first : first + count])
+        if not state.has_forgotten:
+            _log.warning("flow state is full: a session beyond its reservation forgets its oldest speech; raise flow_state_mb")
+        state.has_forgotten = True
+        del state.pages[first : first + count]
+        return forgotten
 
     def _advance(self, item: _Work, mel: Tensor) -> Tensor:
         """Commit what the span computed and cut out the frames that were not handed out yet."""

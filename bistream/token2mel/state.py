@@ -23,6 +23,7 @@ class FlowState:
     tokens: all tokens known, the prompt's first. committed: tokens whose state is in ``pages``.
     emitted_frames: frames handed out or belonging to the prompt, from the start of the prompt.
     pages: page of each stored chunk up to ``committed``, oldest first (the prefix's pages, then the session's own).
+    has_forgotten: memory was short, so chunks between the prefix and the session's oldest page are missing.
     """
 
     prompt: VoicePrompt
@@ -34,6 +35,7 @@ class FlowState:
     pages: list[int] = field(default_factory=list)
     status: FlowStatus = FlowStatus.OPEN
     failure: str | None = None
+    has_forgotten: bool = False
 
     def close(self) -> None:
         """Free the session's pages. Idempotent. Not while a hop that contains the session is running."""

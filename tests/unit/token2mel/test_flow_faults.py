@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CheckpointError, ConfigError, EngineError, InvalidInputError
+from bistream.token2mel.batching import Span
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.memory import FlowMemory
 from bistream.token2mel.stage import FlowHop, FlowStage
@@ -198,14 +199,36 @@ def test_open_refuses_what_it_cannot_guarantee() -> None:
     assert stage.pool.available == stage.pool.total
 
 
-def test_a_session_that_outgrows_the_pool_goes_on_exactly(stage: FlowStage) -> None:
+def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, pieces = make_prompt(30), cut(make_tokens(240), [40] * 6)
     small = _stage_with_pages(5)
     state = small.open(prompt)
-    found = [hop_mel(small, state, piece, piece is pieces[-1]) for piece in pieces]
-    assert state.committed == 5 * 25
-    for mel, expected in zip(found, run(stage, prompt, pieces), strict=True):
-        assert_same(mel, expected)
+    spans: list[Span] = []
+    compute = small.runner.compute
+
+    def recorded(batch: Sequence[Span]) -> list[torch.Tensor | EngineError]:
+        spans.extend(batch)
+        return compute(batch)
+
+    monkeypatch.setattr(small.runner, "compute", recorded)
+    found = []
+    for piece in pieces:
+        found.append(hop_mel(small, state, piece, piece is pieces[-1]))
+        small.check_integrity()
+    expected = run(stage, prompt, pieces)
+    prefix, *hops = spans
+    assert prefix.start == 0 and [mel.shape for mel in found] == [mel.shape for mel in expected]
+    assert all(torch.isfinite(mel).all() for mel in found)
+    assert all(span.length <= 24 + 40 and len(span.context_pages) <= 5 for span in hops)  # constant time and memory
+    assert all(span.context_pages[0] == prefix.keep_pages[0] for span in hops)  # the prompt is never forgotten
+    assert all(len(set(span.context_pages) | set(span.keep_pages)) == len(span.context_pages) + len(span.keep_pages) for span in hops)
+    whole = [len(span.context_pages) * 25 == span.start for span in hops]
+    assert whole == sorted(whole, reverse=True) and 0 < sum(whole) < len(whole)
+    for mel, exact, is_whole in zip(found, expected, whole, strict=True):
+        if is_whole:
+            assert_same(mel, exact)
+        else:
+            assert not torch.allclose(mel, exact, atol=1e-4)
     state.close()
     small.check_integrity()
 
