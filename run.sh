@@ -21,6 +21,8 @@ HOST=${HOST:-127.0.0.1}                        # gRPC address; HTTP and metrics 
 HTTP_PORT=${HTTP_PORT:-8000}
 GRPC_PORT=${GRPC_PORT:-8001}
 METRICS_PORT=${METRICS_PORT:-8002}
+HEALTH_PORT=${HEALTH_PORT:-}                   # readiness that turns off while the server drains; empty: nowhere
+DRAIN_TIMEOUT=${DRAIN_TIMEOUT:-30}             # seconds that running sessions may go on after Ctrl-C or SIGTERM
 SERVER=${SERVER:-localhost:$GRPC_PORT}         # where the clients of stages 5 and 6 find the server
 HTTP_SERVER=${HTTP_SERVER:-localhost:$HTTP_PORT} # where the client of stage 4 finds it
 
@@ -142,10 +144,11 @@ stage_2() {
 
 stage_3() {
   setup
-  say "stage 3: start the server (end it with Ctrl-C)"
+  say "stage 3: start the server (Ctrl-C drains and ends it)"
   # exec: whoever ends this script ends the server. Later stages belong into another terminal.
   exec "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" \
-    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT"
+    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" \
+    --drain-timeout-s "$DRAIN_TIMEOUT" ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"}
 }
 
 stage_4() {

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Starts Triton on a model repository and keeps it working; ends it, and everything that belongs to it, on SIGTERM or Ctrl-C.
+"""Starts Triton on a model repository and keeps it working; drains and ends it, and everything that belongs to it, on SIGTERM or Ctrl-C.
 
     serve.py --model-repository build/model_repo
     serve.py --model-repository build/model_repo --free-ports -- python client/client_grpc.py --server {grpc} --text "Hello."
 
-With a command after --, the server runs as long as the command; {grpc} and {http} in it become the server's addresses.
+The first signal drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s. The second ends all.
+With a command after --, the server runs as long as the command, and a signal ends both without a drain; {grpc} and {http} in the
+command become the server's addresses.
 When a model's process dies or stops answering, the server is restarted. Exit codes: 0 ended as asked, 1 the server failed (the last
 lines say why), 130 interrupted while a command ran, else the exit code of the command.
 """
@@ -12,12 +14,14 @@ lines say why), 130 interrupted while a command ran, else the exit code of the c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import sys
 from pathlib import Path
 
+from bistream.triton.health import HealthServer
 from bistream.triton.host import ServerError
 from bistream.triton.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.triton.supervisor import Supervisor, SupervisorSettings
@@ -44,11 +48,16 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--grpc-port", type=int, default=8001)
     parser.add_argument("--metrics-port", type=int, default=8002)
     parser.add_argument("--free-ports", action="store_true", help="choose three free ports instead")
-    parser.add_argument("--ready-file", type=Path, help="write the addresses to this file, as JSON, once every model has answered")
+    parser.add_argument("--ready-file", type=Path, help="holds the addresses, as JSON, while new sessions are taken")
+    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready and /v2/health/live there, over HTTP (default: nowhere)")
+    parser.add_argument("--health-address", default="127.0.0.1", help="default %(default)s; 0.0.0.0 answers other machines")
     parser.add_argument("--log-file", type=Path, help="the server's own log (default: standard error)")
     parser.add_argument("--start-timeout-s", type=float, default=server.start_timeout_s)
     parser.add_argument(
-        "--drain-timeout-s", type=float, default=server.drain_timeout_s, help="how long running sessions may go on at the end"
+        "--drain-timeout-s", type=float, default=keeper.drain_timeout_s, help="running sessions may go on so long; default %(default)s"
+    )
+    parser.add_argument(
+        "--exit-timeout-s", type=float, default=server.exit_timeout_s, help="for the server itself, after the drain; default %(default)s"
     )
     parser.add_argument("--probe-interval-s", type=float, default=keeper.probe_interval_s, help="0: none after the start")
     parser.add_argument("--probe-timeout-s", type=float, default=keeper.probe_timeout_s)
@@ -66,7 +75,7 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         http_address=options.http_address,
         grpc_address=options.grpc_address,
         start_timeout_s=options.start_timeout_s,
-        drain_timeout_s=options.drain_timeout_s,
+        exit_timeout_s=options.exit_timeout_s,
         log_path=options.log_file,
     )
 
@@ -81,9 +90,16 @@ def check_files(settings: ServerSettings) -> None:
             raise ServerError(f"{path} does not exist; {advice}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = parse_arguments(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve: %(message)s", stream=sys.stderr)
+def supervisor_settings(options: argparse.Namespace) -> SupervisorSettings:
+    return SupervisorSettings(
+        probe_interval_s=options.probe_interval_s,
+        probe_timeout_s=options.probe_timeout_s,
+        max_restarts=options.max_restarts,
+        drain_timeout_s=options.drain_timeout_s,
+    )
+
+
+def make_supervisor(options: argparse.Namespace) -> Supervisor:
     settings = server_settings(options)
 
     def announce(server: TritonServer) -> None:
@@ -92,19 +108,35 @@ def main(arguments: list[str] | None = None) -> int:
         if options.ready_file:
             options.ready_file.write_text(json.dumps(addresses), encoding="utf-8")
 
+    def withdraw() -> None:
+        if options.ready_file:
+            with contextlib.suppress(OSError):  # whatever became of the file, the server is ended in order
+                options.ready_file.unlink()
+
+    check_files(settings)
+    return Supervisor(settings, supervisor_settings(options), on_ready=announce, on_unready=withdraw)
+
+
+def serve(supervisor: Supervisor, options: argparse.Namespace) -> int:
     def command(server: TritonServer) -> list[str]:
         return [word.replace("{grpc}", server.grpc_url).replace("{http}", server.http_url) for word in options.command]
 
-    supervisor = Supervisor(
-        settings, SupervisorSettings(options.probe_interval_s, options.probe_timeout_s, options.max_restarts), on_ready=announce
-    )
-    supervisor.handle_signals()
-    try:
-        check_files(settings)
+    with contextlib.ExitStack() as stack:
+        if options.health_port is not None:
+            stack.enter_context(HealthServer(options.health_address, options.health_port, lambda: supervisor.is_ready))
         if options.command:
             return supervisor.run_command(command)
         supervisor.run()
         return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve: %(message)s", stream=sys.stderr)
+    try:
+        supervisor = make_supervisor(options)
+        supervisor.handle_signals()
+        return serve(supervisor, options)
     except ServerError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return EXIT_FAILED

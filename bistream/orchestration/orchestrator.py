@@ -197,6 +197,8 @@ class Orchestrator:
             self._draining = True
             self._changed.wait_for(lambda: not self._open, timeout=deadline_s)
             left = list(self._open.values())
+        if left:
+            logger.warning("%d sessions had not ended by the deadline of the drain and are ended", len(left))
         for run in left:
             run.end_early(ShuttingDownError("The server is shutting down; start the session on another one."))
         with self._changed:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import secrets
+import shutil
 import socket
 import sys
 import sysconfig
@@ -71,8 +72,7 @@ def process_states() -> list[tuple[int, str]]:
 
 def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> None:
     for path in directory.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            path.unlink()
+        _remove(path)
 
 
 def remove_abandoned_shared_memory(directory: Path = SHARED_MEMORY) -> None:
@@ -80,5 +80,12 @@ def remove_abandoned_shared_memory(directory: Path = SHARED_MEMORY) -> None:
     for path in directory.glob(f"{SHARED_MEMORY_NAME}*"):
         number = path.name.removeprefix(SHARED_MEMORY_NAME).partition("_")[0]
         if number.isdigit() and not Path(f"/proc/{number}").exists():
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

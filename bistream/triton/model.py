@@ -7,6 +7,7 @@ paths), every request is answered, and a model that cannot work refuses to load.
 
 from __future__ import annotations
 
+import gc
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ class TritonModel(ABC):
         self._closing.set()
         if self._opened:
             self.close()
+        gc.collect()  # a response sender that only a cycle still holds would be freed after the stub's shared memory, and crash the exit
 
     @abstractmethod
     def open(self, config: RuntimeConfig) -> None:

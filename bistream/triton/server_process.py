@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from bistream.triton.draining import CONTROL_VARIABLE, Drain
 from bistream.triton.host import (
+    SHARED_MEMORY,
     ServerError,
     is_free,
     library_directories,
@@ -34,16 +36,13 @@ from bistream.triton.host import (
     remove_shared_memory,
     shared_memory_prefix,
 )
+from bistream.triton.start_failure import PortInUseError, start_failure
 
 # APIs that let a client read or replace parts of the server; restricted to holders of a key that nobody gets.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 SPARE_BACKEND_THREADS = 32
 POLL_INTERVAL_S = 0.05
 KILL_TIMEOUT_S = 10.0
-# The reason ends before the stack, whose line breaks the log writes as \n.
-_LOAD_FAILURE = re.compile(
-    r"failed to load '(?P<model>[^']+)' version \d+: [\w ]+: (?:TritonModelException: )?(?P<reason>.*?)(?:\\n|\"?$)", re.MULTILINE
-)
 _MAX_SESSIONS = re.compile(r'key: "max_sessions" value { string_value: "(\d+)" }')
 # prctl(PR_SET_PDEATHSIG, SIGKILL), then become the server: it may not outlive its keeper.
 _DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
@@ -55,10 +54,6 @@ class Interrupted(Exception):
 
 def never() -> bool:
     return False
-
-
-class PortInUseError(ServerError):
-    """A port was taken between choosing and using it, or belongs to another server."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class ServerSettings:
     """How to start one server. ``ports`` None: three free ports are chosen at each start.
 
     executable: the tritonserver binary. backend_directory: holds ``python/`` with the backend and its stub (scripts/setup_triton.py).
-    python_prefix: the environment whose packages the models use.
+    python_prefix: the environment whose packages the models use. exit_timeout_s: how long a server without sessions may take to end.
     """
 
     model_repository: Path
@@ -84,7 +79,7 @@ class ServerSettings:
     http_address: str = "127.0.0.1"
     grpc_address: str = "127.0.0.1"
     start_timeout_s: float = 600.0
-    drain_timeout_s: float = 15.0
+    exit_timeout_s: float = 10.0
     log_path: Path | None = None  # None: the keeper's stderr
     extra_arguments: tuple[str, ...] = ()
 
@@ -116,6 +111,7 @@ class TritonServer:
         self.settings = settings
         self.ports = settings.ports or free_ports()
         self._prefix = shared_memory_prefix()
+        self._control = SHARED_MEMORY / f"{self._prefix}control"
         self._process: subprocess.Popen[str] | None = None
         self._tail: deque[str] = deque(maxlen=200)
         self._pump: threading.Thread | None = None
@@ -139,6 +135,7 @@ class TritonServer:
         self._check_ports()
         environment = self._environment()
         log = self._open_log()
+        self._control.mkdir(mode=0o700)
         command = [sys.executable, "-c", _DIE_WITH_PARENT, *self._command()]
         self._process = subprocess.Popen(
             command,
@@ -155,7 +152,7 @@ class TritonServer:
         try:
             self._wait_until_ready(should_stop)
         except BaseException:
-            self.stop(drain_timeout_s=0.0)
+            self.stop(exit_timeout_s=0.0)
             raise
 
     def exit_code(self) -> int | None:
@@ -169,16 +166,26 @@ class TritonServer:
     def log_tail(self, lines: int = 20) -> str:
         return "".join(list(self._tail)[-lines:])
 
-    def stop(self, drain_timeout_s: float | None = None) -> None:
-        """SIGTERM, wait for running streams, kill the whole process group, remove the shared memory."""
+    def drain(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Drain:
+        """Have the models take no new sessions and finish those that run. Raises ``OSError`` when they cannot be told."""
+        drain = Drain(self._control, timeout_s, clock)
+        drain.start()
+        return drain
+
+    def stop(self, exit_timeout_s: float | None = None, should_hurry: Callable[[], bool] = never) -> None:
+        """SIGTERM, wait for the server's own end, kill the whole process group, remove the shared memory.
+
+        With the signal the models stop working for each other, so sessions that still run end: ``drain`` comes first.
+        """
         process = self._process
         if process is None:
             return
-        timeout_s = self.settings.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
-        if process.poll() is None and timeout_s > 0:
+        timeout_s = self.settings.exit_timeout_s if exit_timeout_s is None else exit_timeout_s
+        if process.poll() is None and timeout_s > 0 and not should_hurry():
             process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout_s)
+            deadline = time.monotonic() + timeout_s
+            while process.poll() is None and time.monotonic() < deadline and not should_hurry():
+                time.sleep(POLL_INTERVAL_S)
         self._kill_group()
         process.wait()
         if self._pump is not None:
@@ -214,7 +221,7 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={self._prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
             f"--backend-config=python,thread-pool-size={backend_threads(settings.model_repository)}",
-            f"--exit-timeout-secs={max(1, int(settings.drain_timeout_s))}",
+            f"--exit-timeout-secs={max(1, int(settings.exit_timeout_s))}",
             f"--http-address={settings.http_address}",
             f"--grpc-address={settings.grpc_address}",
             f"--http-port={ports.http}",
@@ -230,7 +237,8 @@ class TritonServer:
 
     def _environment(self) -> dict[str, str]:
         """The stub takes its Python packages from the first python3 on PATH, and its libpython from the loader."""
-        environment = {**os.environ, "PATH": f"{self.settings.python_prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+        path = f"{self.settings.python_prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(self._control)}
         directories = library_directories()
         if directories:
             existing = os.environ.get("LD_LIBRARY_PATH")
@@ -273,16 +281,6 @@ class TritonServer:
                     f"The server was not ready after {self.settings.start_timeout_s:.0f} s; its log ends with:\n{self.log_tail()}"
                 )
             time.sleep(POLL_INTERVAL_S)
-
-
-def start_failure(log: str, exit_code: int | None) -> ServerError:
-    """The reason why a server ended while starting, from its log: one sentence for each model that refused to load."""
-    if "already in use" in log:
-        return PortInUseError("A port of the server is in use; stop the other server or choose other ports.")
-    reasons = {match["model"]: match["reason"] for match in _LOAD_FAILURE.finditer(log)}
-    if reasons:
-        return ServerError("\n".join(f"Model {model} refused to load: {reason}" for model, reason in reasons.items()))
-    return ServerError(f"The server ended with exit code {exit_code} while starting; its log ends with:\n{log[-2000:]}")
 
 
 def _is_ready(http_url: str) -> bool:

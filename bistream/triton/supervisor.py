@@ -1,4 +1,4 @@
-"""Keeps one Triton server working: starts it, watches it, restarts it when a part has died, ends it without leaving anything.
+"""Keeps one Triton server working: starts it, watches it, restarts it when a part has died, drains and ends it without leaving anything.
 
 A dead model process cannot be brought back alone, so the whole server is restarted (its sessions are lost either way). A server
 that does not come up the first time is a matter for the operator: the supervisor ends with the reason. Called by ``scripts/serve.py``.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,13 @@ from types import FrameType
 
 from bistream.triton.host import ServerError
 from bistream.triton.probe import ProbeError, ProbeSchedule, probe
-from bistream.triton.server_process import Interrupted, PortInUseError, ServerSettings, TritonServer, never
+from bistream.triton.server_process import Interrupted, ServerSettings, TritonServer, never
+from bistream.triton.start_failure import PortInUseError
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
+DRAIN_INTERVAL_S = 0.05
 PORT_ATTEMPTS = 3
 COMMAND_KILL_TIMEOUT_S = 5.0
 
@@ -29,12 +30,13 @@ COMMAND_KILL_TIMEOUT_S = 5.0
 @dataclass(frozen=True)
 class SupervisorSettings:
     """probe_interval_s: seconds between deep probes, 0 is none after the start. max_restarts: in a row; the count starts again
-    after ``stable_after_s`` of good health."""
+    after ``stable_after_s`` of good health. drain_timeout_s: how long running sessions may go on after the first signal."""
 
     probe_interval_s: float = 15.0
     probe_timeout_s: float = 60.0
     max_restarts: int = 3
     stable_after_s: float = 600.0
+    drain_timeout_s: float = 30.0
 
 
 def start_server(settings: ServerSettings, probe_timeout_s: float, should_stop: Callable[[], bool] = never) -> TritonServer:
@@ -50,7 +52,7 @@ def start_server(settings: ServerSettings, probe_timeout_s: float, should_stop: 
         try:
             probe(server.grpc_url, model_names(settings), probe_timeout_s, should_stop)
         except BaseException as error:
-            server.stop(drain_timeout_s=0.0)
+            server.stop(exit_timeout_s=0.0)
             if isinstance(error, ProbeError):
                 raise ServerError(f"The server started, but {error}.") from None
             raise
@@ -63,24 +65,37 @@ def model_names(settings: ServerSettings) -> list[str]:
 
 
 class Supervisor:
-    """``run`` until a signal, an unrecoverable failure, or the end of the command that it was given."""
+    """``run`` until a signal, an unrecoverable failure, or the end of the command that it was given.
+
+    on_ready: the server takes sessions. on_unready: it does not any more; perhaps called twice. clock, pause: for tests.
+    """
 
     def __init__(
         self,
         server_settings: ServerSettings,
         settings: SupervisorSettings,
         on_ready: Callable[[TritonServer], None] = lambda server: None,
+        on_unready: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._server_settings = server_settings
         self._settings = settings
         self._on_ready = on_ready
+        self._on_unready = on_unready
         self._clock = clock
-        self._stop = threading.Event()
+        self._pause = pause
+        self._stops = 0  # a number and no lock: a signal handler runs in the midst of the thread that it would wait for
+        self._ready = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server takes new sessions."""
+        return self._ready and not self._is_stopping()
 
     def stop(self) -> None:
-        """End ``run`` (from a signal handler or another thread)."""
-        self._stop.set()
+        """The first call ends ``run`` once the running sessions have ended, the second at once. From a signal handler or a thread."""
+        self._stops += 1
 
     def handle_signals(self) -> None:
         def handler(number: int, frame: FrameType | None) -> None:
@@ -95,15 +110,53 @@ class Supervisor:
         while True:
             started_at = self._clock()
             try:
-                self._on_ready(server)
+                self._announce(server)
                 reason = self._watch(server)
+                self._withdraw()
+                if reason is None:
+                    self._drain(server)
             finally:
-                server.stop(None if self._stop.is_set() else 0.0)
+                self._withdraw()
+                server.stop(None if self._is_stopping() else 0.0, self._is_hurried)
             if reason is None:
                 return
             if self._clock() - started_at > self._settings.stable_after_s:
                 restarts = 0
             server, restarts = self._restart(reason, restarts)
+
+    def _is_stopping(self) -> bool:
+        return self._stops > 0
+
+    def _is_hurried(self) -> bool:
+        return self._stops > 1
+
+    def _announce(self, server: TritonServer) -> None:
+        self._ready = True
+        self._on_ready(server)
+
+    def _withdraw(self) -> None:
+        self._ready = False
+        self._on_unready()
+
+    def _drain(self, server: TritonServer) -> None:
+        """Returns when no session is left, the time for it is over, the server has failed, or at the second ``stop``."""
+        try:
+            drain = server.drain(self._settings.drain_timeout_s, self._clock)
+        except OSError as error:
+            logger.error("the models could not be told to drain (%s); running sessions end now", error)
+            return
+        logger.info("draining: running sessions may go on for %.0f s", self._settings.drain_timeout_s)
+        told = 0
+        while not self._is_hurried() and not drain.is_over():
+            reason = failure(server)
+            if reason is not None:
+                logger.error("%s; running sessions end now", reason)
+                return
+            left = drain.sessions_left
+            if left != told:
+                logger.info("draining: %d sessions left", left)
+                told = left
+            self._pause(DRAIN_INTERVAL_S)
 
     def _restart(self, reason: str, restarts: int) -> tuple[TritonServer, int]:
         """The new server and the restarts in a row until now. A start that fails counts as one: it worked before, so it may again."""
@@ -123,14 +176,15 @@ class Supervisor:
         """
         server = self._start()
         try:
-            self._on_ready(server)
+            self._announce(server)
             with subprocess.Popen(list(command(server))) as process:
                 try:
                     return self._wait_for(process, server)
                 finally:
                     _end_process(process)
         finally:
-            server.stop()
+            self._withdraw()
+            server.stop(should_hurry=self._is_hurried)
 
     def _wait_for(self, process: subprocess.Popen[bytes], server: TritonServer) -> int:
         while True:
@@ -138,26 +192,26 @@ class Supervisor:
                 return process.wait(WATCH_INTERVAL_S)
             except subprocess.TimeoutExpired:
                 pass
-            if self._stop.is_set():
+            if self._is_stopping():
                 raise Interrupted
             reason = failure(server)
             if reason is not None:
                 raise ServerError(f"{reason}.")
 
     def _start(self) -> TritonServer:
-        return start_server(self._server_settings, self._settings.probe_timeout_s, self._stop.is_set)
+        return start_server(self._server_settings, self._settings.probe_timeout_s, self._is_stopping)
 
     def _watch(self, server: TritonServer) -> str | None:
         """Returns why the server must be restarted, or ``None`` after ``stop``."""
         schedule = ProbeSchedule(self._settings.probe_interval_s)
         models = model_names(self._server_settings)
-        while not self._stop.wait(WATCH_INTERVAL_S):
+        while not self._is_stopping():
             reason = failure(server)
             if reason is not None:
                 return reason
             if schedule.is_due():
                 try:
-                    probe(server.grpc_url, models, self._settings.probe_timeout_s, self._stop.is_set)
+                    probe(server.grpc_url, models, self._settings.probe_timeout_s, self._is_stopping)
                     schedule.record(True)
                 except Interrupted:
                     return None
@@ -165,6 +219,7 @@ class Supervisor:
                     logger.warning("a probe failed: %s", error)
                     if schedule.record(False):
                         return f"The server does not work: {error}"
+            self._pause(WATCH_INTERVAL_S)
         return None
 
 

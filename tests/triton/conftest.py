@@ -59,7 +59,7 @@ def server_settings(repository: Path, log_path: Path) -> ServerSettings:
         executable=TRITON_SERVER,
         backend_directory=TRITON_BACKENDS,
         start_timeout_s=120.0,
-        drain_timeout_s=10.0,
+        exit_timeout_s=10.0,
         log_path=log_path,
     )
 

@@ -11,47 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bistream.triton.host import SHARED_MEMORY, ServerError, remove_abandoned_shared_memory
+from bistream.triton.host import ServerError, remove_abandoned_shared_memory
 from bistream.triton.supervisor import start_server
-from tests.triton.conftest import (
-    PROBE_TIMEOUT_S,
-    ROOT,
-    TRITON_BACKENDS,
-    TRITON_SERVER,
-    WAIT_TIMEOUT_S,
-    make_repository,
-    server_settings,
-    wait_for,
-)
-
-
-def processes_with(word: str) -> list[int]:
-    """Ids of the processes that have ``word`` in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def shared_memory_of(keeper: int) -> list[Path]:
-    return list(SHARED_MEMORY.glob(f"bistream_{keeper}_*"))
-
-
-def serve_command(repository: Path, *arguments: str) -> list[str]:
-    return [
-        sys.executable,
-        str(ROOT / "scripts/serve.py"),
-        *("--model-repository", str(repository)),
-        *("--tritonserver", str(TRITON_SERVER)),
-        *("--backend-directory", str(TRITON_BACKENDS)),
-        *("--log-file", str(repository.parent / "server.log")),
-        "--free-ports",
-        *arguments,
-    ]
+from tests.triton.conftest import PROBE_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
+from tests.triton.keeper import processes_with, serve_command, shared_memory_of
 
 
 def refusal(tmp_path: Path, model_dir: Path, models: list[str]) -> str:
@@ -94,22 +57,23 @@ def test_a_yaml_that_does_not_fit_the_weights_is_refused(tmp_path: Path, broken_
 def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
     repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
     ready = tmp_path / "ready.json"
-    command = serve_command(repository, "--ready-file", str(ready), "--drain-timeout-s", "10")
+    command = serve_command(repository, "--ready-file", str(ready), "--exit-timeout-s", "10")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
         try:
             wait_for(ready.exists, "the first start")
             first = json.loads(ready.read_text(encoding="utf-8"))
-            ready.unlink()
             stubs = [pid for pid in processes_with(f"{repository}/speaker_embedding") if pid != keeper.pid]
             assert len(stubs) == 1
             os.kill(stubs[0], signal.SIGKILL)
-            wait_for(ready.exists, "the restart")
+            wait_for(lambda: not ready.exists(), "the failure to be noticed")
+            wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the restart")
             assert json.loads(ready.read_text(encoding="utf-8"))["grpc"] != first["grpc"]
-            assert len(shared_memory_of(keeper.pid)) == 1
+            left = shared_memory_of(keeper.pid)
+            assert sum(path.is_file() for path in left) == 1 and sum(path.is_dir() for path in left) == 1  # tensors, control
         finally:
             keeper.terminate()
             _, errors = keeper.communicate(timeout=WAIT_TIMEOUT_S)
-    assert keeper.returncode == 0
+    assert keeper.returncode == 0 and not ready.exists()
     assert "The process of a model has died" in errors
     assert processes_with(str(repository)) == [] and shared_memory_of(keeper.pid) == []
 

@@ -23,10 +23,12 @@ class _OwnOrchestrator:
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestration.orchestrator import Orchestrator
         from bistream.triton.bls_ports import bls_ports
+        from bistream.triton.draining import follow_keeper
         from bistream.triton.iterator_keeper import IteratorKeeper
 
         self._keeper = IteratorKeeper()
         self._orchestrator = Orchestrator(config, bls_ports(pb_utils, self._keeper))
+        follow_keeper(self.contract.name, self._orchestrator)
 
     def close(self) -> None:
         self._orchestrator.close()

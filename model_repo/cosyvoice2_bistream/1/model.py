@@ -22,10 +22,12 @@ class TritonPythonModel(DecoupledModel):
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestration.orchestrator import Orchestrator
         from bistream.triton.bls_ports import bls_ports
+        from bistream.triton.draining import follow_keeper
         from bistream.triton.iterator_keeper import IteratorKeeper
 
         self._keeper = IteratorKeeper()
         self._orchestrator = Orchestrator(config, bls_ports(pb_utils, self._keeper))
+        follow_keeper(self.contract.name, self._orchestrator)
 
     def sender(self, triton_sender: Any) -> ResponseSender:
         return ResponseSender(pb_utils, triton_sender, self._keeper)

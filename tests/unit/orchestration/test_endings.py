@@ -148,6 +148,21 @@ def test_drain_lets_sessions_finish_and_takes_no_new_ones(house: House) -> None:
     assert_whole(sender, "Hello world.")
 
 
+def test_a_drain_takes_the_text_that_a_running_session_still_gets(house: House) -> None:
+    sender = house.send(start_request("Hello ", is_end=False))
+    drained = threading.Thread(target=house.orchestrator.drain, args=(WAIT_S,))
+    drained.start()
+    with house.orchestrator._changed:
+        assert house.orchestrator._changed.wait_for(lambda: house.orchestrator._draining, WAIT_S)
+    assert isinstance(house.refused(start_request(session_id="new")), ShuttingDownError)
+    assert house.send(append_request("world")).endings == [None]
+    assert drained.is_alive() and sender.endings == []
+    assert house.send(append_request(".", is_end=True)).endings == [None]
+    drained.join(WAIT_S)
+    assert not drained.is_alive()
+    assert_whole(sender, "Hello world.")
+
+
 def test_close_ends_what_is_left_after_the_deadline(house: House) -> None:
     sender = house.send(start_request("Hello world.", is_end=False))
     sender.wait_chunks(1)

@@ -18,14 +18,13 @@ from bistream.triton.host import ServerError, process_states, remove_abandoned_s
 from bistream.triton.probe import ProbeSchedule
 from bistream.triton.server_process import (
     Interrupted,
-    PortInUseError,
     Ports,
     ServerSettings,
     TritonServer,
     backend_threads,
     free_ports,
-    start_failure,
 )
+from bistream.triton.start_failure import PortInUseError, start_failure
 from bistream.triton.supervisor import Supervisor, SupervisorSettings
 from scripts.fill_template import fill, placeholders
 from scripts.make_model_repo import read_template

@@ -1,0 +1,95 @@
+"""``scripts/serve.py`` as a process of its own, with what it leaves behind, for the tests of its life and death."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from bistream.triton.host import SHARED_MEMORY
+from tests.triton.conftest import ROOT, TRITON_BACKENDS, TRITON_SERVER, WAIT_TIMEOUT_S, wait_for
+
+
+def processes_with(word: str) -> list[int]:
+    """Ids of the processes that have ``word`` in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def shared_memory_of(keeper: int) -> list[Path]:
+    return list(SHARED_MEMORY.glob(f"bistream_{keeper}_*"))
+
+
+def serve_command(repository: Path, *arguments: str) -> list[str]:
+    return [
+        sys.executable,
+        str(ROOT / "scripts/serve.py"),
+        *("--model-repository", str(repository)),
+        *("--tritonserver", str(TRITON_SERVER)),
+        *("--backend-directory", str(TRITON_BACKENDS)),
+        *("--log-file", str(repository.parent / "server.log")),
+        "--free-ports",
+        *arguments,
+    ]
+
+
+class Keeper:
+    """A context: a server that serves, ended at the latest when the context is left. stderr goes to a file that ``said`` reads."""
+
+    def __init__(self, repository: Path, *arguments: str) -> None:
+        self._repository = repository
+        self._ready = repository.parent / "ready.json"
+        self._errors = repository.parent / "serve.log"
+        self._command = serve_command(repository, "--ready-file", str(self._ready), *arguments)
+        self.grpc_url = ""
+
+    def __enter__(self) -> Keeper:
+        with self._errors.open("w", encoding="utf-8") as errors:
+            self._process = subprocess.Popen(self._command, stderr=errors)
+        try:
+            wait_for(lambda: self.is_announced() or self._process.poll() is not None, "the start")
+            self.grpc_url = json.loads(self._ready.read_text(encoding="utf-8"))["grpc"]
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def is_announced(self) -> bool:
+        return self._ready.exists() and self._ready.read_text(encoding="utf-8") != ""
+
+    def signal(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def said(self, words: str) -> bool:
+        return words in self._errors.read_text(encoding="utf-8")
+
+    def wait_said(self, words: str) -> None:
+        wait_for(lambda: self.said(words), f"{words!r} in what serve.py says")
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def check_end(self) -> None:
+        """It ends by itself, with code 0, and leaves nothing."""
+        assert self._process.wait(WAIT_TIMEOUT_S) == 0
+        assert processes_with(str(self._repository)) == [] and shared_memory_of(self._process.pid) == []
+        assert not self._ready.exists()
+
+    def _end(self) -> None:
+        """For a test that has failed: the server dies with its keeper."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end()

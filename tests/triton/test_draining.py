@@ -1,0 +1,140 @@
+"""The end of a server that is in use: running sessions end in peace, new ones go elsewhere, and patience has a limit."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from bistream.triton.health import LIVE, READY
+from bistream.triton.server_process import free_ports
+from bistream.wire import parse_error
+from tests.triton.conftest import make_repository, wait_for
+from tests.triton.keeper import Keeper
+from tests.triton.requests import Stream, ask, to_input
+from tests.triton.test_sessions import MODEL, check_audio
+
+LONG = "300"  # seconds; no test waits for it
+Voice = dict[str, Any]
+
+
+def health(port: int, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def in_pieces(grpc_url: str, pieces: list[str], voice: Voice) -> int:
+    """Samples of a session that gets its text piece by piece."""
+    session_id = uuid.uuid4().hex
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text=pieces[0], is_end=False, **voice)
+        stream.receive_audio(start)
+        stream.receive(stream.send(MODEL, session_id=session_id, target_text="".join(pieces[1:]), is_start=False, is_end=True))
+        return stream.receive(start).waveform.size
+
+
+def test_running_sessions_end_in_peace_and_new_ones_are_refused(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+    pieces = ["The first words are spoken, ", "the next come while the server drains, ", "and these are the last."]
+    spoken = "Slowly."
+    repository = make_repository(tmp_path, tiny_model_dir, **{"cosyvoice2.max_unread_audio_s": "0.5"})
+    health_port = free_ports().http
+    with Keeper(repository, "--drain-timeout-s", LONG, "--health-port", str(health_port)) as keeper:
+        assert (health(health_port, READY), health(health_port, LIVE)) == (200, 200)
+        session_id = uuid.uuid4().hex
+        undisturbed = [
+            in_pieces(keeper.grpc_url, pieces, voice),
+            ask(keeper.grpc_url, "cosyvoice2", target_text=spoken, **voice).waveform.size,
+        ]
+        with Stream(keeper.grpc_url) as stream, Stream(keeper.grpc_url) as listener:
+            start = stream.send(MODEL, session_id=session_id, target_text=pieces[0], is_end=False, **voice)
+            stream.receive_audio(start)
+            streaming = listener.send("cosyvoice2", target_text=spoken, **voice)
+            listener.receive_audio(streaming)
+            keeper.signal()
+            keeper.wait_said("draining: 2 sessions left")
+            assert (health(health_port, READY), health(health_port, LIVE)) == (503, 200) and not keeper.is_announced()
+            for model in (MODEL, "cosyvoice2"):
+                refused = ask(keeper.grpc_url, model, target_text="Too late.", **voice)
+                assert refused.code == "SHUTTING_DOWN" and refused.error is not None and refused.error.retryable
+                assert refused.finals == 1 and refused.last_is_empty
+            for piece in pieces[1:]:
+                is_end = piece is pieces[-1]
+                accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=is_end))
+                assert accepted.error is None
+            check_audio(stream.receive(start), len("".join(pieces)))
+            assert not keeper.has_ended
+            listener.receive(streaming)
+            assert streaming.error is None and streaming.finals == 1 and streaming.last_is_empty
+        keeper.check_end()
+        assert [start.waveform.size, streaming.waveform.size] == undisturbed
+
+
+def test_sessions_that_do_not_end_in_time_are_told_so(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+    repository = make_repository(tmp_path, tiny_model_dir)
+    with Keeper(repository, "--drain-timeout-s", "1") as keeper:
+        with Stream(keeper.grpc_url) as stream:
+            start = stream.send(MODEL, session_id=uuid.uuid4().hex, target_text="More will never come. ", is_end=False, **voice)
+            stream.receive_audio(start)
+            keeper.signal()
+            stream.receive(start)
+            assert start.code == "SHUTTING_DOWN" and start.finals == 1 and start.last_is_empty
+        keeper.check_end()
+
+
+def test_a_second_signal_ends_everything_at_once(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+    repository = make_repository(tmp_path, tiny_model_dir)
+    with Keeper(repository, "--drain-timeout-s", LONG, "--exit-timeout-s", LONG) as keeper:
+        stream = Stream(keeper.grpc_url)
+        try:
+            start = stream.send(MODEL, session_id=uuid.uuid4().hex, target_text="More will never come. ", is_end=False, **voice)
+            stream.receive_audio(start)
+            keeper.signal()
+            keeper.wait_said("draining: 1 sessions left")
+            assert not keeper.has_ended
+            keeper.signal()
+            keeper.check_end()
+        finally:
+            stream.drop()
+
+
+def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+    instances = {"cosyvoice2.decoupled_mode": "False", "cosyvoice2.bls_instance_num": "2"}
+    repository = make_repository(tmp_path, tiny_model_dir, **instances)
+    with Keeper(repository, "--drain-timeout-s", LONG) as keeper:
+        client = triton.InferenceServerClient(keeper.grpc_url)
+        answers: list[NDArray[np.float32]] = []
+        before = pulls(client)
+        inputs = [to_input(name, value) for name, value in voice.items()] + [to_input("target_text", "Streets and trees. " * 10)]
+        request = threading.Thread(target=lambda: answers.append(client.infer("cosyvoice2", inputs).as_numpy("waveform")))
+        request.start()
+        try:
+            wait_for(lambda: pulls(client) > before, "the request to be worked on")
+            keeper.signal()
+            keeper.wait_said("draining: 1 sessions left")
+            with pytest.raises(InferenceServerException) as refusal:
+                client.infer("cosyvoice2", inputs)  # the other instance refuses at once
+            assert parse_error(refusal.value.message()).code == "SHUTTING_DOWN"
+            assert answers == [] and not keeper.has_ended
+        finally:
+            request.join()
+        client.close()
+        assert answers[0].size > 0 and np.isfinite(answers[0]).all()
+        keeper.check_end()
+
+
+def pulls(client: triton.InferenceServerClient) -> int:
+    """Requests that the language model has got."""
+    return int(client.get_inference_statistics("llm_bistream").model_stats[0].inference_count)

@@ -1,0 +1,137 @@
+"""What keeper and front doors say to each other when the server is to end: nothing is cut short, nothing is waited for in vain."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from bistream.triton.draining import CLOSING_S, CONTROL_VARIABLE, Drain, FrontDoor, follow_keeper
+
+WAIT_S = 20.0
+
+
+class FakeSessions:
+    """An orchestrator whose drain returns when the test says so."""
+
+    def __init__(self, running: int) -> None:
+        self.open_sessions = running
+        self.deadlines: list[float] = []
+        self.ended = threading.Event()
+
+    def drain(self, deadline_s: float) -> None:
+        self.deadlines.append(deadline_s)
+        assert self.ended.wait(WAIT_S)
+
+
+class House:
+    """A keeper with front doors; time stands still unless the test moves it."""
+
+    def __init__(self, directory: Path, *running: int) -> None:
+        self.now = 100.0
+        self.sessions = [FakeSessions(count) for count in running]
+        self.doors = [FrontDoor(directory, f"door-{number}", sessions) for number, sessions in enumerate(self.sessions)]
+        for door in self.doors:
+            door.look()
+        self.drain = Drain(directory, 30.0, clock=lambda: self.now)
+
+    def look(self) -> list[bool]:
+        return [door.look() for door in self.doors]
+
+    def end(self, number: int) -> None:
+        """The sessions of this door end, and its drain with them."""
+        self.sessions[number].open_sessions = 0
+        self.sessions[number].ended.set()
+        drain = self.doors[number]._drain
+        assert drain is not None
+        drain.join(WAIT_S)
+
+
+def test_doors_serve_until_the_keeper_says_otherwise(tmp_path: Path) -> None:
+    house = House(tmp_path, 2, 0)
+    assert house.look() == [False, False]
+    assert [sessions.deadlines for sessions in house.sessions] == [[], []]
+    assert sorted(path.read_text(encoding="utf-8") for path in tmp_path.iterdir()) == ["serving", "serving"]
+
+
+def test_a_drain_is_over_when_every_door_has_seen_its_last_session_end(tmp_path: Path) -> None:
+    house = House(tmp_path, 2, 1)
+    house.drain.start()
+    assert not house.drain.is_over(), "no door has noticed yet"
+    assert house.look() == [False, False]
+    assert [sessions.deadlines for sessions in house.sessions] == [[30.0], [30.0]]
+    assert house.drain.sessions_left == 3 and not house.drain.is_over()
+    house.sessions[0].open_sessions = 1
+    house.look()
+    assert house.drain.sessions_left == 2
+    house.end(0)
+    assert house.look() == [True, False]
+    assert house.drain.sessions_left == 1 and not house.drain.is_over()
+    house.end(1)
+    assert not house.drain.is_over(), "the door has not said so yet"
+    assert house.look() == [True, True]
+    assert house.drain.is_over()
+    assert [sessions.deadlines for sessions in house.sessions] == [[30.0], [30.0]], "each door drains once"
+
+
+def test_no_session_left_is_not_yet_drained(tmp_path: Path) -> None:
+    """A door that serves may admit one in the next moment; only the end of its drain says that it will not."""
+    house = House(tmp_path, 0)
+    house.drain.start()
+    assert not house.drain.is_over()
+    house.look()
+    assert house.drain.sessions_left == 0 and not house.drain.is_over()
+    house.end(0)
+    house.look()
+    assert house.drain.is_over()
+
+
+def test_a_door_that_never_answers_is_given_up_after_the_deadline(tmp_path: Path) -> None:
+    house = House(tmp_path, 1)
+    house.drain.start()
+    house.now += 30.0
+    assert not house.drain.is_over(), "sessions may still be told that their time is over"
+    house.now += CLOSING_S
+    assert house.drain.is_over()
+
+
+def test_a_server_without_front_doors_has_nothing_to_drain(tmp_path: Path) -> None:
+    drain = Drain(tmp_path, 30.0)
+    drain.start()
+    assert drain.is_over() and drain.sessions_left == 0
+
+
+def test_a_report_that_could_not_be_written_is_repeated(tmp_path: Path) -> None:
+    directory = tmp_path / "control"
+    directory.mkdir()
+    house = House(directory, 0)
+    house.drain.start()
+    house.look()
+    house.end(0)
+    moved = directory.rename(tmp_path / "moved")
+    assert house.look() == [False]
+    moved.rename(directory)
+    assert not house.drain.is_over()
+    assert house.look() == [True] and house.drain.is_over()
+
+
+def test_a_keeper_that_cannot_tell_the_models_hears_so(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="absent"):
+        Drain(tmp_path / "absent", 30.0).start()
+
+
+def test_a_model_finds_its_keeper_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+    follow_keeper("model", FakeSessions(0))  # no keeper: nothing happens
+    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
+    sessions = FakeSessions(0)
+    sessions.ended.set()
+    follow_keeper("model", sessions)
+    door = tmp_path / f"model-{os.getpid()}.door"
+    assert door.read_text(encoding="utf-8") == "serving", "known to the keeper when the model has loaded"
+    Drain(tmp_path, 0.0).start()
+    (follower,) = (thread for thread in threading.enumerate() if thread.name == "bistream-front-door")
+    follower.join(WAIT_S)
+    assert door.read_text(encoding="utf-8") == "drained" and sessions.deadlines == [0.0]
