@@ -9,8 +9,9 @@ from bistream.config import LanguageModelConfig
 from bistream.text2token.cuda.host_rows import NUM_FIELDS
 from bistream.text2token.cuda.packing import NUM_CHUNKS
 
-ROW_TILE = 256  # the largest row tile of kernels_large: buffers are padded to it
+ROW_TILE = 256  # the largest row tile of any kernel: buffers are padded to it
 LOGITS_TILE = 64
+MEETING_TILE = 64  # the smallest tile of kernels_mlp.down_many
 
 
 class StepBuffers:
@@ -37,5 +38,7 @@ class StepBuffers:
         self.attended = zeros(rows, hidden, dtype=torch.bfloat16)
         self.hidden = zeros(rows, config.intermediate_size, dtype=torch.bfloat16)
         self.down_part = zeros(NUM_CHUNKS, rows, hidden)
+        tiles = (rows // MEETING_TILE) * (hidden // MEETING_TILE)
+        self.arrived = zeros(config.num_hidden_layers, tiles, dtype=torch.int32)  # chunks of ``down_part`` that are there
         self.logits_stride = -(-(config.speech_token_size + 3) // LOGITS_TILE) * LOGITS_TILE
         self.logits = zeros(rows, self.logits_stride)

@@ -15,7 +15,8 @@ from bistream.text2token.engine import TokenSpace
 from bistream.text2token.sampler import seed_key
 from bistream.text2token.sequence import Segment, TurnStart
 
-NUM_FIELDS = 8  # of a row: slot, position, first position of the segment, id (-1: last sampled), samples
+NUM_FIELDS = 8  # of a row: slot, position, first position of the segment, id (-1: last sampled), samples, order
+ORDER = 5
 NUM_START_NUMBERS = 16
 LAST_SAMPLED = -1
 NO_POSITION = -1
@@ -30,7 +31,10 @@ def bucket_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def write_rows(target: NDArray[np.int32], segments: Sequence[Segment], filler_slot: int) -> list[int]:
-    """Fill target [bucket, NUM_FIELDS]; rows behind the segments' are padding. Returns the rows that sample, in order."""
+    """Fill target [bucket, NUM_FIELDS]; rows behind the segments' are padding. Returns the rows that sample, in order.
+
+    Field ``ORDER`` lists the rows by position, the longest context first: attention takes them in this order.
+    """
     rows: list[tuple[int, int, int, int, int]] = []
     sampling: list[int] = []
     for segment in segments:
@@ -47,6 +51,7 @@ def write_rows(target: NDArray[np.int32], segments: Sequence[Segment], filler_sl
     target[len(rows) :] = 0
     target[len(rows) :, 0] = filler_slot
     target[len(rows) :, 1] = NO_POSITION
+    target[:, ORDER] = np.argsort(-target[:, 1], kind="stable")
     return sampling
 
 

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from bistream.text2token.cuda.kernels_small import packed_column, start_successor, wait_predecessor
+from bistream.text2token.cuda.kernels_gluon import packed_column, start_successor, wait_predecessor
 
 SPLIT = gl.constexpr(64)
 WARPS = gl.constexpr(4)  # part of the definition of a result: so many splits join at once
@@ -105,21 +105,21 @@ def _join_splits(total_m, total_n, total_o, exchange_m, exchange_n, exchange_o, 
 
 @gluon.jit(do_not_specialize=["rows"])
 def attend_rows(
-    q_ptr, cache_ptr, row_slot, row_position, row_start, table_ptr, table_stride, attended_ptr, rows,
+    q_ptr, cache_ptr, row_slot, row_position, row_start, row_order, table_ptr, table_stride, attended_ptr, rows,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, SHARE: gl.constexpr, SCALE: gl.constexpr, STAGES: gl.constexpr, IN_FLIGHT: gl.constexpr,
     LATE: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Grid: (KV_HEADS, rows). Shared memory: STAGES * 64 kB.
 
     IN_FLIGHT: blocks under way at a time, beside the newest, before the wait. LATE: successors start behind the wait.
-    PACKED: the result is for ``kernels_small``.
+    PACKED: the result is for ``kernels_small``. row_order: the row of each program; long rows start first.
     """
     if not LATE:
         start_successor()
     MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
     out: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [WARPS, 1], [1, 0])
     kv_head = gl.program_id(0)
-    row = gl.program_id(1)
+    row = gl.load(row_order + gl.program_id(1))
     last = gl.load(row_position + row)
     start = gl.load(row_start + row)
     table = table_ptr + gl.load(row_slot + row) * table_stride

@@ -1,4 +1,4 @@
-"""Pieces that the Triton kernels of the language model step share (``kernels_small`` has them again, in Gluon).
+"""Pieces that the Triton kernels of the language model step share (``kernels_gluon`` has them again).
 
 Every reduction has one order, whatever the number of rows, so that a row's numbers never depend on its neighbours:
 
@@ -14,7 +14,6 @@ Kernels are compiled without fusing multiplications and additions (``enable_fp_f
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(64)  # positions of a block of the cache and of a split of attention
 SQUARE_SCALE = tl.constexpr(16777216.0)  # 2**24: squares are summed as int64 multiples of 2**-24
 
 
@@ -42,12 +41,6 @@ def squares(x):
         is_pure=True,
         pack=1,
     )
-
-
-@triton.jit
-def finite(x):
-    """Zero instead of what is no number: masked positions of a block are multiplied by zero, whatever lies there."""
-    return tl.where(tl.abs(x) < 1e30, x, 0.0)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ POSITION = tl.constexpr(1)  # -1: the row only pads the step
 START = tl.constexpr(2)  # first position that this step writes in the row's sequence
 TOKEN = tl.constexpr(3)  # -1: the last id sampled in the slot
 SAMPLES = tl.constexpr(4)  # 1: an id is sampled from the row's scores
+ORDER = tl.constexpr(5)  # the row that attention's program of this number serves
 FIELDS = tl.constexpr(8)
 START_NUMBERS = tl.constexpr(16)
 
@@ -26,18 +27,22 @@ def _field(fields, number: tl.constexpr):
 
 @triton.jit
 def begin_rows(
-    ring_ptr, clock_ptr, last_id_ptr, embedding_ptr, rows_ptr, x_ptr, xb_ptr, squares_ptr,
+    ring_ptr, clock_ptr, last_id_ptr, embedding_ptr, rows_ptr, x_ptr, xb_ptr, squares_ptr, arrived_ptr,
     MAX_ROWS: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, NORMS: tl.constexpr,
-    NORMS_WIDTH: tl.constexpr, PACKED: tl.constexpr,
+    NORMS_WIDTH: tl.constexpr, ARRIVED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows of the bucket. ring_ptr: int32 [depth, MAX_ROWS, FIELDS], in host memory: one read of 32 bytes per row.
 
-    rows_ptr: int32 [FIELDS, MAX_ROWS]; squares_ptr: int64 [NORMS, MAX_ROWS]. PACKED: for ``kernels_small``.
+    rows_ptr: int32 [FIELDS, MAX_ROWS]; squares_ptr: int64 [NORMS, MAX_ROWS].
+    arrived_ptr: int32 [ARRIVED], set to zero for ``kernels_mlp``. PACKED: for ``kernels_small``.
     """
     row = tl.program_id(0)
     step = tl.load(clock_ptr)
     if row == 0:
         tl.store(clock_ptr + 1, step)
+        for first in range(0, ARRIVED, 1024):
+            at = first + tl.arange(0, 1024)
+            tl.store(arrived_ptr + at, 0, mask=at < ARRIVED)
     number = tl.arange(0, FIELDS)
     fields = tl.load(ring_ptr + (step * MAX_ROWS + row) * FIELDS + number)
     tl.store(rows_ptr + number * MAX_ROWS + row, fields)

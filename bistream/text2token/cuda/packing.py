@@ -23,7 +23,7 @@ DOWN_CHUNK = 640  # K of one warp in the down projection
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """One matrix twice: ``rows`` bfloat16 [out, in] for ``kernels_large``, ``tiles`` (``pack_tiles``) for ``kernels_small``."""
+    """One matrix twice: ``rows`` bfloat16 [out, in] for many rows, ``tiles`` (``pack_tiles``) for ``kernels_small``."""
 
     rows: Tensor
     tiles: Tensor
@@ -34,7 +34,7 @@ class PackedLayer:
     qkv: PackedMatrix  # 16 features (rows) or 8 (tiles) of a head, then those 32 behind them
     qkv_bias: Tensor  # float32
     output: PackedMatrix
-    gate_up: PackedMatrix  # 32 features (rows) or 8 (tiles) of gate, then of up
+    gate_up: PackedMatrix  # 16 features (rows) or 8 (tiles) of gate, then of up
     down: PackedMatrix
 
 
@@ -86,7 +86,7 @@ def _qkv_tiles(matrix: Tensor) -> Tensor:
 
 
 def _qkv_rows(matrix: Tensor) -> Tensor:
-    """Rows in the order of ``kernels_large``: of every head 0..16, 32..48, 16..32, 48..64."""
+    """Rows in the order of ``kernels_many``: of every head 0..16, 32..48, 16..32, 48..64."""
     return matrix.view(-1, 2, 2, 16, matrix.shape[1]).transpose(1, 2).reshape(matrix.shape)
 
 
@@ -116,7 +116,7 @@ def pack_weights(weights: ModelWeights, config: LanguageModelConfig, device: tor
                 qkv=PackedMatrix(_qkv_rows(qkv), pack_tiles(_qkv_tiles(qkv), CHUNK)),
                 qkv_bias=plain(layer.qkv_bias, torch.float32),
                 output=both(plain(layer.output_weight)),
-                gate_up=PackedMatrix(_alternate(gate_up, 32), pack_tiles(_alternate(gate_up, 8), CHUNK)),
+                gate_up=PackedMatrix(_alternate(gate_up, 16), pack_tiles(_alternate(gate_up, 8), CHUNK)),
                 down=both(plain(layer.down_weight), chunk=DOWN_CHUNK),
             )
         )

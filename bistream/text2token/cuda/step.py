@@ -15,17 +15,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SwizzledDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bistream.config import LanguageModelConfig
-from bistream.text2token.cuda import kernels_attention, kernels_large, kernels_rows, kernels_sampler, kernels_small
+from bistream.text2token.cuda import (
+    kernels_attention,
+    kernels_large,
+    kernels_many,
+    kernels_mlp,
+    kernels_rows,
+    kernels_sampler,
+    kernels_small,
+)
 from bistream.text2token.cuda.buffers import StepBuffers
 from bistream.text2token.cuda.cache import CudaCache
+from bistream.text2token.cuda.host_rows import ORDER
 from bistream.text2token.cuda.packing import CHUNK, HEAD_SIZE, NUM_CHUNKS, PackedLayer, PackedWeights
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
 from bistream.text2token.sampler import SamplerState
 
 TILE_ROWS = 16  # rows of the matrix instruction of kernels_small
+GROUP_ROWS = 64  # of kernels_many
+GROUP_COLUMNS = 64  # of a bulk copy there
+GATE_UP_FEATURES = 80  # of a program of kernels_mlp: 64 + 16
 PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_...
 SAMPLER_WARPS = 16
 
@@ -48,6 +62,7 @@ class CudaStep:
         self.tuning = tuning
         self._heads: dict[str, Any] = {"HEADS": config.num_attention_heads, "KV_HEADS": config.num_key_value_heads}
         self._norm: dict[str, Any] = {"K": config.hidden_size, "EPS": config.rms_norm_eps}
+        self._stages = min(tuning.stages, config.hidden_size // GROUP_COLUMNS)
 
     def launch(self, rows: int) -> None:
         """Queue a step of ``rows`` rows (a bucket) on the current stream."""
@@ -82,14 +97,17 @@ class CudaStep:
         )
         prefer_shared_memory(compiled.function, 100 if self.tuning.shared_memory_first else -1)
 
+    def _next_bytes(self, matrix: Tensor, rows: int) -> int:
+        return matrix.nbytes if rows >= self.tuning.next_weights_rows else 0
+
     def _begin(self, rows: int) -> None:
         buffers, hidden = self.buffers, self.config.hidden_size
         arguments = (buffers.ring, buffers.clock, self.state.last_id, self.weights.embedding)
         norms = len(buffers.squares)
         self._run(
-            kernels_rows.begin_rows, (rows,), *arguments, buffers.rows, buffers.x, buffers.xb, buffers.squares,
-            MAX_ROWS=buffers.max_rows, HIDDEN=hidden, WIDTH=_power(hidden), NORMS=norms, NORMS_WIDTH=_power(norms),
-            PACKED=rows <= self.tuning.qkv_small_rows, warps=4, first=True,
+            kernels_rows.begin_rows, (rows,), *arguments, buffers.rows, buffers.x, buffers.xb, buffers.squares, buffers.arrived,
+            ARRIVED=buffers.arrived.numel(), MAX_ROWS=buffers.max_rows, HIDDEN=hidden, WIDTH=_power(hidden),
+            NORMS=norms, NORMS_WIDTH=_power(norms), PACKED=rows <= self.tuning.qkv_small_rows, warps=4, first=True,
         )  # fmt: skip
 
     def _qkv(self, index: int, layer: PackedLayer, rows: int) -> None:
@@ -98,26 +116,27 @@ class CudaStep:
         tables = (weights.cos, weights.sin, buffers.rows[0], buffers.rows[1], buffers.table, buffers.table.stride(0))
         results = (buffers.query, self.cache.blocks[index], rows)
         sizes: dict[str, Any] = {**self._norm, **self._heads, "FIRST": index == 0}
-        heads = config.num_attention_heads + 2 * config.num_key_value_heads
         if rows <= self.tuning.qkv_small_rows:
+            heads = config.num_attention_heads + 2 * config.num_key_value_heads
             self._run(
                 kernels_small.qkv_small, (heads * 4, _tiles(rows, TILE_ROWS)),
                 buffers.xb, squares, layer.qkv.tiles, layer.qkv_bias, *tables, *results, HALVES=_halves(rows), **sizes, warps=8,
             )  # fmt: skip
             return
-        tile, half, warps, stages = self.tuning.qkv_tile
+        tiles = 2 * (config.num_attention_heads + config.num_key_value_heads) + 8 * config.num_key_value_heads
         self._run(
-            kernels_large.qkv_large, (heads * 32 // half, _tiles(rows, tile)),
-            _describe(buffers.xb, tile), squares, _describe(layer.qkv.rows, 2 * half), layer.qkv_bias, *tables, *results,
-            TILE=tile, HALF=half, STAGES=stages, **sizes, warps=warps,
+            kernels_many.qkv_many, (tiles, _tiles(rows, GROUP_ROWS)),
+            _swizzled(buffers.xb, GROUP_ROWS), _swizzled(layer.qkv.rows, 32), squares, layer.qkv_bias, *tables, *results,
+            X_STAGES=self._stages, **sizes, warps=4, registers=128,
         )  # fmt: skip
 
     def _attend(self, index: int, rows: int) -> None:
         buffers, tuning, config = self.buffers, self.tuning, self.config
-        stages, in_flight = tuning.attention if rows <= 64 else tuning.attention_many
+        few = tuning.attention if rows <= TILE_ROWS else tuning.attention_64
+        stages, in_flight = few if rows <= GROUP_ROWS else tuning.attention_many
         self._run(
             kernels_attention.attend_rows, (config.num_key_value_heads, rows),
-            buffers.query, self.cache.blocks[index], buffers.rows[0], buffers.rows[1], buffers.rows[2],
+            buffers.query, self.cache.blocks[index], buffers.rows[0], buffers.rows[1], buffers.rows[2], buffers.rows[ORDER],
             buffers.table, buffers.table.stride(0), buffers.attended, rows,
             **self._heads, SHARE=config.num_attention_heads // config.num_key_value_heads, SCALE=math.log2(math.e) / HEAD_SIZE**0.5,
             STAGES=stages, IN_FLIGHT=in_flight, LATE=tuning.attention_late, PACKED=rows <= tuning.output_small_rows, warps=4,
@@ -134,11 +153,10 @@ class CudaStep:
                 buffers.attended, layer.output.tiles, *results, K=hidden, HALVES=_halves(rows), TILES=tiles, PACKED=packed, warps=8,
             )  # fmt: skip
             return
-        tile, features, warps, stages = tuning.output_tile
         self._run(
-            kernels_large.output_large, (hidden // features, _tiles(rows, tile)),
-            _describe(buffers.attended, tile), _describe(layer.output.rows, features), *results,
-            TILE=tile, FEATURES=features, STAGES=stages, K=hidden, PACKED=packed, warps=warps,
+            kernels_many.output_many, (hidden // 32, _tiles(rows, GROUP_ROWS)),
+            _swizzled(buffers.attended, GROUP_ROWS), _swizzled(layer.output.rows, 32), *results,
+            X_STAGES=self._stages, K=hidden, warps=4, registers=128,
         )  # fmt: skip
 
     def _gate_up(self, index: int, layer: PackedLayer, rows: int) -> None:
@@ -152,11 +170,21 @@ class CudaStep:
                 PACKED=rows <= TILE_ROWS, IN_FLIGHT=tuning.weights_in_flight, warps=8,
             )  # fmt: skip
             return
-        tile, features, warps, stages = tuning.gate_up_tile_64 if rows <= 64 else tuning.gate_up_tile
+        weights = layer.gate_up.rows
+        if rows <= tuning.gate_up_large_rows:
+            tile, features, warps, stages = tuning.gate_up_tile
+            self._run(
+                kernels_large.gate_up_large, (inner // features, _tiles(rows, tile)),
+                _describe(buffers.xb, tile), squares, _describe(weights, 2 * features), weights, buffers.hidden, rows,
+                **self._norm, INTERMEDIATE=inner, TILE=tile, FEATURES=features, STAGES=stages, THREADS=warps * 32, warps=warps,
+            )  # fmt: skip
+            return
+        groups = _groups(rows)
         self._run(
-            kernels_large.gate_up_large, (inner // features, _tiles(rows, tile)),
-            _describe(buffers.xb, tile), squares, _describe(layer.gate_up.rows, 2 * features), layer.gate_up.rows, buffers.hidden, rows,
-            **self._norm, INTERMEDIATE=inner, TILE=tile, FEATURES=features, STAGES=stages, THREADS=warps * 32, warps=warps,
+            kernels_mlp.gate_up_many, (_tiles(inner, GATE_UP_FEATURES), _tiles(rows, GROUP_ROWS * groups)),
+            _swizzled(buffers.xb, GROUP_ROWS), _swizzled(weights, 128), _swizzled(weights, 32), squares, buffers.hidden,
+            layer.down.rows, rows, NEXT_BYTES=self._next_bytes(layer.down.rows, rows), **self._norm, INTERMEDIATE=inner, GROUPS=groups,
+            STAGES=self._stages, REGISTERS=tuning.gate_up_registers, warps=4,
         )  # fmt: skip
 
     def _down(self, index: int, layer: PackedLayer, rows: int) -> None:
@@ -168,17 +196,16 @@ class CudaStep:
                 HIDDEN=hidden, K=inner, HALVES=_halves(rows), registers=tuning.down_registers if rows <= 8 else 255, warps=8,
             )  # fmt: skip
             return
-        tile, features, warps, stages = tuning.down_tile_64 if rows <= 64 else tuning.down_tile
+        is_last = index + 1 == len(self.weights.layers)
+        following = self.weights.head.rows if is_last else self.weights.layers[index + 1].qkv.rows
+        groups, features = _groups(rows), 64 if rows <= GROUP_ROWS else 128
         self._run(
-            kernels_large.down_large, (hidden // features, _tiles(rows, tile), NUM_CHUNKS),
-            _describe(buffers.hidden, tile), _describe(layer.down.rows, features), buffers.down_part, rows,
-            MAX_ROWS=buffers.max_rows, TILE=tile, FEATURES=features, STAGES=stages, HIDDEN=hidden, K=inner, warps=warps,
-        )  # fmt: skip
-        is_last = index + 1 == len(self.weights.layers)  # the head reads rows as they are
-        self._run(
-            kernels_large.down_sum, (rows,), buffers.down_part, buffers.x, buffers.xb, squares,
-            MAX_ROWS=buffers.max_rows, HIDDEN=hidden, WIDTH=_power(hidden),
-            PACKED=rows <= tuning.qkv_small_rows and not is_last, warps=4,
+            kernels_mlp.down_many, (hidden // features, _tiles(rows, GROUP_ROWS * groups), NUM_CHUNKS),
+            _swizzled(buffers.hidden, GROUP_ROWS), _swizzled(layer.down.rows, features), buffers.down_part, buffers.arrived[index],
+            buffers.x, buffers.xb, squares, following, rows, NEXT_BYTES=self._next_bytes(following, rows), GROUPS=groups,
+            X_STAGES=tuning.down_stages, MAX_ROWS=buffers.max_rows, HIDDEN=hidden,
+            PACKED=rows <= tuning.qkv_small_rows and not is_last,  # the head reads rows as they are
+            PATIENCE=tuning.down_patience, REGISTERS=152, registers=tuning.down_registers_32 if rows <= 32 else None, warps=4,
         )  # fmt: skip
 
     def _head(self, rows: int) -> None:
@@ -210,7 +237,7 @@ class CudaStep:
             state.space.speech_offset,
             DEPTH=buffers.depth, MAX_ROWS=buffers.max_rows, VOCAB=vocab, VOCAB_STRIDE=buffers.logits_stride,
             SIZE=max(128, _power(vocab) // SAMPLER_WARPS), SPEECH=config.speech_token_size, HISTORY=state.history_size,
-            warps=SAMPLER_WARPS,
+            warps=SAMPLER_WARPS, registers=self.tuning.sampler_registers if rows > 2 * GROUP_ROWS else None,
         )  # fmt: skip
 
 
@@ -232,6 +259,18 @@ def prefer_shared_memory(function: int, percent: int) -> None:
 def _describe(matrix: Tensor, rows: int) -> TensorDescriptor:
     """Tiles [rows, CHUNK] of a matrix, for bulk copies."""
     return TensorDescriptor.from_tensor(matrix, [rows, CHUNK])
+
+
+def _swizzled(matrix: Tensor, rows: int) -> SwizzledDescriptor:
+    """Tiles [rows, 64] of a matrix, for bulk copies of the Gluon kernels."""
+    return SwizzledDescriptor.from_tensor(
+        matrix, [rows, GROUP_COLUMNS], NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    )
+
+
+def _groups(rows: int) -> int:
+    """Groups of 64 rows in a program of ``kernels_mlp``: as many programs as fit on the device at once."""
+    return 1 if rows <= 2 * GROUP_ROWS else 2
 
 
 def _halves(rows: int) -> int:

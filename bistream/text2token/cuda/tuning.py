@@ -13,10 +13,11 @@ class Tuning:
 
     dependent_launch: bool = True
     shared_memory_first: bool = True  # see ``step.prefer_shared_memory``
-    # kernels_small serve up to this many rows, 16 at a time
-    qkv_small_rows: int = 128
-    output_small_rows: int = 128
+    # kernels_small serve up to this many rows, 16 at a time; beyond, kernels_many and kernels_mlp
+    qkv_small_rows: int = 64
+    output_small_rows: int = 64
     gate_up_small_rows: int = 16
+    gate_up_large_rows: int = 64  # kernels_large up to this many rows
     output_tiles: int = 2  # tiles of 8 features per program, 17 and more rows
     gate_up_pairs: int = 5  # tiles of gate and of up per program
     head_tiles: int = 7
@@ -24,17 +25,21 @@ class Tuning:
     down_registers: int = 104  # up to 8 rows: leaves room for the kernels before and after
     # attention: stages of 64 kB, blocks that it loads at a time before its turn
     attention: tuple[int, int] = (3, 5)
-    attention_many: tuple[int, int] = (1, 3)  # more than 64 rows
+    attention_64: tuple[int, int] = (2, 4)  # 17 to 64 rows
+    attention_many: tuple[int, int] = (1, 3)
     attention_late: bool = False  # its successors start when its predecessor has finished
+    # kernels_many and kernels_mlp: stages of 64 columns of the rows, and of the weights that do not fit as a whole
+    stages: int = 6
+    down_stages: int = 4
+    gate_up_registers: int = 232
+    down_registers_32: int | None = 128  # up to 32 rows, in all threads at first: leaves room for the kernels before and after
+    down_patience: int = 64  # see kernels_mlp
+    next_weights_rows: int = 129  # from so many rows the MLP's kernels send the weights of the kernel behind them to the L2 cache
     # kernels_large
-    qkv_tile: Tile = (64, 16, 4, 4)
-    output_tile: Tile = (64, 32, 4, 5)
-    gate_up_tile: Tile = (128, 64, 8, 3)
-    gate_up_tile_64: Tile = (64, 32, 4, 3)  # up to 64 rows
-    down_tile: Tile = (128, 128, 8, 3)
-    down_tile_64: Tile = (64, 64, 4, 4)
+    gate_up_tile: Tile = (64, 32, 4, 3)
     head_tile: Tile = (128, 64, 8, 2)
-    head_tile_64: Tile = (64, 64, 4, 3)
+    head_tile_64: Tile = (64, 64, 4, 3)  # up to 64 rows
+    sampler_registers: int = 64  # 129 and more rows: two programs on a multiprocessor
 
 
 MEASURED_BEST = Tuning()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.text2token.cuda.cache import packed_index
-from bistream.text2token.cuda.host_rows import NUM_FIELDS, NUM_START_NUMBERS, bucket_sizes, write_rows, write_starts
+from bistream.text2token.cuda.host_rows import NUM_FIELDS, NUM_START_NUMBERS, ORDER, bucket_sizes, write_rows, write_starts
 from bistream.text2token.cuda.packing import pack_tiles, pack_weights, unsupported
 from bistream.text2token.engine import SamplingSpec, TurnLimits
 from bistream.text2token.sampler import SamplerState
@@ -47,7 +47,10 @@ def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], pa
             row += 1
         ends += [row - 1] if segment.samples else []
     assert sampling == ends
-    assert (target[count:, 0] == FILLER).all() and (target[count:, 1] == -1).all() and not target[count:, 2:].any()
+    assert (target[count:, 0] == FILLER).all() and (target[count:, 1] == -1).all() and not target[count:, 2:ORDER].any()
+    order = target[:, ORDER].tolist()
+    assert sorted(order) == list(range(len(target)))
+    assert target[order, 1].tolist() == sorted(target[:, 1].tolist(), reverse=True), "the longest context does not come first"
 
 
 @settings(max_examples=60, deadline=None)
@@ -115,7 +118,7 @@ def test_norms_are_folded_into_the_projections_behind_them() -> None:
     packed = pack_weights(weights, config, CPU)
     layer = weights.layers[0]
     folded = layer.gate_up_weight * layer.post_norm
-    alternating = torch.cat([folded[start + half * 256 : start + half * 256 + 32] for start in range(0, 256, 32) for half in (0, 1)])
+    alternating = torch.cat([folded[start + half * 256 : start + half * 256 + 16] for start in range(0, 256, 16) for half in (0, 1)])
     assert torch.equal(packed.layers[0].gate_up.rows, alternating.to(torch.bfloat16))
     head = (weights.head_weight * weights.final_norm).to(torch.bfloat16)
     assert torch.equal(packed.head.rows, head)
