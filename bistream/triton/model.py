@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from bistream.config import RuntimeConfig
 from bistream.errors import ShuttingDownError
+from bistream.triton.free_memory import release_free_memory_now_and_then
 from bistream.triton.inputs import RequestInputs
 from bistream.triton.sender import Arrays, ResponseSender, data_response, error_response, public_error
 from bistream.triton.startup import end_when_useless, is_decoupled, prepare_process, refusing_to_load, runtime_config, settle_memory
@@ -40,10 +41,12 @@ class TritonModel(ABC):
             self._opened = True
             settle_memory()
             end_when_useless(self.healthy)
+            self._releasing_stopped = release_free_memory_now_and_then()
 
     def finalize(self) -> None:
         self._closing.set()
         if self._opened:
+            self._releasing_stopped.set()
             self.close()
         gc.collect()  # a response sender that only a cycle still holds would be freed after the stub's shared memory, and crash the exit
 

@@ -37,6 +37,7 @@ from bistream.triton.host import (
     shared_memory_prefix,
 )
 from bistream.triton.start_failure import PortInUseError, start_failure
+from bistream.triton.stub_pulse import StubPulse
 
 # APIs that let a client read or replace parts of the server; restricted to holders of a key that nobody gets.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
@@ -115,6 +116,7 @@ class TritonServer:
         self._process: subprocess.Popen[str] | None = None
         self._tail: deque[str] = deque(maxlen=200)
         self._pump: threading.Thread | None = None
+        self._pulse: StubPulse | None = None
 
     @property
     def grpc_url(self) -> str:
@@ -136,9 +138,8 @@ class TritonServer:
         environment = self._environment()
         log = self._open_log()
         self._control.mkdir(mode=0o700)
-        command = [sys.executable, "-c", _DIE_WITH_PARENT, *self._command()]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-c", _DIE_WITH_PARENT, *self._command()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -149,8 +150,11 @@ class TritonServer:
         )
         self._pump = threading.Thread(target=self._copy_log, args=(log,), name="triton-log", daemon=True)
         self._pump.start()
+        self._pulse = StubPulse(self.pid)
+        self._pulse.start()
         try:
             self._wait_until_ready(should_stop)
+            self._pulse.settle()
         except BaseException:
             self.stop(exit_timeout_s=0.0)
             raise
@@ -180,6 +184,8 @@ class TritonServer:
         process = self._process
         if process is None:
             return
+        if self._pulse is not None:
+            self._pulse.stop()
         timeout_s = self.settings.exit_timeout_s if exit_timeout_s is None else exit_timeout_s
         if process.poll() is None and timeout_s > 0 and not should_hurry():
             process.send_signal(signal.SIGTERM)
@@ -241,8 +247,7 @@ class TritonServer:
         environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(self._control)}
         directories = library_directories()
         if directories:
-            existing = os.environ.get("LD_LIBRARY_PATH")
-            environment["LD_LIBRARY_PATH"] = os.pathsep.join(directories + ([existing] if existing else []))
+            environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*directories, os.environ.get("LD_LIBRARY_PATH")]))
         return environment
 
     def _open_log(self) -> TextIO:

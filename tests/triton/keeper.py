@@ -75,6 +75,11 @@ class Keeper:
     def wait_said(self, words: str) -> None:
         wait_for(lambda: self.said(words), f"{words!r} in what serve.py says")
 
+    def doors(self, model: str) -> list[str]:
+        """What the instances of a front door say about their drain."""
+        paths = SHARED_MEMORY.glob(f"bistream_{self._process.pid}_*_control/{model}-*.door")
+        return [path.read_text(encoding="utf-8") for path in paths]
+
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None

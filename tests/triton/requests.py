@@ -114,6 +114,15 @@ class Stream:
             assert answer.finals == 0 and answer.error is None, f"the session ended: {answer.error}"
             self.receive_one(answer)
 
+    def stays_silent(self, seconds: float) -> bool:
+        """Whether nothing at all comes for so long; what comes is kept."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            return True
+        self._events.put(event)
+        return False
+
     def drop(self) -> None:
         """What the server sees when a client dies."""
         self._client.stop_stream(cancel_requests=True)

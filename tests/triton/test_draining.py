@@ -124,6 +124,7 @@ def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_mode
             wait_for(lambda: pulls(client) > before, "the request to be worked on")
             keeper.signal()
             keeper.wait_said("draining: 1 sessions left")
+            wait_for(lambda: "drained" in keeper.doors("cosyvoice2"), "the other instance to have noticed")
             with pytest.raises(InferenceServerException) as refusal:
                 client.infer("cosyvoice2", inputs)  # the other instance refuses at once
             assert parse_error(refusal.value.message()).code == "SHUTTING_DOWN"

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,10 @@ from bistream.triton.host import ServerError, remove_abandoned_shared_memory
 from bistream.triton.supervisor import start_server
 from tests.triton.conftest import PROBE_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with, serve_command, shared_memory_of
+from tests.triton.requests import Stream
+from tests.triton.test_sessions import MODEL, check_audio
+
+STANDSTILL_S = 3.0  # the server doubts a model process after one
 
 
 def refusal(tmp_path: Path, model_dir: Path, models: list[str]) -> str:
@@ -100,3 +106,27 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, tiny_model
     wait_for(lambda: processes_with(str(repository)) == [], "the end of the server and its models")
     remove_abandoned_shared_memory()
     assert shared_memory_of(keeper.pid) == []
+
+
+def test_a_model_process_that_stands_still_is_waited_for(tmp_path: Path, tiny_model_dir: Path, voice: dict[str, Any]) -> None:
+    """As on a host short of memory, or in a virtual machine that is moved: what came meanwhile is answered, and a session goes on."""
+    text, session_id = "The first words are spoken. ", uuid.uuid4().hex
+    server = start_server(server_settings(make_repository(tmp_path, tiny_model_dir), tmp_path / "server.log"), PROBE_TIMEOUT_S)
+    try:
+        (process,) = set(processes_with(f"{MODEL}/1/model.py")) & set(processes_with(str(tmp_path)))
+        with Stream(server.grpc_url) as stream, Stream(server.grpc_url) as other:
+            start = stream.send(MODEL, session_id=session_id, target_text=text, is_end=False, **voice)
+            stream.receive_audio(start)
+            os.kill(process, signal.SIGSTOP)
+            try:
+                wrong = other.send(MODEL, target_text="", **voice)
+                assert other.stays_silent(STANDSTILL_S), "the server did not wait"
+            finally:
+                os.kill(process, signal.SIGCONT)
+            assert other.receive(wrong).code == "INVALID_INPUT"
+            accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=True))
+            assert accepted.error is None
+            check_audio(stream.receive(start), 2 * len(text))
+        assert server.dead_models() == 0
+    finally:
+        server.stop()

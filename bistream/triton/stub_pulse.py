@@ -1,0 +1,136 @@
+"""Keeps Triton from giving up model processes that only stood still for a moment.
+
+While the server waits for a model process it clears a flag in the memory that they share, and looks at it a second later. A thread
+of the model process sets it every 0.3 s. When that thread does not come to run (a host short of memory or of processors, a virtual
+machine that is moved, a clock that is put forward), the server fails the request and frees its memory. When the model process comes
+to that request it reads freed memory and dies, between two calls of ``execute``, and with it go all sessions (a standstill of 2.5 s
+was enough every time). So the keeper sets the flag as well, more often, and for as long as the process exists. A process that is
+dead is still noticed within a second, one that hangs by the probe.
+
+What is written is one byte, at a place that the process's own command line names; it was read from the source of the backend
+(``IPCControlShm`` in r24.10). Memory that does not look like it is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from bistream.triton.host import SHARED_MEMORY
+
+logger = logging.getLogger(__name__)
+
+PULSE_INTERVAL_S = 0.02
+_PULSES_BETWEEN_LOOKS = 10  # for new processes, while the models are loaded
+_STUB = b"triton_python_backend_stub"
+_REGION, _PARENT, _CONTROL = 2, 5, 7  # places in the stub's command line
+_HEADER_BYTES = 16  # of every block of this memory
+# Four flags (the first one is ours), two mutexes of 40 bytes, the handles of five message queues.
+_CONTROL_BLOCK = struct.Struct("<4B4x80x5q")
+
+
+@dataclass(frozen=True)
+class _Stub:
+    process: int  # pidfd: readable when the process has ended
+    memory: mmap.mmap
+    flag: int  # offset of the byte
+
+    def close(self) -> None:
+        self.memory.close()
+        os.close(self.process)
+
+
+class StubPulse:
+    """``start`` with the server, ``settle`` when all its models are loaded, ``stop`` before it is told to end (idempotent)."""
+
+    def __init__(self, server: int, directory: Path = SHARED_MEMORY) -> None:
+        """server: process id."""
+        self._server = server
+        self._directory = directory
+        self._stubs: dict[int, _Stub] = {}  # by pidfd
+        self._seen: set[int] = set()
+        self._ended = select.poll()
+        self._settled = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="triton-pulse", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def settle(self) -> None:
+        """No further model processes will come: look for them once more, then never again."""
+        self._settled.set()
+
+    def stop(self) -> None:
+        """Nothing is written after this."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        is_complete, pulses = False, 0
+        try:
+            while not self._stopped.is_set():
+                if not is_complete and (pulses % _PULSES_BETWEEN_LOOKS == 0 or self._settled.is_set()):
+                    is_complete = self._settled.is_set()
+                    self._adopt_new()
+                pulses += 1
+                for descriptor, _ in self._ended.poll(1000 * PULSE_INTERVAL_S):
+                    self._forget(descriptor)
+                for stub in self._stubs.values():
+                    stub.memory[stub.flag] = 1
+        finally:
+            for descriptor in list(self._stubs):
+                self._forget(descriptor)
+
+    def _adopt_new(self) -> None:
+        for process, arguments in _stubs_of(self._server):
+            if process in self._seen:
+                continue
+            try:
+                stub = self._open(process, arguments)
+            except (OSError, ValueError, struct.error) as error:
+                logger.warning("process %d cannot be kept alive through a standstill of the host: %s", process, error)
+            else:
+                self._stubs[stub.process] = stub
+                self._ended.register(stub.process, select.POLLIN)
+            self._seen.add(process)
+
+    def _open(self, process: int, arguments: list[bytes]) -> _Stub:
+        """Raises ``OSError``, ``ValueError`` or ``struct.error`` where this is not the server or the system that was expected."""
+        flag = int(arguments[_CONTROL]) + _HEADER_BYTES
+        with (self._directory / os.fsdecode(arguments[_REGION])).open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            memory = mmap.mmap(file.fileno(), flag + _CONTROL_BLOCK.size)
+        try:
+            *flags, one, two, three, four, five = _CONTROL_BLOCK.unpack_from(memory, flag)
+            queues = {one, two, three, four, five}
+            if flags[0] > 1 or len(queues) < 5 or not all(0 < queue < size and queue % _HEADER_BYTES == 0 for queue in queues):
+                raise ValueError("its shared memory has an unknown layout")
+            return _Stub(os.pidfd_open(process), memory, flag)
+        except BaseException:
+            memory.close()
+            raise
+
+    def _forget(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._ended.unregister(descriptor)
+        self._stubs.pop(descriptor).close()
+
+
+def _stubs_of(server: int) -> list[tuple[int, list[bytes]]]:
+    """(process id, command line) of the model processes of a server."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            arguments = path.read_bytes().split(b"\0")
+            if arguments[0].endswith(_STUB) and len(arguments) > _CONTROL and arguments[_PARENT] == b"%d" % server:
+                found.append((int(path.parent.name), arguments))
+    return found

@@ -1,0 +1,135 @@
+"""The flag of a living model process is set again and again; dead processes and memory that looks different are left alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bistream.triton.stub_pulse import StubPulse
+
+CONTROL = 336  # handle of the control block: as the server gives it
+FLAG = CONTROL + 16
+QUEUES = (496, 8688, 16880, 25072, 33264)
+REGION_BYTES = 65536
+
+
+def region(directory: Path, name: str, queues: tuple[int, ...] = QUEUES, flag: int = 0) -> Path:
+    """Shared memory as a server makes it: four flags, two mutexes, the queues' handles."""
+    memory = bytearray(REGION_BYTES)
+    memory[FLAG : FLAG + 4] = bytes((flag, 0, 0, 1))
+    for index, handle in enumerate(queues):
+        place = FLAG + 88 + 8 * index
+        memory[place : place + 8] = handle.to_bytes(8, "little")
+    path = directory / name
+    path.write_bytes(memory)
+    return path
+
+
+@contextmanager
+def stub(path: Path, parent: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like a model process from outside, and waits for its end."""
+    script = path.with_suffix(".sh")
+    script.write_text("read line\n", encoding="utf-8")
+    arguments = ["/backends/triton_python_backend_stub", str(script), path.name, "1", "1", str(parent), "lib", str(CONTROL), "name"]
+    with subprocess.Popen(arguments, executable="/bin/sh", stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def pulse(directory: Path) -> Iterator[StubPulse]:
+    one = StubPulse(os.getpid(), directory)
+    one.start()
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+def is_set(path: Path) -> bool:
+    return path.read_bytes()[FLAG] == 1
+
+
+def clear(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(FLAG)
+        file.write(b"\0")
+
+
+def wait_until_set(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not is_set(path):
+        assert time.monotonic() < deadline, f"the flag of {path.name} was not set"
+
+
+def test_the_flag_of_a_living_process_is_set_whenever_the_server_has_cleared_it(tmp_path: Path) -> None:
+    early, late = region(tmp_path, "early"), region(tmp_path, "late")
+    before = early.read_bytes()
+    with stub(early, os.getpid()), pulse(tmp_path) as one:
+        for _ in range(3):
+            clear(early)
+            wait_until_set(early)
+        with stub(late, os.getpid()):
+            wait_until_set(late)
+            one.settle()
+            clear(late)
+            wait_until_set(late)
+    after = early.read_bytes()
+    assert [index for index in range(REGION_BYTES) if before[index] != after[index]] == [FLAG]
+
+
+def test_nothing_is_written_after_a_process_has_died_or_the_pulse_was_stopped(tmp_path: Path) -> None:
+    dying, living = region(tmp_path, "dying"), region(tmp_path, "living")
+    with stub(dying, os.getpid()) as process, stub(living, os.getpid()):
+        with pulse(tmp_path):
+            wait_until_set(dying)
+            process.kill()
+            process.wait()
+            for _ in range(3):  # the first round may have begun before the death
+                clear(living)
+                clear(dying)
+                wait_until_set(living)
+            assert not is_set(dying)
+        clear(living)
+    assert not is_set(living)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"queues": (496, 496, 16880, 25072, 33264)},
+        {"queues": (0, 8688, 16880, 25072, 33264)},
+        {"queues": (497, 8688, 16880, 25072, 33264)},
+        {"queues": (REGION_BYTES, 8688, 16880, 25072, 33264)},
+        {"flag": 7},
+    ],
+)
+def test_memory_with_another_layout_and_processes_of_other_servers_are_left_alone(
+    tmp_path: Path, strange: dict[str, int | tuple[int, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown = region(tmp_path, "unknown", **strange)  # type: ignore[arg-type]
+    foreign, known = region(tmp_path, "foreign"), region(tmp_path, "known")
+    before = unknown.read_bytes()
+    with stub(unknown, os.getpid()) as process, stub(foreign, 1), stub(known, os.getpid()), pulse(tmp_path) as one:
+        one.settle()
+        wait_until_set(known)
+        clear(known)
+        wait_until_set(known)
+    assert unknown.read_bytes() == before and not is_set(foreign)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1 and str(process.pid) in warnings[0] and "unknown layout" in warnings[0]
+
+
+def test_stopping_twice_or_without_a_start_is_no_error(tmp_path: Path) -> None:
+    one = StubPulse(os.getpid(), tmp_path)
+    one.stop()
+    with pulse(tmp_path) as other:
+        other.stop()
