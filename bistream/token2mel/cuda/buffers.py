@@ -32,6 +32,9 @@ class FlowBuffers:
         self.inputs = half(rows, estimator.in_channels)
         # estimator
         self.x = single(rows, width)
+        few = min(rows, SPLIT_ROWS)
+        self.odd = single(few, width)
+        self.shortcut = single(few, width)
         self.normed = half(rows, width)
         self.query = half(rows, heads, width)
         self.attended = half(max(rows, MAX_SPLITS * min(rows, SPLIT_ROWS)), heads, width)

@@ -125,8 +125,20 @@ class CudaEncoder:
         )  # fmt: skip
 
     def _norm_linear(self, norm: nn.LayerNorm, linear: nn.Linear, activation: str, out: Tensor, live: Tensor, rows: int) -> None:
-        tile, features, _, _, _ = self.tuning.encoder_tile
+        tile, features, depth, stages, warps = self.tuning.encoder_tile
         size = linear.weight.shape[0]
+        if not self.tuning.few:  # the norm once, not once for every tile of features
+            normed, features = self.buffers.encoder_copy, math.gcd(128, size)
+            kernels_linear.norm_rows[(rows // 8,)](
+                self.buffers.encoder_x, norm.weight, norm.bias, live, normed,
+                rows=rows, WIDTH=self.width, TILE=8, EPS=LAYER_NORM_EPS, **self._options(4),
+            )  # fmt: skip
+            kernels_linear.linear[(size // features, rows // tile)](
+                normed, linear.weight, linear.bias, live, out, size,
+                rows=rows, DEPTH=self.width, TILE=tile, FEATURES=features, STEP=math.gcd(self.width, depth), STAGES=stages,
+                ACTIVATION=activation, **self._options(warps),
+            )  # fmt: skip
+            return
         tile, features = min(tile, 32), math.gcd(min(features, 64), size)
         kernels_linear.norm_linear[(rows // tile, size // features)](
             self.buffers.encoder_x, norm.weight, norm.bias, linear.weight, linear.bias, live, out, size,

@@ -22,7 +22,6 @@ from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
-OVERLAPPED_SIZES = (256, 8)  # width and heads for which the overlapped attention was written
 
 
 class CudaEstimator:
@@ -156,14 +155,6 @@ class CudaEstimator:
         memory = self.pages.context[self._step, self._block]
         frames, keys, splits, stages, warps = self.tuning.attention
         batch = (arrays["tiles_estimator"], arrays["session_frames"], arrays["table"])
-        if self.tuning.overlapped and (self.width, self.config.num_heads) == OVERLAPPED_SIZES:
-            from bistream.token2mel.cuda import kernels_attention_large  # noqa: PLC0415  (Hopper only)
-
-            kernels_attention_large.attend_pages_large[(self.tiles, GUIDANCE_ROWS)](
-                buffers.query, buffers.normed, memory, memory.stride(0), *batch, buffers.attended, self._scale,
-                rows=self.frames, FRAMES=frames, KEYS=keys, **self._attention, num_warps=warps,
-            )  # fmt: skip
-            return
         kernels_attention.attend_pages[(self.tiles, GUIDANCE_ROWS, splits)](
             buffers.query, buffers.normed, memory, memory.stride(0), *batch, buffers.attended, buffers.lse, self._scale,
             rows=self.frames, FRAMES=frames, KEYS=keys, SPLITS=splits, STAGES=stages, **self._attention, **self._options(warps),

@@ -35,6 +35,21 @@ def norm_linear(
 
 
 @triton.jit
+def norm_rows(
+    x_ptr, gamma_ptr, beta_ptr, live_ptr, out_ptr, rows, WIDTH: tl.constexpr, TILE: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """LayerNorm of x float32 [rows, WIDTH] in 16 bit. Grid: (row tiles,)."""
+    first = tl.program_id(0) * TILE
+    if first % rows >= tl.load(live_ptr):
+        return
+    begin(PDL)
+    column = tl.arange(0, WIDTH)
+    at = (first + tl.arange(0, TILE))[:, None] * WIDTH + column[None, :]
+    out = layer_norm(tl.load(x_ptr + at), tl.load(gamma_ptr + column), tl.load(beta_ptr + column), WIDTH, EPS)
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
 def linear(
     a_ptr, w_ptr, bias_ptr, live_ptr, out_ptr, out_stride,
     rows, DEPTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,

@@ -21,6 +21,10 @@ from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, LOOKAHEAD_HISTORY_TOKE
 
 IntArray32 = NDArray[np.int32]
 
+CHUNK_ITEM_NUMBERS = 8  # see ``_fill_chunk_items``
+WINDOW_ITEM_NUMBERS = 4  # see ``_fill_window_items``
+WINDOW_FRAMES = 30  # new frames of one window of a convolution for few rows
+KEY_SPLITS = 8  # most parts into which the keys of a tile are split; with so many tiles there are no splits
 _ALIGNMENT = 16  # numbers: kernels read wide only what starts on a multiple of 64 bytes
 
 
@@ -54,6 +58,11 @@ def segment_sizes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> dict[
         "session_frames": (sessions, 3),
         "table": (sessions, table_chunks(config)),
         "tiles_estimator": (1 + 2 * max_tiles(frames, tiles.estimator, sessions),),
+        "chunk_items": (1,),
+        "chunk_item": (max(KEY_SPLITS, max_tiles(frames, config.estimator.static_chunk_size, sessions)), CHUNK_ITEM_NUMBERS),
+        "frame_splits": (frames,),
+        "window_items": (1,),
+        "window_item": (max_tiles(frames, WINDOW_FRAMES, sessions), WINDOW_ITEM_NUMBERS),
         "tiles_tokens": (1 + 2 * max_tiles(tokens, tiles.tokens, sessions),),
         "tiles_frames": (1 + 2 * max_tiles(frames, tiles.frames, sessions),),
         **{f"token_{name}": (tokens,) for name in ("index", "last", "keep", "tail", "position")},
@@ -92,8 +101,11 @@ def views(buffer: IntArray32, shapes: dict[str, tuple[int, ...]]) -> dict[str, I
     return {name: buffer[offsets[name] : offsets[name] + math.prod(shape)].reshape(shape) for name, shape in shapes.items()}
 
 
-def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], tiles: TileSizes, config: FlowConfig) -> None:
-    """Write a batch. What lies behind the live tokens, frames, sessions and tiles keeps older numbers, which are valid indices."""
+def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], tiles: TileSizes, config: FlowConfig, left_context_chunks: int = 0) -> None:
+    """Write a batch. What lies behind the live tokens, frames, sessions, tiles and items keeps older numbers, which are valid indices.
+
+    left_context_chunks: how far attention reaches back; 0: everything.
+    """
     ratio, chunk = config.token_mel_ratio, config.encoder.static_chunk_size
     lengths = np.array([span.length for span in spans], np.int64)
     starts = np.array([span.start for span in spans], np.int64)
@@ -108,9 +120,11 @@ def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], tiles: TileSizes,
         arrays["table"][row, : len(span.context_pages)] = span.context_pages
     arrays["session_tokens"][: len(spans)] = np.stack([first, lengths, chunks], axis=1)
     arrays["session_frames"][: len(spans)] = np.stack([first * ratio, lengths * ratio, chunks], axis=1)
-    _fill_tiles(arrays["tiles_estimator"], lengths * ratio, tiles.estimator)
+    _fill_longest_first(arrays["tiles_estimator"], lengths * ratio, chunks * chunk * ratio, tiles.estimator, chunk * ratio)
     _fill_tiles(arrays["tiles_tokens"], lengths, tiles.tokens)
     _fill_tiles(arrays["tiles_frames"], lengths * ratio, tiles.frames)
+    _fill_chunk_items(arrays, lengths * ratio, chunks, config.estimator.static_chunk_size, left_context_chunks)
+    _fill_window_items(arrays, lengths * ratio, last)
     pages = _kept_pages(spans, total, chunk)
     context = chunks[session] * chunk
     _fill_rows(arrays, "token", local, last[session], pages, context, chunk, UPSAMPLE_HISTORY_TOKENS)
@@ -167,8 +181,58 @@ def _fill_rows(
 def _fill_tiles(out: IntArray32, lengths: NDArray[np.int64], tile: int) -> None:
     """Number of tiles, then session and first row of each, the sessions in turn."""
     session, number = _expand(-(-lengths // tile))
+    _write_tiles(out, session, number * tile)
+
+
+def _fill_longest_first(out: IntArray32, lengths: NDArray[np.int64], stored: NDArray[np.int64], tile: int, chunk: int) -> None:
+    """The same, the tiles with most work first: programs that take several in turn end together. A tile's work is the number of
+    keys before its end, half of that if at most half of its rows exist. The order changes speed only."""
+    session, number = _expand(-(-lengths // tile))
+    first, length = number * tile, lengths[session]
+    last_chunk = (np.minimum(first + tile, length) - 1) // chunk
+    keys = stored[session] + np.minimum((last_chunk + 1) * chunk, length)
+    order = np.argsort(-keys * np.where(length - first > tile // 2, 2, 1), kind="stable")
+    _write_tiles(out, session[order], first[order])
+
+
+def _write_tiles(out: IntArray32, session: NDArray[np.int64], first: NDArray[np.int64]) -> None:
     out[0] = len(session)
-    out[1 : 1 + 2 * len(session)] = np.stack([session, number * tile], axis=1).ravel()
+    out[1 : 1 + 2 * len(session)] = np.stack([session, first], axis=1).ravel()
+
+
+def _fill_chunk_items(
+    arrays: dict[str, IntArray32], lengths: NDArray[np.int64], stored: NDArray[np.int64], chunk: int, left_context_chunks: int
+) -> None:
+    """Work of the attention for few rows: a chunk of new frames with a split of its keys, the sessions in turn.
+
+    chunk_items: how many. chunk_item: first row, rows, stored chunks of the session, number of the chunk in the session's new part,
+    session, split, splits. frame_splits: of each row, the splits that have keys.
+    """
+    session, number = _expand(-(-lengths // chunk))
+    splits = max(1, KEY_SPLITS // len(session))
+    first = (np.cumsum(lengths) - lengths)[session] + number * chunk
+    rows = np.minimum(lengths[session] - number * chunk, chunk)
+    items = len(session) * splits
+    arrays["chunk_items"][0] = items
+    out = arrays["chunk_item"][:items]
+    out[:, :5] = np.repeat(np.stack([first, rows, stored[session], number, session], axis=1), splits, axis=0)
+    out[:, 5] = np.tile(np.arange(splits), len(session))
+    out[:, 6] = splits
+    keys = stored[session] + number + 1
+    if left_context_chunks:
+        keys = np.minimum(keys, left_context_chunks + 1)
+    arrays["frame_splits"][: lengths.sum()] = np.repeat(np.minimum(keys, splits), rows)
+
+
+def _fill_window_items(arrays: dict[str, IntArray32], lengths: NDArray[np.int64], last: NDArray[np.int64]) -> None:
+    """Windows of the convolutions for few rows, the sessions in turn. window_items: how many. window_item: first row, its frame in the
+    session's new part, rows, the page before the new part."""
+    session, number = _expand(-(-lengths // WINDOW_FRAMES))
+    frame = number * WINDOW_FRAMES
+    first = (np.cumsum(lengths) - lengths)[session] + frame
+    rows = np.minimum(lengths[session] - frame, WINDOW_FRAMES)
+    arrays["window_items"][0] = len(session)
+    arrays["window_item"][: len(session)] = np.stack([first, frame, rows, last[session]], axis=1)
 
 
 def _fill_lookahead(

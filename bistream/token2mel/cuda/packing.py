@@ -61,3 +61,15 @@ def upsample_window(conv: WindowLinear, ratio: int) -> Tensor:
             token = (frame - (kernel - 1) + tap) // ratio + UPSAMPLE_HISTORY_TOKENS
             window[frame, :, token] += taps[:, tap]
     return window.flatten(0, 1).to(conv.weight.dtype).contiguous()
+
+
+def lane_order(width: int) -> Tensor:
+    """Columns in the order in which threads hold them after a matrix product: of every 32, 0 1 8 9 16 17 24 25, 2 3 10 11 ..."""
+    return torch.arange(width).view(-1, 2, 2, 4, 2).permute(0, 3, 1, 2, 4).reshape(-1)
+
+
+def window_parts(conv: WindowLinear, shortcut: WindowLinear | None, features: int) -> Tensor:
+    """Weights of the three taps and of the shortcut (zeros without one), [width / features, 4, features, channels]."""
+    straight = torch.zeros_like(conv.weight[:, :1]) if shortcut is None else shortcut.weight
+    joined = torch.cat([conv.weight, straight], dim=1)
+    return joined.view(-1, features, 4, joined.shape[2]).transpose(1, 2).contiguous()

@@ -127,7 +127,7 @@ class CudaFlowRunner(FlowRunner):
         config = self.network.config
         tokens = sum(span.length for span in spans)
         call = next(call for call in self._calls if call.bucket.tokens >= tokens and call.bucket.sessions >= len(spans))
-        fill(call.host, spans, tile_sizes(call.tuning), config)
+        fill(call.host, spans, tile_sizes(call.tuning), config, self.left_context_chunks)
         self._device_numbers[: len(call.numbers)].copy_(call.numbers, non_blocking=True)
         self._bring_prompts(spans)
         if call.graph is None and self._record:

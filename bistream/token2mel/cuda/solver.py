@@ -15,6 +15,8 @@ from bistream.token2mel.cuda import kernels_conv
 from bistream.token2mel.cuda.buffers import FlowBuffers
 from bistream.token2mel.cuda.encoder import CudaEncoder
 from bistream.token2mel.cuda.estimator import CudaEstimator
+from bistream.token2mel.cuda.estimator_few import FewEstimator, fits_few
+from bistream.token2mel.cuda.estimator_many import ManyEstimator, fits_many
 from bistream.token2mel.cuda.layout import Bucket
 from bistream.token2mel.cuda.packing import EncoderWeights
 from bistream.token2mel.cuda.tuning import Tuning
@@ -49,8 +51,11 @@ class CudaSolver:
         self.tuning = tuning
         self.frames = bucket.tokens * config.token_mel_ratio
         self.encoder = CudaEncoder(config, network, encoder_weights, pages, buffers, arrays, bucket, tuning, left_context_chunks)
+        self.has_branches = not tuning.few and fits_many(config.estimator)
+        self.is_fused = tuning.fused and fits_few(config.estimator)
+        kind = FewEstimator if self.is_fused else ManyEstimator if self.has_branches else CudaEstimator
         estimator = network.matching.estimator
-        self.estimator = CudaEstimator(config.estimator, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
+        self.estimator = kind(config.estimator, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         self.is_finite = torch.zeros(self.frames, dtype=torch.bool, device=network.device)
 
     def launch(self) -> None:
@@ -81,7 +86,8 @@ class CudaSolver:
         estimator = matching.estimator
         norm, projection = estimator.final_block.norm, estimator.final_projection
         bins, width = projection.weight.shape[0], projection.weight.shape[2]
-        dependent = self.tuning.dependent_launch
+        # A kernel that follows two others waits for their ends.
+        dependent = self.is_fused or self.tuning.dependent_launch and not self.has_branches
         kernels_conv.finish_step[(self.frames // _STEP_ROWS,)](
             buffers.raw, norm.weight, norm.bias, projection.weight, projection.bias, self.arrays["live_frames"], buffers.mel,
             buffers.inputs, size, matching.guidance, rows=self.frames, WIDTH=width, BINS=bins, FEATURES=1 << (bins - 1).bit_length(),

@@ -15,11 +15,13 @@ Tile = tuple[int, int, int, int, int]  # rows, features, depth step, pipeline st
 @dataclass(frozen=True)
 class Tuning:
     """few: rows are spread over many programs and LayerNorm is computed where it is used; otherwise whole rows are computed at
-    once, with the next LayerNorm. overlapped: attention by ``kernels_attention_large``.
-    attention: frames, keys, splits, stages, warps. query, value: rows, stages, warps."""
+    once, with the next LayerNorm, by ``estimator_many`` where the sizes fit.
+    fused: the estimator by ``estimator_few`` where the sizes fit; what stands here is then for the encoder and for other sizes.
+    attention: frames, keys, splits, stages, warps (``kernels_attention_large``: of each of its three groups).
+    query, value: rows, stages, warps."""
 
     few: bool
-    overlapped: bool
+    fused: bool
     attention: tuple[int, int, int, int, int]
     query: tuple[int, int, int]
     value: tuple[int, int, int]
@@ -35,7 +37,7 @@ class Tuning:
 
 FEW = Tuning(
     few=True,
-    overlapped=False,
+    fused=True,
     attention=(8, 64, 5, 1, 4),
     query=(16, 1, 4),
     value=(16, 1, 8),
@@ -50,7 +52,7 @@ FEW = Tuning(
 )
 SOME = Tuning(
     few=True,
-    overlapped=False,
+    fused=False,
     attention=(16, 64, 2, 2, 8),
     query=(64, 1, 4),
     value=(64, 1, 4),
@@ -65,8 +67,8 @@ SOME = Tuning(
 )
 MANY = Tuning(
     few=False,
-    overlapped=True,
-    attention=(16, 64, 1, 1, 8),
+    fused=False,
+    attention=(16, 64, 1, 1, 4),
     query=(64, 3, 4),
     value=(64, 1, 4),
     output=(64, 256, 64, 3, 8),
