@@ -142,6 +142,7 @@ class RuntimeConfig:
     voices_dir: str = ""  # registered voices; empty: none
     default_speaker_id: str = ""  # used when a request brings neither reference nor speaker_id (upstream's spk2info cache)
     voice_cache_size: int = 64  # voices kept after their last session
+    first_hop_tokens: int = 15  # speech tokens of the first audio chunk; 12 is spoken after one text block, 15 after two
     max_unread_audio_s: float = 60.0  # audio a client may leave unplayed before generation waits for it
     log_level: str = "info"
 
@@ -161,6 +162,7 @@ class RuntimeConfig:
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
         _check(self.kv_cache_tokens >= 0, "kv_cache_tokens", self.kv_cache_tokens, "0 (enough for all sessions) or more")
         _check(self.flow_state_mb >= 0, "flow_state_mb", self.flow_state_mb, "0 (automatic) or more")
+        _check(6 <= self.first_hop_tokens <= 100, "first_hop_tokens", self.first_hop_tokens, "a number from 6 to 100")
         _check(self.num_threads >= 0, "num_threads", self.num_threads, "0 or more")
         _check(self.left_context_chunks >= 0, "left_context_chunks", self.left_context_chunks, "0 or more")
 

@@ -52,7 +52,8 @@ class Orchestrator:
         self._config = config
         self._clock = clock
         self._delivery = DeliveryPool(DELIVERY_THREADS)
-        self._services = Services(config, ports, Voices(config, ports.voice).voice_of, HopPolicy(), self._delivery, clock)
+        hop_policy = HopPolicy(first_hop_tokens=config.first_hop_tokens)
+        self._services = Services(config, ports, Voices(config, ports.voice).voice_of, hop_policy, self._delivery, clock)
         self._changed = threading.Condition()  # guards what follows; notified when a session comes or goes
         self._reachable: dict[str, SessionRun] = {}  # by the client's id, until the session ends
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed

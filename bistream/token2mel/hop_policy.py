@@ -6,7 +6,7 @@ cannot influence each other.
 
 The rules, with B seconds of unplayed audio at the listener (a token is 40 ms of audio, so 25 B tokens):
 
-1. The first hop is small (15 tokens to speak and the 3 that the flow looks ahead) and never waits for anything else.
+1. The first hop is small (``first_hop_tokens`` to speak and the 3 that the flow looks ahead) and never waits for anything else.
 2. A later hop takes up to 25 B tokens: a server that keeps up at all computes a hop in less time than it plays, so the hop is
    done before the listener runs dry. Each hop can then be about as long as all that is buffered, hence hops grow by
    themselves (15, 25, 50, 100) when the language model is fast, and stay small when the listener is short of audio.

@@ -33,6 +33,7 @@ def test_defaults_survive_a_round_trip_through_strings() -> None:
         ("final_mode", "full"),
         ("session_idle_timeout_s", "-1"),
         ("session_idle_timeout_s", "nan"),
+        ("first_hop_tokens", "5"),
     ],
 )
 def test_an_unknown_key_or_value_is_an_error_that_names_both(key: str, value: str) -> None:

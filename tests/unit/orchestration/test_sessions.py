@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.unit.orchestration.fakes import (
     append_request,
     start_request,
 )
-from tests.unit.orchestration.house import House, assert_whole, tokens_of
+from tests.unit.orchestration.house import CONFIG, House, assert_whole, tokens_of
 
 
 def test_one_request_is_one_session(house: House) -> None:
@@ -124,6 +125,13 @@ def test_the_first_chunk_is_small_and_brings_the_voice_and_the_seed(house: House
     assert all(hop.prompt is None for hop in others)
     assert [hop.finalize for hop in house.models.token2wav.hops] == [False] * len(others) + [True]
     assert others[0].playback_buffer_s == pytest.approx(len(sender.chunks[0].waveform) / SAMPLE_RATE)
+
+
+def test_the_first_chunk_is_as_small_as_configured() -> None:
+    house = House(dataclasses.replace(CONFIG, first_hop_tokens=12))
+    house.send(start_request("Hello world, hello world, hello world.")).wait()
+    assert len(house.models.token2wav.hops[0].token_ids) == 15
+    house.orchestrator.close()
 
 
 def test_a_text_without_speech_ends_well_without_audio(house: House) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.hop_policy import HopPolicy, HopProgress
 from bistream.token2wav.hop_jobs import BatchPace, HopQueue
 from bistream.token2wav.service import FIRST_TOKENS_PER_S, MAX_BATCH_HOPS, TARGET_BATCH_S
@@ -106,6 +106,12 @@ def test_first_hop(prompt_tokens: int) -> None:
     assert next_hop(200, has_ended=False) == FIRST_HOP
     assert next_hop(200, has_ended=True) == FIRST_HOP  # the listener does not wait for all of it
     assert [next_hop(received, has_ended=True) for received in (0, 1, 17, 25)] == [0, 1, 17, 25]
+
+
+def test_twelve_tokens_are_spoken_after_the_first_text_block() -> None:
+    policy = HopPolicy(first_hop_tokens=12)
+    assert policy.next_hop(HopProgress(25, SPEECH_BLOCK_TOKENS, 0, has_ended=False)) == SPEECH_BLOCK_TOKENS
+    assert POLICY.next_hop(HopProgress(25, SPEECH_BLOCK_TOKENS, 0, has_ended=False)) is None
 
 
 def test_hops_grow_with_what_the_listener_has() -> None:
