@@ -128,18 +128,22 @@ class Rig:
         synchronize(self.device)
         return (time.perf_counter() - began) * 1e3
 
-    def first_hop_ms(self, count: int, prompt_s: float, repeats: int) -> float:
-        """Median of the first hop of ``count`` sessions together; their voices (at most 8) have their state."""
-        prompts = [self.prompt(prompt_s, seed) for seed in range(min(count, 8))]
-        for prompt in prompts:
-            self.flow.warm(prompt)
+    def first_hop_ms(self, count: int, voices: Sequence[VoicePrompt], repeats: int) -> float:
+        """Median of the first hop of ``count`` sessions together, on voices in turn whose state is there already."""
+        for voice in voices:
+            self.flow.warm(voice)
         times = []
-        for _ in range(repeats + 1):
-            sessions = [self.open(prompts[index % len(prompts)], index) for index in range(count)]
+        for repeat in range(repeats + 1):
+            sessions = [self.open(voices[(repeat + index) % len(voices)], index) for index in range(count)]
             times.append(self.time_ms(lambda: self.hop(sessions, [FIRST_HOP_TOKENS] * count)))  # noqa: B023  (called at once)
             for session in sessions:
                 session.close()
         return statistics.median(times[1:])
+
+    def voices(self, count: int, seconds: tuple[float, float]) -> list[VoicePrompt]:
+        """Voices of random length in this range, the same in every call."""
+        lengths = np.random.default_rng(2).uniform(*seconds, count)
+        return [self.prompt(float(length), seed) for seed, length in enumerate(lengths)]
 
     def steady_hops_ms(self, count: int, prompt_s: float, context_s: Sequence[float]) -> list[float]:
         """Hops of 25 tokens of ``count`` sessions together, on chunk boundaries, with each of these stored contexts (ascending)."""
