@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -82,7 +82,7 @@ class LocalLanguageModel:
         self._service = SpeechTokenService(config)
         self._times = times
 
-    def stream(self, start: LanguageModelStart) -> Iterator[SpeechTokens]:
+    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
         messages: queue.SimpleQueue[SpeechTokens | BistreamError] = queue.SimpleQueue()
         self._service.start(start, messages.put)
         return self._messages(messages)

@@ -57,11 +57,13 @@ class SpeechTokens:
 
     text_consumed: characters of the session's own text (prompt text excluded) that are surely spoken once all tokens
     up to and including this message are.
+    is_resting: no more tokens will come before more text does.
     """
 
     token_ids: tuple[int, ...]
     text_consumed: int = 0
     finish_reason: FinishReason | None = None
+    is_resting: bool = False
 
     @property
     def is_final(self) -> bool:

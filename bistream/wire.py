@@ -69,6 +69,7 @@ LLM_BISTREAM = ModelContract(
         _scalar("text", "BYTES"),
         *_SESSION,
         _scalar("is_pull", "BOOL"),  # with the start: keep the tokens until they are asked for; without: answer once, with those that came
+        _scalar("wanted_tokens", "INT32"),  # answer is_pull with so many, or fewer when no more come for now; absent: 1
         _scalar("prompt_text", "BYTES"),
         TensorSpec("prompt_speech_tokens", "INT32", (-1,), optional=True),
         *_SAMPLING,

@@ -61,11 +61,15 @@ class LanguageModelLink:
         self._heard_at = 0.0  # when the language model last heard of the session
         self._refused_since: float | None = None  # it does not know the session (yet)
 
-    def open(self, prompt: VoicePrompt, delivery: DeliveryPool, task: Deliverable) -> None:
-        """Start the reader, with the session's condition held. ``task`` is scheduled once text can be delivered."""
+    def open(self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], delivery: DeliveryPool, task: Deliverable) -> None:
+        """Start the reader, with the session's condition held. ``task`` is scheduled once text can be delivered.
+
+        wanted_tokens: as of ``LanguageModelPort.stream``; asked by the reader.
+        """
         self._session.own(LANGUAGE_MODEL, lambda: self._port.cancel(self._session.port_id))
         name = f"bistream-read-{self._session.port_id[:8]}"
-        self._reader = threading.Thread(target=self._read, args=(prompt, lambda: delivery.schedule(task)), name=name, daemon=True)
+        arguments = (prompt, wanted_tokens, lambda: delivery.schedule(task))
+        self._reader = threading.Thread(target=self._read, args=arguments, name=name, daemon=True)
         self._reader.start()
 
     def join(self) -> None:
@@ -74,16 +78,16 @@ class LanguageModelLink:
 
     # The reader
 
-    def _read(self, prompt: VoicePrompt, started: Callable[[], None]) -> None:
+    def _read(self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None]) -> None:
         try:
-            if not self._read_messages(prompt, started):
+            if not self._read_messages(prompt, wanted_tokens, started):
                 raise EngineError("The language model ended the session without a reason; try again.")
         except BistreamError as error:
             self._on_error(from_model(error))
         except Exception:
             self._on_error(unexpected(self._session))
 
-    def _read_messages(self, prompt: VoicePrompt, started: Callable[[], None]) -> bool:
+    def _read_messages(self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None]) -> bool:
         """False: the stream ended without a final message.
 
         The start brings the text of the first request alone: whether that is the whole text decides the layout, and must not
@@ -104,7 +108,7 @@ class LanguageModelLink:
                 return True
             self._accepts_text = True
             self._heard_at = self._clock()
-        messages = self._port.stream(start)
+        messages = self._port.stream(start, wanted_tokens)
         started()
         for message in messages:
             with session.condition:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,9 +26,10 @@ class VoicePort(Protocol):
 
 
 class LanguageModelPort(Protocol):
-    def stream(self, start: LanguageModelStart) -> Iterator[SpeechTokens]:
+    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
         """Start a session and yield its speech tokens, the last message with a ``finish_reason``.
 
+        wanted_tokens: how many tokens are of use now; a port may gather them to messages of about that size.
         The call and the iterator block; either raises ``BistreamError``, after which the session is gone. A session that was
         cancelled ends with ``FinishReason.CANCELLED`` or ``CancelledError``. Iterated by one thread only.
         """

@@ -96,7 +96,7 @@ class SessionRun:
             if session.has_ended:
                 return
             session.opened(self._services.clock())
-            self._link.open(prompt, self._services.delivery, self)
+            self._link.open(prompt, lambda: self._wanted_tokens(prompt), self._services.delivery, self)
         if session.start.offline:
             self._speak_offline(prompt)
         else:
@@ -144,24 +144,26 @@ class SessionRun:
 
     def _due_tokens(self, prompt: VoicePrompt, now: float) -> int | None:
         """Tokens to send now; None: wait for more of them, or until ``_wake_at``."""
-        session = self.session
         buffer_s = self._playback.buffer_s(now)
         too_much_s = buffer_s - self._services.config.max_unread_audio_s
         if too_much_s > 0.0:
             self._wake_at = now + too_much_s
             return None
-        progress = HopProgress(
-            prompt_tokens=len(prompt.speech_tokens),
-            received_tokens=self._tokens_sent + len(session.tokens),
-            sent_tokens=self._tokens_sent,
-            has_ended=session.finish_reason is not None,
-            playback_buffer_s=buffer_s,
-            hop_latency_s=self._hop_latency_s,
-        )
+        progress = self._progress(prompt, buffer_s)
         count = self._services.hop_policy.next_hop(progress)
         recheck_s = self._services.hop_policy.recheck_after_s(progress) if count is None else None
         self._wake_at = None if recheck_s is None else now + recheck_s
         return count
+
+    def _progress(self, prompt: VoicePrompt, buffer_s: float) -> HopProgress:
+        return HopProgress(
+            prompt_tokens=len(prompt.speech_tokens),
+            received_tokens=self._tokens_sent + len(self.session.tokens),
+            sent_tokens=self._tokens_sent,
+            has_ended=self.session.finish_reason is not None,
+            playback_buffer_s=buffer_s,
+            hop_latency_s=self._hop_latency_s,
+        )
 
     def _take_hop(self, count: int, prompt: VoicePrompt, now: float) -> Token2WavHop:
         session = self.session
@@ -206,6 +208,11 @@ class SessionRun:
         self.session.reply.send(chunk)
 
     # Called from any thread
+
+    def _wanted_tokens(self, prompt: VoicePrompt) -> int:
+        """The reader asks before each message."""
+        with self.session.condition:
+            return self._services.hop_policy.wanted_tokens(self._progress(prompt, 0.0))
 
     def append(self, piece: bytes, is_end: bool) -> None:
         """Raises ``UnknownSessionError`` or ``InvalidInputError``; the session is then as it was."""

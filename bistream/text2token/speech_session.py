@@ -152,6 +152,8 @@ class SpeechSession:
             try:
                 self._layout.turn_ended(ids, result)
                 ending = self._pump()
+                if ending is None and self._turn_ids is None:
+                    self._emit(SpeechTokens((), self._text_consumed(), is_resting=True))
             except BistreamError as error:
                 ending = error
             except Exception:  # a bug of ours; the client must not wait for ever

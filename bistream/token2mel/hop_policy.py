@@ -98,6 +98,11 @@ class HopPolicy:
             return None
         return max(0.0, progress.playback_buffer_s - max(thresholds))
 
+    def wanted_tokens(self, progress: HopProgress) -> int:
+        """How many more tokens make the nearest hop possible. With enough for it already: a chunk, nobody waits for them."""
+        missing = self._target(progress, 0.0) - progress.pending_tokens
+        return missing if missing > 0 else CHUNK_TOKENS
+
     def _target(self, progress: HopProgress, buffer_s: float) -> int:
         """Tokens of the hop we would like to make: up to the furthest boundary that the buffer allows, at least to the nearest one."""
         if progress.sent_tokens == 0:

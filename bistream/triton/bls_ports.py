@@ -9,7 +9,7 @@ of a request made here: it would abort the server. An error response is the last
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,7 +129,7 @@ class BlsLanguageModel:
     def __init__(self, client: BlsClient) -> None:
         self._client = client
 
-    def stream(self, start: LanguageModelStart) -> Iterator[SpeechTokens]:
+    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
         arrays: Arrays = {
             "session_id": text_array(start.session_id),
             "text": text_array(start.text),
@@ -142,9 +142,9 @@ class BlsLanguageModel:
         if len(start.prompt_speech_tokens):
             arrays["prompt_speech_tokens"] = start.prompt_speech_tokens.astype(np.int32, copy=False)
         self._client.ask(LLM_BISTREAM, arrays)
-        return self._messages(start.session_id)
+        return self._messages(start.session_id, wanted_tokens)
 
-    def _messages(self, session_id: str) -> Iterator[SpeechTokens]:
+    def _messages(self, session_id: str, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
         arrays: Arrays = {
             "session_id": text_array(session_id),
             "is_start": scalar_array(False, np.bool_),
@@ -152,6 +152,7 @@ class BlsLanguageModel:
         }
         is_final = False
         while not is_final:
+            arrays["wanted_tokens"] = scalar_array(wanted_tokens(), np.int32)
             message = speech_tokens(self._client.ask(LLM_BISTREAM, arrays))
             is_final = message.is_final
             yield message

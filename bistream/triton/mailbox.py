@@ -1,13 +1,16 @@
 """Speech tokens of one session that wait until the calling model asks for them.
 
 ``llm_bistream`` answers a sibling only with single responses: a stream of several can lock up the caller's process for good (see
-``bls_ports.BlsClient.ask``). So the messages of a session are gathered here, and whoever asks gets what has come, at once or as
-soon as there is something. Any thread; used by the ``model.py`` of ``llm_bistream``.
+``bls_ports.BlsClient.ask``). So the messages of a session are gathered here, and whoever asks gets what has come.
+
+An answer costs both processes about as much as a step of the language model takes, so it waits until the asker can use it: until as many
+tokens have come as it wants, or none will come for now. Any thread; used by the ``model.py`` of ``llm_bistream``.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from bistream.errors import BistreamError, InvalidInputError, UnknownSessionError
@@ -16,17 +19,23 @@ from bistream.types import FinishReason, SpeechTokens
 Message = SpeechTokens | BistreamError
 Answer = Callable[[Message], None]
 
+MAX_HOLD_S = 0.05  # tokens of a slow language model go out one by one: a listener short of audio can use even a few
+
 
 class TokenMailbox:
     """``post`` is the sink of a session. An answer is one message: all tokens that have come, or the error that ended the session."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._token_ids: list[int] = []
+        self._oldest_at = 0.0  # when the first of them came
+        self._is_resting = False
         self._text_consumed = 0
         self._finish_reason: FinishReason | None = None
         self._error: BistreamError | None = None
         self._waiting: Answer | None = None
+        self._wanted_tokens = 1  # by the one who waits
         self._drained = False
 
     @property
@@ -44,23 +53,28 @@ class TokenMailbox:
             if isinstance(message, BistreamError):
                 self._error = message
             else:
+                if not self._token_ids:
+                    self._oldest_at = self._clock()
                 self._token_ids.extend(message.token_ids)
                 self._text_consumed = message.text_consumed
                 self._finish_reason = message.finish_reason
+                self._is_resting = message.is_resting
             answer, taken = self._waiting, self._taken() if self._waiting else None
             if taken is not None:
                 self._waiting = None
         if answer is not None and taken is not None:
             answer(taken)
 
-    def take(self, answer: Answer) -> None:
-        """``answer`` is called once, now or by a later ``post``. Raises ``UnknownSessionError`` behind the end, ``InvalidInputError``
+    def take(self, answer: Answer, wanted_tokens: int = 1) -> None:
+        """``answer`` is called once, now or by a later ``post``: with ``wanted_tokens`` or more, fewer when no more come for now
+        or the oldest has waited for ``MAX_HOLD_S``. Raises ``UnknownSessionError`` behind the end, ``InvalidInputError``
         while another one waits."""
         with self._lock:
             if self._drained:
                 raise UnknownSessionError("This session has ended and its end was taken; start another one.")
             if self._waiting is not None:
                 raise InvalidInputError("A request for this session's tokens is waiting already; wait for its answer.")
+            self._wanted_tokens = wanted_tokens
             taken = self._taken()
             if taken is None:
                 self._waiting = answer
@@ -69,7 +83,7 @@ class TokenMailbox:
 
     def _taken(self) -> Message | None:
         """What an answer carries now; tokens go before the error that came after them."""
-        if self._token_ids or self._finish_reason is not None:
+        if self._finish_reason is not None or (self._token_ids and self._is_enough()):
             message = SpeechTokens(tuple(self._token_ids), self._text_consumed, self._finish_reason)
             self._token_ids.clear()
             self._drained = self._finish_reason is not None
@@ -77,3 +91,7 @@ class TokenMailbox:
         if self._error is not None:
             self._drained = True
         return self._error
+
+    def _is_enough(self) -> bool:
+        held_s = self._clock() - self._oldest_at
+        return len(self._token_ids) >= self._wanted_tokens or self._is_resting or self._error is not None or held_s >= MAX_HOLD_S

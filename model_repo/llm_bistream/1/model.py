@@ -43,7 +43,7 @@ class TritonPythonModel(DecoupledModel):
         elif inputs.flag("is_start", True):
             self._start(session_id, inputs, sender)
         elif inputs.flag("is_pull", False):
-            self._take(session_id, sender)
+            self._take(session_id, inputs, sender)
         else:
             self._service.append(session_id, inputs.data("text") or b"", inputs.flag("is_end", True))
             sender.finish()
@@ -60,11 +60,11 @@ class TritonPythonModel(DecoupledModel):
         self._mailboxes[session_id] = mailbox
         sender.finish()
 
-    def _take(self, session_id: str, sender: ResponseSender) -> None:
+    def _take(self, session_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
         mailbox = self._mailboxes.get(session_id)
         if mailbox is None:
             raise UnknownSessionError("No session has this id whose tokens could be taken; start one with is_pull.", session_id)
-        mailbox.take(lambda message: self._outbox.submit(_answer, sender, message))
+        mailbox.take(lambda message: self._outbox.submit(_answer, sender, message), inputs.integer("wanted_tokens") or 1)
 
     def _forget_untaken(self) -> None:
         """Drop what was taken to its end, and what ended longest ago of that which nobody seems to want."""
@@ -85,7 +85,8 @@ def _send(sender: ResponseSender, message: SpeechTokens | BistreamError) -> None
     if isinstance(message, BistreamError):
         sender.fail(message)
         return
-    sender.send(speech_token_arrays(message))
+    if message.token_ids or message.is_final:
+        sender.send(speech_token_arrays(message))
     if message.is_final:
         sender.finish()
 

@@ -12,8 +12,9 @@ from tests.unit.orchestration.house import House
 
 @pytest.fixture
 def house() -> Iterator[House]:
+    before = set(threading.enumerate())
     house = House()
     yield house
     house.orchestrator.close()
     assert house.models.held == 0
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("bistream-")]
+    assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("bistream-")]

@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class FakeLanguageModel:
         self.ends_with = FinishReason.EOS
         self.silent = False
 
-    def stream(self, start: LanguageModelStart) -> Iterator[SpeechTokens]:
+    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
         self.start_sent.set()
         if self.holds_start is not None:
             assert self.holds_start.wait(WAIT_S)

@@ -206,6 +206,16 @@ class TestSpeaking:
         )
         assert mailbox.reason is FinishReason.EOS
 
+    def test_a_session_that_waits_for_text_says_so_behind_its_last_token(self, pumped: Bench) -> None:
+        mailbox = pumped.start("one two three four five six ")
+        pumped.engine.pump()
+        *spoken, last = mailbox.messages
+        assert isinstance(last, SpeechTokens) and last.is_resting and last.token_ids == ()
+        assert spoken and not any(isinstance(message, BistreamError) or message.is_resting for message in spoken)
+        pumped.append("seven eight nine ten eleven twelve", is_end=True)
+        pumped.engine.pump()
+        assert [message for message in mailbox.messages if isinstance(message, SpeechTokens) and message.is_resting] == [last]
+
     def test_consumed_text_is_a_lower_bound_that_ends_with_the_whole_text(self, tokenizer: TextTokenizer) -> None:
         bench = Bench(tokenizer, pumped=True)
         mailbox = bench.start(TEXT, is_end=True)

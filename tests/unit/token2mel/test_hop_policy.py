@@ -49,6 +49,17 @@ def test_a_hop_takes_tokens_that_are_there(progress: HopProgress) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(progresses())
+def test_wanted_tokens_are_what_a_listener_who_runs_dry_lacks(progress: HopProgress) -> None:
+    """With one less, no hop but an urgent one is due; with all of them one is."""
+    wanted = POLICY.wanted_tokens(progress)
+    dry = dataclasses.replace(progress, has_ended=False, playback_buffer_s=0.0, received_tokens=progress.received_tokens + wanted)
+    assert wanted > 0 and POLICY.next_hop(dry) is not None
+    if wanted != CHUNK_TOKENS and not progress.sent_tokens:
+        assert POLICY.next_hop(dataclasses.replace(dry, received_tokens=dry.received_tokens - 1)) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(progresses())
 def test_after_the_end_something_is_always_due(progress: HopProgress) -> None:
     assert POLICY.next_hop(dataclasses.replace(progress, has_ended=True)) is not None
 

@@ -102,11 +102,12 @@ def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Array
 def test_a_start_is_read_as_it_was_sent(prompt_speech_tokens: Any) -> None:
     speaking, backend = ports(speaking_model(SpeechTokens((1, 2), 3), SpeechTokens((4,), 5, FinishReason.EOS)))
     sent = start(prompt_speech_tokens=prompt_speech_tokens)
-    assert list(speaking.language_model.stream(sent)) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
+    assert list(speaking.language_model.stream(sent, lambda: 7)) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
     for model, arrays in backend.calls:
         check_fits(model, arrays)
     (_, arrays), *asked = backend.calls
-    assert arrays["is_pull"][0, 0] and len(asked) == 1
+    assert arrays["is_pull"][0, 0]
+    assert [int(asking["wanted_tokens"][0, 0]) for _, asking in asked] == [7]
     read = language_model_start(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM))
     assert read.prompt_speech_tokens.tolist() == sent.prompt_speech_tokens.tolist()
     assert (read.session_id, read.text, read.is_end, read.prompt_text, read.sampling) == ("s", b"Hi", False, "said", sent.sampling)
@@ -114,7 +115,7 @@ def test_a_start_is_read_as_it_was_sent(prompt_speech_tokens: Any) -> None:
 
 def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised() -> None:
     speaking, _ = ports(speaking_model(SpeechTokens((1, 2), 3), SessionTimeoutError("Nothing came.", "s")))
-    messages = speaking.language_model.stream(start())
+    messages = speaking.language_model.stream(start(), lambda: 1)
     assert next(messages) == SpeechTokens((1, 2), 3)
     with pytest.raises(SessionTimeoutError, match="Nothing came"):
         next(messages)
@@ -123,7 +124,7 @@ def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised() -> No
 def test_a_start_that_is_refused_raises_at_once() -> None:
     speaking, backend = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
     with pytest.raises(BusyError, match="Full") as failure:
-        speaking.language_model.stream(start())
+        speaking.language_model.stream(start(), lambda: 1)
     assert failure.value.session_id == "s" and failure.value.retryable
     assert backend.unfinished == 0
 
@@ -222,7 +223,7 @@ def test_a_voice_model_that_refuses_raises_its_error() -> None:
 
 def test_sampling_defaults_are_left_to_the_checkpoint() -> None:
     speaking, backend = ports(lambda model, arrays: [FINAL])
-    speaking.language_model.stream(start(sampling=Sampling()))
+    speaking.language_model.stream(start(sampling=Sampling()), lambda: 1)
     ((_, arrays),) = backend.calls
     assert "top_k" not in arrays and "top_p" not in arrays
     assert read_sampling(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM)) == Sampling()

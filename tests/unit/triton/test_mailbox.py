@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import BistreamError, CancelledError, InvalidInputError, UnknownSessionError
-from bistream.triton.mailbox import Message, TokenMailbox
+from bistream.triton.mailbox import MAX_HOLD_S, Message, TokenMailbox
 from bistream.types import FinishReason, SpeechTokens
 
 ENDS: list[Message] = [SpeechTokens((), 9, FinishReason.EOS), SpeechTokens((7, 8), 9, FinishReason.LENGTH), CancelledError("Stopped.")]
@@ -24,15 +24,15 @@ def is_end(message: Message) -> bool:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=20), st.sampled_from(ENDS))
-def test_every_token_is_taken_once_and_in_order(steps: list[int | None], end: Message) -> None:
+@given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=20), st.sampled_from(ENDS), st.integers(1, 8))
+def test_every_token_is_taken_once_and_in_order(steps: list[int | None], end: Message, wanted_tokens: int) -> None:
     """None: ask; n: n more tokens come."""
     mailbox, answers, posted, asked = TokenMailbox(), list[Message](), list[Message](), 0
     for number, step in enumerate(steps):
         if step is None:
             if asked == len(answers):  # as the caller does: no second request before the first is answered
                 asked += 1
-                mailbox.take(answers.append)
+                mailbox.take(answers.append, wanted_tokens)
         else:
             posted.append(SpeechTokens(tuple(100 * number + i for i in range(step)), number))
             mailbox.post(posted[-1])
@@ -43,13 +43,37 @@ def test_every_token_is_taken_once_and_in_order(steps: list[int | None], end: Me
     while not any(is_end(answer) for answer in answers):
         assert asked == len(answers)
         asked += 1
-        mailbox.take(answers.append)
+        mailbox.take(answers.append, wanted_tokens)
     assert tokens_of(answers) == tokens_of(posted)
     assert [is_end(answer) for answer in answers] == [False] * (len(answers) - 1) + [True]
     assert all(isinstance(answer, BistreamError) or answer.token_ids or answer.is_final for answer in answers)
     assert mailbox.is_drained
     with pytest.raises(UnknownSessionError):
         mailbox.take(answers.append)
+
+
+def test_tokens_are_gathered_until_they_are_of_use() -> None:
+    now = 100.0
+    mailbox, answers = TokenMailbox(lambda: now), list[Message]()
+    mailbox.take(answers.append, wanted_tokens=3)
+    mailbox.post(SpeechTokens((1, 2)))
+    assert answers == []
+    mailbox.post(SpeechTokens((3, 4), 5))
+    assert answers.pop() == SpeechTokens((1, 2, 3, 4), 5)
+    mailbox.take(answers.append, wanted_tokens=3)
+    mailbox.post(SpeechTokens((5,)))
+    mailbox.post(SpeechTokens((), 6, is_resting=True))
+    assert answers.pop() == SpeechTokens((5,), 6), "none will come before more text does"
+    mailbox.post(SpeechTokens((6,)))
+    mailbox.take(answers.append, wanted_tokens=3)
+    assert answers == []
+    now += 2 * MAX_HOLD_S
+    mailbox.post(SpeechTokens((7,)))
+    assert answers.pop() == SpeechTokens((6, 7)), "the language model is slow"
+    mailbox.post(SpeechTokens((8,)))
+    mailbox.post(SpeechTokens((), is_resting=True))
+    mailbox.take(answers.append, wanted_tokens=3)
+    assert answers.pop() == SpeechTokens((8,))
 
 
 def test_only_one_may_wait() -> None:
