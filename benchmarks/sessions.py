@@ -66,6 +66,7 @@ def summarise(reports: Sequence[SessionReport], wall_s: float) -> dict[str, Any]
         "real_time_factor": round(wall_s / audio_s, 4) if audio_s else None,
         "time_to_first_audio_ms": percentiles_ms(first),
         "sessions_without_gap": sum(not report.gaps() for report in done),
+        "longest_gap_ms": round(1000 * max((gap for report in done for gap in report.gaps()), default=0.0), 1),
         "began_before_text_ended": sum(report.audio_began_before_text_ended for report in done),
     }
 
@@ -84,6 +85,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2, help="sessions of each task, one after another (default %(default)s)")
     parser.add_argument("--text", required=True)
     parser.add_argument("--text-rate", type=float, metavar="N", help="feed N words per second (default: all at once)")
+    parser.add_argument("--spread-s", type=float, default=0.0, metavar="S", help="spread the tasks' starts over S seconds")
     parser.add_argument("--reference-audio", required=True, metavar="FILE")
     parser.add_argument("--reference-text", required=True)
     return parser.parse_args()
@@ -97,6 +99,7 @@ def main() -> int:
     whole: dict[str, Any] = {"text": options.text, "is_end": True} if options.text_rate is None else {}
 
     def run_task(number: int) -> list[SessionReport]:
+        time.sleep(options.spread_s * number / options.num_tasks)
         return [
             run_session(lambda: client.start(**voice, **whole), split_pieces(options.text), options.text_rate)
             for _ in range(options.requests)
@@ -107,7 +110,7 @@ def main() -> int:
         reports = [report for task in tasks.map(run_task, range(options.num_tasks)) for report in task]
     summary = summarise(reports, time.monotonic() - began)
     print_table(reports)
-    print(json.dumps({"num_tasks": options.num_tasks, "text_rate": options.text_rate, **summary}))
+    print(json.dumps({"num_tasks": options.num_tasks, "text_rate": options.text_rate, "spread_s": options.spread_s, **summary}))
     return 1 if summary["failed"] else 0
 
 
