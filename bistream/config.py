@@ -136,7 +136,7 @@ class RuntimeConfig:
     max_session_tokens: int = 4096  # positions (prompt, text and speech) of one session; reserved when it starts
     max_rows: int = 256  # rows (tokens) of one language-model step
     graphs: bool = True  # recorded kernels (CUDA graphs) on a GPU; off: the plain networks; no effect on CPU
-    flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most half of the free memory
+    flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most 70 % of the free memory
     left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0 is unlimited (the reference)
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
     voices_dir: str = ""  # registered voices; empty: none

@@ -2,7 +2,7 @@
 
 A page holds the state of one 25-token chunk. Pages belong to an *account* (one session) or to a *prefix* (the prompt of
 one voice, shared read-only by its sessions). An account is admitted with a reservation that it can always draw, so a
-session never runs out of what it was promised; beyond the reservation it gets pages while there are any.
+session never runs out of what it was promised; beyond the reservation it is lent pages while there are any.
 
     total = free + held by accounts + held by prefixes
     promised = sum over accounts of max(0, reserve - held) <= free + pages of idle prefixes
@@ -47,6 +47,11 @@ class Account:
     def promised(self) -> int:
         return 0 if self.closed else max(0, self.reserve - len(self.pages))
 
+    @property
+    def lent(self) -> int:
+        """Pages beyond the reservation."""
+        return max(0, len(self.pages) - self.reserve)
+
 
 class PagePool:
     """Pages ``FIRST_PAGE`` ... ``FIRST_PAGE + total - 1``."""
@@ -73,12 +78,10 @@ class PagePool:
         Raises ``BusyError``, changing nothing, when that cannot be guaranteed now.
         """
         prefix = self._prefixes.get(prefix_key) if prefix_pages else None
-        needed = reserve
-        if prefix_pages and (prefix is None or not prefix.users):
-            needed += prefix_pages  # to be taken, or an idle prefix's pages that can no longer be evicted
-        if needed > self.available:
+        if self.shortage(reserve, prefix_key, prefix_pages) > 0:
             raise BusyError(
-                f"The flow has no room for another session ({needed} pages needed, {max(0, self.available)} free); try again later."
+                f"The flow has no room for another session of {reserve} pages ({max(0, self.available)} are free); "
+                "try again later or raise flow_state_mb."
             )
         if prefix is not None:
             prefix.users += 1
@@ -89,6 +92,13 @@ class PagePool:
         account = Account(reserve, prefix)
         self._accounts.add(account)
         return account
+
+    def shortage(self, reserve: int, prefix_key: bytes, prefix_pages: int) -> int:
+        """Pages that others would have to give back before ``open`` admits such a session; 0 or less: none."""
+        prefix = self._prefixes.get(prefix_key) if prefix_pages else None
+        # an unknown prefix's pages must be taken, an idle one's can no longer be evicted
+        unshared = prefix_pages if prefix is None or not prefix.users else 0
+        return reserve + unshared - self.available
 
     def take(self, account: Account, count: int) -> list[int]:
         """Up to ``count`` further pages; fewer only beyond the account's reservation."""

@@ -9,7 +9,8 @@ state (``incremental=False``) the same code computes from the start of the promp
 
 A session never fails for lack of state memory once it was admitted. Where the pool has no page beyond a session's
 reservation, the session forgets its oldest chunk of speech (never the prompt, never below the reservation) and keeps the
-newest in its place: computing everything again instead would slow down every session just when the server is full.
+newest in its place: computing everything again instead would slow down every session just when the server is full. So do
+sessions beyond their reservation when a new session needs the room: nobody is refused for memory that was only lent.
 
 ``left_context_chunks`` limits attention to that many chunks left of a frame's own, in encoder and estimator alike; state
 and time per hop are then constant.
@@ -18,6 +19,8 @@ and time per hop are then constant.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +41,7 @@ from bistream.token2mel.weights import load_network
 from bistream.types import VoicePrompt
 
 _log = logging.getLogger(__name__)
+_WARNING_INTERVAL_S = 60.0
 RESERVE_TOKENS = 250  # state that every session is promised at open, beyond its prompt: 10 s
 
 
@@ -81,6 +85,8 @@ class FlowStage:
         self.pool = PagePool(total)
         self.pages = FlowPages(self.config, total, self.dtype, self.device) if incremental else None
         self.runner = make_runner(config, network, self.pages)
+        self._states: list[FlowState] = []  # of accounts that were open when the last session came
+        self._warned_at = -math.inf
         # Bounded context: the stored chunks a hop reads, and as many new ones while it runs.
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 
@@ -95,11 +101,14 @@ class FlowStage:
         if stored > self.pool.total and self.pages:
             raise InvalidInputError("The reference recording is longer than this server has flow state for; use a shorter one.")
         reserve = min(self.reserve_chunks, self.pool.total - stored)
-        account = self.pool.open(reserve, fingerprint(prompt), stored)
+        key = fingerprint(prompt)
+        self._reclaim(self.pool.shortage(reserve, key, stored))
+        account = self.pool.open(reserve, key, stored)
         state = FlowState(prompt, account, self.pool, tokens, emitted_frames=len(tokens) * self.config.token_mel_ratio)
         if account.prefix is not None:
             state.committed = complete * self.chunk_tokens
             state.pages = list(account.prefix.pages)
+        self._states = [*(other for other in self._states if not other.account.closed), state]
         return state
 
     def hop(self, hops: Sequence[FlowHop]) -> list[Tensor | BistreamError]:
@@ -219,11 +228,20 @@ class FlowStage:
             return ()
         first = len(state.account.prefix.pages) if state.account.prefix else 0
         forgotten = tuple(state.pages[first : first + count])
-        if not state.has_forgotten:
-            _log.warning("flow state is full: a session beyond its reservation forgets its oldest speech; raise flow_state_mb")
+        if time.monotonic() - self._warned_at > _WARNING_INTERVAL_S:
+            self._warned_at = time.monotonic()
+            _log.warning("flow state is full: sessions beyond their reservation forget their oldest speech; raise flow_state_mb")
         state.has_forgotten = True
         del state.pages[first : first + count]
         return forgotten
+
+    def _reclaim(self, count: int) -> None:
+        """Free ``count`` pages that are lent, of those first who have the most; nothing where that is not enough."""
+        if count > sum(state.account.lent for state in self._states):
+            return
+        for _ in range(count):
+            state = max(self._states, key=lambda state: state.account.lent)
+            self.pool.give_back(state.account, self._forget(state, 1))
 
     def _advance(self, item: _Work, mel: Tensor) -> Tensor:
         """Commit what the span computed and cut out the frames that were not handed out yet."""

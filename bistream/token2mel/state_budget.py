@@ -5,7 +5,7 @@ from __future__ import annotations
 from bistream.errors import ConfigError
 
 AUTO_SESSION_S = 30  # audio of one session, prompt included, that the automatic budget has room for
-AUTO_MEMORY_SHARE = 0.5  # of what is free; the language model and the networks' working memory share the device
+AUTO_MEMORY_SHARE = 0.7  # of what is free; the language model and the networks' working memory share the device
 
 
 def state_pages(budget_mb: int, page_bytes: int, page_s: float, max_sessions: int, free_bytes: int) -> int:

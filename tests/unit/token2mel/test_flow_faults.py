@@ -37,9 +37,9 @@ def stage() -> FlowStage:
     return make_stage()
 
 
-def _stage_with_pages(chunks: int) -> FlowStage:
+def _stage_with_pages(chunks: int, reserve_tokens: int = 100) -> FlowStage:
     """A stage whose pool is small: the budget is in megabytes, so another owner holds the rest."""
-    small = make_stage(flow_state_mb=2)
+    small = make_stage(flow_state_mb=2, reserve_tokens=reserve_tokens)
     rest = small.pool.total - chunks
     assert rest > 0
     small.pool.take(small.pool.open(rest, b"", 0), rest)
@@ -231,6 +231,27 @@ def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(stage: FlowS
             assert not torch.allclose(mel, exact, atol=1e-4)
     state.close()
     small.check_integrity()
+
+
+def test_a_new_session_gets_what_was_only_lent() -> None:
+    """Three sessions of two chunks are promised room; one has grown to all six."""
+    small = _stage_with_pages(6, reserve_tokens=50)
+    greedy = small.open(make_prompt(0))
+    hop_mel(small, greedy, make_tokens(163), False)
+    grown = list(greedy.pages)
+    others = []
+    for seed, held in ((1, 4), (2, 2)):
+        others.append(small.open(make_prompt(0, seed)))
+        small.check_integrity()
+        assert greedy.pages == grown[-held:] and greedy.has_forgotten, "the newest stay"
+    with pytest.raises(BusyError):
+        small.open(make_prompt(0, 3))
+    assert greedy.pages == grown[-2:], "what was promised is never taken away, and a refusal changes nothing"
+    for state in [greedy, *others]:
+        hop_mel(small, state, make_tokens(60), False)
+        assert torch.isfinite(hop_mel(small, state, make_tokens(20), True)).all()
+        small.check_integrity()
+    assert small.pool.available == 6
 
 
 def test_a_bounded_session_in_a_pool_below_its_bound_goes_on_exactly() -> None:
