@@ -246,7 +246,10 @@ class Token2Wav:
         if hops:
             began_s = self._clock()
             outcomes = self._stages.hop(hops)
-            self._pace.observe(sum(len(job.hop.token_ids) for job in hops), self._clock() - began_s)
+            tokens, took_s = sum(len(job.hop.token_ids) for job in hops), self._clock() - began_s
+            self._pace.observe(tokens, took_s)
+            firsts, queued = sum(job.is_first for job in hops), len(self._queue)
+            logger.debug("%d hops (%d first), %d tokens: %.1f ms, %d waiting", len(hops), firsts, tokens, 1000 * took_s, queued)
             for job, outcome in zip(hops, outcomes, strict=True):
                 self._answer(job, outcome)
         offline = [job for job in jobs if isinstance(job, OfflineJob) and not job.future.done()]
