@@ -21,6 +21,7 @@ import os
 import sys
 from pathlib import Path
 
+from bistream.triton.gpu_sharing import MODES, shared_gpu
 from bistream.triton.health import HealthServer
 from bistream.triton.host import ServerError
 from bistream.triton.server_process import Interrupted, Ports, ServerSettings, TritonServer
@@ -61,6 +62,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--probe-interval-s", type=float, default=keeper.probe_interval_s, help="0: none after the start")
     parser.add_argument("--probe-timeout-s", type=float, default=keeper.probe_timeout_s)
+    parser.add_argument(
+        "--mps", choices=MODES, default="auto", help="models share the GPU by NVIDIA's MPS; auto (default): where that works"
+    )
     parser.add_argument("--max-restarts", type=int, default=keeper.max_restarts, help="in a row; 0: end when the server fails")
     parser.add_argument("command", nargs="*", help="a command to run beside the server, after --")
     return parser.parse_args(arguments)
@@ -122,6 +126,7 @@ def serve(supervisor: Supervisor, options: argparse.Namespace) -> int:
         return [word.replace("{grpc}", server.grpc_url).replace("{http}", server.http_url) for word in options.command]
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(shared_gpu(options.mps))
         if options.health_port is not None:
             stack.enter_context(HealthServer(options.health_address, options.health_port, lambda: supervisor.is_ready))
         if options.command:

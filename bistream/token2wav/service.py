@@ -174,10 +174,7 @@ class Token2Wav:
                 raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
             return session
         if hop.prompt is None:
-            raise UnknownSessionError(
-                "No live session has this id: it never started, finished, was cancelled or timed out; "
-                "begin with a hop that brings a voice prompt."
-            )
+            raise UnknownSessionError("No live session has this id (ended, timed out, or never started); begin with a hop that brings a prompt.")
         self._check_prompt(hop.prompt)
         self._admit()
         session = SpeechSession(hop.session_id, hop.prompt, hop.seed, self._clock())
@@ -246,10 +243,9 @@ class Token2Wav:
         if hops:
             began_s = self._clock()
             outcomes = self._stages.hop(hops)
-            tokens, took_s = sum(len(job.hop.token_ids) for job in hops), self._clock() - began_s
-            self._pace.observe(tokens, took_s)
-            firsts, queued = sum(job.is_first for job in hops), len(self._queue)
-            logger.debug("%d hops (%d first), %d tokens: %.1f ms, %d waiting", len(hops), firsts, tokens, 1000 * took_s, queued)
+            tokens = sum(len(job.hop.token_ids) for job in hops)
+            self._pace.observe(tokens, took_s := self._clock() - began_s)
+            logger.debug("%d hops, %d tokens: %.1f ms, %d waiting", len(hops), tokens, 1000 * took_s, len(self._queue))
             for job, outcome in zip(hops, outcomes, strict=True):
                 self._answer(job, outcome)
         offline = [job for job in jobs if isinstance(job, OfflineJob) and not job.future.done()]

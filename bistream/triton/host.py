@@ -18,6 +18,8 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NAME = "bistream_"  # followed by the process id of the keeper
+# Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then become the program that follows; it may not outlive its keeper.
+DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
 
 class ServerError(Exception):

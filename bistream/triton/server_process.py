@@ -27,6 +27,7 @@ from typing import TextIO
 
 from bistream.triton.draining import CONTROL_VARIABLE, Drain
 from bistream.triton.host import (
+    DIE_WITH_PARENT,
     SHARED_MEMORY,
     ServerError,
     is_free,
@@ -45,8 +46,6 @@ SPARE_BACKEND_THREADS = 32
 POLL_INTERVAL_S = 0.05
 KILL_TIMEOUT_S = 10.0
 _MAX_SESSIONS = re.compile(r'key: "max_sessions" value { string_value: "(\d+)" }')
-# prctl(PR_SET_PDEATHSIG, SIGKILL), then become the server: it may not outlive its keeper.
-_DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
 
 class Interrupted(Exception):
@@ -139,7 +138,7 @@ class TritonServer:
         log = self._open_log()
         self._control.mkdir(mode=0o700)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _DIE_WITH_PARENT, *self._command()],
+            [sys.executable, "-c", DIE_WITH_PARENT, *self._command()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

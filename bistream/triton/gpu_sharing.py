@@ -1,0 +1,120 @@
+"""Lets the server's model processes use the GPU at the same time, by NVIDIA's Multi-Process Service (MPS).
+
+Without it the GPU runs the kernels of one process at a time, in turns of about a millisecond: while the language model works,
+token2wav stands still, though the language model's small steps leave most of the multiprocessors idle (``docs/log.md`` says what that
+costs). The MPS daemon is a program of the driver; it runs as a child of the keeper, on a socket of its own, so that it neither
+disturbs nor outlives anything. Used by ``scripts/serve.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bistream.triton.host import DIE_WITH_PARENT, ServerError
+
+logger = logging.getLogger(__name__)
+
+MODES = ("auto", "on", "off")
+CONTROL_PROGRAM = "nvidia-cuda-mps-control"
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"  # both variables: NVIDIA's manual of the Multi-Process Service
+LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+DEFAULT_PIPES = Path("/tmp/nvidia-mps")  # where CUDA looks for a daemon that somebody else has started
+READY_TIMEOUT_S = 10.0
+QUIT_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
+# Exit code 0: the first GPU can be used.
+_USE_GPU = (
+    "import ctypes,sys\n"
+    "try: cuda = ctypes.CDLL('libcuda.so.1')\n"
+    "except OSError: sys.exit(1)\n"
+    "sys.exit(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0))\n"
+)
+
+
+@contextlib.contextmanager
+def shared_gpu(mode: str = "auto", probe: str = _USE_GPU) -> Iterator[bool]:
+    """While it is open, processes that are started share the GPU; yields whether a daemon of ours makes it so.
+
+    auto: where the daemon is installed, a GPU works with it, and nobody runs one already. on: the same, but ``ServerError`` where it
+    cannot be done. off: never. probe: Python code whose exit code says whether the GPU can be used.
+    """
+    if mode == "off" or _is_shared_already():
+        yield False
+        return
+    with contextlib.ExitStack() as stack:
+        problem = _try_to_share(stack, probe)
+        if problem is not None:
+            stack.close()
+            if mode == "on":
+                raise ServerError(f"the GPU cannot be shared by MPS: {problem}; start with --mps off")
+            logger.info("the model processes take turns on the GPU: %s", problem)
+        yield problem is None
+
+
+def _is_shared_already() -> bool:
+    return PIPE_VARIABLE in os.environ or (DEFAULT_PIPES / "control").exists()
+
+
+def _try_to_share(stack: contextlib.ExitStack, probe: str) -> str | None:
+    """Start the daemon and point CUDA to it; what was done is undone by ``stack``. Returns what is in the way."""
+    program = shutil.which(CONTROL_PROGRAM)
+    if program is None:
+        return f"{CONTROL_PROGRAM} is not installed"
+    if not _can_use_gpu(probe):
+        return "no GPU can be used"
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bistream-mps-", ignore_cleanup_errors=True))
+    stack.enter_context(_environment({PIPE_VARIABLE: directory, LOG_VARIABLE: directory}))
+    stack.enter_context(_daemon(program))
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not (Path(directory) / "control").exists() or not _can_use_gpu(probe):
+        if time.monotonic() > deadline:
+            return "the daemon runs, but no GPU can be used through it"
+        time.sleep(_RETRY_S)
+    return None
+
+
+def _can_use_gpu(probe: str) -> bool:
+    try:
+        return subprocess.run([sys.executable, "-c", probe], capture_output=True, timeout=READY_TIMEOUT_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Of this process, and so of those that it starts."""
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _daemon(program: str) -> Iterator[None]:
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", DIE_WITH_PARENT, program, "-f"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C is for the keeper
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(subprocess.SubprocessError, OSError):
+            subprocess.run([program], input=b"quit\n", capture_output=True, timeout=QUIT_TIMEOUT_S, check=False)
+            daemon.wait(QUIT_TIMEOUT_S)
+        if daemon.poll() is None:
+            daemon.kill()
+        daemon.wait()

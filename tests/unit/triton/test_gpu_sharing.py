@@ -1,0 +1,110 @@
+"""The daemon that lets processes share a GPU: when it is started, what processes see of it, and that it is gone afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bistream.triton import gpu_sharing
+from bistream.triton.gpu_sharing import CONTROL_PROGRAM, PIPE_VARIABLE, shared_gpu
+from bistream.triton.host import ServerError
+
+# As NVIDIA's: -f stays in the foreground and has a file ``control``; without arguments it reads commands. Both leave a trace.
+PROGRAM = """#!/bin/sh
+if [ "$1" = -f ]; then
+  echo "$$" > "$TRACE/pid"
+  mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control"
+  read command < "$CUDA_MPS_PIPE_DIRECTORY/control"
+  echo "$command" > "$TRACE/command"
+else
+  cat > "$CUDA_MPS_PIPE_DIRECTORY/control"
+fi
+"""
+HAS_GPU = "pass"
+HAS_NO_GPU = "raise SystemExit(1)"
+ONLY_ALONE = f"import os; raise SystemExit({PIPE_VARIABLE!r} in os.environ)"
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    monkeypatch.setattr(gpu_sharing, "DEFAULT_PIPES", tmp_path / "none")
+
+
+@pytest.fixture
+def trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which the installed daemon leaves its traces."""
+    program = tmp_path / "bin" / CONTROL_PROGRAM
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("TRACE", str(tmp_path))
+    return tmp_path
+
+
+def is_gone(trace: Path) -> bool:
+    return not Path("/proc", (trace / "pid").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_the_daemon_lives_as_long_as_it_is_needed(trace: Path, mode: str) -> None:
+    with shared_gpu(mode, HAS_GPU) as is_shared:
+        assert is_shared
+        pipes = Path(os.environ[PIPE_VARIABLE])
+        assert pipes.is_dir()
+        assert not is_gone(trace)
+    assert (trace / "command").read_text() == "quit\n"
+    assert is_gone(trace)
+    assert PIPE_VARIABLE not in os.environ
+    assert not pipes.exists()
+
+
+def test_the_daemon_is_gone_after_an_error(trace: Path) -> None:
+    with pytest.raises(KeyError), shared_gpu("auto", HAS_GPU):
+        raise KeyError
+    assert is_gone(trace)
+
+
+def test_a_daemon_that_does_not_listen_is_killed(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_sharing, "QUIT_TIMEOUT_S", 0.2)
+    program = trace / "bin" / CONTROL_PROGRAM
+    program.write_text(PROGRAM.replace("read command <", "sleep 60; read command <"))
+    with shared_gpu("auto", HAS_GPU):
+        pass
+    assert is_gone(trace)
+
+
+@pytest.mark.parametrize("probe", [HAS_NO_GPU, ONLY_ALONE], ids=["no gpu", "gpu but not through the daemon"])
+def test_without_a_gpu_that_it_can_share_there_is_no_daemon(trace: Path, probe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_sharing, "READY_TIMEOUT_S", 0.5)
+    with shared_gpu("auto", probe) as is_shared:
+        assert not is_shared
+        assert PIPE_VARIABLE not in os.environ
+        assert not (trace / "pid").exists() or is_gone(trace)
+    with pytest.raises(ServerError, match="--mps off"), shared_gpu("on", probe):
+        pass
+
+
+def test_where_it_is_not_installed_processes_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with shared_gpu("auto", HAS_GPU) as is_shared:
+        assert not is_shared
+    with pytest.raises(ServerError, match="not installed"), shared_gpu("on", HAS_GPU):
+        pass
+
+
+def test_a_daemon_of_somebody_else_is_used_and_left_alone(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PIPE_VARIABLE, str(trace))
+    with shared_gpu("auto", HAS_GPU) as is_shared:
+        assert not is_shared
+        assert os.environ[PIPE_VARIABLE] == str(trace)
+    assert not (trace / "pid").exists()
+
+
+def test_it_can_be_switched_off(trace: Path) -> None:
+    with shared_gpu("off", HAS_GPU) as is_shared:
+        assert not is_shared
+    assert not (trace / "pid").exists()
