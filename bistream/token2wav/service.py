@@ -174,7 +174,7 @@ class Token2Wav:
                 raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
             return session
         if hop.prompt is None:
-            raise UnknownSessionError("No live session has this id (ended, timed out, or never started); begin with a hop that brings a prompt.")
+            raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that brings a voice prompt.")
         self._check_prompt(hop.prompt)
         self._admit()
         session = SpeechSession(hop.session_id, hop.prompt, hop.seed, self._clock())
