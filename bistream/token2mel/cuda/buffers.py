@@ -8,14 +8,14 @@ from torch import Tensor
 from bistream.config import FlowConfig
 from bistream.token2mel.pages import GUIDANCE_ROWS
 
-SPLIT_ROWS = 2048  # rows (both halves) of the largest call whose attention is split
-MAX_SPLITS = 9
-
 
 class FlowBuffers:
-    """``frames``: capacity of the largest bucket. Names and shapes: what the kernels' arguments say."""
+    """``frames``: capacity of the largest bucket. Names and shapes: what the kernels' arguments say.
 
-    def __init__(self, config: FlowConfig, frames: int, dtype: torch.dtype, device: torch.device) -> None:
+    few_rows: rows (both halves) of the largest bucket for ``estimator_few``. split_rows: most rows times key splits of those.
+    """
+
+    def __init__(self, config: FlowConfig, frames: int, few_rows: int, split_rows: int, dtype: torch.dtype, device: torch.device) -> None:
         encoder, estimator = config.encoder, config.estimator
         width, heads = estimator.channels[0], estimator.num_heads
         inner = heads * estimator.attention_head_dim
@@ -32,19 +32,21 @@ class FlowBuffers:
         self.inputs = half(rows, estimator.in_channels)
         # estimator
         self.x = single(rows, width)
-        few = min(rows, SPLIT_ROWS)
-        self.odd = single(few, width)
-        self.shortcut = single(few, width)
         self.normed = half(rows, width)
         self.query = half(rows, heads, width)
-        self.attended = half(max(rows, MAX_SPLITS * min(rows, SPLIT_ROWS)), heads, width)
-        self.lse = single(MAX_SPLITS * min(rows, SPLIT_ROWS), heads)
+        self.attended = half(rows, heads, width)
         self.values = half(rows, inner)
         self.hidden = half(rows, 4 * width)
         self.raw = half(rows, width)
         self.active = half(rows, width)
         self.source = half(rows, width)
         self.joined = half(rows, 2 * width)
+        # of few rows alone
+        self.odd = single(few_rows, width)
+        self.shortcut = single(few_rows, width)
+        self.middle = half(few_rows, width)
+        self.parts = half(split_rows, heads, estimator.attention_head_dim)
+        self.lse = single(split_rows, heads)
         # encoder
         width = encoder.output_size
         self.encoder_x = single(frames, width)

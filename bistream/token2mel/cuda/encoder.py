@@ -95,7 +95,7 @@ class CudaEncoder:
             buffers.encoder_copy, self.width, weights.upsample_weight, weights.upsample_bias, arrays["live_tokens"], arrays["token_index"],
             arrays["token_last"], arrays["token_tail"], tails, 0, 0, buffers.upsampled,
             rows=tokens, CHANNELS=self.width, WIDTH=out_width, TAIL_WIDTH=self.width, TILE=rows, FEATURES=min(features, out_width),
-            STEP=math.gcd(self.width, depth), STAGES=stages, **self._options(warps),
+            STEP=math.gcd(self.width, depth), STAGES=stages, **_options(warps),
         )  # fmt: skip
 
     def _layer(self, layer: ConformerLayer, index: int, rate: str, memory: Tensor, rows: int, is_last: bool) -> None:
@@ -104,9 +104,9 @@ class CudaEncoder:
         attention = layer.attention
         self._norm_linear(layer.norm_attention, attention.to_qkv, "", buffers.qkv, live, rows)
         self._attend(layer, index, rate, memory, rows)
-        self._onto_residual(attention.to_out, buffers.encoder_attended, live, rows, "")
+        self._onto_residual(attention.to_out, buffers.encoder_attended, live, rows, False)
         self._norm_linear(layer.norm_feed_forward, layer.linear_in, "silu", buffers.encoder_hidden, live, rows)
-        self._onto_residual(layer.linear_out, buffers.encoder_hidden, live, rows, "only" if is_last else "")
+        self._onto_residual(layer.linear_out, buffers.encoder_hidden, live, rows, is_last)
 
     def _attend(self, layer: ConformerLayer, index: int, rate: str, memory: Tensor, rows: int) -> None:
         arrays, buffers, attention = self.arrays, self.buffers, layer.attention
@@ -114,52 +114,51 @@ class CudaEncoder:
         sizes = {"WIDTH": self.width, "HEADS": self.heads, "HEAD": self.width // self.heads}
         kernels_encoder.position_rows[(rows // _POSITION_ROWS, self.heads)](
             buffers.qkv, attention.position_bias, self.weights.position_projections[index], table, live, arrays[f"{rate}_position"],
-            arrays[f"{rate}_keep"], memory, buffers.turned, TILE=_POSITION_ROWS, **sizes, **self._options(4),
+            arrays[f"{rate}_keep"], memory, buffers.turned, TILE=_POSITION_ROWS, **sizes, **_options(4),
         )  # fmt: skip
         tile = self.tiles.tokens if rate == "token" else self.tiles.frames
         kernels_encoder.attend_relative[(max_tiles(rows, tile, self.bucket.sessions), self.heads)](
             buffers.qkv, attention.content_bias, buffers.turned, table, memory, arrays[f"tiles_{rate}s"], arrays[f"session_{rate}s"],
             arrays["table"], buffers.encoder_attended, math.log2(math.e) / math.sqrt(self.width // self.heads),
             CHUNK=memory.shape[1], TABLE=arrays["table"].shape[1], LEFT=self.left_context_chunks, FRAMES=tile, KEYS=_KEYS, STAGES=2,
-            **sizes, **self._options(4),
+            **sizes, **_options(4),
         )  # fmt: skip
 
     def _norm_linear(self, norm: nn.LayerNorm, linear: nn.Linear, activation: str, out: Tensor, live: Tensor, rows: int) -> None:
         tile, features, depth, stages, warps = self.tuning.encoder_tile
         size = linear.weight.shape[0]
-        if not self.tuning.few:  # the norm once, not once for every tile of features
+        if self.tuning.few is None:  # the norm once, not once for every tile of features
             normed, features = self.buffers.encoder_copy, math.gcd(128, size)
             kernels_linear.norm_rows[(rows // 8,)](
                 self.buffers.encoder_x, norm.weight, norm.bias, live, normed,
-                rows=rows, WIDTH=self.width, TILE=8, EPS=LAYER_NORM_EPS, **self._options(4),
+                rows=rows, WIDTH=self.width, TILE=8, EPS=LAYER_NORM_EPS, **_options(4),
             )  # fmt: skip
             kernels_linear.linear[(size // features, rows // tile)](
                 normed, linear.weight, linear.bias, live, out, size,
                 rows=rows, DEPTH=self.width, TILE=tile, FEATURES=features, STEP=math.gcd(self.width, depth), STAGES=stages,
-                ACTIVATION=activation, **self._options(warps),
+                ACTIVATION=activation, **_options(warps),
             )  # fmt: skip
             return
         tile, features = min(tile, 32), math.gcd(min(features, 64), size)
         kernels_linear.norm_linear[(rows // tile, size // features)](
             self.buffers.encoder_x, norm.weight, norm.bias, linear.weight, linear.bias, live, out, size,
-            rows=rows, WIDTH=self.width, TILE=tile, FEATURES=features, EPS=LAYER_NORM_EPS, ACTIVATION=activation, **self._options(8),
+            rows=rows, WIDTH=self.width, TILE=tile, FEATURES=features, EPS=LAYER_NORM_EPS, ACTIVATION=activation, **_options(8),
         )  # fmt: skip
 
-    def _onto_residual(self, linear: nn.Linear, a: Tensor, live: Tensor, rows: int, copy: str) -> None:
+    def _onto_residual(self, linear: nn.Linear, a: Tensor, live: Tensor, rows: int, is_last: bool) -> None:
         tile, features, depth, stages, warps = self.tuning.encoder_tile
         features = min(features, self.width)
         depth_size = linear.weight.shape[1]
         target = self.buffers.encoder_copy
-        unused = (linear.bias, linear.bias, live, target, 0)  # of the norm that follows elsewhere
         kernels_linear.residual_linear[(rows // tile, self.width // features)](
-            a, linear.weight, linear.bias, live, self.buffers.encoder_x, target, target.stride(0), *unused,
+            a, linear.weight, linear.bias, live, self.buffers.encoder_x, target, target.stride(0),
             rows=rows, DEPTH=depth_size, WIDTH=self.width, TILE=tile, FEATURES=features, STEP=math.gcd(depth_size, depth), STAGES=stages,
-            COPY=copy, KEEP=False, EPS=LAYER_NORM_EPS, **self._options(warps),
+            IS_LAST=is_last, **_options(warps),
         )  # fmt: skip
 
-    def _options(self, warps: int) -> dict[str, Any]:
-        dependent = self.tuning.dependent_launch
-        return {"PDL": dependent, "num_warps": warps, "launch_pdl": dependent}
+
+def _options(warps: int) -> dict[str, Any]:
+    return {"PDL": True, "num_warps": warps, "launch_pdl": True}
 
 
 def _embed(embedding: InputEmbedding, x: Tensor) -> Tensor:

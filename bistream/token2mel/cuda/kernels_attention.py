@@ -51,26 +51,6 @@ def query_rows(
 
 
 @triton.jit
-def query_normed(
-    xn_ptr, wq_ptr, wk_ptr, live_ptr, query_ptr,
-    rows, WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """``query_rows`` for many rows that are normalised already. Grid: (programs, HEADS); a program keeps its head's weights."""
-    head = tl.program_id(1)
-    column = tl.arange(0, WIDTH)
-    feature = tl.arange(0, HEAD)
-    wq = tl.load(wq_ptr + (head * HEAD + feature)[None, :] * WIDTH + column[:, None])
-    wk = tl.load(wk_ptr + (head * HEAD + feature)[:, None] * WIDTH + column[None, :])
-    begin(PDL)
-    tiles = tl.cdiv(tl.load(live_ptr), TILE)  # of one half
-    for tile in tl.range(tl.program_id(0), 2 * tiles, tl.num_programs(0), num_stages=STAGES):
-        row = (tile // tiles) * rows + (tile % tiles) * TILE + tl.arange(0, TILE)
-        xn = tl.load(xn_ptr + row[:, None] * WIDTH + column[None, :])
-        folded = tl.dot(tl.dot(xn, wq).to(wq.dtype), wk).to(wq.dtype)
-        tl.store(query_ptr + (row * HEADS + head)[:, None] * WIDTH + column[None, :], folded)
-
-
-@triton.jit
 def attend_keys(
     query, x, key, upper, lower, scale, highest, total, sums,
     LEFT: tl.constexpr,
@@ -90,30 +70,19 @@ def attend_keys(
 
 
 @triton.jit
-def stored_source(key, stored, table_ptr, pages, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
-    """Addresses of stored keys' inputs; page 0 where a key is not stored."""
-    page = tl.load(table_ptr + key // CHUNK, mask=key < stored, other=0).to(tl.int64)
-    return pages + (page * CHUNK + key % CHUNK) * WIDTH
-
-
-@triton.jit
 def attend_pages(
-    query_ptr, xn_ptr, page_ptr, page_half_stride, tile_ptr, session_ptr, table_ptr, out_ptr, lse_ptr, scale,
+    query_ptr, xn_ptr, page_ptr, page_half_stride, tile_ptr, session_ptr, table_ptr, out_ptr, scale,
     rows, WIDTH: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, TABLE: tl.constexpr, LEFT: tl.constexpr,
-    FRAMES: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    FRAMES: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """softmax(query . X) X for FRAMES frames of one session and all heads. Grid: (tiles, 2 halves, SPLITS).
+    """softmax(query . X) X for FRAMES frames of one session and all heads: [2 rows, HEADS, WIDTH]. Grid: (tiles, 2 halves).
 
     tile: int32 [1 + 2 tiles]: how many tiles there are, then session and first frame of each.
     session: int32 [sessions, 3]: first packed row, new frames, stored chunks. table: pages of each session's stored chunks.
     A frame sees stored chunks and the new chunks up to its own; ``LEFT`` > 0 bounds how many chunks back.
-    Split s takes every SPLITS-th tile of keys from tile s on; its first one is fetched before the wait as far as it is stored.
-    With one split out is [2 rows, HEADS, WIDTH]; with more, [SPLITS, 2 rows, HEADS, WIDTH], each its own softmax, and lse
-    float32 [SPLITS, 2 rows, HEADS] its logarithm (base 2) of the sum.
     """
     tile = tl.program_id(0)
     half = tl.program_id(1)
-    split = tl.program_id(2)
     if tile >= tl.load(tile_ptr):
         return
     session = tl.load(tile_ptr + 1 + 2 * tile)
@@ -134,40 +103,28 @@ def attend_pages(
     upper = stored + tl.minimum((chunk + 1) * CHUNK, frames)  # first key that is not visible
     lower = tl.maximum((chunks + chunk - LEFT) * CHUNK, 0) if LEFT else m * 0
     end_key = tl.max(upper)
-    first_key = tl.min(lower) + split * KEYS
-    key = first_key + tl.arange(0, KEYS)
-    is_stored = key < stored
-    x = tl.load(stored_source(key, stored, table, pages, WIDTH, CHUNK)[:, None] + column[None, :], mask=is_stored[:, None], other=0.0)
-    begin(PDL)
-    is_fresh = (key >= stored) & (key < end_key)
-    x_fresh = tl.load(fresh + (key - stored)[:, None] * WIDTH + column[None, :], mask=is_fresh[:, None], other=0.0)
-    x = tl.where(is_fresh[:, None], x_fresh, x)
     number = (first_row + first_frame) * HEADS + m
+    begin(PDL)
     query = tl.load(query_ptr + number[:, None] * WIDTH + column[None, :], mask=exists[:, None], other=0.0)
     highest = tl.full([FRAMES * HEADS], float("-inf"), tl.float32)
     total = tl.zeros([FRAMES * HEADS], tl.float32)
     sums = tl.zeros([FRAMES * HEADS, WIDTH], tl.float32)
-    highest, total, sums = attend_keys(query, x, key, upper, lower, scale, highest, total, sums, LEFT)
-    for start in tl.range(first_key + SPLITS * KEYS, end_key, SPLITS * KEYS, num_stages=STAGES):
+    for start in tl.range(tl.min(lower), end_key, KEYS, num_stages=STAGES):
         key = start + tl.arange(0, KEYS)
-        source = tl.where(key < stored, stored_source(key, stored, table, pages, WIDTH, CHUNK), fresh + (key - stored) * WIDTH)
+        page = tl.load(table + key // CHUNK, mask=key < stored, other=0).to(tl.int64)
+        source = tl.where(key < stored, pages + (page * CHUNK + key % CHUNK) * WIDTH, fresh + (key - stored) * WIDTH)
         x = tl.load(source[:, None] + column[None, :], mask=(key < end_key)[:, None], other=0.0)
         highest, total, sums = attend_keys(query, x, key, upper, lower, scale, highest, total, sums, LEFT)
     sums = sums / tl.where(total > 0, total, 1.0)[:, None]
-    at = number
-    if SPLITS > 1:
-        at = number + split * (2 * rows * HEADS)
-        tl.store(lse_ptr + at, highest + tl.log2(total), mask=exists)
-    tl.store(out_ptr + at[:, None] * WIDTH + column[None, :], sums.to(out_ptr.dtype.element_ty), mask=exists[:, None])
+    tl.store(out_ptr + number[:, None] * WIDTH + column[None, :], sums.to(out_ptr.dtype.element_ty), mask=exists[:, None])
 
 
 @triton.jit
 def value_rows(
-    attended_ptr, lse_ptr, wv_ptr, live_ptr, out_ptr,
-    rows, WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    PDL: tl.constexpr,
+    attended_ptr, wv_ptr, live_ptr, out_ptr,
+    rows, WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the splits and project to values: [2 rows, HEADS, WIDTH] -> [2 rows, HEADS * HEAD]. Grid: (2 rows / TILE, HEADS)."""
+    """[2 rows, HEADS, WIDTH] projected to values: [2 rows, HEADS * HEAD]. Grid: (2 rows / TILE, HEADS)."""
     head = tl.program_id(1)
     first = tl.program_id(0) * TILE
     if first % rows >= tl.load(live_ptr):
@@ -177,20 +134,6 @@ def value_rows(
     wv = tl.load(wv_ptr + feature[None, :] * WIDTH + column[:, None])
     begin(PDL)
     row = first + tl.arange(0, TILE)
-    number = row * HEADS + head
-    if SPLITS == 1:
-        joined = tl.load(attended_ptr + number[:, None] * WIDTH + column[None, :])
-    else:
-        highest = tl.load(lse_ptr + number)
-        for split in tl.static_range(1, SPLITS):
-            highest = tl.maximum(highest, tl.load(lse_ptr + number + split * (2 * rows * HEADS)))
-        total = tl.zeros([TILE], tl.float32)
-        sums = tl.zeros([TILE, WIDTH], tl.float32)
-        for split in tl.static_range(SPLITS):
-            at = number + split * (2 * rows * HEADS)
-            share = tl.exp2(tl.load(lse_ptr + at) - highest)
-            total += share
-            sums += share[:, None] * tl.load(attended_ptr + at[:, None] * WIDTH + column[None, :]).to(tl.float32)
-        joined = (sums / total[:, None]).to(wv.dtype)
-    values = tl.dot(joined, wv)
+    attended = tl.load(attended_ptr + (row * HEADS + head)[:, None] * WIDTH + column[None, :])
+    values = tl.dot(attended, wv)
     tl.store(out_ptr + row[:, None] * (HEADS * HEAD) + feature[None, :], values.to(wv.dtype))

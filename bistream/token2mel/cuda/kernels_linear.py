@@ -78,15 +78,13 @@ def linear(
 
 @triton.jit
 def residual_linear(
-    a_ptr, w_ptr, bias_ptr, live_ptr, x_ptr, copy_ptr, copy_stride, gamma_ptr, beta_ptr, keep_ptr, page_ptr, page_half_stride,
+    a_ptr, w_ptr, bias_ptr, live_ptr, x_ptr, last_ptr, last_stride,
     rows, DEPTH: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr,
-    STAGES: tl.constexpr, COPY: tl.constexpr, KEEP: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, IS_LAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x += a W^T + b with a 16 bit [rows, DEPTH], x float32 [rows, WIDTH]. Grid: (row tiles, WIDTH / FEATURES).
 
-    What else becomes of the sum, in 16 bit to ``copy`` (rows ``copy_stride`` apart): ``COPY`` "": nothing. "only": itself, x stays as
-    it was (the end of a residual stream). "norm": its LayerNorm, for the next layer; needs FEATURES = WIDTH. ``KEEP``: normed
-    rows of kept chunks go to their pages too (keep: row of the page memory, or -1).
+    IS_LAST, at the end of a residual stream: x stays as it was, the sum goes to ``last`` in 16 bit (rows ``last_stride`` apart).
     """
     first = tl.program_id(0) * TILE
     if first % rows >= tl.load(live_ptr):
@@ -102,37 +100,8 @@ def residual_linear(
         total = tl.dot(a, w, total)
     at = x_ptr + row[:, None] * WIDTH + feature[None, :]
     total += tl.load(bias_ptr + feature).to(tl.float32)[None, :] + tl.load(at)
-    if COPY != "only":
-        tl.store(at, total)
-    if COPY == "only":
-        tl.store(copy_ptr + row[:, None] * copy_stride + feature[None, :], total.to(copy_ptr.dtype.element_ty))
-    if COPY == "norm":
-        store_norm(total, row, feature, first, live_ptr, gamma_ptr, beta_ptr, copy_ptr, copy_stride, keep_ptr, page_ptr,
-                   page_half_stride, rows, WIDTH, KEEP, EPS)  # fmt: skip
-
-
-@triton.jit
-def residual_linear_small(
-    a_ptr, w_ptr, bias_ptr, live_ptr, x_ptr, copy_ptr, copy_stride,
-    rows, DEPTH: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, PARTS: tl.constexpr,
-    COPY: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """``residual_linear`` for few rows: all weights of the tile on their way before the wait, one part of the depth per warp."""
-    first = tl.program_id(0) * TILE
-    if first % rows >= tl.load(live_ptr):
-        return
-    row = first + tl.arange(0, TILE)
-    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
-    part = tl.arange(0, PARTS)[:, None, None] * (DEPTH // PARTS)
-    inner = tl.arange(0, DEPTH // PARTS)
-    w = tl.load(w_ptr + feature[None, None, :] * DEPTH + part + inner[None, :, None])
-    bias = tl.load(bias_ptr + feature).to(tl.float32)
-    begin(PDL)
-    a = tl.load(a_ptr + row[None, :, None] * DEPTH + part + inner[None, None, :])
-    at = x_ptr + row[:, None] * WIDTH + feature[None, :]
-    total = tl.sum(tl.dot(a, w), axis=0) + bias[None, :] + tl.load(at)
-    if COPY == "only":
-        tl.store(copy_ptr + row[:, None] * copy_stride + feature[None, :], total.to(copy_ptr.dtype.element_ty))
+    if IS_LAST:
+        tl.store(last_ptr + row[:, None] * last_stride + feature[None, :], total.to(last_ptr.dtype.element_ty))
     else:
         tl.store(at, total)
 

@@ -24,7 +24,6 @@ IntArray32 = NDArray[np.int32]
 CHUNK_ITEM_NUMBERS = 8  # see ``_fill_chunk_items``
 WINDOW_ITEM_NUMBERS = 4  # see ``_fill_window_items``
 WINDOW_FRAMES = 30  # new frames of one window of a convolution for few rows
-KEY_SPLITS = 8  # most parts into which the keys of a tile are split; with so many tiles there are no splits
 _ALIGNMENT = 16  # numbers: kernels read wide only what starts on a multiple of 64 bytes
 
 
@@ -38,11 +37,16 @@ class Bucket:
 
 @dataclass(frozen=True)
 class TileSizes:
-    """Query frames of one attention program: of the estimator, and of the encoder at token and at frame rate."""
+    """Query frames of one attention program: of the estimator, and of the encoder at token and at frame rate.
+
+    key_items, key_splits: how keys are split for few rows, see ``tuning.FewTiles``.
+    """
 
     estimator: int
     tokens: int
     frames: int
+    key_items: int
+    key_splits: int
 
 
 def segment_sizes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> dict[str, tuple[int, ...]]:
@@ -59,7 +63,7 @@ def segment_sizes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> dict[
         "table": (sessions, table_chunks(config)),
         "tiles_estimator": (1 + 2 * max_tiles(frames, tiles.estimator, sessions),),
         "chunk_items": (1,),
-        "chunk_item": (max(KEY_SPLITS, max_tiles(frames, config.estimator.static_chunk_size, sessions)), CHUNK_ITEM_NUMBERS),
+        "chunk_item": (max(tiles.key_items, max_tiles(frames, config.estimator.static_chunk_size, sessions)), CHUNK_ITEM_NUMBERS),
         "frame_splits": (frames,),
         "window_items": (1,),
         "window_item": (max_tiles(frames, WINDOW_FRAMES, sessions), WINDOW_ITEM_NUMBERS),
@@ -118,12 +122,13 @@ def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], tiles: TileSizes,
     arrays["live_frames"][0] = total * ratio
     for row, span in enumerate(spans):
         arrays["table"][row, : len(span.context_pages)] = span.context_pages
-    arrays["session_tokens"][: len(spans)] = np.stack([first, lengths, chunks], axis=1)
-    arrays["session_frames"][: len(spans)] = np.stack([first * ratio, lengths * ratio, chunks], axis=1)
+    for name, rate in (("tokens", 1), ("frames", ratio)):
+        for column, values in enumerate((first * rate, lengths * rate, chunks)):
+            arrays[f"session_{name}"][: len(spans), column] = values
     _fill_longest_first(arrays["tiles_estimator"], lengths * ratio, chunks * chunk * ratio, tiles.estimator, chunk * ratio)
     _fill_tiles(arrays["tiles_tokens"], lengths, tiles.tokens)
     _fill_tiles(arrays["tiles_frames"], lengths * ratio, tiles.frames)
-    _fill_chunk_items(arrays, lengths * ratio, chunks, config.estimator.static_chunk_size, left_context_chunks)
+    _fill_chunk_items(arrays, lengths * ratio, chunks, tiles, config.estimator.static_chunk_size, left_context_chunks)
     _fill_window_items(arrays, lengths * ratio, last)
     pages = _kept_pages(spans, total, chunk)
     context = chunks[session] * chunk
@@ -196,12 +201,19 @@ def _fill_longest_first(out: IntArray32, lengths: NDArray[np.int64], stored: NDA
 
 
 def _write_tiles(out: IntArray32, session: NDArray[np.int64], first: NDArray[np.int64]) -> None:
-    out[0] = len(session)
-    out[1 : 1 + 2 * len(session)] = np.stack([session, first], axis=1).ravel()
+    count = len(session)
+    out[0] = count
+    out[1 : 1 + 2 * count : 2] = session
+    out[2 : 2 + 2 * count : 2] = first
 
 
 def _fill_chunk_items(
-    arrays: dict[str, IntArray32], lengths: NDArray[np.int64], stored: NDArray[np.int64], chunk: int, left_context_chunks: int
+    arrays: dict[str, IntArray32],
+    lengths: NDArray[np.int64],
+    stored: NDArray[np.int64],
+    tiles: TileSizes,
+    chunk: int,
+    left_context_chunks: int,
 ) -> None:
     """Work of the attention for few rows: a chunk of new frames with a split of its keys, the sessions in turn.
 
@@ -209,15 +221,16 @@ def _fill_chunk_items(
     session, split, splits. frame_splits: of each row, the splits that have keys.
     """
     session, number = _expand(-(-lengths // chunk))
-    splits = max(1, KEY_SPLITS // len(session))
+    splits = max(1, min(tiles.key_splits, tiles.key_items // len(session)))
     first = (np.cumsum(lengths) - lengths)[session] + number * chunk
     rows = np.minimum(lengths[session] - number * chunk, chunk)
     items = len(session) * splits
     arrays["chunk_items"][0] = items
-    out = arrays["chunk_item"][:items]
-    out[:, :5] = np.repeat(np.stack([first, rows, stored[session], number, session], axis=1), splits, axis=0)
-    out[:, 5] = np.tile(np.arange(splits), len(session))
-    out[:, 6] = splits
+    out = arrays["chunk_item"][:items].reshape(len(session), splits, CHUNK_ITEM_NUMBERS)
+    for column, values in enumerate((first, rows, stored[session], number, session)):
+        out[:, :, column] = values[:, None]
+    out[:, :, 5] = np.arange(splits)
+    out[:, :, 6] = splits
     keys = stored[session] + number + 1
     if left_context_chunks:
         keys = np.minimum(keys, left_context_chunks + 1)
@@ -232,7 +245,8 @@ def _fill_window_items(arrays: dict[str, IntArray32], lengths: NDArray[np.int64]
     first = (np.cumsum(lengths) - lengths)[session] + frame
     rows = np.minimum(lengths[session] - frame, WINDOW_FRAMES)
     arrays["window_items"][0] = len(session)
-    arrays["window_item"][: len(session)] = np.stack([first, frame, rows, last[session]], axis=1)
+    for column, values in enumerate((first, frame, rows, last[session])):
+        arrays["window_item"][: len(session), column] = values
 
 
 def _fill_lookahead(

@@ -1,14 +1,16 @@
-"""Weights of the encoder in the form its kernels read, made once from the network's parameters."""
+"""Weights in the form that kernels read, made once from the network's parameters."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bistream.token2mel.encoder import ConformerLayer, FlowEncoder
+from bistream.token2mel.estimator import Estimator, TransformerBlock, Unit
 from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.sizes import UPSAMPLE_HISTORY_TOKENS
 
@@ -63,9 +65,46 @@ def upsample_window(conv: WindowLinear, ratio: int) -> Tensor:
     return window.flatten(0, 1).to(conv.weight.dtype).contiguous()
 
 
+@dataclass(frozen=True)
+class FewWeights:
+    """For ``estimator_few``. keys, outputs: of each transformer block, the key projection [heads, width in ``lane_order``, head] and
+    the output projection's transpose [heads * head, width]. windows: of each convolution and number of features, see ``window_parts``."""
+
+    keys: dict[nn.Module, Tensor]
+    outputs: dict[nn.Module, Tensor]
+    windows: dict[tuple[nn.Module, int], Tensor]
+
+
+@dataclass(frozen=True)
+class FlowWeights:
+    """few: None where ``estimator_few`` does not run."""
+
+    encoder: EncoderWeights
+    few: FewWeights | None
+
+
+def pack_few(network: Estimator, heads: int, window_features: Iterable[int]) -> FewWeights:
+    """window_features: every number of features that a program of the convolutions takes in some bucket."""
+    weights = FewWeights({}, {}, {})
+    units = [unit for unit in network.units if isinstance(unit, Unit)]
+    for block in (block for unit in units for block in unit.blocks if isinstance(block, TransformerBlock)):
+        inner, width = block.to_query.weight.shape
+        keys = block.to_keys_values.weight[:inner].view(heads, inner // heads, width)
+        weights.keys[block] = keys[:, :, lane_order(width).to(keys.device)].transpose(1, 2).contiguous()
+        weights.outputs[block] = block.to_out.weight.T.contiguous()
+    convs: list[tuple[WindowLinear, WindowLinear | None]] = [(network.down_conv, None), (network.up_conv, None)]
+    convs.append((network.final_block.conv, None))
+    for residual in (unit.residual for unit in units):
+        convs += [(residual.block1.conv, residual.shortcut), (residual.block2.conv, None)]
+    for conv, shortcut in convs:
+        for features in window_features:
+            weights.windows[conv, features] = window_parts(conv, shortcut, features)
+    return weights
+
+
 def lane_order(width: int) -> Tensor:
-    """Columns in the order in which threads hold them after a matrix product: of every 32, 0 1 8 9 16 17 24 25, 2 3 10 11 ..."""
-    return torch.arange(width).view(-1, 2, 2, 4, 2).permute(0, 3, 1, 2, 4).reshape(-1)
+    """Features in the order in which a matrix product of four warps has them as rows, so that each thread ends up with 8 neighbours."""
+    return torch.arange(width).view(4, 8, width // 64, 2).permute(2, 0, 3, 1).reshape(-1)
 
 
 def window_parts(conv: WindowLinear, shortcut: WindowLinear | None, features: int) -> Tensor:

@@ -23,12 +23,13 @@ from bistream.token2mel.batching import Buckets, Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda import encoder, estimator
 from bistream.token2mel.cuda.buffers import FlowBuffers
+from bistream.token2mel.cuda.estimator_few import fits_few
 from bistream.token2mel.cuda.layout import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
-from bistream.token2mel.cuda.packing import pack_encoder
+from bistream.token2mel.cuda.packing import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.cuda.solver import CudaSolver
 from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_of
 from bistream.token2mel.flow import FlowNetwork
-from bistream.token2mel.pages import FlowPages
+from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
 
 _log = logging.getLogger(__name__)
@@ -70,8 +71,14 @@ class CudaFlowRunner(FlowRunner):
         tunings = [tuning_of(bucket) for bucket in self._buckets]
         largest = self._buckets[-1]
         frames = largest.tokens * config.token_mel_ratio
-        self._buffers = FlowBuffers(config, frames, network.dtype, device)
-        self._encoder_weights = pack_encoder(network.encoder, MAX_FRAMES)
+        few = list(zip(self._buckets, (tuning.few for tuning in tunings), strict=True)) if fits_few(config.estimator) else []
+        rows = {bucket: GUIDANCE_ROWS * config.token_mel_ratio * bucket.tokens for bucket in self._buckets}
+        few_rows = max((rows[bucket] for bucket, tiles in few if tiles is not None), default=0)
+        split_rows = max((rows[bucket] * tiles.key_splits for bucket, tiles in few if tiles is not None), default=0)
+        self._buffers = FlowBuffers(config, frames, few_rows, split_rows, network.dtype, device)
+        features = {tiles.window_features for _, tiles in few if tiles is not None}
+        few_weights = pack_few(network.matching.estimator, config.estimator.num_heads, features) if features else None
+        self._weights = FlowWeights(pack_encoder(network.encoder, MAX_FRAMES), few_weights)
         shapes = [segment_sizes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
         size = max(segment_offsets(shape)[1] for shape in shapes)
         pinned = device.type == "cuda"
@@ -90,7 +97,7 @@ class CudaFlowRunner(FlowRunner):
         host = views(numbers.numpy(), shapes)
         arrays = {name: self._device_numbers[at : at + host[name].size].view(host[name].shape) for name, at in offsets.items()}
         solver = CudaSolver(
-            self.network, self._encoder_weights, self._flow_pages, self._buffers, arrays, self._device_mel,
+            self.network, self._weights, self._flow_pages, self._buffers, arrays, self._device_mel,
             self._device_speakers, bucket, tuning, self.left_context_chunks,
         )  # fmt: skip
         return _Call(bucket, tuning, numbers, host, solver)

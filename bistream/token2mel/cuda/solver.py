@@ -15,10 +15,10 @@ from bistream.token2mel.cuda import kernels_conv
 from bistream.token2mel.cuda.buffers import FlowBuffers
 from bistream.token2mel.cuda.encoder import CudaEncoder
 from bistream.token2mel.cuda.estimator import CudaEstimator
-from bistream.token2mel.cuda.estimator_few import FewEstimator, fits_few
+from bistream.token2mel.cuda.estimator_few import FewEstimator
 from bistream.token2mel.cuda.estimator_many import ManyEstimator, fits_many
 from bistream.token2mel.cuda.layout import Bucket
-from bistream.token2mel.cuda.packing import EncoderWeights
+from bistream.token2mel.cuda.packing import FlowWeights
 from bistream.token2mel.cuda.tuning import Tuning
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import FlowPages
@@ -32,7 +32,7 @@ class CudaSolver:
     def __init__(
         self,
         network: FlowNetwork,
-        encoder_weights: EncoderWeights,
+        weights: FlowWeights,
         pages: FlowPages,
         buffers: FlowBuffers,
         arrays: Mapping[str, Tensor],
@@ -48,14 +48,15 @@ class CudaSolver:
         self.arrays = arrays
         self.prompt_mel = prompt_mel
         self.speakers = speakers
-        self.tuning = tuning
         self.frames = bucket.tokens * config.token_mel_ratio
-        self.encoder = CudaEncoder(config, network, encoder_weights, pages, buffers, arrays, bucket, tuning, left_context_chunks)
-        self.has_branches = not tuning.few and fits_many(config.estimator)
-        self.is_fused = tuning.fused and fits_few(config.estimator)
-        kind = FewEstimator if self.is_fused else ManyEstimator if self.has_branches else CudaEstimator
-        estimator = network.matching.estimator
-        self.estimator = kind(config.estimator, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
+        self.encoder = CudaEncoder(config, network, weights.encoder, pages, buffers, arrays, bucket, tuning, left_context_chunks)
+        sizes, estimator = config.estimator, network.matching.estimator
+        self.estimator: FewEstimator | ManyEstimator | CudaEstimator
+        if tuning.few is not None and weights.few is not None:
+            self.estimator = FewEstimator(sizes, estimator, weights.few, pages, buffers, arrays, tuning.few, left_context_chunks)
+        else:
+            kind = ManyEstimator if tuning.few is None and fits_many(sizes) else CudaEstimator
+            self.estimator = kind(sizes, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         self.is_finite = torch.zeros(self.frames, dtype=torch.bool, device=network.device)
 
     def launch(self) -> None:
@@ -86,8 +87,7 @@ class CudaSolver:
         estimator = matching.estimator
         norm, projection = estimator.final_block.norm, estimator.final_projection
         bins, width = projection.weight.shape[0], projection.weight.shape[2]
-        # A kernel that follows two others waits for their ends.
-        dependent = self.is_fused or self.tuning.dependent_launch and not self.has_branches
+        dependent = isinstance(self.estimator, CudaEstimator)  # after the branches of both halves it waits for their ends
         kernels_conv.finish_step[(self.frames // _STEP_ROWS,)](
             buffers.raw, norm.weight, norm.bias, projection.weight, projection.bias, self.arrays["live_frames"], buffers.mel,
             buffers.inputs, size, matching.guidance, rows=self.frames, WIDTH=width, BINS=bins, FEATURES=1 << (bins - 1).bit_length(),

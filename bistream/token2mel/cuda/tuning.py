@@ -10,98 +10,63 @@ from dataclasses import dataclass
 from bistream.token2mel.cuda.layout import Bucket, TileSizes
 
 Tile = tuple[int, int, int, int, int]  # rows, features, depth step, pipeline stages, warps
+_ENCODER_ROWS = 32  # query rows of an attention program of the encoder
+
+
+@dataclass(frozen=True)
+class FewTiles:
+    """Of ``estimator_few``. rows, feed_rows: of a program of the linear layers and of the feed-forward. window_features: of a program of
+    the convolutions. slots: key tiles of an attention program that are on their way at a time.
+
+    The keys of a tile are split into parts while all tiles together have at most ``key_items``; a tile has at most ``key_splits``.
+    """
+
+    rows: int
+    feed_rows: int
+    window_features: int
+    key_items: int
+    key_splits: int
+    slots: int
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """few: rows are spread over many programs and LayerNorm is computed where it is used; otherwise whole rows are computed at
-    once, with the next LayerNorm, by ``estimator_many`` where the sizes fit.
-    fused: the estimator by ``estimator_few`` where the sizes fit; what stands here is then for the encoder and for other sizes.
-    attention: frames, keys, splits, stages, warps (``kernels_attention_large``: of each of its three groups).
-    query, value: rows, stages, warps."""
+    """few: None for many rows. attention (frames, keys, splits, stages, warps), conv, residual: of ``estimator_many``."""
 
-    few: bool
-    fused: bool
-    attention: tuple[int, int, int, int, int]
-    query: tuple[int, int, int]
-    value: tuple[int, int, int]
-    output: Tile
-    linear_in: Tile
-    linear_out: Tile
-    conv: Tile
-    residual: Tile
-    activate: tuple[int, int]  # rows, warps
+    few: FewTiles | None
     encoder_tile: Tile
-    dependent_launch: bool
+    attention: tuple[int, int, int, int, int] = (16, 64, 1, 1, 4)
+    conv: Tile = (64, 128, 64, 3, 4)
+    residual: Tile = (64, 256, 64, 3, 8)
 
 
-FEW = Tuning(
-    few=True,
-    fused=True,
-    attention=(8, 64, 5, 1, 4),
-    query=(16, 1, 4),
-    value=(16, 1, 8),
-    output=(16, 16, 0, 1, 8),
-    linear_in=(16, 64, 0, 1, 4),
-    linear_out=(16, 16, 0, 1, 8),
-    conv=(16, 32, 128, 3, 4),
-    residual=(16, 32, 128, 2, 4),
-    activate=(4, 4),
-    encoder_tile=(16, 32, 128, 3, 4),
-    dependent_launch=False,
-)
-SOME = Tuning(
-    few=True,
-    fused=False,
-    attention=(16, 64, 2, 2, 8),
-    query=(64, 1, 4),
-    value=(64, 1, 4),
-    output=(64, 32, 64, 3, 4),
-    linear_in=(64, 64, 0, 1, 4),
-    linear_out=(64, 32, 64, 3, 4),
-    conv=(32, 64, 64, 3, 4),
-    residual=(32, 64, 64, 3, 4),
-    activate=(8, 4),
-    encoder_tile=(32, 64, 64, 3, 4),
-    dependent_launch=True,
-)
-MANY = Tuning(
-    few=False,
-    fused=False,
-    attention=(16, 64, 1, 1, 4),
-    query=(64, 3, 4),
-    value=(64, 1, 4),
-    output=(64, 256, 64, 3, 8),
-    linear_in=(64, 128, 64, 3, 4),
-    linear_out=(64, 256, 64, 3, 8),
-    conv=(64, 128, 64, 3, 4),
-    residual=(64, 256, 64, 3, 8),
-    activate=(16, 4),
-    encoder_tile=(64, 64, 64, 3, 4),
-    dependent_launch=True,
-)
+FEW = {  # largest number of tokens: tuning
+    64: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=8, slots=3), encoder_tile=(16, 64, 128, 3, 4)),
+    128: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=2, slots=3), encoder_tile=(16, 64, 128, 3, 4)),
+    256: Tuning(FewTiles(16, 64, 32, key_items=16, key_splits=2, slots=2), encoder_tile=(64, 64, 64, 3, 4)),
+    768: Tuning(FewTiles(64, 64, 32, key_items=1, key_splits=1, slots=2), encoder_tile=(64, 64, 64, 3, 4)),
+}
+MANY = Tuning(few=None, encoder_tile=(64, 64, 64, 3, 4))
 
 BUCKETS = (
     Bucket(64, 4),
     Bucket(128, 8),
     Bucket(256, 16),
     Bucket(512, 32),
+    Bucket(768, 48),
     Bucket(1024, 64),
     Bucket(1664, 64),
     Bucket(2752, 64),
     Bucket(4096, 64),
 )
-MAX_SMALL_TOKENS = 64
-MAX_MEDIUM_TOKENS = 512
 
 
 def tuning_of(bucket: Bucket) -> Tuning:
     """The sizes for a bucket."""
-    if bucket.tokens <= MAX_SMALL_TOKENS:
-        return FEW
-    return SOME if bucket.tokens <= MAX_MEDIUM_TOKENS else MANY
+    return next((tuning for tokens, tuning in FEW.items() if bucket.tokens <= tokens), MANY)
 
 
 def tile_sizes(tuning: Tuning) -> TileSizes:
-    """Query rows of the attention programs."""
-    return TileSizes(tuning.attention[0], 32, 32)
+    """What decides the work items of a batch."""
+    items, splits = (tuning.few.key_items, tuning.few.key_splits) if tuning.few is not None else (1, 1)
+    return TileSizes(tuning.attention[0], _ENCODER_ROWS, _ENCODER_ROWS, items, splits)

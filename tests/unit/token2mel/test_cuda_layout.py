@@ -19,7 +19,7 @@ from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 from tests.unit.token2mel.flow_fixtures import TINY, make_prompt, make_tokens
 
 CHUNK = TINY.encoder.static_chunk_size
-TILES = TileSizes(16, 32, 32)
+TILES = TileSizes(16, 32, 32, key_items=8, key_splits=8)
 BUCKET = Bucket(320, 6)
 
 
@@ -124,14 +124,15 @@ def test_lookahead_windows_show_the_right_tokens(batch: list[Span]) -> None:
 def test_tiles_fit_their_buckets(bucket: Bucket) -> None:
     """A tile of rows must not reach from one guidance half into the other."""
     tuning, frames = tuning_of(bucket), bucket.tokens * FlowConfig().token_mel_ratio
-    for rows in (tuning.query[0], tuning.value[0], tuning.output[0], tuning.linear_in[0], tuning.linear_out[0], tuning.conv[0],
-                 tuning.residual[0], tuning.activate[0], 16):  # fmt: skip
+    tiles = [64, 16, tuning.conv[0], tuning.residual[0]]  # 64, 16: of all buckets alike
+    if tuning.few is not None:
+        tiles += [tuning.few.rows, tuning.few.feed_rows]
+    for rows in tiles:
         assert frames % rows == 0
     assert bucket.tokens % tuning.encoder_tile[0] == 0 and bucket.tokens % 64 == 0
     estimator = CheckpointConfig().flow.estimator
-    if not tuning.few:
-        assert tuning.output[1] == tuning.linear_out[1] == tuning.residual[1] == estimator.channels[0]  # whole rows, for the LayerNorm
-        assert tuning.attention[2] == 1
+    if tuning.few is None:
+        assert tuning.residual[1] == estimator.channels[0]  # whole rows, for the LayerNorm
         assert frames % 128 == 0  # rows of a program of kernels_many_block
         assert tile_sizes(tuning).estimator * estimator.num_heads == 2 * 16 * tuning.attention[4]  # two groups of warps compute
 
