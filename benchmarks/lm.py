@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import statistics
 import sys
 import time
@@ -23,7 +24,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import percentiles, report, synchronize, table
-from benchmarks._lm_baseline import hugging_face_step_ms
 from benchmarks._lm_sessions import LoadResult, idle_turn_ms, speak_in_real_time
 from bistream.config import LanguageModelConfig
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
@@ -32,7 +32,7 @@ from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
 from bistream.text2token.step_runner import EagerRunner, StepRunner
-from bistream.text2token.torch_engine import HasTokenSpace, TorchEngine, resolve_device
+from bistream.text2token.torch_engine import HasTokenSpace, TorchEngine, device_and_dtype
 from bistream.text2token.weights import LayerWeights, ModelWeights, token_space
 
 SIZES = {
@@ -120,6 +120,18 @@ def step_ms(
     return statistics.median(times) * 1e3
 
 
+def check_baseline() -> None:
+    """End at once, not behind minutes of measuring, where the baseline cannot be computed."""
+    if importlib.util.find_spec("transformers") is None:
+        sys.exit("transformers is not installed; run: pip install -r requirements/dev.txt, or leave the baseline out: --no-baseline")
+
+
+def measure_baseline(config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    from benchmarks._lm_baseline import hugging_face_step_ms  # noqa: PLC0415  (needs transformers)
+
+    return hugging_face_step_ms(config, device, dtype, (1, 64), 750, 20)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
@@ -135,8 +147,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    if not options.no_baseline:
+        check_baseline()
     config = SIZES[options.size]
-    device, dtype = resolve_device(options.device, "auto")
+    device, dtype = device_and_dtype(options.device, "auto")
     torch.manual_seed(0)
     contexts = range(500, 1000)
     max_rows = max(*options.rows, 256 if options.size == "full" else 32)
@@ -164,7 +178,7 @@ def main() -> None:
     load = speak_in_real_time(engine, options.sessions, options.seconds)
     engine.check_integrity()
     engine.close()
-    baseline = {} if options.no_baseline else hugging_face_step_ms(config, device, dtype, (1, 64), 750, 20)
+    baseline = {} if options.no_baseline else measure_baseline(config, device, dtype)
     metrics = {
         "step_ms": steps,
         "floor_ms": round(floor_ms, 4),

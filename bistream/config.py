@@ -13,6 +13,8 @@ from typing import Any
 
 from bistream.errors import ConfigError
 
+LONGEST_S = 1e6  # of any time in the configuration (11 days): waiting functions take no infinity
+
 
 @dataclass(frozen=True)
 class LanguageModelConfig:
@@ -159,7 +161,9 @@ class RuntimeConfig:
         ):
             _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
         for name in ("session_idle_timeout_s", "min_reference_s", "max_reference_s", "max_unread_audio_s"):
-            _check(getattr(self, name) > 0, name, getattr(self, name), "a number above 0")
+            _check(0 < getattr(self, name) <= LONGEST_S, name, getattr(self, name), f"a number above 0, at most {LONGEST_S:g}")
+        _check(0 <= self.drain_timeout_s <= LONGEST_S, "drain_timeout_s", self.drain_timeout_s, f"0 or more, at most {LONGEST_S:g}")
+        _check(self.min_reference_s <= self.max_reference_s, "min_reference_s", self.min_reference_s, "max_reference_s or less")
         _check(self.kv_cache_tokens >= 0, "kv_cache_tokens", self.kv_cache_tokens, "0 (enough for all sessions) or more")
         _check(self.flow_state_mb >= 0, "flow_state_mb", self.flow_state_mb, "0 (automatic) or more")
         _check(6 <= self.first_hop_tokens <= 100, "first_hop_tokens", self.first_hop_tokens, "a number from 6 to 100")

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.device import resolve_device
 from bistream.mel2wav.hift import RowMasks, SourceStart
 from bistream.mel2wav.noise import key_of_seed, normal_noise
 from bistream.mel2wav.state import VocoderState
@@ -77,7 +78,7 @@ class VocoderStage:
     def __init__(
         self, config: RuntimeConfig, checkpoint: CheckpointConfig, crossfade: Crossfade = "smooth", noise: Noise = "seeded"
     ) -> None:
-        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
+        self.device = resolve_device(config.device)
         self.hift = load_hift(config.model_dir, checkpoint.vocoder, self.device)
         self.smooth = crossfade == "smooth"
         self.noise_gain = self.hift.m_source.noise_gain() * (1.0 if noise == "seeded" else 0.0)

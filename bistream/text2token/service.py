@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bistream.config import LanguageModelConfig, RuntimeConfig
-from bistream.errors import BusyError, CancelledError, InvalidInputError, SessionExistsError, ShuttingDownError
+from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.engine import EngineStats, SamplingSpec, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
@@ -110,10 +110,16 @@ class SpeechTokenService:
             raise unknown_session(session_id)
 
     def expire(self) -> None:
-        """End the sessions that wait for text and heard nothing for ``session_idle_timeout_s`` with ``SessionTimeoutError``."""
+        """End the sessions that wait for text and heard nothing for ``session_idle_timeout_s`` with ``SessionTimeoutError``.
+
+        All of them with ``EngineError`` once the engine has failed: those that waited for text had no turn that could tell them.
+        """
         now = self._clock()
         for session in self._live_sessions():
-            session.expire(now)
+            if self.healthy:
+                session.expire(now)
+            else:
+                session.finish(EngineError("The language model has failed and all its sessions with it; try again later."))
 
     def drain(self, deadline_s: float) -> None:
         """Take no new sessions; running ones finish within ``deadline_s`` or end with ``ShuttingDownError``. Blocks."""

@@ -22,7 +22,8 @@ import torch
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
-from bistream.errors import ConfigError, EngineError, ShuttingDownError
+from bistream.device import resolve_device
+from bistream.errors import EngineError, ShuttingDownError
 from bistream.text2token.engine import EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
@@ -46,17 +47,9 @@ class HasTokenSpace(Protocol):
 FAILED_SENTENCE = "The language model has failed and all its sessions with it; try again later."
 
 
-def resolve_device(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     """``auto`` is the first GPU in bfloat16, or the CPU in float32. Raises ``ConfigError`` for a device that is not there."""
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        chosen = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"Parameter 'device' is {device!r}; set it to auto, cpu, cuda or cuda:N.") from error
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"Parameter 'device' is {device!r}, but this GPU is not there; set it to auto or cpu.")
-    if chosen.type not in ("cpu", "cuda"):
-        raise ConfigError(f"Parameter 'device' is {device!r}; set it to auto, cpu, cuda or cuda:N.")
+    chosen = resolve_device(device)
     default = "bfloat16" if chosen.type == "cuda" else "float32"
     resolved: torch.dtype = getattr(torch, default if dtype == "auto" else dtype)
     return chosen, resolved
@@ -111,7 +104,7 @@ class TorchEngine:
     def from_config(cls, config: RuntimeConfig) -> TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming what is wrong."""
         sizes = read_config(config.model_dir).language_model
-        device, dtype = resolve_device(config.device, config.dtype)
+        device, dtype = device_and_dtype(config.device, config.dtype)
         if device.type == "cuda" and dtype is torch.bfloat16:
             from bistream.text2token.cuda.factory import make_cuda_runner  # noqa: PLC0415  (needs Triton's compiler)
 

@@ -28,15 +28,16 @@ import torch
 from torch import Tensor
 
 from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.device import resolve_device
 from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.batching import Span
-from bistream.token2mel.checks import check_length, check_prompt, check_tokens, fingerprint
+from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint
 from bistream.token2mel.cuda.factory import make_runner
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool, Prefix
 from bistream.token2mel.pages import FlowPages, free_memory_bytes, page_bytes
 from bistream.token2mel.state import FlowState, FlowStatus
-from bistream.token2mel.state_budget import state_pages
+from bistream.token2mel.state_budget import AUTO_SESSION_S, state_pages
 from bistream.token2mel.weights import load_network
 from bistream.types import VoicePrompt
 
@@ -72,22 +73,24 @@ class FlowStage:
         self, config: RuntimeConfig, checkpoint: CheckpointConfig, *, incremental: bool = True, reserve_tokens: int = RESERVE_TOKENS
     ) -> None:
         self.config = checkpoint.flow
-        self.device = _resolve_device(config.device)
+        self.device = resolve_device(config.device)
         self.dtype = _resolve_dtype(config.dtype, self.device)
         network = load_network(config.model_dir, self.config, self.device, self.dtype)
         self.chunk_tokens = self.config.encoder.static_chunk_size
-        self.left_context_chunks = config.left_context_chunks
+        longest = -(-MAX_SECONDS * SPEECH_TOKENS_PER_SECOND // self.chunk_tokens)  # chunks of a session: a larger bound is none
+        self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
         self.reference_final = config.final_mode == "reference"
         self.page_bytes = page_bytes(self.config, self.dtype)
         page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
         free = free_memory_bytes(self.device)
-        total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, free) if incremental else 0
+        # Bounded context: the stored chunks a hop reads, and as many new ones while it runs; and as many of the prompt.
+        session_s = max(AUTO_SESSION_S, 3 * self.left_context_chunks * page_s)
+        total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, free, session_s) if incremental else 0
         self.pool = PagePool(total)
         self.pages = FlowPages(self.config, total, self.dtype, self.device) if incremental else None
         self.runner = make_runner(config, network, self.pages)
         self._states: list[FlowState] = []  # of accounts that were open when the last session came
         self._warned_at = -math.inf
-        # Bounded context: the stored chunks a hop reads, and as many new ones while it runs.
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 
     def open(self, prompt: VoicePrompt) -> FlowState:
@@ -273,12 +276,6 @@ class FlowStage:
                 for state in states:
                     if state.account.prefix is prefix:
                         state.fail(mel.sentence)
-
-
-def _resolve_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
 
 
 def _resolve_dtype(name: str, device: torch.device) -> torch.dtype:

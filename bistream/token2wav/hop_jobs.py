@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from bistream.errors import BistreamError
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
@@ -97,6 +99,11 @@ class SpeechSession:
     flow: FlowState | None = None
     vocoder: VocoderState | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Prompt included."""
+        return len(self.prompt.speech_tokens) + self.received_tokens
+
     def close(self) -> None:
         """Free what the stages hold. Idempotent; on the worker thread only."""
         for state in (self.flow, self.vocoder):
@@ -126,3 +133,12 @@ class OfflineJob:
     seed: int
     speed: float
     future: Future[FloatArray]
+
+
+def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> None:
+    """Answer a future unless it was (by a cancel, while it was being computed)."""
+    with suppress(InvalidStateError):
+        if isinstance(outcome, BistreamError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -18,7 +18,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,8 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.token2mel.checks import check_prompt, check_tokens
-from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, OfflineJob, SpeechSession, Token2WavHop
+from bistream.token2mel.checks import check_length, check_prompt, check_tokens
+from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, OfflineJob, SpeechSession, Token2WavHop, settle
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Token2Wav:
     def hop(self, hop: Token2WavHop) -> Future[FloatArray]:
         """Waveform of these tokens, float32 [N], N possibly 0. After the final hop all 960 samples of each token are out.
 
-        Errors that leave the session as it was: ``InvalidInputError`` (tokens, prompt, a hop after the final one),
+        Errors that leave the session as it was: ``InvalidInputError`` (tokens, prompt, more than 300 s, a hop after the final one),
         ``UnknownSessionError``, ``SessionExistsError``, ``BusyError``, ``ShuttingDownError``. All others have ended it.
         """
         future = _running_future()
@@ -96,7 +96,7 @@ class Token2Wav:
                     self._enqueue(job)
         except BistreamError as error:
             error.session_id = hop.session_id
-            _settle(future, error)
+            settle(future, error)
         return future
 
     def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int = 0, speed: float = 1.0) -> Future[FloatArray]:
@@ -116,7 +116,7 @@ class Token2Wav:
                 self._offline.add(job)
                 self._queue.push(job, is_first=False, deadline_s=self._clock() + OFFLINE_PATIENCE_S, tokens=len(tokens))
         except BistreamError as error:
-            _settle(future, error)
+            settle(future, error)
         return future
 
     @property
@@ -162,7 +162,7 @@ class Token2Wav:
                 self._condition.notify_all()
         finally:
             for future, error in failures:
-                _settle(future, error)
+                settle(future, error)
 
     def _session_of(self, hop: Token2WavHop) -> SpeechSession:
         """The live session of a hop, made now if it is the first one."""
@@ -172,10 +172,12 @@ class Token2Wav:
                 raise InvalidInputError("The session had its final hop already; start another session.")
             if hop.prompt is not None:
                 raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
+            check_length(session.num_tokens + len(hop.token_ids), self._checks)
             return session
         if hop.prompt is None:
             raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that brings a voice prompt.")
         self._check_prompt(hop.prompt)
+        check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids), self._checks)
         self._admit()
         session = SpeechSession(hop.session_id, hop.prompt, hop.seed, self._clock())
         self._sessions[hop.session_id] = session
@@ -255,7 +257,7 @@ class Token2Wav:
                 self._offline.discard(offline[0])
                 for waiting in offline[1:]:  # one at a time: hops that came meanwhile may be more urgent
                     self._queue.push(waiting, is_first=False, deadline_s=self._clock(), tokens=len(waiting.token_ids))
-            _settle(offline[0].future, result)
+            settle(offline[0].future, result)
 
     def _answer(self, job: HopJob, outcome: FloatArray | BistreamError) -> None:
         session = job.session
@@ -271,7 +273,7 @@ class Token2Wav:
                 self._enqueue(session.jobs[0])
             elif job.hop.finalize:
                 self._end(session, None, failures)
-        _settle(job.future, outcome)
+        settle(job.future, outcome)
 
 
 def _load_stages(config: RuntimeConfig) -> SpeechStages:
@@ -285,14 +287,3 @@ def _running_future() -> Future[FloatArray]:
     future: Future[FloatArray] = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-def _settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> None:
-    """Answer a future unless it was (by a cancel, while it was being computed)."""
-    try:
-        if isinstance(outcome, BistreamError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-    except InvalidStateError:
-        pass

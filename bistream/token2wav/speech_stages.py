@@ -17,6 +17,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, EngineError
 from bistream.mel2wav.cuda.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
+from bistream.token2mel.runner import FAILED
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2wav.hop_jobs import HopJob, OfflineJob
 from bistream.types import FloatArray
@@ -48,7 +49,7 @@ class SpeechStages:
         try:
             self._open(jobs, outcomes)
             self._speak(jobs, outcomes)
-            self._failures_in_a_row = 0
+            self._observe([outcomes[index] for index, job in enumerate(jobs) if job.needs_computing])
         except Exception:
             error = self._computing_failed()
             for index in range(len(jobs)):
@@ -65,11 +66,13 @@ class SpeechStages:
         """A whole utterance."""
         try:
             mel = self.flow.synthesize(job.token_ids, job.prompt)
-            return _checked(self.vocoder.synthesize(mel, job.seed, job.speed))
+            outcome = _checked(self.vocoder.synthesize(mel, job.seed, job.speed))
         except BistreamError as error:
-            return error
+            outcome = error
         except Exception:
             return self._computing_failed()
+        self._observe([outcome])
+        return outcome
 
     def _open(self, jobs: Sequence[HopJob], outcomes: dict[int, Outcome]) -> None:
         """Give new sessions their states; a session that is refused has its outcome."""
@@ -106,6 +109,13 @@ class SpeechStages:
                 vocoder_hops.append(VocoderHop(vocoder, mel, jobs[index].hop.finalize))
         for index, waveform in zip(spoken, self.vocoder.hop(vocoder_hops), strict=True):
             outcomes[index] = _checked(waveform)
+
+    def _observe(self, outcomes: Sequence[Outcome]) -> None:
+        """The flow keeps its own exceptions (they fail a group, not the call): a batch in which all computing failed counts as one."""
+        if any(not isinstance(outcome, BistreamError) for outcome in outcomes):
+            self._failures_in_a_row = 0
+        elif any(isinstance(outcome, EngineError) and outcome.sentence == FAILED for outcome in outcomes):
+            self._failures_in_a_row += 1
 
     def _computing_failed(self) -> EngineError:
         """Logs the exception being handled; the caller gets one sentence."""

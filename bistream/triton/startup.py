@@ -105,5 +105,9 @@ def refusing_to_load(pb_utils: Any) -> Iterator[None]:
         raise pb_utils.TritonModelException(f"{error.code}: {error.sentence}") from None
     except Exception as error:
         logger.exception("the model could not be loaded")
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            raise pb_utils.TritonModelException(
+                "The model does not fit into the memory; lower max_sessions, max_session_tokens, kv_cache_tokens or flow_state_mb."
+            ) from None
         sentence = " ".join(str(error).split()) or type(error).__name__
         raise pb_utils.TritonModelException(f"The model could not be loaded ({type(error).__name__}: {sentence}).") from None

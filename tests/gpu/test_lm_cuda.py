@@ -296,3 +296,4 @@ class TestCudaEngine(EngineConformance):
 
         yield Bench(engine, drive, lambda: [engine.step(), engine.step()] and None, runner.break_down)
         engine.close()
+        engine.check_integrity()

@@ -114,3 +114,21 @@ def test_reference_final_hop(model_dir: Path) -> None:
     torch.testing.assert_close(mel, data["mel_all_streaming_0_finalize_1"][0][:, first.shape[1] :], rtol=0, atol=MEL_TOLERANCE)
     state.close()
     stage.check_integrity()
+
+
+@pytest.mark.parametrize(("dtype", "floor_db"), [("bfloat16", 37), ("float16", 55)])
+def test_16_bit_stays_close_to_the_reference(model_dir: Path, dtype: str, floor_db: float) -> None:
+    """Signal to error of every streaming and offline case; floors are 5 dB under the worst of them."""
+    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", dtype=dtype, flow_state_mb=256)
+    stage = FlowStage(config, golden.checkpoint_config())
+    found = {}
+    for name in CASES:
+        prompt, tokens, streaming, finalize, expected = _case(name)
+        if not (streaming or finalize):
+            continue
+        state = stage.open(prompt)
+        mel = stage.hop([FlowHop(state, tokens, finalize)])[0] if streaming else stage.synthesize(tokens, prompt)
+        state.close()
+        assert isinstance(mel, torch.Tensor)
+        found[name] = float(10 * torch.log10(expected.square().sum() / (mel - expected).square().sum()))
+    assert min(found.values()) > floor_db, found

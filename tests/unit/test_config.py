@@ -33,6 +33,11 @@ def test_defaults_survive_a_round_trip_through_strings() -> None:
         ("final_mode", "full"),
         ("session_idle_timeout_s", "-1"),
         ("session_idle_timeout_s", "nan"),
+        ("session_idle_timeout_s", "inf"),
+        ("drain_timeout_s", "-1"),
+        ("drain_timeout_s", "nan"),
+        ("drain_timeout_s", "inf"),
+        ("min_reference_s", "31"),
         ("first_hop_tokens", "5"),
     ],
 )

@@ -96,6 +96,23 @@ def test_the_default_joint_beats_the_references(stage: VocoderStage, config: Run
     assert reports["smooth"].worst_level_step_db < 0.67 < reports["reference"].worst_level_step_db  # 0.67 dB is upstream's 8 %
 
 
+def test_a_joint_begins_with_the_audio_that_was_withheld(stage: VocoderStage) -> None:
+    """What was withheld leaves by the fade: wholly there at the first sample, gone after two frames, and the two weights add up to 1."""
+    mel = tiny.voiced_mel(40)
+    pieces = []
+    for offset in (0.0, 1.0):
+        state = stage.open(SEED)
+        stage.hop([VocoderHop(state, mel[:, :25], False)])
+        state.withheld = state.withheld + offset
+        pieces.append(stage.hop([VocoderHop(state, mel[:, 25:], True)])[0])
+    share = pieces[1] - pieces[0]
+    fade = 2 * SAMPLES_PER_MEL_FRAME
+    np.testing.assert_allclose(share[:fade] + share[:fade][::-1], 1.0, atol=1e-5)
+    assert share[0] > 0.999 and (np.diff(share[:fade]) <= 1e-6).all()
+    np.testing.assert_array_equal(share[fade:], 0.0)
+    torch.testing.assert_close(stage.fade_in + stage.fade_out, torch.ones_like(stage.fade_in))
+
+
 def test_carried_phase_is_what_makes_the_joint(stage: VocoderStage, config: RuntimeConfig) -> None:
     """Without noise and with the reference's restarting phase, streamed harmonics leave the offline ones for good."""
     cuts = [40, 40, 40]

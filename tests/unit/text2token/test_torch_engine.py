@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 from collections.abc import Sequence
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError, InvalidInputError
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
-from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner
-from bistream.text2token.torch_engine import TorchEngine, TorchSession, resolve_device
+from bistream.text2token.torch_engine import TorchEngine, TorchSession, device_and_dtype
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink, ScriptedSampler
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
@@ -273,6 +274,50 @@ def test_a_sink_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> No
     assert "a sink raised" in caplog.text
 
 
+def test_sessions_use_their_reservations_to_the_last_position() -> None:
+    """Side by side, every block of every session is written: none of them is another one's."""
+    voices = [[SPACE.sos, *range(10 * index, 10 * index + 5)] for index in range(5)]
+    limits = TurnLimits(1000, forbidden=ALL_STOPS)
+
+    def speak(engine: TorchEngine, voice: Sequence[int]) -> RecordingSink:
+        sink = RecordingSink()
+        engine.open(str(voice[1]), GREEDY, 40).turn(voice, limits, sink)  # 5 blocks of 8
+        return sink
+
+    alone = []
+    for voice in voices:
+        engine = make(share_prefix=False)
+        alone.append(speak(engine, voice))
+        drain(engine)
+    engine = make(share_prefix=False, kv_cache_tokens=200)
+    together = [speak(engine, voice) for voice in voices]
+    drain(engine)
+    assert [sink.ids for sink in together] == [sink.ids for sink in alone]
+    assert all(len(sink.ids) == 34 for sink in together)
+
+
+def test_a_sink_may_wait_for_another_thread_that_asks_the_engine() -> None:
+    """Sinks are called without the engine's lock."""
+    engine, answered = make(), threading.Event()
+
+    class Asking(RecordingSink):
+        def on_ids(self, ids: Sequence[int]) -> None:
+            super().on_ids(ids)
+            asker = threading.Thread(target=lambda: (engine.stats(), answered.set()), daemon=True)
+            asker.start()
+            asker.join(10)
+
+    engine.open("a", GREEDY, 100).turn([1, 2], TurnLimits(1, forbidden=ALL_STOPS), Asking())
+    engine.step()
+    assert answered.is_set()
+
+
+def test_the_cache_has_room_for_all_sessions_by_default() -> None:
+    config = RuntimeConfig(max_sessions=3, max_session_tokens=100)
+    assert settings_of(config, CONFIG).kv_cache_tokens == 300
+    assert settings_of(dataclasses.replace(config, kv_cache_tokens=64), CONFIG).kv_cache_tokens == 64
+
+
 def test_many_threads_use_one_engine() -> None:
     """Callers on six threads, the engine on its own: everybody gets what he gets alone."""
     engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=6, max_rows=16, kv_cache_tokens=4096))
@@ -348,9 +393,9 @@ def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
 @pytest.mark.parametrize("device", ["tpu9", "cuda:99", "meta"])
 def test_a_device_that_is_not_there_is_a_config_error(device: str) -> None:
     with pytest.raises(ConfigError, match="device"):
-        resolve_device(device, "auto")
+        device_and_dtype(device, "auto")
 
 
 def test_devices_and_types() -> None:
-    assert resolve_device("cpu", "auto") == (torch.device("cpu"), torch.float32)
-    assert resolve_device("cpu", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
+    assert device_and_dtype("cpu", "auto") == (torch.device("cpu"), torch.float32)
+    assert device_and_dtype("cpu", "bfloat16") == (torch.device("cpu"), torch.bfloat16)

@@ -104,6 +104,24 @@ def test_numbers_that_are_not_finite_fail_their_session_only(stage: FlowStage, f
         stage.synthesize(tokens, broken)
 
 
+def test_the_state_of_a_broken_voice_is_not_kept(stage: FlowStage) -> None:
+    free = stage.pool.free_pages
+    prompt = make_prompt(60, seed=77)
+    state = stage.open(dataclasses.replace(prompt, speech_feat=np.full_like(prompt.speech_feat, np.nan)))
+    assert isinstance(stage.hop([FlowHop(state, make_tokens(20), False)])[0], EngineError)
+    state.close()
+    assert stage.pool.free_pages == free
+
+
+@pytest.mark.parametrize("field", ["speech_tokens", "speech_feat", "speaker_embedding"])
+def test_voices_that_differ_in_one_thing_share_nothing(field: str) -> None:
+    stage, tokens = make_stage(), make_tokens(20)
+    first = make_prompt(60, seed=1)
+    second = dataclasses.replace(first, **{field: getattr(make_prompt(60, seed=2), field)})
+    run(stage, first, [tokens])  # its state stays
+    assert_same(run(stage, second, [tokens])[0], run(make_stage(), second, [tokens])[0])
+
+
 def test_warming_a_voice_computes_its_state_once(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, tokens = make_prompt(80, seed=9), make_tokens(15)
     expected = run(make_stage(), prompt, [tokens])[0]
@@ -135,6 +153,8 @@ def test_a_reference_longer_than_the_pool_is_refused() -> None:
 def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
     state, other = stage.open(make_prompt(10)), stage.open(make_prompt(10, seed=1))
     hop_mel(stage, other, make_tokens(10))
+    hop_mel(stage, state, make_tokens(60))
+    assert state.account.pages
 
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("device lost")
@@ -143,10 +163,33 @@ def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage
         patch.setattr(FlowNetwork, "forward", broken)
         result = stage.hop([FlowHop(state, make_tokens(10), False)])[0]
     assert isinstance(result, EngineError) and "device lost" not in str(result)
+    assert state.account.closed and not state.account.pages  # at once: nobody has to close it
     stage.check_integrity()
     assert hop_mel(stage, other, [], True).shape[1] == 6
     state.close()
     other.close()
+    stage.check_integrity()
+
+
+def test_an_exception_fails_its_group_and_not_the_call(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of very different lengths are computed apart."""
+    prompt, tokens = make_prompt(0), make_tokens(60)
+    expected = run(stage, prompt, [tokens[:8]], last_is_final=False)[0]
+    long, short = stage.open(prompt), stage.open(prompt)
+    forward = FlowNetwork.forward
+
+    def fails_when_long(self: FlowNetwork, batch: FlowBatch, memory: FlowMemory) -> torch.Tensor:
+        if int(batch.lengths.max()) > 20:
+            raise RuntimeError("device lost")
+        return forward(self, batch, memory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FlowNetwork, "forward", fails_when_long)
+        broken, spoken = stage.hop([FlowHop(long, tokens, False), FlowHop(short, tokens[:8], False)])
+    assert isinstance(broken, EngineError) and isinstance(spoken, torch.Tensor)
+    assert_same(spoken, expected)
+    long.close()
+    short.close()
     stage.check_integrity()
 
 
@@ -254,6 +297,19 @@ def test_a_new_session_gets_what_was_only_lent() -> None:
     assert small.pool.available == 6
 
 
+def test_who_was_lent_most_gives_back_first_and_nobody_what_was_promised() -> None:
+    small = _stage_with_pages(9, reserve_tokens=50)
+    speakers = [small.open(make_prompt(0, seed)) for seed in range(3)]
+    for state, chunks in zip(speakers, (2, 3, 4), strict=True):
+        hop_mel(small, state, make_tokens(25 * chunks + 3))
+    small.open(make_prompt(0, 9))
+    assert [len(state.pages) for state in speakers] == [2, 2, 3]
+    with pytest.raises(BusyError):
+        small.open(make_prompt(0, 9))
+    assert [len(state.pages) for state in speakers] == [2, 2, 3]
+    small.check_integrity()
+
+
 def test_a_bounded_session_in_a_pool_below_its_bound_goes_on_exactly() -> None:
     """Three chunks fit, four can be needed at once: a hop that gets fewer keeps none, and the next one computes more."""
     small, plain = make_stage(flow_state_mb=2, left_context_chunks=2), make_stage(incremental=False, left_context_chunks=2)
@@ -309,3 +365,18 @@ def test_closing_at_any_step_leaves_the_pool_whole(steps: list[tuple[str, int, i
         state.close()
     stage.check_integrity()
     assert stage.pool.available == stage.pool.total
+
+
+@pytest.mark.parametrize("left", [0, 5, 15, 40, 100_000])
+def test_the_automatic_budget_has_room_for_all_sessions(left: int) -> None:
+    stage = make_stage(flow_state_mb=0, left_context_chunks=left)
+    states = [stage.open(make_prompt(78, seed)) for seed in range(64)]  # RuntimeConfig.max_sessions
+    for state in states:
+        state.close()
+    stage.check_integrity()
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_a_configuration_error(device: str) -> None:
+    with pytest.raises(ConfigError, match="device"):
+        FlowStage(RuntimeConfig(device=device), CHECKPOINT)

@@ -58,6 +58,12 @@ def test_wanted_tokens_are_what_a_listener_who_runs_dry_lacks(progress: HopProgr
         assert POLICY.next_hop(dataclasses.replace(dry, received_tokens=dry.received_tokens - 1)) is None
 
 
+@pytest.mark.parametrize(("received", "sent", "wanted"), [(0, 0, 18), (10, 0, 8), (18, 0, 25), (18, 18, 10), (20, 18, 8), (60, 18, 25)])
+def test_wanted_tokens(received: int, sent: int, wanted: int) -> None:
+    """Behind a prompt of 50 tokens the next boundary at least ten tokens away is 25 spoken ones, with the lookahead 28."""
+    assert POLICY.wanted_tokens(HopProgress(50, received, sent, False)) == wanted
+
+
 @settings(max_examples=300, deadline=None)
 @given(progresses())
 def test_after_the_end_something_is_always_due(progress: HopProgress) -> None:
@@ -263,3 +269,11 @@ def test_a_pause_of_the_language_model_is_bridged_with_what_is_there() -> None:
     delay_s = POLICY.recheck_after_s(larger)
     assert delay_s == pytest.approx(0.44 - POLICY.urgent_buffer_s, abs=1e-3)
     assert POLICY.next_hop(dataclasses.replace(larger, playback_buffer_s=0.44 - delay_s)) == 12
+
+
+def test_a_slow_server_is_asked_earlier() -> None:
+    """A hop that took 0.6 s makes 0.8 s of buffer urgent."""
+    calm = HopProgress(prompt_tokens=60, received_tokens=30, sent_tokens=FIRST_HOP, has_ended=False, playback_buffer_s=0.8)
+    slow = dataclasses.replace(calm, hop_latency_s=0.6)
+    assert POLICY.next_hop(calm) is None
+    assert POLICY.next_hop(slow) == 12

@@ -110,3 +110,17 @@ def test_a_prefix_that_was_never_computed_is_not_kept() -> None:
     pool = PagePool(10)
     pool.close(pool.open(0, b"voice", 4))
     assert pool.free_pages == 10
+
+
+def test_the_pages_of_an_idle_voice_count_when_a_session_takes_it_up() -> None:
+    """They can no longer be evicted for the promise: of ten pages, four of the voice leave six."""
+    pool = PagePool(10)
+    account = pool.open(0, b"voice", 4)
+    assert account.prefix is not None
+    account.prefix.ready = True
+    pool.close(account)
+    with pytest.raises(BusyError):
+        pool.open(7, b"voice", 4)
+    pool.check_integrity()
+    assert len(pool.take(pool.open(6, b"voice", 4), 6)) == 6
+    pool.check_integrity()

@@ -38,3 +38,7 @@ def test_the_automatic_budget_fits_what_is_free_and_gives_no_more_than_is_wanted
 
 def test_sixty_four_sessions_on_a_large_gpu_have_thirty_seconds_each() -> None:
     assert state_pages(0, 30_050_000, 1.0, 64, 130 * 2**30) == 64 * 30
+
+
+def test_the_automatic_budget_leaves_memory_to_others() -> None:
+    assert state_pages(0, 1, 1.0, 1_000_000, 1000) == 700

@@ -31,9 +31,10 @@ from bistream.errors import (
     UnknownSessionError,
 )
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.token2wav.hop_jobs import BatchPace, HopQueue
+from bistream.token2mel.runner import FAILED
+from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, SpeechSession
 from bistream.token2wav.service import Token2Wav, Token2WavHop
-from bistream.token2wav.speech_stages import SpeechStages
+from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
 from bistream.types import VoicePrompt
 
 TIMEOUT_S = 20.0  # of a test that hangs
@@ -54,9 +55,11 @@ def prompt(tokens: int = 4, **changes: Any) -> VoicePrompt:
 class FakeState:
     tag: int
     closed: bool = False
+    freed: threading.Event = field(default_factory=threading.Event)
 
     def close(self) -> None:
         self.closed = True
+        self.freed.set()
 
 
 @dataclass
@@ -291,6 +294,20 @@ def test_an_exception_ends_the_sessions_of_its_batch_and_the_service_goes_on(rig
     assert audio(rig.hop("a", 3, start=True)) == [3]
 
 
+def test_who_had_an_answer_keeps_it_when_the_batch_fails_behind_it(rig: Rig) -> None:
+    with rig.flow.hold() as wait_until_inside:
+        blocker = rig.hop("d", 1, start=True)
+        wait_until_inside()
+        refused, renewed, broken = (
+            rig.hop("a", REFUSED_BY_FLOW, start=True),
+            rig.hop("b", start=True),
+            rig.hop("c", VOCODER_RAISES, start=True),
+        )
+    assert audio(blocker) == [1]
+    assert "alone" in str(error(refused)) and "alone" not in str(error(broken))
+    assert audio(renewed) == [] and audio(rig.hop("b", 2)) == [2]
+
+
 def test_admission(rig: Rig) -> None:
     for index in range(8):
         audio(rig.hop(f"s{index}", 1, start=True))
@@ -298,6 +315,17 @@ def test_admission(rig: Rig) -> None:
     assert isinstance(error(rig.service.synthesize([1], prompt())), BusyError)
     audio(rig.hop("s0", 1, finalize=True))
     assert audio(rig.hop("one more", 1, start=True)) == [1]
+
+
+def test_offline_jobs_take_places(rig: Rig) -> None:
+    with rig.flow.hold() as wait_until_inside:
+        blocker = rig.hop("a", 1, start=True)
+        wait_until_inside()
+        jobs = [rig.service.synthesize([index], prompt()) for index in range(7)]
+        assert isinstance(error(rig.hop("one more", 1, start=True)), BusyError)
+        assert isinstance(error(rig.service.synthesize([1], prompt())), BusyError)
+    assert audio(blocker) == [1]
+    assert [audio(job) for job in jobs] == [[index] for index in range(7)]
 
 
 def test_a_refusal_of_the_flow_state_ends_the_session(rig: Rig) -> None:
@@ -319,6 +347,17 @@ def test_idle_sessions_expire(rig: Rig) -> None:
     rig.clock.now_s += 31.0
     assert audio(rig.hop("c", 3, finalize=True, start=True)) == [3]  # the worker frees before it computes
     assert all(state.closed for state in rig.flow.states[:2])
+
+
+def test_a_session_that_nobody_asks_for_again_is_freed_by_the_worker_itself() -> None:
+    """On the real clock: no other call comes that could look for it."""
+    flow, vocoder = FakeFlow(), FakeVocoder()
+    config = RuntimeConfig(session_idle_timeout_s=0.01, drain_timeout_s=0.0)
+    service = Token2Wav(config, stages=SpeechStages(flow, vocoder))
+    assert audio(service.hop(Token2WavHop("a", (1,), False, prompt()))) == [1]
+    assert flow.states[0].freed.wait(TIMEOUT_S) and vocoder.states[0].freed.wait(TIMEOUT_S)
+    assert service.live_sessions == 0
+    service.close()
 
 
 def test_a_session_that_is_being_computed_does_not_expire(rig: Rig) -> None:
@@ -549,14 +588,39 @@ def test_a_process_whose_batches_keep_failing_is_unhealthy_and_one_good_batch_he
     stages = SpeechStages(None, None)  # type: ignore[arg-type]  (neither is called)
     outcomes = iter([False, False, True, False, False, False])
 
-    def speak(jobs: object, results: object) -> None:
+    def speak(jobs: object, results: dict[int, Any]) -> None:
         if not next(outcomes):
             raise RuntimeError("an illegal memory access was encountered")
+        results[0] = np.zeros(480, np.float32)
 
     monkeypatch.setattr(stages, "_open", lambda jobs, results: None)
     monkeypatch.setattr(stages, "_speak", speak)
     health = []
+    job = HopJob(SpeechSession("a", prompt(), 0, 0.0), Token2WavHop("a", (1,), False), True, 0.0, Future())
     for _ in range(6):
-        stages.hop([])
+        stages.hop([job])
         health.append(stages.healthy)
     assert health == [True, True, True, True, True, False]
+
+
+def test_a_flow_that_keeps_failing_makes_the_process_unhealthy(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow answers an exception with an error for each of its sessions; renewals of leases meanwhile heal nothing."""
+    audio(rig.hop("waiting", start=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.flow, "hop", lambda hops: [EngineError(FAILED) for _ in hops])
+        for index in range(MAX_FAILURES_IN_A_ROW):
+            assert rig.service.healthy
+            assert isinstance(error(rig.hop(f"s{index}", 1, start=True)), EngineError)
+            assert audio(rig.hop("waiting")) == []
+        assert not rig.service.healthy
+    assert audio(rig.hop("waiting", 1)) == [1]
+    assert rig.service.healthy
+
+
+def test_a_session_beyond_its_longest_goes_on_without_the_refused_tokens(rig: Rig) -> None:
+    assert audio(rig.hop("a", 1, start=True)) == [1]
+    found = error(rig.hop("a", *([1] * 7500)))
+    assert isinstance(found, InvalidInputError) and "300 s" in str(found)
+    assert audio(rig.hop("a", 2)) == [2]
+    assert isinstance(error(rig.hop("b", *([1] * 7501), start=True)), InvalidInputError)
+    assert rig.service.live_sessions == 1

@@ -1,0 +1,22 @@
+"""Which device a process computes on. Loads torch; imported by the stages."""
+
+from __future__ import annotations
+
+import torch
+
+from bistream.errors import ConfigError
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is the first GPU, or the CPU. Raises ``ConfigError`` for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"Parameter 'device' is {name!r}; set it to auto, cpu, cuda or cuda:N.") from error
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"Parameter 'device' is {name!r}, but this GPU is not there; set it to auto or cpu.")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"Parameter 'device' is {name!r}; set it to auto, cpu, cuda or cuda:N.")
+    return chosen
