@@ -224,7 +224,7 @@ case ${1:-help} in
   test) run_tests ;;
   help | -h | --help) help ;;
   [0-9]*)
-    [[ $# -eq 2 && $1 =~ ^[0-6]$ && $2 =~ ^[0-6]$ ]] || fail "usage: bash run.sh START STOP, both from 0 to 6"
+    [[ $# -eq 2 && $1 =~ ^[0-6]$ && $2 =~ ^[0-6]$ && $1 -le $2 ]] || fail "usage: bash run.sh START STOP, from 0 to 6, START not behind STOP"
     run_stages "$1" "$2"
     ;;
   *)

@@ -219,7 +219,7 @@ def _to_bytes(text: str | bytes) -> bytes:
 def _to_error(error: InferenceServerException, address: str) -> BaseException:
     """A gRPC status means that the stream is gone; anything else was said by the model."""
     if error.status() is not None:
-        return ConnectionError(f"The connection to {address} failed: {error.message()}")
+        return ConnectionError(f"The connection to {address} failed: {error.message()}; check that a server runs there.")
     return parse_error(error.message() or "The server gave no reason.")
 
 

@@ -62,7 +62,7 @@ def synthesize(server: str, model_name: str, body: bytes, timeout_s: float) -> N
     except urllib.error.HTTPError as error:
         raise _refusal(error) from None
     except (OSError, ValueError) as error:  # URLError and timeouts are OSError
-        raise ConnectionError(f"The request to {base} failed: {getattr(error, 'reason', error)}") from None
+        raise ConnectionError(f"The request to {base} failed: {getattr(error, 'reason', error)}; check that a server runs there.") from None
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     return np.asarray(outputs["waveform"], dtype=np.float32).reshape(-1)
 
