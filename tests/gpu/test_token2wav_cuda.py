@@ -1,4 +1,4 @@
-"""Flow and vocoder on CUDA: true to the plain network in any company, state and failures kept apart, graphs equal to no graphs.
+"""Flow on CUDA: true to the plain network in any company, state and failures kept apart, graphs equal to no graphs.
 
 Tolerances are signal to error in dB. In 16 bit the plain network itself is 59 dB (float16) and 41 dB (bfloat16) from float32 at full
 size; the kernels keep the residual stream in float32 and must not be worse than that by more than a few dB.

@@ -24,38 +24,123 @@ EMITTED = tl.constexpr(11)
 NEXT_FIRST = tl.constexpr(12)
 KEY_LOW = tl.constexpr(13)
 KEY_HIGH = tl.constexpr(14)
+BEFORE = tl.constexpr(15)
 TWO_PI = tl.constexpr(6.283185307179586)
 
 
-@triton.jit(do_not_specialize=["new_stride", "size"])
+@triton.jit(do_not_specialize=["new_stride", "size", "split"])
 def gather_mel(
-    slot_mel_ptr, new_ptr, new_stride, meta_ptr, mel_ptr, half_ptr, size,
-    STATE: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    slot_mel_ptr, new_ptr, new_stride, meta_ptr, mel_ptr, parts_ptr, size, split,
+    STATE: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr, GAP: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Kept and new frames of each row side by side: mel float32 and half 16 bit [rows, size, BINS]. Grid: (tiles, rows).
+    """Kept and new frames of each row side by side: float32 [rows, size, BINS], and in two parts of 16 bit. Grid: (tiles, rows).
 
-    new: [BINS, new_stride], the new frames of all rows after one another.
+    new: [BINS, new_stride], the new frames of all rows after one another. parts: [2 * split, WIDTH], what 16 bit keep, then what they
+    lose; rows after one another with GAP zeros around each one.
     """
     row = tl.program_id(1)
     meta = meta_ptr + row * META
     frames = tl.load(meta + FRAMES)
-    first = tl.program_id(0) * TILE
-    if first >= frames:
+    first = tl.program_id(0) * TILE - GAP
+    if (first >= frames + GAP) | (frames == 0):
         return
     begin(PDL)
     context = tl.load(meta + CONTEXT)
     frame = first + tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
     is_bin = (column < BINS)[None, :]
-    is_kept = (frame < context)[:, None]
+    is_kept = ((frame >= 0) & (frame < context))[:, None]
+    is_new = ((frame >= context) & (frame < frames))[:, None]
     kept = slot_mel_ptr + (tl.load(meta + SLOT).to(tl.int64) * STATE + frame)[:, None] * BINS + column[None, :]
     new = new_ptr + column[None, :].to(tl.int64) * new_stride + (tl.load(meta + NEW_COLUMN) + frame - context)[:, None]
     value = tl.load(kept, mask=is_kept & is_bin, other=0.0)
-    value += tl.load(new, mask=(frame < frames)[:, None] & ~is_kept & is_bin, other=0.0)
-    place = (row * size + frame)[:, None] * BINS + column[None, :]
-    exists = (frame < frames)[:, None] & is_bin
-    tl.store(mel_ptr + place, value, mask=exists)
-    tl.store(half_ptr + place, value.to(half_ptr.dtype.element_ty), mask=exists)
+    value += tl.load(new, mask=is_new & is_bin, other=0.0)
+    tl.store(mel_ptr + (row * size + frame)[:, None] * BINS + column[None, :], value, mask=(is_kept | is_new) & is_bin)
+    place = (tl.load(meta + BEFORE) + (row + 1) * GAP + frame)[:, None] * WIDTH + column[None, :]
+    high = value.to(parts_ptr.dtype.element_ty)
+    mask = (frame < frames + GAP)[:, None]
+    tl.store(parts_ptr + place, high, mask=mask)
+    tl.store(parts_ptr + split * WIDTH + place, (value - high.to(tl.float32)).to(parts_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def mark_real(meta_ptr, real_ptr, rates_ptr, TILE: tl.constexpr, PDL: tl.constexpr):
+    """int8, 1 where a row has a position and 0 in the gaps around it, for every rate. Grid: (tiles, rows, rates).
+
+    rates: int32 [rates, 4]: rate, positions of a row beyond it, gap, first position of the rate in ``real``.
+    """
+    row = tl.program_id(1)
+    rates_ptr += tl.program_id(2) * 4
+    frames = tl.load(meta_ptr + row * META + FRAMES)
+    rate = tl.load(rates_ptr)
+    gap = tl.load(rates_ptr + 2)
+    length = frames * rate + tl.load(rates_ptr + 1)
+    first = tl.program_id(0) * TILE - gap
+    if (first >= length + gap) | (frames == 0):
+        return
+    begin(PDL)
+    position = first + tl.arange(0, TILE)
+    start = tl.load(rates_ptr + 3) + tl.load(meta_ptr + row * META + BEFORE) * rate + (row + 1) * gap
+    is_real = (position >= 0) & (position < length)
+    # no further than to the other rows: positions beyond the rate lie in the gap behind each row
+    in_reach = (position >= length - frames * rate - gap) & (position < frames * rate + gap)
+    tl.store(real_ptr + start + position, is_real.to(tl.int8), mask=in_reach)
+
+
+@triton.jit(do_not_specialize=["size", "split"])
+def classify_f0(
+    parts_ptr, weight_ptr, bias_ptr, meta_ptr, f0_ptr, size, split,
+    WIDTH: tl.constexpr, GAP: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """f0 in Hz [rows, size] of the f0 predictor's last activations, parts [2 * split, WIDTH]. Grid: (tiles, rows)."""
+    row = tl.program_id(1)
+    frames = tl.load(meta_ptr + row * META + FRAMES)
+    first = tl.program_id(0) * TILE
+    if first >= frames:
+        return
+    begin(PDL)
+    frame = first + tl.arange(0, TILE)
+    column = tl.arange(0, WIDTH)
+    exists = (frame < frames)[:, None]
+    place = (tl.load(meta_ptr + row * META + BEFORE) + (row + 1) * GAP + frame)[:, None] * WIDTH + column[None, :]
+    x = tl.load(parts_ptr + place, mask=exists, other=0.0).to(tl.float32)
+    x += tl.load(parts_ptr + split * WIDTH + place, mask=exists, other=0.0).to(tl.float32)
+    f0 = tl.abs(tl.sum(x * tl.load(weight_ptr + column)[None, :], axis=1) + tl.load(bias_ptr))
+    tl.store(f0_ptr + row * size + frame, f0, mask=frame < frames)
+
+
+@triton.jit(do_not_specialize=["size"])
+def follow_phase(
+    f0_ptr, overtones_ptr, meta_ptr, slot_phase_ptr, advance_ptr, phase_ptr, size, cycles_per_hertz,
+    HARMONICS: tl.constexpr, SAMPLES: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``HarmonicSource.frame_phase``: advance and phase [rows, HARMONICS, size] of f0 [rows, size]. Grid: (HARMONICS, rows).
+
+    The phase of the last emitted frame goes to the slot; before anything is out it begins at zero, whoever had the slot before.
+    """
+    harmonic = tl.program_id(0)
+    row = tl.program_id(1)
+    meta = meta_ptr + row * META
+    frames = tl.load(meta + FRAMES)
+    if frames == 0:
+        return
+    begin(PDL)
+    frame = tl.arange(0, WIDTH)
+    exists = frame < frames
+    overlap = tl.load(meta + OVERLAP)
+    emitted = tl.load(meta + EMITTED)
+    f0 = tl.load(f0_ptr + row * size + frame, mask=exists, other=0.0)
+    advance = f0 * tl.load(overtones_ptr + harmonic) * cycles_per_hertz
+    advance -= tl.floor(advance)
+    exact = advance.to(tl.float64)
+    kept = slot_phase_ptr + tl.load(meta + SLOT) * HARMONICS + harmonic
+    start = tl.where(overlap > 0, tl.load(kept), 0.0) - tl.sum(tl.where(frame < overlap, exact, 0.0)) * SAMPLES
+    phase = start + tl.cumsum(exact) * SAMPLES
+    phase -= tl.floor(phase)
+    line = (row * HARMONICS + harmonic) * size + frame
+    tl.store(advance_ptr + line, advance, mask=exists)
+    tl.store(phase_ptr + line, phase.to(tl.float32), mask=exists)
+    tl.store(kept, tl.sum(tl.where(frame == emitted - 1, phase, 0.0)), mask=emitted > overlap)
 
 
 @triton.jit
@@ -140,47 +225,34 @@ def transform(
     tl.store(out_ptr + place, spectrum.to(out_ptr.dtype.element_ty), mask=(window <= samples // HOP)[:, None])
 
 
-@triton.jit(do_not_specialize=["post_size", "audio_size"])
-def invert(
-    post_ptr, basis_ptr, interior_ptr, left_ptr, right_ptr, fade_in_ptr, fade_out_ptr, withheld_ptr, meta_ptr, audio_ptr,
-    post_size, audio_size, limit, max_magnitude,
-    SAMPLES: tl.constexpr, HOP: tl.constexpr, SPAN: tl.constexpr, BINS: tl.constexpr, POST: tl.constexpr, FADE: tl.constexpr,
-    TILE: tl.constexpr, PDL: tl.constexpr,
+@triton.jit(do_not_specialize=["windows_size", "audio_size"])
+def overlap_add(
+    windows_ptr, interior_ptr, left_ptr, right_ptr, fade_in_ptr, fade_out_ptr, withheld_ptr, meta_ptr, audio_ptr,
+    windows_size, audio_size, limit,
+    SAMPLES: tl.constexpr, HOP: tl.constexpr, SPAN: tl.constexpr, FADE: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Log magnitude and phase [rows, post_size, POST] -> audio, faded in from what was withheld. Grid: (tiles of hops, rows).
+    """Windows' audio [rows, windows_size, SPAN] -> audio, faded in from what was withheld. Grid: (tiles of samples, rows).
 
-    basis: [2, BINS padded to 16, SPAN]. FADE: samples of the overlap.
+    FADE: samples of the overlap.
     """
     EDGE: tl.constexpr = SPAN // 2 - HOP
     row = tl.program_id(1).to(tl.int64)
     meta = meta_ptr + row * META
     samples = tl.load(meta + FRAMES) * SAMPLES
     first = tl.program_id(0) * TILE
-    if first * HOP >= samples:
+    if first >= samples:
         return
     begin(PDL)
-    hop = first + tl.arange(0, TILE)
-    phase_bin = tl.arange(0, 16)
-    inner = tl.arange(0, 16)
-    is_bin = (phase_bin < BINS)[None, :]
-    total = tl.zeros([TILE, 16], tl.float32)
+    position = first + tl.arange(0, TILE)
+    hop, inner = position // HOP, position % HOP
+    is_sample = position < samples
+    total = tl.zeros([TILE], tl.float32)
     for back in tl.static_range(SPAN // HOP):
         window = hop + (SPAN // 2) // HOP - back
-        exists = ((window >= 0) & (window <= samples // HOP))[:, None] & is_bin
-        line = post_ptr + (row * post_size + window)[:, None] * POST + phase_bin[None, :]
-        magnitude = tl.minimum(tl.exp(tl.load(line, mask=exists, other=0.0)), max_magnitude)
-        magnitude = tl.where(exists, magnitude, 0.0)
-        phase = tl.sin(tl.load(line + BINS, mask=exists, other=0.0))
-        place = phase_bin[:, None] * SPAN + inner[None, :] + back * HOP
-        mask = (inner < HOP)[None, :] & (phase_bin < BINS)[:, None]
-        real = tl.load(basis_ptr + place, mask=mask, other=0.0)
-        imaginary = tl.load(basis_ptr + 16 * SPAN + place, mask=mask, other=0.0)
-        total = tl.dot(magnitude * tl.cos(phase), real, total, input_precision="ieee")
-        total = tl.dot(magnitude * tl.sin(phase), imaginary, total, input_precision="ieee")
-    position = hop[:, None] * HOP + inner[None, :]
-    is_sample = (inner < HOP)[None, :] & (position < samples)
-    total /= tl.load(interior_ptr + inner, mask=inner < HOP, other=1.0)[None, :]
-    total *= tl.load(left_ptr + position, mask=is_sample & (position < EDGE), other=1.0)
+        exists = is_sample & (window >= 0) & (window <= samples // HOP)
+        total += tl.load(windows_ptr + (row * windows_size + window) * SPAN + back * HOP + inner, mask=exists, other=0.0)
+    total /= tl.load(interior_ptr + inner)
+    total *= tl.load(left_ptr + position, mask=position < EDGE, other=1.0)
     from_end = samples - 1 - position
     total *= tl.load(right_ptr + from_end, mask=is_sample & (from_end < EDGE), other=1.0)
     total = tl.minimum(tl.maximum(total, -limit), limit)

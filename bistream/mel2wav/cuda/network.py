@@ -13,16 +13,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bistream.config import VocoderConfig
 from bistream.mel2wav.cuda import kernels_conv, kernels_signal
-from bistream.mel2wav.cuda.rows import META_NUMBERS, Bucket
-from bistream.mel2wav.cuda.weights import Block, Conv, StageWeights, VocoderWeights
-from bistream.mel2wav.hift import HiFT, SourceStart
+from bistream.mel2wav.cuda.rows import FRAME_GAP, GAP, META_NUMBERS, Bucket, Rate
+from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderWeights
+from bistream.mel2wav.cuda.windows import Area, Use, WindowLaunch
+from bistream.mel2wav.hift import HiFT
 from bistream.rates import MEL_BINS, SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 
 _LAST_LEAKY_SLOPE = 0.01
 _MAX_MAGNITUDE = 100.0
-_MAX_BLOCKS = 3  # residual blocks of a stage
+_MEL_WIDTH = 128  # channels of the mel as the convolutions read it
 _WIDE_POSITIONS = 30_000  # positions of a call from which on larger tiles pay
+_ROUND = 256  # positions; every tile's size divides it
+# Slots of a stage: x with what the source adds; per block activations, what lies between its convolutions, its own x.
+_X, _ACTIVES, _HIDDENS, _STREAMS, _SLOTS = 0, (1, 2, 3), (4, 5, 6), (7, 8, 9), 10
+_UP = _STREAMS[0]  # upsampled x, until the blocks begin
+
+
+def rates_of(config: VocoderConfig) -> list[Rate]:
+    """Of the mel, and after each upsampling stage; the last one has one position more, as the spectrum."""
+    stages = [math.prod(config.upsample_rates[: stage + 1]) for stage in range(len(config.upsample_rates))]
+    return [Rate(1, 0, FRAME_GAP), *(Rate(rate, int(rate == stages[-1]), GAP) for rate in stages)]
+
+
+def _capacity(rate: Rate, bucket: Bucket) -> int:
+    return -(-(rate.positions(bucket.rows * bucket.frames, bucket.rows) + 1) // _ROUND) * _ROUND
 
 
 class Slots:
@@ -37,39 +53,55 @@ class Slots:
 
 
 class Workspace:
-    """Memory that the calls of all buckets share; ``frames``: rows * frames of the largest one, ``rows`` likewise."""
+    """Memory that the calls of all buckets share."""
 
-    def __init__(self, hift: HiFT, frames: int, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, hift: HiFT, buckets: tuple[Bucket, ...], dtype: torch.dtype, device: torch.device) -> None:
         config = hift.config
+        frames, rows = max(bucket.rows * bucket.frames for bucket in buckets), max(bucket.rows for bucket in buckets)
         samples = frames * SAMPLES_PER_MEL_FRAME
         rate = math.prod(config.upsample_rates)
-        channels = [config.base_channels // 2 ** (stage + 1) for stage in range(len(config.upsample_rates))]
-        rates = [math.prod(config.upsample_rates[: stage + 1]) for stage in range(len(config.upsample_rates))]
-        most = max(width * (frames * each + rows) for width, each in zip(channels, rates, strict=True))
+        self.rates = rates_of(config)
+        widths = [config.base_channels // 2**stage for stage in range(len(self.rates))]
+        positions = [max(_capacity(rate, bucket) for bucket in buckets) for rate in self.rates]
+        most = max(width * count for width, count in zip(widths, positions, strict=True))
 
         def half(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.new_mel = torch.zeros(MEL_BINS, frames, device=device)
-        self.meta = torch.zeros(rows, META_NUMBERS, dtype=torch.int32, device=device)
+        self.meta = torch.zeros(rows + 1, META_NUMBERS, dtype=torch.int32, device=device)
+        self.real = torch.zeros(sum(positions), dtype=torch.int8, device=device)
         self.mel = torch.zeros(frames, MEL_BINS, device=device)
-        self.mel_half = half(frames, MEL_BINS)
-        self.f0 = [torch.zeros(frames, config.f0_channels, device=device) for _ in range(2)]
+        self.mel_parts = half(2 * positions[0], _MEL_WIDTH)
+        self.f0_parts = half(4 * positions[0], config.f0_channels)
+        self.f0 = torch.zeros(frames, device=device)
+        self.advance, self.phase = (torch.zeros(frames * (config.nb_harmonics + 1), device=device) for _ in range(2))
         self.source = torch.zeros(samples, device=device)
         self.spectrum = half(frames * rate + rows, 32)
-        self.stage_in, self.up, self.hidden, self.x, self.total = (half(most) for _ in range(5))
-        self.active = [half(most) for _ in config.resblock_kernel_sizes]
-        self.post = torch.zeros(frames * rate + rows, 32, device=device)
+        self.stage_in = half(most)
+        self.slots = half(_SLOTS * most)
+        self.windows = torch.zeros(frames * rate + rows, config.istft_n_fft, device=device)
         self.audio = torch.zeros(samples, device=device)
         self.out = torch.zeros(samples, device=device)
 
 
 @dataclass(frozen=True)
-class _Rate:
-    """Positions per frame, and one more at the end (STFT frames)."""
+class _Rows:
+    """Where rows begin: row * ``row`` + frames before it * ``frame`` + ``offset``."""
 
-    rate: int
-    extra: int
+    rate: Rate
+    row: int
+    frame: int
+    offset: int
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        return self.rate.rate, self.rate.extra, self.row, self.frame, self.offset
+
+
+def _packed(rate: Rate) -> _Rows:
+    """As ``kernels_window`` wants them."""
+    return _Rows(rate, rate.gap, rate.rate, rate.gap)
 
 
 class VocoderCall:
@@ -90,21 +122,136 @@ class VocoderCall:
         self.dependent_launch = dependent_launch
         self.meta = workspace.meta[: bucket.rows]
         self.rate = math.prod(self.config.upsample_rates)
+        self.rates = workspace.rates
+        self._spectrum = _Rows(Rate(self.rate, 1, 0), bucket.frames * self.rate + 1, 0, 0)
+        self._capacities = [_capacity(rate, bucket) for rate in self.rates]
+        begins = [sum(self._capacities[:index]) for index in range(len(self.rates))]
+        self._reals = [workspace.real[begin : begin + count] for begin, count in zip(begins, self._capacities, strict=True)]
+        numbers = [[rate.rate, rate.extra, rate.gap, begin] for rate, begin in zip(self.rates, begins, strict=True)]
+        self._rate_numbers = torch.tensor(numbers, dtype=torch.int32, device=workspace.meta.device)
+        self._plan_frames()
+        self._sources: list[tuple[Area, list[WindowLaunch]]] = []
+        self._blocks: list[list[WindowLaunch]] = []
+        for index, stage in enumerate(weights.stages):
+            self._plan_stage(index + 1, stage)
 
     def launch(self) -> None:
         """Queue everything on the current stream."""
-        rows, frames = self.bucket.rows, self.bucket.frames
         self._gather()
         self._source()
         self._decode()
-        config, fourier, space = self.config, self.hift.fourier, self.space
-        tile = 32
-        kernels_signal.invert[(-(-frames * self.rate // tile), rows)](
-            space.post, self.weights.inverse_basis, fourier.interior, fourier.left_gain, fourier.right_gain, *self.fades,
-            self.slots.withheld, self.meta, space.audio, frames * self.rate + 1, frames * SAMPLES_PER_MEL_FRAME, config.audio_limit,
-            _MAX_MAGNITUDE,
-            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, BINS=config.istft_n_fft // 2 + 1, POST=32,
-            FADE=VOCODER_OVERLAP_SAMPLES, TILE=tile, **self._options(4),
+        self._finish()
+
+    def _area(self, memory: Tensor, index: int, channels: int) -> Area:
+        """As much of some memory as its slots of ``rates[index]`` are large."""
+        capacity = self._capacities[index]
+        slots = memory.numel() // (capacity * channels)
+        view = memory.view(-1)[: slots * capacity * channels].view(-1, channels)
+        return Area(view, capacity, self._reals[index], self.space.meta[-1, index : index + 1])
+
+    def _plan_frames(self) -> None:
+        """f0 predictor and the first convolution of the decoder."""
+        space, config = self.space, self.config
+        mel = self._area(space.mel_parts, 0, _MEL_WIDTH)
+        source = mel
+        self._f0: list[WindowLaunch] = []
+        for index, sums in enumerate(self.weights.f0):
+            target = self._area(space.f0_parts, 0, config.f0_channels)
+            read = (0, 1) if index == 0 else ((2, 3) if index % 2 == 0 else (0, 1))
+            write = (0, 1) if index % 2 == 0 else (2, 3)
+            uses = [[Use(read[0], out=write[0], actives=(write[1],)), Use(read[1])]]
+            self._f0.append(WindowLaunch(sums, source, target, uses, "elu", 1.0 / F0_SCALE))
+            source = target
+        self._f0_rows = source.memory[write[0] * source.capacity :]
+        stage_in = self._area(space.stage_in, 0, config.base_channels)
+        self._pre = WindowLaunch(self.weights.pre, mel, stage_in, [[Use(0, out=0)]], "leaky", slope=config.lrelu_slope)
+
+    def _plan_stage(self, index: int, stage: StageWeights) -> None:
+        """Launches of the residual blocks: the source's, whose last one adds ``up`` and activates for the others, then all others."""
+        config, count = self.config, len(self.config.resblock_kernel_sizes)
+        channels = config.base_channels // 2**index
+        area, stage_in = self._area(self.space.slots, index, channels), self._area(self.space.stage_in, index, channels)
+        launches = []
+        for layer, (first, second) in enumerate(stage.source_pairs):
+            is_end = layer == len(stage.source_pairs) - 1
+            launches.append(WindowLaunch(first, area, area, [[Use(_ACTIVES[0], actives=_HIDDENS[:1])]]))
+            residuals, actives = ((_X, _UP), _ACTIVES[:count]) if is_end else ((_X,), _ACTIVES[:1])
+            launches.append(WindowLaunch(second, area, area, [[Use(_HIDDENS[0], residuals, _X, actives)]]))
+        self._sources.append((area, launches))
+        launches = []
+        blocks = range(count)
+        slope = _LAST_LEAKY_SLOPE if index == len(self.rates) - 1 else config.lrelu_slope
+        for layer, (first, second) in enumerate(stage.pairs):
+            streams = [_X] * count if layer == 0 else list(_STREAMS[:count])
+            launches.append(WindowLaunch(first, area, area, [[Use(_ACTIVES[block], actives=(_HIDDENS[block],))] for block in blocks]))
+            if layer < len(stage.pairs) - 1:
+                uses = [[Use(_HIDDENS[block], (streams[block],), _STREAMS[block], (_ACTIVES[block],))] for block in blocks]
+                launches.append(WindowLaunch(second, area, area, uses))
+            else:
+                last = [Use(_HIDDENS[block], (streams[block],), 0) for block in blocks]
+                launches.append(WindowLaunch(second, area, stage_in, [last], "leaky", 1.0 / count, slope))
+        self._blocks.append(launches)
+
+    def _gather(self) -> None:
+        space, rows, frames = self.space, self.bucket.rows, self.bucket.frames
+        kernels_signal.gather_mel[(-(-(frames + 2 * FRAME_GAP) // 8), rows)](
+            self.slots.mel, space.new_mel, space.new_mel.shape[1], self.meta, space.mel, space.mel_parts, frames, self._capacities[0],
+            STATE=self.slots.state_frames, BINS=MEL_BINS, WIDTH=_MEL_WIDTH, GAP=FRAME_GAP, TILE=8, **self._options(4),
+        )  # fmt: skip
+        most = frames * self.rate + 1 + 2 * GAP
+        kernels_signal.mark_real[(-(-most // 1024), rows, len(self.rates))](
+            self.meta, space.real, self._rate_numbers, TILE=1024, **self._options(4)
+        )
+
+    def _source(self) -> None:
+        """f0 of the mel, phases, and the source signal; the phases of the last emitted frames go to their slots."""
+        rows, frames, space, source, config = self.bucket.rows, self.bucket.frames, self.space, self.hift.m_source, self.config
+        harmonics = config.nb_harmonics + 1
+        for launch in self._f0:
+            launch.launch()
+        classifier = self.hift.f0_predictor.classifier
+        kernels_signal.classify_f0[(-(-frames // 8), rows)](
+            self._f0_rows, classifier.weight, classifier.bias, self.meta, space.f0, frames, self._capacities[0],
+            WIDTH=config.f0_channels, GAP=FRAME_GAP, TILE=8, **self._options(4),
+        )  # fmt: skip
+        kernels_signal.follow_phase[(harmonics, rows)](
+            space.f0, source.overtones, self.meta, self.slots.phase, space.advance, space.phase, frames, 1.0 / config.sampling_rate,
+            HARMONICS=harmonics, SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=max(128, 1 << (frames - 1).bit_length()), **self._options(4),
+        )  # fmt: skip
+        kernels_signal.make_source[(frames, rows)](
+            space.f0, space.advance, space.phase, source.l_linear.weight, source.l_linear.bias, self.noise_gain, self.slots.source,
+            self.meta, space.source, frames, config.nsf_alpha, config.nsf_sigma, config.nsf_voiced_threshold, HARMONICS=harmonics,
+            STATE=self.slots.state_frames, SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
+        )  # fmt: skip
+        kernels_signal.transform[(-(-(frames * self.rate + 1) // 64), rows)](
+            space.source, self.weights.forward_basis, self.meta, space.spectrum, frames * SAMPLES_PER_MEL_FRAME, frames * self.rate + 1,
+            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, WIDTH=32, TILE=64, **self._options(4),
+        )  # fmt: skip
+
+    def _decode(self) -> None:
+        space, coming = self.space, _packed(self.rates[0])
+        self._pre.launch()
+        for index, stage in enumerate(self.weights.stages):
+            here = _packed(self.rates[index + 1])
+            area, launches = self._sources[index]
+            self._convolve(stage.up, space.stage_in, coming, here, area.slot(_UP), repeats_first=here.rate.extra > 0)
+            self._convolve(
+                stage.source_down, space.spectrum, self._spectrum, here, area.slot(_X), active=(stage.source_alpha, area.slot(_ACTIVES[0]))
+            )
+            for launch in [*launches, *self._blocks[index]]:
+                launch.launch()
+            coming = here
+        post, span = self.weights.post, self.config.istft_n_fft
+        self._convolve(post, space.stage_in, coming, self._spectrum, space.windows, span=span)
+
+    def _finish(self) -> None:
+        """Windows to audio, what is due to ``out``, and the next call's state to the slots."""
+        rows, frames, config, fourier, space = self.bucket.rows, self.bucket.frames, self.config, self.hift.fourier, self.space
+        kernels_signal.overlap_add[(-(-frames * SAMPLES_PER_MEL_FRAME // 1024), rows)](
+            space.windows, fourier.interior, fourier.left_gain, fourier.right_gain, *self.fades, self.slots.withheld, self.meta,
+            space.audio, frames * self.rate + 1, frames * SAMPLES_PER_MEL_FRAME, config.audio_limit,
+            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, FADE=VOCODER_OVERLAP_SAMPLES, TILE=1024,
+            **self._options(4),
         )  # fmt: skip
         kernels_signal.keep_state[(frames, rows)](
             space.mel, space.source, space.audio, self.meta, self.slots.mel, self.slots.source, self.slots.withheld, space.out, frames,
@@ -112,156 +259,24 @@ class VocoderCall:
             SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
         )  # fmt: skip
 
-    def _gather(self) -> None:
-        space, frames = self.space, self.bucket.frames
-        kernels_signal.gather_mel[(-(-frames // 8), self.bucket.rows)](
-            self.slots.mel, space.new_mel, space.new_mel.shape[1], self.meta, space.mel, space.mel_half, frames,
-            STATE=self.slots.state_frames, BINS=MEL_BINS, WIDTH=128, TILE=8, **self._options(4),
-        )  # fmt: skip
-
-    def _source(self) -> None:
-        """f0 of the mel, phases, and the source signal; the phases of the last emitted frames go to their slots."""
-        rows, frames, space, source = self.bucket.rows, self.bucket.frames, self.space, self.hift.m_source
-        x = space.mel
-        for index, conv in enumerate(self.weights.f0):
-            self._convolve(conv, x, _Rate(1, 0), _Rate(1, 0), active=("elu", None, space.f0[index % 2]), precision="tf32x3")
-            x = space.f0[index % 2]
-        classifier = self.hift.f0_predictor.classifier
-        f0 = torch.matmul(x[: rows * frames], classifier.weight[0]).add_(classifier.bias).abs_().view(rows, frames)
-        meta = self.meta.long()
-        # Before anything is out the phase is zero, whoever had the slot before.
-        carried = torch.where((meta[:, 4] > 0)[:, None], self.slots.phase[meta[:, 0]], 0.0)
-        start = SourceStart(carried, meta[:, 3], meta[:, 6].bool(), meta[:, 1])
-        advance = (f0[:, None, :] * source.overtones / self.config.sampling_rate) % 1
-        phase = source.frame_phase(advance, start)
-        config = self.config
-        kernels_signal.make_source[(frames, rows)](
-            f0, advance, phase.float(), source.l_linear.weight, source.l_linear.bias, self.noise_gain, self.slots.source, self.meta,
-            space.source, frames, config.nsf_alpha, config.nsf_sigma, config.nsf_voiced_threshold, HARMONICS=config.nb_harmonics + 1,
-            STATE=self.slots.state_frames, SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
-        )  # fmt: skip
-        last = (meta[:, 11] - 1).clamp(min=0)
-        kept = phase.gather(2, last[:, None, None].expand(-1, phase.shape[1], 1))[:, :, 0]
-        moves = ((meta[:, 11] > meta[:, 4]) & (meta[:, 1] > 0))[:, None]
-        self.slots.phase.index_copy_(0, torch.where(moves[:, 0], meta[:, 0], 0), torch.where(moves, kept, self.slots.phase[:1]))
-        kernels_signal.transform[(-(-(frames * self.rate + 1) // 64), rows)](
-            space.source, self.weights.forward_basis, self.meta, space.spectrum, frames * SAMPLES_PER_MEL_FRAME, frames * self.rate + 1,
-            SAMPLES=SAMPLES_PER_MEL_FRAME, HOP=config.istft_hop_len, SPAN=config.istft_n_fft, WIDTH=32, TILE=64, **self._options(4),
-        )  # fmt: skip
-
-    def _decode(self) -> None:
-        space, config = self.space, self.config
-        coming, rate = _Rate(1, 0), 1
-        self._convolve(self.weights.pre, space.mel_half, coming, coming, active=("leaky", config.lrelu_slope, space.stage_in))
-        for index, stage in enumerate(self.weights.stages):
-            is_last = index == len(self.weights.stages) - 1
-            rate *= config.upsample_rates[index]
-            here = _Rate(rate, int(is_last))
-            self._convolve(stage.up, space.stage_in, coming, here, out=space.up, repeats_first=is_last)
-            self._add_source(stage, here)
-            self._activate(stage, here)
-            slope = _LAST_LEAKY_SLOPE if is_last else config.lrelu_slope
-            self._residual_blocks(stage, here, slope)
-            coming = here
-        self._convolve(self.weights.post, space.stage_in, coming, coming, out=space.post)
-
-    def _add_source(self, stage: StageWeights, here: _Rate) -> None:
-        """x = up + residual block of the spectrum at this rate."""
-        space = self.space
-        block = stage.source_block
-        self._convolve(
-            stage.source_down, space.spectrum, _Rate(self.rate, 1), here, out=space.x, active=("snake", block.alphas1[0], space.active[0])
-        )
-        self._block(block, here, space.x, space.active[0], out=space.x, add=space.up)
-
-    def _activate(self, stage: StageWeights, here: _Rate) -> None:
-        """Activations of x before each of the stage's blocks."""
-        space, copies = self.space, len(stage.blocks)
-        channels = stage.first_alphas.shape[1]
-        size = self._size(here)
-        tile = 32
-        targets = [space.active[min(index, copies - 1)] for index in range(_MAX_BLOCKS)]
-        kernels_conv.activate[(-(-size // tile), self.bucket.rows)](
-            space.x, stage.first_alphas, self.meta, *targets, size, here.rate, here.extra,
-            CHANNELS=channels, COPIES=copies, TILE=tile, **self._options(4),
-        )  # fmt: skip
-
-    def _residual_blocks(self, stage: StageWeights, here: _Rate, slope: float) -> None:
-        """Mean of the blocks' results, activated, as input of what comes next. ``up`` is free by now and takes each block's x."""
-        space, count = self.space, len(stage.blocks)
-        for index, block in enumerate(stage.blocks):
-            is_last = index == count - 1
-            self._block(
-                block, here, space.x, space.active[index], out=space.total, add=space.total if index else None,
-                stream=space.up, final=(slope, 1.0 / count) if is_last else None,
-            )  # fmt: skip
-
-    def _block(
-        self,
-        block: Block,
-        here: _Rate,
-        x: Tensor,
-        active: Tensor,
-        out: Tensor,
-        add: Tensor | None,
-        stream: Tensor | None = None,
-        final: tuple[float, float] | None = None,
-    ) -> None:
-        """x + the block's convolutions (+ add) to ``out``, or scaled and activated to ``stage_in``. stream: memory for x in between."""
-        space = self.space
-        stream = x if stream is None else stream
-        for index, (conv1, conv2) in enumerate(zip(block.convs1, block.convs2, strict=True)):
-            is_end = index == len(block.convs1) - 1
-            self._convolve(conv1, active, here, here, active=("snake", block.alphas2[index], space.hidden))
-            if not is_end:
-                following = ("snake", block.alphas1[index + 1], active)
-                self._convolve(conv2, space.hidden, here, here, residual=x, out=stream, active=following)
-            elif final is None:
-                self._convolve(conv2, space.hidden, here, here, residual=x, add=add, out=out)
-            else:
-                slope, scale = final
-                self._convolve(conv2, space.hidden, here, here, residual=x, add=add, active=("leaky", slope, space.stage_in), scale=scale)
-            x = stream
-
     def _convolve(
-        self,
-        conv: Conv,
-        x: Tensor,
-        coming: _Rate,
-        here: _Rate,
-        *,
-        out: Tensor | None = None,
-        residual: Tensor | None = None,
-        add: Tensor | None = None,
-        active: tuple[str, Any, Tensor] | None = None,
-        scale: float = 1.0,
-        repeats_first: bool = False,
-        precision: str = "tf32",
-    ) -> None:
-        """active: activation, its alphas or slope, where it goes."""
+        self, conv: Conv, x: Tensor, coming: _Rows, here: _Rows, out: Tensor, active: tuple[Tensor, Tensor] | None = None,
+        repeats_first: bool = False, span: int = 0,
+    ) -> None:  # fmt: skip
+        """active: alphas of the snake, and where it goes. span: samples of a window; the features are its spectrum."""
         frames, rows = self.bucket.frames, self.bucket.rows
-        in_size, out_size = self._size(coming), self._size(here)
-        kind, value, target = active if active is not None else ("", None, x)
-        positions = in_size + 1 if conv.up else out_size
-        outputs = len(conv.weight)
-        wide = rows * frames * here.rate >= _WIDE_POSITIONS
+        gap = here.rate.gap if active is not None else 0
+        size = coming if conv.up else here
+        positions = frames * size.rate.rate + size.rate.extra + (1 if conv.up else 2 * gap)
+        wide = rows * frames * here.rate.rate >= _WIDE_POSITIONS
         tile, block = (128, min(128, conv.features)) if wide else (64, min(64, conv.features))
-        if x.dtype == torch.float32:
-            tile, block = 32, min(64, conv.features)
-        slope = float(value or 0.0) if kind == "leaky" else 0.0
-        step = math.gcd(conv.channels, 64 if x.dtype != torch.float32 else 32)
-        kernels_conv.convolve[(-(-positions // tile), outputs // block, rows)](
-            x, conv.weight, conv.bias, self.meta, residual if residual is not None else x, add if add is not None else x,
-            value if kind == "snake" else conv.bias, out if out is not None else x, target, scale, slope,
-            in_size, out_size, coming.rate, coming.extra, here.rate, here.extra, conv.taps, conv.dilation, conv.stride, conv.pad, conv.crop,
-            CHANNELS=conv.channels, FEATURES=conv.features, UP=conv.up, REFLECT=int(repeats_first), TILE=tile, BLOCK=block, STEP=step,
-            STAGES=3, RESIDUAL=residual is not None,
-            ADD=add is not None, STORE=out is not None, ACTIVE=kind, PRECISION=precision, **self._options(8 if tile * block > 8192 else 4),
+        alpha, target = active if active is not None else (self.weights.inverse_basis, out)
+        kernels_conv.convolve[(-(-positions // tile), len(conv.weight) // block, rows)](
+            x, conv.weight, conv.bias, self.meta, alpha, out, target, *coming.numbers, *here.numbers, conv.taps, conv.dilation, conv.stride,
+            conv.pad, conv.crop, _MAX_MAGNITUDE, CHANNELS=conv.channels, FEATURES=conv.features, UP=conv.up, REFLECT=int(repeats_first),
+            GAP=gap, SPAN=span, TILE=tile, BLOCK=block, STEP=math.gcd(conv.channels, 64), STAGES=3,
+            **self._options(8 if tile * block > 8192 else 4),
         )  # fmt: skip
-
-    def _size(self, rate: _Rate) -> int:
-        """Positions of a row."""
-        return self.bucket.frames * rate.rate + rate.extra
 
     def _options(self, warps: int) -> dict[str, Any]:
         return {"PDL": self.dependent_launch, "num_warps": warps, "launch_pdl": self.dependent_launch}

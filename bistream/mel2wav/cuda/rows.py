@@ -9,6 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 META_NUMBERS = 16
+FRAME_GAP = 4  # positions without a row before, between and behind rows of one position per frame: what their convolutions reach
+GAP = 32  # the same at all higher rates
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Positions of a row: ``rate`` per frame and ``extra`` at its end; ``gap``: zeros around every row."""
+
+    rate: int
+    extra: int
+    gap: int
+
+    def positions(self, frames: int, rows: int) -> int:
+        """From the gap before the first row to the end of the gap behind the last one; ``extra`` positions lie in the gaps."""
+        return frames * self.rate + (rows + 1) * self.gap
 
 
 @dataclass(frozen=True)
@@ -62,14 +77,19 @@ class RowPlan:
     key: tuple[int, int]
 
 
-def pack_rows(plans: Sequence[RowPlan], out: NDArray[np.int32]) -> None:
-    """Rows of ``out`` [rows, 16] in the order that the kernels read; rows without a session have no frames."""
+def pack_rows(plans: Sequence[RowPlan], out: NDArray[np.int32], rates: Sequence[Rate]) -> None:
+    """Rows of ``out`` [rows + 1, 16] in the order that the kernels read; rows without a session have no frames.
+
+    The last row: positions in use at each rate.
+    """
     out[:] = 0
-    new_column = 0
+    new_column = frames = 0
     for row, plan in enumerate(plans):
         low, high = (np.uint32(word).view(np.int32) for word in plan.key)
         out[row] = (
             plan.slot, plan.frames, plan.context, plan.overlap, plan.overlap, plan.first_frame, plan.starts, plan.fades,
-            plan.kept_source, new_column, plan.out_frame, plan.emitted, plan.next_first, low, high, 0,
+            plan.kept_source, new_column, plan.out_frame, plan.emitted, plan.next_first, low, high, frames,
         )  # fmt: skip
         new_column += plan.frames - plan.context
+        frames += plan.frames
+    out[-1, : len(rates)] = [rate.positions(frames, len(plans)) for rate in rates]

@@ -19,7 +19,7 @@ from torch import Tensor
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.errors import BusyError
 from bistream.mel2wav.cuda.network import Slots, VocoderCall, Workspace
-from bistream.mel2wav.cuda.rows import BUCKETS, Bucket, RowPlan, bucket_of, group_rows, pack_rows
+from bistream.mel2wav.cuda.rows import BUCKETS, GAP, Bucket, RowPlan, bucket_of, group_rows, pack_rows
 from bistream.mel2wav.cuda.weights import pack_weights
 from bistream.mel2wav.noise import key_of_seed
 from bistream.mel2wav.stage import CONTEXT_FRAMES, VocoderHop, VocoderStage
@@ -34,11 +34,25 @@ _SCRATCH_SLOT = 0  # rows without a session write here
 
 
 def supports(checkpoint: CheckpointConfig) -> bool:
-    """Whether the kernels can compute these sizes: channels that are multiples of 64, or powers of two from 16 on."""
+    """Whether the kernels can compute these sizes: widths 64 times a power of two, and convolutions that reach no further than a gap."""
     config = checkpoint.vocoder
-    widths = [config.base_channels // 2**stage for stage in range(len(config.upsample_rates) + 1)]
-    return all(width >= 16 and (width & (width - 1)) == 0 for width in [*widths, config.f0_channels]) and (
-        config.istft_n_fft == 16 and len(config.resblock_kernel_sizes) <= 3
+    layers = {len(dilations) for dilations in config.resblock_dilation_sizes}
+    widths = [config.f0_channels, *(config.base_channels // 2**stage for stage in range(len(config.upsample_rates) + 1))]
+    reaches = [
+        (kernel - 1) * dilation // 2
+        for kernels, dilations in (
+            (config.resblock_kernel_sizes, config.resblock_dilation_sizes),
+            (config.source_resblock_kernel_sizes, config.source_resblock_dilation_sizes),
+        )
+        for kernel, members in zip(kernels, dilations, strict=True)
+        for dilation in members
+    ]
+    return (
+        all(width >= 64 and (width & (width - 1)) == 0 for width in widths)
+        and max(reaches) < GAP
+        and config.istft_n_fft == 16
+        and len(config.resblock_kernel_sizes) <= 3
+        and len(layers) == 1  # blocks run side by side, layer by layer
     )
 
 
@@ -67,10 +81,8 @@ class CudaVocoderStage(VocoderStage):
         self._slots = Slots(config.max_sessions + 1, _STATE_FRAMES, self.harmonics, self.device)
         self._free_slots = list(range(config.max_sessions, _SCRATCH_SLOT, -1))
         self._record = record
-        frames = max(bucket.rows * bucket.frames for bucket in BUCKETS)
-        rows = max(bucket.rows for bucket in BUCKETS)
         pinned = self.device.type == "cuda"
-        self._space = Workspace(self.hift, frames, rows, dtype, self.device)
+        self._space = Workspace(self.hift, BUCKETS, dtype, self.device)
         self._host_meta = torch.zeros_like(self._space.meta, device="cpu").pin_memory() if pinned else torch.zeros_like(self._space.meta)
         self._host_out = torch.zeros(self._space.out.shape, pin_memory=pinned)
         weights = pack_weights(self.hift, dtype)
@@ -138,7 +150,7 @@ class CudaVocoderStage(VocoderStage):
             out_frames += plan.emitted - plan.overlap
         bucket = bucket_of(len(plans), max(plan.frames for plan in plans))
         assert bucket is not None
-        pack_rows(plans, self._host_meta.numpy())
+        pack_rows(plans, self._host_meta.numpy(), self._space.rates)
         self._space.meta.copy_(self._host_meta, non_blocking=True)
         new = torch.cat([hop.mel.to(self.device, torch.float32) for hop in hops], dim=1)
         self._space.new_mel[:, : new.shape[1]] = new
@@ -149,11 +161,11 @@ class CudaVocoderStage(VocoderStage):
             self._calls[bucket].launch()
         samples = out_frames * SAMPLES_PER_MEL_FRAME
         self._host_out[:samples].copy_(self._space.out[:samples])  # waits for the device
-        audio = self._host_out[:samples].numpy().copy()
+        audio = self._host_out.numpy()
         pieces = []
         for plan, state in zip(plans, states, strict=True):
             begin = plan.out_frame * SAMPLES_PER_MEL_FRAME
-            pieces.append(audio[begin : begin + (plan.emitted - plan.overlap) * SAMPLES_PER_MEL_FRAME])
+            pieces.append(audio[begin : begin + (plan.emitted - plan.overlap) * SAMPLES_PER_MEL_FRAME].copy())
             state.received_frames = plan.first_frame + plan.frames
             state.emitted_frames = plan.first_frame + plan.emitted
             state.first_frame = plan.first_frame + plan.next_first

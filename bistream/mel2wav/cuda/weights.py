@@ -1,15 +1,18 @@
-"""Weights of the vocoder in the form its kernels read: 16 bit [outputs, taps, channels], the f0 predictor in float32."""
+"""Weights of the vocoder in the form its kernels read: 16 bit; those of the f0 predictor in two parts of 16 bit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from bistream.mel2wav.cuda.tiles import SLICE, Part, TileList, WindowSum
 from bistream.mel2wav.hift import HiFT, ResBlock
 
-_SPECTRUM_WIDTH = 32  # channels of the source's spectrum (18 are real), and of the last convolution
+_SPECTRUM_WIDTH = 32  # channels of the source's spectrum (18 are in use), and of the result's, 16 for real and 16 for imaginary parts
+F0_SCALE = 64.0  # of the f0 predictor's weights: what their 16 bit lose is still a normal number then
 
 
 @dataclass(frozen=True)
@@ -35,28 +38,20 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Block:
-    """A residual block: pairs of convolutions, and the alphas of the activations before each of them."""
-
-    convs1: list[Conv]
-    convs2: list[Conv]
-    alphas1: list[Tensor]
-    alphas2: list[Tensor]
-
-
-@dataclass(frozen=True)
 class StageWeights:
+    """source_pairs, pairs: the two convolutions of each layer of the source's residual block and of all others, longest kernel first."""
+
     up: Conv
     source_down: Conv
-    source_block: Block
-    blocks: list[Block]
-    first_alphas: Tensor  # [blocks, channels], before the first convolution of each block
+    source_alpha: Tensor  # [channels], before the first convolution of the source's block
+    source_pairs: list[tuple[WindowSum, WindowSum]]
+    pairs: list[tuple[WindowSum, WindowSum]]
 
 
 @dataclass(frozen=True)
 class VocoderWeights:
-    f0: list[Conv]
-    pre: Conv
+    f0: list[WindowSum]
+    pre: WindowSum
     stages: list[StageWeights]
     post: Conv
     forward_basis: Tensor  # [n_fft, 32]
@@ -64,35 +59,97 @@ class VocoderWeights:
 
 
 def pack_weights(hift: HiFT, dtype: torch.dtype) -> VocoderWeights:
-    """``hift`` stays as it is; dtype: of everything but the f0 predictor and the Fourier bases."""
+    """``hift`` stays as it is; dtype: of everything but the Fourier bases."""
     config = hift.config
     kernels = len(config.resblock_kernel_sizes)
     stages = []
     for index, (up, down, source_block) in enumerate(zip(hift.ups, hift.source_downs, hift.source_resblocks, strict=True)):
         members = hift.resblocks[index * kernels : (index + 1) * kernels]
-        blocks = [_block(block, dtype) for block in members if isinstance(block, ResBlock)]
         assert isinstance(up, nn.ConvTranspose1d) and isinstance(down, nn.Conv1d) and isinstance(source_block, ResBlock)
-        alphas = torch.stack([block.alphas1[0] for block in blocks])
+        blocks = [block for block in members if isinstance(block, ResBlock)]
+        blocks.sort(key=lambda block: -_checked(block.convs1[0]).kernel_size[0])
+        firsts = torch.stack([_alpha(block.activations1[0]) for block in blocks])
         source_down = _conv(down, dtype, pad_channels=_SPECTRUM_WIDTH)
-        stages.append(StageWeights(_transposed(up, dtype), source_down, _block(source_block, dtype), blocks, alphas))
-    f0 = [_conv(conv, torch.float32) for conv in hift.f0_predictor.condnet.values() if isinstance(conv, nn.Conv1d)]
+        stages.append(
+            StageWeights(
+                up=_transposed(up, dtype),
+                source_down=source_down,
+                source_alpha=_alpha(source_block.activations1[0]),
+                source_pairs=_pairs([source_block], dtype, firsts, is_sum=False),
+                pairs=_pairs(blocks, dtype, firsts, is_sum=True),
+            )
+        )
+    f0 = [split_sum(conv, dtype) for conv in hift.f0_predictor.condnet.values() if isinstance(conv, nn.Conv1d)]
     n_fft = config.istft_n_fft
     bins = n_fft // 2 + 1
     forward = torch.zeros(n_fft, _SPECTRUM_WIDTH, device=hift.fourier.forward_basis.device)
     forward[:, : 2 * bins] = hift.fourier.forward_basis[:, 0].T
     inverse = torch.zeros(2, 16, n_fft, device=forward.device)
     inverse[:, :bins] = hift.fourier.inverse_basis[:, 0].view(2, bins, n_fft)
-    pre, post = _conv(hift.conv_pre, dtype), _conv(hift.conv_post, dtype, pad_outputs=_SPECTRUM_WIDTH)
-    return VocoderWeights(f0, pre, stages, post, forward, inverse)
+    pre = _sum([[hift.conv_pre]], dtype, torch.zeros(1, hift.conv_pre.out_channels, device=forward.device))
+    return VocoderWeights(f0, pre, stages, _spectrum_conv(hift.conv_post, dtype, bins), forward, inverse)
 
 
-def _block(block: ResBlock, dtype: torch.dtype) -> Block:
-    return Block(
-        [_conv(conv, dtype) for conv in block.convs1 if isinstance(conv, nn.Conv1d)],
-        [_conv(conv, dtype) for conv in block.convs2 if isinstance(conv, nn.Conv1d)],
-        [_alpha(snake) for snake in block.activations1],
-        [_alpha(snake) for snake in block.activations2],
-    )
+def _pairs(blocks: Sequence[ResBlock], dtype: torch.dtype, after: Tensor, is_sum: bool) -> list[tuple[WindowSum, WindowSum]]:
+    """Of blocks that run side by side, layer by layer. after: alphas of what follows them, [any, channels]; is_sum: they end in one sum."""
+    pairs = []
+    layers = len(blocks[0].convs1)
+    for layer in range(layers):
+        is_end = layer == layers - 1
+        between = torch.stack([_alpha(block.activations2[layer]) for block in blocks])
+        following = after if is_end else torch.stack([_alpha(block.activations1[layer + 1]) for block in blocks])
+        first = _sum([[block.convs1[layer]] for block in blocks], dtype, between)
+        seconds = [block.convs2[layer] for block in blocks]
+        second = _sum([seconds] if is_end and is_sum else [[conv] for conv in seconds], dtype, following)
+        pairs.append((first, second))
+    return pairs
+
+
+def _sum(groups: Sequence[Sequence[nn.Module]], dtype: torch.dtype, alphas: Tensor) -> WindowSum:
+    conv = _checked(groups[0][0])
+    tiles = TileList(dtype, conv.weight.device)
+    parts, biases = [], []
+    for group in groups:
+        convs = [_checked(module) for module in group]
+        parts.append([tiles.add(each.weight.transpose(1, 2), each.dilation[0], _padding(each)) for each in convs])
+        biases.append(torch.stack([_bias(each) for each in convs]).sum(0))
+    return _window_sum(tiles, torch.stack(biases), alphas, parts, conv)
+
+
+def split_sum(module: nn.Module, dtype: torch.dtype) -> WindowSum:
+    """A convolution times F0_SCALE whose input comes in two parts, what 16 bit keep and what they lose: nearly that of float32.
+
+    Both parts of the weights for the first part of the input, the first one for the second.
+    """
+    conv = _checked(module)
+    weight = conv.weight.transpose(1, 2) * F0_SCALE
+    high = weight.to(dtype).float()
+    taps, dilation, pad = weight.shape[1], conv.dilation[0], _padding(conv)
+    tiles = TileList(dtype, weight.device)
+    parts = [tiles.add(torch.cat([high, weight - high], dim=1), dilation, pad, wrap=taps), tiles.add(high, dilation, pad)]
+    bias = (_bias(conv) * F0_SCALE)[None]
+    return _window_sum(tiles, bias, torch.zeros_like(bias), [parts], conv)
+
+
+def _window_sum(tiles: TileList, bias: Tensor, alphas: Tensor, groups: list[list[Part]], conv: nn.Conv1d) -> WindowSum:
+    panels, blocks = -(-conv.in_channels // SLICE), conv.out_channels // SLICE
+    return WindowSum(tiles.close(), bias.float().contiguous(), alphas.contiguous(), groups, panels, blocks)
+
+
+def _checked(module: nn.Module) -> nn.Conv1d:
+    assert isinstance(module, nn.Conv1d)
+    return module
+
+
+def _bias(conv: nn.Conv1d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias.float()
+
+
+def _padding(conv: nn.Conv1d) -> int:
+    padding = conv.padding[0]
+    assert isinstance(padding, int)
+    return padding
 
 
 def _alpha(snake: nn.Module) -> Tensor:
@@ -101,18 +158,27 @@ def _alpha(snake: nn.Module) -> Tensor:
     return alpha.float().contiguous()
 
 
-def _conv(conv: nn.Conv1d, dtype: torch.dtype, pad_channels: int = 0, pad_outputs: int = 0) -> Conv:
-    """[out, in, taps] -> [outputs, taps, channels], zeros up to the padded sizes."""
+def _spectrum_conv(conv: nn.Conv1d, dtype: torch.dtype, bins: int) -> Conv:
+    """Log magnitudes in the first half of the outputs, phases in the second one."""
+    plain, half = _conv(conv, dtype), _SPECTRUM_WIDTH // 2
+    weight = torch.zeros(_SPECTRUM_WIDTH, *plain.weight.shape[1:], dtype=dtype, device=plain.weight.device)
+    bias = torch.zeros(_SPECTRUM_WIDTH, device=plain.weight.device)
+    for part in range(2):
+        weight[part * half : part * half + bins] = plain.weight[part * bins : (part + 1) * bins]
+        bias[part * half : part * half + bins] = plain.bias[part * bins : (part + 1) * bins]
+    return Conv(weight, bias, _SPECTRUM_WIDTH, plain.dilation, plain.stride, plain.pad)
+
+
+def _conv(conv: nn.Conv1d, dtype: torch.dtype, pad_channels: int = 0) -> Conv:
+    """[out, in, taps] -> [outputs, taps, channels], zeros up to the padded channels."""
     weight = conv.weight.transpose(1, 2)
     outputs, taps, channels = weight.shape
-    packed = torch.zeros(max(outputs, pad_outputs), taps, max(channels, pad_channels), dtype=dtype, device=weight.device)
+    packed = torch.zeros(outputs, taps, max(channels, pad_channels), dtype=dtype, device=weight.device)
     packed[:outputs, :, :channels] = weight
     bias = torch.zeros(len(packed), device=weight.device)
     if conv.bias is not None:
         bias[:outputs] = conv.bias
-    padding = conv.padding[0]
-    assert isinstance(padding, int)
-    return Conv(packed, bias, len(packed), conv.dilation[0], conv.stride[0], padding)
+    return Conv(packed, bias, len(packed), conv.dilation[0], conv.stride[0], _padding(conv))
 
 
 def _transposed(conv: nn.ConvTranspose1d, dtype: torch.dtype) -> Conv:

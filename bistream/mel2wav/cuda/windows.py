@@ -1,0 +1,145 @@
+"""Launches of ``kernels_window.sum_windows``: where its inputs and results are, and how large its tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from bistream.mel2wav.cuda import kernels_window
+from bistream.mel2wav.cuda.tiles import SLICE, Part, WindowSum
+
+_HALO = 16
+_TILE_POSITIONS = (256, 128, 64)
+# of tiles of 256 positions: what a product takes, and how fast a multiprocessor gets its bytes when all of them ask
+_PRODUCT_CYCLES, _PRODUCT_BYTES, _WINDOW_BYTES, _BYTES_PER_CYCLE = 512, 8192, 36_864, 24
+_LIVE = 0.9  # share of a call's capacity that is in use, about
+_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+@dataclass(frozen=True)
+class Area:
+    """Activations of one rate: ``memory`` [slots * capacity, channels]. real: int8 [capacity]; extent: int32 [1], positions in use."""
+
+    memory: Tensor
+    capacity: int
+    real: Tensor
+    extent: Tensor
+
+    def slot(self, index: int) -> Tensor:
+        return self.memory[index * self.capacity : (index + 1) * self.capacity]
+
+
+@dataclass(frozen=True)
+class Use:
+    """Slots that a part reads and, the first one of a group, writes. residuals: added; out: the sum; actives: its activations."""
+
+    source: int
+    residuals: tuple[int, ...] = ()
+    out: int | None = None
+    actives: tuple[int, ...] = ()
+
+
+class WindowLaunch:
+    """One recorded launch. ``uses``: of each group's parts. kind, scale, slope: see the kernel."""
+
+    def __init__(
+        self, sums: WindowSum, source: Area, target: Area, uses: Sequence[Sequence[Use]], kind: str = "snake", scale: float = 1.0,
+        slope: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._sums = sums
+        self._target = target
+        segments = len(uses[0])
+        multiprocessors = torch.cuda.get_device_properties(sums.tiles.device).multi_processor_count
+        size = _tile_positions(target.capacity * sums.blocks * len(uses), multiprocessors)
+        size = min(size, 128) if kind == "elu" else size  # which keeps two sums in registers
+        tiles = -(-target.capacity // size)
+        products = [
+            sum(part.taps * sums.panels + len(use.residuals) for part, use in zip(parts, members, strict=True))
+            for parts, members in zip(sums.groups, uses, strict=True)
+        ]
+        can_share = size == _TILE_POSITIONS[0] and segments == 1 and sums.panels <= 4
+        share = _share(tiles, sums.blocks, sums.panels, products, multiprocessors) if can_share else 1
+        self._grid = (min(tiles * (sums.blocks // share) * len(uses), multiprocessors),)
+        self._sizes = {
+            "N": size, **_memory(size, sums.panels if share > 1 else 1), "PANELS": sums.panels, "BLOCKS": sums.blocks,
+            "SHARE": share, "GROUPS": len(uses), "SEGMENTS": segments, "KIND": kind,
+        }  # fmt: skip
+        table = [
+            _row(part, use, group, source.capacity, target.capacity)
+            for group, (parts, members) in enumerate(zip(sums.groups, uses, strict=True))
+            for part, use in zip(parts, members, strict=True)
+        ]
+        self._table = torch.tensor(table, dtype=torch.int32, device=sums.tiles.device)
+        self._tiles = (
+            _descriptor(source.memory, size), _descriptor(source.memory, _HALO), _descriptor(sums.tiles, SLICE),
+            _descriptor(target.memory, size),
+        )  # fmt: skip
+        self._scalars = (scale, slope)
+
+    def launch(self) -> None:
+        sums, target = self._sums, self._target
+        kernels_window.sum_windows[self._grid](
+            *self._tiles, self._table, sums.bias, sums.alphas, target.real, target.extent, *self._scalars, **self._sizes, num_warps=4
+        )
+
+
+def _tile_positions(results: int, multiprocessors: int) -> int:
+    """The largest tile that gives every multiprocessor two results or more. results: positions times blocks of 64 channels."""
+    fitting = [size for size in _TILE_POSITIONS if results // size >= 2 * multiprocessors]
+    return fitting[0] if fitting else _TILE_POSITIONS[-1]
+
+
+def _share(tiles: int, blocks: int, panels: int, products: Sequence[int], programs: int) -> int:
+    """Results in succession that use the same windows: few balance the programs' work, many save traffic. 256 positions.
+
+    products: of 64 channels by 64 channels, per result of each group.
+    """
+    live = round(tiles * _LIVE)
+    times: dict[int, float] = {}
+    for share in range(1, blocks + 1):
+        if blocks % share:
+            continue
+        units = live * (blocks // share)
+        busy = np.zeros(programs)
+        for group, count in enumerate(products):
+            first = (np.arange(programs) - group * units) % programs
+            traffic = (share * count * _PRODUCT_BYTES + panels * _WINDOW_BYTES) / _BYTES_PER_CYCLE
+            busy += np.maximum(-(-(units - first) // programs), 0) * max(share * count * _PRODUCT_CYCLES, traffic)
+        times[share] = float(busy.max())
+    return min(times, key=lambda share: times[share])
+
+
+def _memory(size: int, shared_panels: int) -> dict[str, int]:
+    """How 227 kB of shared memory are used."""
+    if size == 64:
+        return {"ROWS": 128, "WINDOWS": 6, "SLOTS": 8, "STAGES": 2}
+    if size == 128:
+        return {"ROWS": 192, "WINDOWS": 4, "SLOTS": 8, "STAGES": 2}
+    if shared_panels > 2:  # all of them stay while all results use them
+        return {"ROWS": 320, "WINDOWS": 4, "SLOTS": 4, "STAGES": 1}
+    return {"ROWS": 320, "WINDOWS": 3, "SLOTS": 5, "STAGES": 2}
+
+
+def _row(part: Part, use: Use, group: int, in_capacity: int, out_capacity: int) -> list[int]:
+    """A segment's line of the kernel's table."""
+    residuals = [*(slot * in_capacity for slot in use.residuals), 0, 0][:2]
+    actives = [*(slot * out_capacity for slot in use.actives), 0, 0, 0][:3]
+    out = -1 if use.out is None else use.out * out_capacity
+    return [
+        use.source * in_capacity, part.taps, part.wrap, part.dilation, part.pad, part.first_tile, len(use.residuals), *residuals,
+        out, len(use.actives), *actives, group, 0,
+    ]  # fmt: skip
+
+
+def _descriptor(matrix: Tensor, rows: int) -> Any:
+    """[rows, 64] tiles of a matrix whose rows are contiguous, for the copy engine."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    assert matrix.dtype in _TYPES
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, SLICE], layout)
