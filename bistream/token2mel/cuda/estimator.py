@@ -99,9 +99,8 @@ class CudaEstimator:
         channels, features = shortcut.weight.shape[2], min(64, self.width)
         kernels_conv.residual_out[(self.rows // _WINDOW_ROWS, self.width // features)](
             buffers.raw, norm.weight, norm.bias, source, source.stride(0), shortcut.weight, shortcut.bias, self.live, buffers.x,
-            buffers.normed, norm.weight, norm.bias, *self._keep(),
             rows=self.frames, CHANNELS=channels, WIDTH=self.width, TILE=_WINDOW_ROWS, FEATURES=features, STEP=_step(channels, 64),
-            STAGES=_STAGES, NORM=False, EPS=_EPS, **_OPTIONS,
+            STAGES=_STAGES, EPS=_EPS, **_OPTIONS,
         )  # fmt: skip
 
     def _convolve(self, conv: WindowLinear, source: Tensor, out: Tensor) -> None:

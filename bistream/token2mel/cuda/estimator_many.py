@@ -1,8 +1,8 @@
 """The estimator on many packed rows at full size: the two guidance halves beside one another, one kernel between attentions.
 
 The halves share nothing before the end of an evaluation. Each is queued on its own stream (in a recorded graph: its own
-branch), so that one half's attention, few rows on all multiprocessors, runs beside the other's linear layers, many rows on a
-few of them. Rows, state and results as in ``estimator.CudaEstimator``.
+branch), so that one half's attention runs beside the other's linear layers and convolutions, which have too few programs
+for all multiprocessors. Rows, state and results as in ``estimator.CudaEstimator``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
-_ROWS = 128  # of one program of the block kernel
-_QUERY_PARTS = 4  # programs that share a tile's heads where there is only the query to compute
+_ROWS = 64  # of one program of the block kernel
+_QUERY_PARTS = (4, 2, 1)  # programs that may share a tile's heads where there is only the query to compute
 _SIZES = (256, 8, 64)  # width, heads, features of a head that the kernels are written for
 
 
@@ -132,12 +132,17 @@ class _Half:
             tensor[rows] for tensor in (buffers.x, buffers.normed, buffers.raw, buffers.active, buffers.source)
         )
         self.query, self.attended = buffers.query[rows], buffers.attended[rows]
-        self._normed_tile = tile_descriptor(self.normed, 64, 256)
-        self._attended_tile = tile_descriptor(self.attended.flatten(1), 64, 256)
-        self._query_tile = tile_descriptor(self.query.flatten(1), 64, 128)
-        # a program of either kernel has a multiprocessor for itself: leave enough of them for the other half's block kernel
+        self._normed_tile = tile_descriptor(self.normed, _ROWS, width)
+        self._attended_tile = tile_descriptor(self.attended.flatten(1), _ROWS, width)
+        self._query_tile = tile_descriptor(self.query.flatten(1), _ROWS, width)
+        self._source_tile = tile_descriptor(self.source, _ROWS, width)
+        self._joined_tiles = [tile_descriptor(self.joined[:, at : at + width], _ROWS, width) for at in (0, width)]
+        # A program of either kernel has a multiprocessor for itself. Attention leaves half as many as the other half's block kernel has
+        # programs: with fewer of its own it takes longer, and so does the whole, than the block kernel waits.
         multiprocessors = torch.cuda.get_device_properties(buffers.x.device).multi_processor_count
-        self._attention_programs = min(batch.tiles, max(multiprocessors // GUIDANCE_ROWS, multiprocessors - self.frames // _ROWS))
+        spare = self.frames // (2 * _ROWS)
+        self._attention_programs = min(batch.tiles, max(multiprocessors // GUIDANCE_ROWS, multiprocessors - spare))
+        self._query_parts = next((parts for parts in _QUERY_PARTS if parts * self.frames // _ROWS <= multiprocessors), 1)
         self._scale = math.log2(math.e) / math.sqrt(batch.config.attention_head_dim)
         self._left = left_context_chunks
         self._tail_width = sum(conv_inputs(batch.config))
@@ -147,24 +152,23 @@ class _Half:
         down, *mids, up = self.batch.units
         self._step, self._tail_column, self._block = step, 0, 0
         self._attention_stream = attention
-        first, second = self.joined[:, :width], self.joined[:, width:]
-        self._unit(down, self.inputs, time_biases[0], second)
-        self._convolve(network.down_conv, second, self.source)
+        self._unit(down, self.inputs, time_biases[0], self._joined_tiles[1])
+        self._convolve(network.down_conv, self.joined[:, width:], self.source)
         for index, unit in enumerate(mids):
-            self._unit(unit, self.source, time_biases[index + 1], first if index == len(mids) - 1 else self.source)
-        self._unit(up, self.joined, time_biases[-1], self.source)
+            self._unit(unit, self.source, time_biases[index + 1], self._joined_tiles[0] if index == len(mids) - 1 else self._source_tile)
+        self._unit(up, self.joined, time_biases[-1], self._source_tile)
         self._convolve(network.up_conv, self.source, self.active)
         self._convolve(network.final_block.conv, self.active, self.raw)
         assert self._tail_column == self._tail_width
 
-    def _unit(self, unit: _UnitWeights, source: Tensor, time_bias: Tensor, out: Tensor) -> None:
-        """source: 16 bit [rows, channels], rows any distance apart; out: where the unit's result goes in 16 bit."""
+    def _unit(self, unit: _UnitWeights, source: Tensor, time_bias: Tensor, out: Any) -> None:
+        """source: 16 bit [rows, channels], rows any distance apart; out: tiles of where the unit's result goes in 16 bit."""
         self._residual(unit, source, time_bias)
-        self._between(None, unit.blocks[0], self.normed)
+        self._between(None, unit.blocks[0], self._normed_tile)
         for block, following in zip(unit.blocks, [*unit.blocks[1:], None], strict=True):
             self._attend_aside()
             self._block += 1
-            self._between(block, following, self.normed if following is not None else out)
+            self._between(block, following, self._normed_tile if following is not None else out)
 
     def _residual(self, unit: _UnitWeights, source: Tensor, time_bias: Tensor) -> None:
         block, sizes = unit.residual, {"WIDTH": self.width, "TAIL_WIDTH": self._tail_width, "EPS": _EPS}
@@ -225,7 +229,7 @@ class _Half:
             TABLE=arrays["table"].shape[1], LEFT=self._left, FRAMES=frames, KEYS=keys, num_warps=warps,
         )  # fmt: skip
 
-    def _between(self, block: _BlockWeights | None, following: _BlockWeights | None, out: Tensor) -> None:
+    def _between(self, block: _BlockWeights | None, following: _BlockWeights | None, out: Any) -> None:
         """The rest of ``block`` behind its attention, if there is one, and the query of ``following``, likewise."""
         some = block or following
         assert some is not None
@@ -234,13 +238,13 @@ class _Half:
         query = following or some
         # the last block of a unit keeps nothing; its pages' address is not used
         keep = self._keep() if following is not None else (self.batch.arrays["frame_keep"], self.normed, 0)
-        heads = self.batch.config.num_heads // (1 if block is not None else _QUERY_PARTS)
+        heads = self.batch.config.num_heads // (1 if block is not None else self._query_parts)
         kernels_many_block.block_rows[(self.frames // _ROWS, self.batch.config.num_heads // heads)](
             self._attended_tile if block is not None else self._normed_tile,
-            some.value, some.output, some.linear_in, some.linear_out, query.query, query.key, self._query_tile,
+            some.value, some.output, some.linear_in, some.linear_out, query.query, query.key, self._query_tile, out,
             module.to_out.bias, module.linear_in.bias, module.linear_out.bias,
             module.norm_feed_forward.weight, module.norm_feed_forward.bias,
-            after.norm_attention.weight, after.norm_attention.bias, self.live, self.x, out, out.stride(0), *keep,
+            after.norm_attention.weight, after.norm_attention.bias, self.live, self.x, *keep,
             rows=self.frames, HEADS=heads, HIDDEN=module.linear_in.weight.shape[0] // 64, SUM=block is not None,
-            QUERY=following is not None, EPS=_EPS, num_warps=4,
+            QUERY=following is not None, EPS=_EPS, num_warps=8,
         )  # fmt: skip

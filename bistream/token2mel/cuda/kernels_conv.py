@@ -95,7 +95,10 @@ def window_residual(
     rows, CHANNELS: tl.constexpr, SOURCE_CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """``window_linear`` and ``residual_out`` with ``NORM`` in one. Grid: (row tiles,). source: what ``residual_out`` calls x."""
+    """``window_linear`` and ``residual_out`` in one, and the next LayerNorm (``kernels_linear.store_norm``). Grid: (row tiles,).
+
+    source: what ``residual_out`` calls x. copy, row_keep, page: where the LayerNorm goes.
+    """
     live = tl.load(live_ptr)
     first = tl.program_id(0) * TILE
     if first % rows >= live:
@@ -139,14 +142,10 @@ def activate_rows(
 @triton.jit
 def residual_out(
     raw_ptr, gamma_ptr, beta_ptr, x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, out_ptr,
-    copy_ptr, next_gamma_ptr, next_beta_ptr, keep_ptr, page_ptr, page_half_stride,
     rows, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr,
-    STAGES: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """mish(LayerNorm(raw)) + x W^T + b: the end of a residual block, float32 [rows, WIDTH]. Grid: (row tiles, WIDTH / FEATURES).
-
-    ``NORM``: the next layer's LayerNorm of it to ``copy`` and to the pages of kept chunks (``kernels_linear.store_norm``).
-    """
+    """mish(LayerNorm(raw)) + x W^T + b: the end of a residual block, float32 [rows, WIDTH]. Grid: (row tiles, WIDTH / FEATURES)."""
     first = tl.program_id(0) * TILE
     if first % rows >= tl.load(live_ptr):
         return
@@ -170,9 +169,6 @@ def residual_out(
     normed = (part - mean[:, None]) * scale[:, None] * gamma[None, :] + beta[None, :]
     total += mish(normed) + tl.load(bias_ptr + feature).to(tl.float32)[None, :]
     tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], total)
-    if NORM:
-        store_norm(total, row, feature, first, live_ptr, next_gamma_ptr, next_beta_ptr, copy_ptr, WIDTH, keep_ptr, page_ptr,
-                   page_half_stride, rows, WIDTH, True, EPS)  # fmt: skip
 
 
 @triton.jit

@@ -1,13 +1,16 @@
 # mypy: ignore-errors
 """Everything between two attentions for many rows, in one kernel: values and output, feed-forward, the next block's query.
 
-All of it is pairs of products over slices of 64 features: rows times the slice's weights, something in between, times the
-slice's way back to WIDTH. A slice is a head (values and output; query and key projection, where nothing is summed) or 64 of
-the hidden features. What lies between the two products stays in registers, and so does the residual stream.
+All of it is pairs of products over slices of 64 features: rows times the slice's weights, something in between (the middle),
+times the slice's way back to WIDTH. A slice is a head (values and output; query and key projection, where nothing is summed)
+or 64 of the hidden features.
 
-Of a program's warps one fetches (tensor copies into rings in shared memory) and two groups of four multiply 64 rows each, so
-that one group's products run while the other computes its activation. Few programs with much work each: they leave room for
-the attention of the other guidance half, which runs beside them. Gluon, Hopper only.
+A program computes 64 rows and keeps their residual stream in registers. One warp fetches (tensor copies into rings in shared
+memory), eight warps compute: the tensor cores get a slice's second product together with the next slice's first one, and the
+next middle is computed while the second product runs. The middle goes through shared memory, because each half of the eight
+warps has half of its features and needs all of them. Gluon, Hopper only.
+
+A barrier exists only where it is used: shared memory that was a barrier must not become anything else.
 """
 
 from triton.experimental import gluon
@@ -20,20 +23,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-GROUP = gl.constexpr(64)  # rows of a group
+ROWS = gl.constexpr(64)  # of a program
 SLICE = gl.constexpr(64)
 WIDTH = gl.constexpr(256)
 TILE_BYTES = gl.constexpr(32768)  # [64, 256] or [256, 64] in 16 bit
-POOL = gl.constexpr(7)  # tiles in flight of the values
-TILES = gl.constexpr(4)  # of a head in that ring: rows of both groups, value weights, output weights
-RING = gl.constexpr(4)  # tiles in flight of the feed-forward and the query; behind them lie the groups' rows, then STAGE
-STAGE = gl.constexpr(6)  # place of the results of both groups on their way out
-SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-HALF_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-MIDDLE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-LEFT = gl.constexpr(gl.DotOperandLayout(0, SUMS, 2))
-HALF_LEFT = gl.constexpr(gl.DotOperandLayout(0, HALF_SUMS, 2))
-LINES = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
+POOL = gl.constexpr(6)  # tiles in shared memory; the values' ring has all of them
+RING = gl.constexpr(5)  # tiles of the feed-forward's ring; behind them lie the program's rows in 16 bit
+QUERY_RING = gl.constexpr(4)  # tiles of the query's ring; behind them lies a head's result on its way out
+MIDDLES = gl.constexpr(3)  # one is written while another is read by both halves' products, which may be a slice apart
+VECTORS = gl.constexpr(6)  # of WIDTH features, see ``block_rows``
+SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 128, 16]))
+MIDDLE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16]))
+LEFT = gl.constexpr(gl.DotOperandLayout(0, MIDDLE, 2))  # rows in registers: both halves would read them from shared memory
+COLUMNS = gl.constexpr(gl.SliceLayout(0, SUMS))
+LINES = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
+VECTOR = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 
 
 @gluon.jit
@@ -73,35 +77,50 @@ def _await_drained(empty, slot, ITEMS: gl.constexpr, SIZE: gl.constexpr):
 
 
 @gluon.jit
+def _fetch_values(rows_desc, value_desc, output_desc, pool, full, empty, first, HEADS: gl.constexpr):
+    """In the order of use, as in ``_sum_slices``: of each head rows and value weights, behind them the head before's output weights."""
+    for head in range(HEADS):
+        item = 3 * head - gl.minimum(head, 1)
+        _fetch(rows_desc, first, head * WIDTH, pool, full, empty, item, POOL, False)
+        _fetch(value_desc, head * SLICE, 0, pool, full, empty, item + 1, POOL, False)
+        if head > 0:
+            _fetch(output_desc, 0, (head - 1) * SLICE, pool, full, empty, item + 2, POOL, True)
+    _fetch(output_desc, 0, (HEADS - 1) * SLICE, pool, full, empty, 3 * HEADS - 1, POOL, True)
+
+
+@gluon.jit
+def _fetch_pairs(first_desc, second_desc, y, pool, full, empty, COUNT: gl.constexpr, SIZE: gl.constexpr, TURNED: gl.constexpr):
+    """The same for slices whose rows are there. TURNED: the second weights are [256, COUNT * 64], else as the first [.., 256]."""
+    for index in range(COUNT):
+        item = 2 * index - gl.minimum(index, 1)
+        _fetch(first_desc, y + index * SLICE, 0, pool, full, empty, item, SIZE, False)
+        if index > 0:
+            before = y + (index - 1) * SLICE
+            _fetch(second_desc, 0 if TURNED else before, before if TURNED else 0, pool, full, empty, item + 1, SIZE, TURNED)
+    last = y + (COUNT - 1) * SLICE
+    _fetch(second_desc, 0 if TURNED else last, last if TURNED else 0, pool, full, empty, 2 * COUNT - 1, SIZE, TURNED)
+
+
+@gluon.jit
 def _producer(
-    descriptors, pool, barriers, first_row, first_head,
-    HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr,
+    descriptors, pool, barriers, first, first_head, HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr,
 ):  # fmt: skip
-    """Everything in the order in which the groups use it."""
+    """Everything in the order in which it is used."""
     rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc = descriptors
-    full, empty, ring_full, ring_empty, rows_full, _ = barriers
+    full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = barriers
     if SUM:
-        for head in range(HEADS):
-            item = head * TILES
-            _fetch(rows_desc, first_row, head * WIDTH, pool, full, empty, item, POOL, False)
-            _fetch(rows_desc, first_row + GROUP, head * WIDTH, pool, full, empty, item + 1, POOL, False)
-            _fetch(value_desc, head * SLICE, 0, pool, full, empty, item + 2, POOL, False)
-            _fetch(output_desc, 0, head * SLICE, pool, full, empty, item + 3, POOL, True)
+        _fetch_values(rows_desc, value_desc, output_desc, pool, full, empty, first, HEADS)
         for slot in gl.static_range(RING):
-            _await_drained(empty, slot, HEADS * TILES, POOL)
-        for index in range(HIDDEN):
-            _fetch(in_desc, index * SLICE, 0, pool, ring_full, ring_empty, 2 * index, RING, False)
-            _fetch(back_desc, 0, index * SLICE, pool, ring_full, ring_empty, 2 * index + 1, RING, True)
+            _await_drained(empty, slot, 3 * HEADS, POOL)
+        _fetch_pairs(in_desc, back_desc, 0, pool, ring_full, ring_empty, HIDDEN, RING, True)
+        if QUERY:
+            for slot in gl.static_range(QUERY_RING):
+                _await_drained(ring_empty, slot, 2 * HIDDEN, RING)
     else:
-        for group in gl.static_range(2):
-            mbarrier.expect(rows_full.index(group), TILE_BYTES)
-            tma.async_copy_global_to_shared(rows_desc, [first_row + group * GROUP, 0], rows_full.index(group), pool.index(RING + group))
+        mbarrier.expect(rows_full, TILE_BYTES)
+        tma.async_copy_global_to_shared(rows_desc, [first, 0], rows_full, pool.index(RING))
     if QUERY:
-        for head in range(HEADS):
-            item = 2 * head + (2 * HIDDEN if SUM else 0)
-            row = (first_head + head) * SLICE
-            _fetch(query_desc, row, 0, pool, ring_full, ring_empty, item, RING, False)
-            _fetch(key_desc, row, 0, pool, ring_full, ring_empty, item + 1, RING, False)
+        _fetch_pairs(query_desc, key_desc, first_head * SLICE, pool, query_full, query_empty, HEADS, QUERY_RING, False)
 
 
 @gluon.jit
@@ -113,236 +132,237 @@ def _wait_full(full, item, SIZE: gl.constexpr):
 
 
 @gluon.jit
+def _bring_vectors(pointers, in_bias_ptr, vectors, in_bias, HIDDEN: gl.constexpr):
+    """Biases and norms nearby, before they are needed. All of them are asked for before the first one is stored."""
+    column = gl.arange(0, WIDTH, layout=VECTOR)
+    loaded = (
+        gl.load(pointers[0] + column), gl.load(pointers[1] + column), gl.load(pointers[2] + column),
+        gl.load(pointers[3] + column), gl.load(pointers[4] + column), gl.load(pointers[5] + column),
+    )  # fmt: skip
+    loaded_bias = gl.load(in_bias_ptr + gl.arange(0, HIDDEN * SLICE, layout=VECTOR))
+    for number in gl.static_range(VECTORS):
+        vectors.index(number).store(loaded[number])
+    in_bias._reinterpret(in_bias.dtype, [HIDDEN * SLICE], in_bias.layout).store(loaded_bias)
+
+
+@gluon.jit
 def _back_weights(pool, slot):
     tile = pool.index(slot)
     return tile._reinterpret(tile.dtype, [WIDTH, SLICE], tile.layout).permute((1, 0))
 
 
 @gluon.jit
-def _sum_slices(
-    sums, rows_kept, bias_ptr, pool, full, empty, turn,
-    COUNT: gl.constexpr, INDEX: gl.constexpr, SIZE: gl.constexpr, STEP: gl.constexpr,
-):  # fmt: skip
-    """sums + all slices. STEP: tiles of a slice in the ring; 2: rows lie in ``rows_kept``, GELU between the products.
+def _share(shared, values):
+    """Values in 16 bit for everybody, the tensor cores and the copy engine included."""
+    shared.store(values.to(shared.dtype))
+    fence_async_shared()
+    gl.thread_barrier()
 
-    With GELU the groups take turns at the tensor cores: both would multiply and then both compute their GELU otherwise.
-    """
-    DTYPE: gl.constexpr = pool.dtype
-    KEPT: gl.constexpr = STEP == 2
-    feature = gl.arange(0, SLICE, layout=gl.SliceLayout(0, MIDDLE))
-    nothing = gl.zeros([GROUP, SLICE], gl.float32, layout=MIDDLE)
-    bias = gl.load(bias_ptr + feature).to(gl.float32)
-    a = rows_kept
-    if not KEPT:
-        a = pool.index(_wait_full(full, INDEX, SIZE))
-    slot = _wait_full(full, STEP - 2, SIZE)
+
+@gluon.jit
+def _activated(middle, in_bias, index):
+    bias = in_bias.index(index).load(gl.SliceLayout(0, MIDDLE)).to(gl.float32)
+    return _gelu(middle + gl.expand_dims(bias, 0))
+
+
+@gluon.jit
+def _sum_slices(sums, rows_kept, in_bias, pool, middles, full, empty, COUNT: gl.constexpr, SIZE: gl.constexpr, FIRSTS: gl.constexpr):
+    """sums + all slices. FIRSTS: tiles of a slice's first product in the ring; 1: its rows are ``rows_kept``, GELU between the products."""
+    KEPT: gl.constexpr = FIRSTS == 1
+    nothing = gl.zeros([ROWS, SLICE], gl.float32, layout=MIDDLE)
+    a = rows_kept.load(LEFT) if KEPT else pool.index(_wait_full(full, 0, SIZE))
+    slot = _wait_full(full, FIRSTS - 1, SIZE)
     middle = warpgroup_mma(a, pool.index(slot).permute((1, 0)), nothing, use_acc=False)
-    for number in range(STEP - 1):
+    for number in gl.static_range(FIRSTS):
         mbarrier.arrive(empty.index(number))
-    for index in range(1, COUNT):
+    for index in range(COUNT - 1):
         if KEPT:
-            middle = _gelu(middle + gl.expand_dims(bias, 0))
-        packed = gl.convert_layout(middle.to(DTYPE), LEFT)
-        item = index * STEP
-        freed = _wait_full(full, item - 1, SIZE)
-        if KEPT:
-            mbarrier.wait(turn.index(INDEX), (index - INDEX) & 1)
-        summing = warpgroup_mma(packed, _back_weights(pool, freed), sums, is_async=True)
-        a = rows_kept
+            middle = _activated(middle, in_bias, index)
+        packed = middles.index(index % MIDDLES)
+        _share(packed, middle)
+        item = (index + 1) * (FIRSTS + 1) - 1  # the next slice's first tile; behind its tiles comes this one's for the way back
         if not KEPT:
-            a = pool.index(_wait_full(full, item + INDEX, SIZE))
-        slot = _wait_full(full, item + STEP - 2, SIZE)
+            a = pool.index(_wait_full(full, item, SIZE))
+        slot = _wait_full(full, item + FIRSTS - 1, SIZE)
         coming = warpgroup_mma(a, pool.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if KEPT:
-            bias = gl.load(bias_ptr + index * SLICE + feature).to(gl.float32)
-        sums = warpgroup_mma_wait(1, deps=(summing,))
-        mbarrier.arrive(empty.index(freed))
-        middle = warpgroup_mma_wait(0, deps=(coming,))
-        if KEPT:
-            mbarrier.arrive(turn.index(1 - INDEX))
-        for number in range(STEP - 1):
+        back = _wait_full(full, item + FIRSTS, SIZE)
+        sums = warpgroup_mma(packed, _back_weights(pool, back), sums, is_async=True)
+        middle, sums = warpgroup_mma_wait(1, deps=(coming, sums))  # not yet for the sums
+        for number in gl.static_range(FIRSTS):
             mbarrier.arrive(empty.index((item + number) % SIZE))
+        if index > 0:
+            mbarrier.arrive(empty.index((item - 1) % SIZE))  # of the slice before: its way back is complete, too
     if KEPT:
-        middle = _gelu(middle + gl.expand_dims(bias, 0))
-    packed = gl.convert_layout(middle.to(DTYPE), LEFT)
-    slot = _wait_full(full, COUNT * STEP - 1, SIZE)
-    sums = warpgroup_mma(packed, _back_weights(pool, slot), sums)
-    mbarrier.arrive(empty.index(slot))
+        middle = _activated(middle, in_bias, COUNT - 1)
+    packed = middles.index((COUNT - 1) % MIDDLES)
+    _share(packed, middle)
+    LAST: gl.constexpr = COUNT * (FIRSTS + 1) - 1
+    sums = warpgroup_mma(packed, _back_weights(pool, _wait_full(full, LAST, SIZE)), sums)
+    mbarrier.arrive(empty.index((LAST - 1) % SIZE))
+    mbarrier.arrive(empty.index(LAST % SIZE))
     return sums
 
 
 @gluon.jit
-def _norm(sums, gamma_ptr, beta_ptr, EPS: gl.constexpr):
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, SUMS))
+def _plus(sums, vector):
+    return sums + gl.expand_dims(vector.load(COLUMNS).to(gl.float32), 0)
+
+
+@gluon.jit
+def _norm(sums, gamma, beta, EPS: gl.constexpr):
     mean = gl.sum(sums, axis=1) * (1.0 / WIDTH)
     centred = sums - gl.expand_dims(mean, 1)
     scale = gl.rsqrt(gl.sum(centred * centred, axis=1) * (1.0 / WIDTH) + EPS)
-    gamma = gl.load(gamma_ptr + column).to(gl.float32)
-    beta = gl.load(beta_ptr + column).to(gl.float32)
-    # not ``centred`` again: it would be kept in registers that the sums need
-    normed = gl.fma(sums, gl.broadcast(gl.expand_dims(scale, 1), sums)[0], gl.broadcast(gl.expand_dims(-mean * scale, 1), sums)[0])
-    return normed * gl.expand_dims(gamma, 0) + gl.expand_dims(beta, 0)
+    return _plus(centred * gl.expand_dims(scale, 1) * gl.expand_dims(gamma.load(COLUMNS).to(gl.float32), 0), beta)
 
 
 @gluon.jit
-def _keep_rows(rows_kept, values):
-    """Rows in 16 bit, for the products that follow."""
-    rows_kept.store(values.to(rows_kept.dtype))
-    fence_async_shared()
-    gl.thread_barrier()
-
-
-@gluon.jit
-def _store_lines(rows_kept, first, copy_ptr, copy_stride, keep_ptr, page_ptr, page_half_stride, live, rows, KEEP: gl.constexpr):
-    """Rows to ``copy`` and, where a row's chunk is kept, to its page."""
+def _keep_pages(rows_kept, keep, page_ptr):
+    """Rows of kept chunks to their pages. keep: row of the page memory, or -1."""
     lines = rows_kept.load(LINES)
-    row = first + gl.arange(0, GROUP, layout=gl.SliceLayout(1, LINES))
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LINES))
-    gl.store(copy_ptr + gl.expand_dims(row * copy_stride, 1) + gl.expand_dims(column, 0), lines)
-    if KEEP:
-        keep = gl.load(keep_ptr + row % rows, mask=row % rows < live, other=-1)
-        target = page_ptr + (first // rows) * page_half_stride + keep.to(gl.int64) * WIDTH
-        gl.store(gl.expand_dims(target, 1) + gl.expand_dims(column, 0), lines, mask=gl.expand_dims(keep >= 0, 1))
+    target = page_ptr + keep.to(gl.int64) * WIDTH
+    gl.store(gl.expand_dims(target, 1) + gl.expand_dims(column, 0), lines, mask=gl.expand_dims(keep >= 0, 1))
 
 
 @gluon.jit
-def _store_half(folded, desc, stage, y, x):
-    """Through shared memory, once what left from there before has been read."""
+def _query_slices(middle, normed, folded_desc, pool, middles, full, empty, first, column, HEADS: gl.constexpr):
+    """Queries folded with the keys' weights, a head at a time. middle: of the first head. A result leaves while the next is computed."""
+    nothing = gl.zeros([ROWS, SLICE], gl.float32, layout=MIDDLE)
+    zeros = gl.zeros([ROWS, WIDTH], gl.float32, layout=SUMS)
+    stage = pool.index(QUERY_RING)
+    held = zeros.to(pool.dtype)
+    for head in range(HEADS - 1):
+        packed = middles.index(head % MIDDLES)
+        if head > 0:
+            stage.store(held)
+        _share(packed, middle)
+        if head > 0:
+            tma.async_copy_shared_to_global(folded_desc, [first, column + (head - 1) * WIDTH], stage)
+        slot = _wait_full(full, 2 * head + 1, QUERY_RING)
+        back = _wait_full(full, 2 * head + 2, QUERY_RING)
+        coming = warpgroup_mma(normed, pool.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        folded = warpgroup_mma(packed, pool.index(back), zeros, use_acc=False, is_async=True)
+        middle, folded = warpgroup_mma_wait(0, deps=(coming, folded))
+        held = folded.to(pool.dtype)
+        tma.store_wait(0)
+        gl.thread_barrier()  # the stage is free again
+        mbarrier.arrive(empty.index((2 * head + 1) % QUERY_RING))
+        mbarrier.arrive(empty.index((2 * head + 2) % QUERY_RING))
+    packed = middles.index((HEADS - 1) % MIDDLES)
+    stage.store(held)
+    _share(packed, middle)
+    tma.async_copy_shared_to_global(folded_desc, [first, column + (HEADS - 2) * WIDTH], stage)
+    back = _wait_full(full, 2 * HEADS - 1, QUERY_RING)
+    folded = warpgroup_mma(packed, pool.index(back), zeros, use_acc=False)
     tma.store_wait(0)
     gl.thread_barrier()
-    stage.store(folded.to(stage.dtype))
-    fence_async_shared()
-    gl.thread_barrier()
-    tma.async_copy_shared_to_global(desc, [y, x], stage)
-
-
-@gluon.jit
-def _query_slices(rows_kept, folded_desc, stage, pool, full, empty, first, column, HEADS: gl.constexpr, BEFORE: gl.constexpr):
-    """Queries folded with the keys' weights, a head at a time, in halves. BEFORE: slices that went through the ring before."""
-    DTYPE: gl.constexpr = pool.dtype
-    HALF: gl.constexpr = WIDTH // 2
-    nothing = gl.zeros([GROUP, SLICE], gl.float32, layout=MIDDLE)
-    zeros = gl.zeros([GROUP, HALF], gl.float32, layout=HALF_SUMS)
-    slot = _wait_full(full, 2 * BEFORE, RING)
-    middle = warpgroup_mma(rows_kept, pool.index(slot).permute((1, 0)), nothing, use_acc=False)
-    mbarrier.arrive(empty.index(slot))
-    for head in range(1, HEADS):
-        packed = gl.convert_layout(middle.to(DTYPE), HALF_LEFT)
-        item = 2 * (BEFORE + head)
-        back = _wait_full(full, item - 1, RING)
-        low = warpgroup_mma(packed, pool.index(back).slice(0, HALF, dim=1), zeros, use_acc=False, is_async=True)
-        high = warpgroup_mma(packed, pool.index(back).slice(HALF, HALF, dim=1), zeros, use_acc=False, is_async=True)
-        slot = _wait_full(full, item, RING)
-        coming = warpgroup_mma(rows_kept, pool.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        low = warpgroup_mma_wait(2, deps=(low,))
-        _store_half(low, folded_desc, stage, first, column + (head - 1) * WIDTH)
-        high = warpgroup_mma_wait(1, deps=(high,))
-        mbarrier.arrive(empty.index(back))
-        _store_half(high, folded_desc, stage, first, column + (head - 1) * WIDTH + HALF)
-        middle = warpgroup_mma_wait(0, deps=(coming,))
-        mbarrier.arrive(empty.index(slot))
-    packed = gl.convert_layout(middle.to(DTYPE), HALF_LEFT)
-    back = _wait_full(full, 2 * (BEFORE + HEADS) - 1, RING)
-    for part in gl.static_range(2):
-        folded = warpgroup_mma(packed, pool.index(back).slice(part * HALF, HALF, dim=1), zeros, use_acc=False)
-        _store_half(folded, folded_desc, stage, first, column + (HEADS - 1) * WIDTH + part * HALF)
-    tma.store_wait(0)
+    _share(stage, folded)
+    tma.async_copy_shared_to_global(folded_desc, [first, column + (HEADS - 1) * WIDTH], stage)
 
 
 @gluon.jit
 def _consumer(
-    pool, barriers, folded_desc, pointers, first_row, first_head,
-    INDEX: gl.constexpr, HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr, EPS: gl.constexpr,
-   
+    pool, middles, vectors, in_bias, barriers, folded_desc, copy_desc, vector_pointers, pointers, first, first_head,
+    HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
-    """The work of one group: 64 rows."""
-    (output_bias_ptr, in_bias_ptr, back_bias_ptr, gamma_ptr, beta_ptr, next_gamma_ptr, next_beta_ptr, x_ptr, copy_ptr, copy_stride,
-     keep_ptr, page_ptr, page_half_stride, live, rows) = pointers  # fmt: skip
-    full, empty, ring_full, ring_empty, rows_full, turn = barriers
-    first = first_row + INDEX * GROUP
-    rows_kept = pool.index(RING + INDEX)
+    """What eight warps do."""
+    in_bias_ptr, x_ptr, keep_ptr, page_ptr, page_half_stride, live, rows = pointers
+    full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = barriers
+    rows_kept = pool.index(RING)
+    row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
+    at = x_ptr + gl.expand_dims(row * WIDTH, 1) + gl.expand_dims(gl.arange(0, WIDTH, layout=COLUMNS), 0)
+    line = first % rows + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LINES))
     if SUM:
-        column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, SUMS))
-        row = first + gl.arange(0, GROUP, layout=gl.SliceLayout(1, SUMS))
-        at = x_ptr + gl.expand_dims(row * WIDTH, 1) + gl.expand_dims(column, 0)
-        sums = gl.load(at) + gl.expand_dims(gl.load(output_bias_ptr + column).to(gl.float32), 0)
-        sums = _sum_slices(sums, rows_kept, in_bias_ptr, pool, full, empty, turn, HEADS, INDEX, POOL, TILES)
-        _await_drained(empty, RING + INDEX, HEADS * TILES, POOL)  # this group's rows go where attended rows were
-        _keep_rows(rows_kept, _norm(sums, gamma_ptr, beta_ptr, EPS))
-        sums += gl.expand_dims(gl.load(back_bias_ptr + column).to(gl.float32), 0)
-        sums = _sum_slices(sums, rows_kept, in_bias_ptr, pool, ring_full, ring_empty, turn, HIDDEN, INDEX, RING, 2)
+        sums = gl.load(at)
         if QUERY:
-            gl.store(at, sums)
-            sums = _norm(sums, next_gamma_ptr, next_beta_ptr, EPS)
-        _keep_rows(rows_kept, sums)
-        _store_lines(rows_kept, first, copy_ptr, copy_stride, keep_ptr, page_ptr, page_half_stride, live, rows, QUERY)
+            keep = gl.load(keep_ptr + line, mask=line < live, other=-1)  # read early: it is far away
+        _bring_vectors(vector_pointers, in_bias_ptr, vectors, in_bias, HIDDEN)
+        sums = _sum_slices(sums, rows_kept, in_bias, pool, middles, full, empty, HEADS, POOL, 2)
+        sums = _plus(sums, vectors.index(0))
+        _share(rows_kept, _norm(sums, vectors.index(1), vectors.index(2), EPS))
+        sums = _plus(sums, vectors.index(3))
+        sums = _sum_slices(sums, rows_kept, in_bias, pool, middles, ring_full, ring_empty, HIDDEN, RING, 1)
+        _share(rows_kept, _norm(sums, vectors.index(4), vectors.index(5), EPS) if QUERY else sums)
+        tma.async_copy_shared_to_global(copy_desc, [first, 0], rows_kept)
     else:
-        mbarrier.wait(rows_full.index(INDEX), 0)
+        mbarrier.wait(rows_full, 0)
     if QUERY:
+        normed = rows_kept.load(LEFT)
+        slot = _wait_full(query_full, 0, QUERY_RING)
+        nothing = gl.zeros([ROWS, SLICE], gl.float32, layout=MIDDLE)
+        middle = warpgroup_mma(normed, pool.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
         if SUM:
-            _await_drained(empty, STAGE, HEADS * TILES, POOL)
-        HALF_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([GROUP, WIDTH // 2], pool.dtype)
-        stage = pool.index(STAGE)._reinterpret(pool.dtype, [2, GROUP, WIDTH // 2], HALF_LAYOUT).index(INDEX)
-        _query_slices(rows_kept, folded_desc, stage, pool, ring_full, ring_empty, first, first_head * WIDTH, HEADS, HIDDEN if SUM else 0)
+            gl.store(at, sums)
+            _keep_pages(rows_kept, keep, page_ptr + (first // rows) * page_half_stride)
+        middle = warpgroup_mma_wait(0, deps=(middle,))
+        mbarrier.arrive(query_empty.index(0))
+        _query_slices(middle, normed, folded_desc, pool, middles, query_full, query_empty, first, first_head * WIDTH, HEADS)
+    tma.store_wait(0)
 
 
 @gluon.jit
 def _ring_barriers(SIZE: gl.constexpr):
-    """full: one copy has arrived; empty: both groups have read it."""
+    """full: one copy has arrived; empty: it has been used."""
     full = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(SIZE):
         mbarrier.init(full.index(slot), 1)
-        mbarrier.init(empty.index(slot), 2)
+        mbarrier.init(empty.index(slot), 1)
     return full, empty
 
 
 @gluon.jit
 def block_rows(
-    rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc, folded_desc,
+    rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc, folded_desc, copy_desc,
     output_bias_ptr, in_bias_ptr, back_bias_ptr, gamma_ptr, beta_ptr, next_gamma_ptr, next_beta_ptr, live_ptr, x_ptr,
-    copy_ptr, copy_stride, keep_ptr, page_ptr, page_half_stride,
+    keep_ptr, page_ptr, page_half_stride,
     rows, HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr, EPS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """SUM: x += output(values of attended), x += feed-forward(LayerNorm(x)). QUERY: the query of LayerNorm(x). Grid: (all rows / 128, 1).
+    """SUM: x += output(values of attended), x += feed-forward(LayerNorm(x)). QUERY: the query of LayerNorm(x). Grid: (all rows / 64, 1).
 
     HEADS: of the network; for QUERY alone, heads of a program, and the grid's second size says how many times.
 
     rows_desc: attended [all rows, HEADS * 256], without SUM the normalised rows [all rows, 256]; x float32 [all rows, 256]. Weights
     as in the file: value, query, key [HEADS * 64, 256], output [256, HEADS * 64], in [HIDDEN * 64, 256], back [256, HIDDEN * 64].
-    SUM and QUERY: the next LayerNorm goes to ``copy`` in 16 bit, rows ``copy_stride`` apart, and to the pages of kept chunks (keep:
-    row of the page memory, or -1), the query folded with the keys' weights to folded [all rows, HEADS * 256]. SUM alone, the end
-    of a residual stream: the sum itself to ``copy``, x stays as it was.
+    SUM and QUERY: the next LayerNorm goes to ``copy`` [all rows, 256] in 16 bit and to the pages of kept chunks (keep: row of the page
+    memory, or -1), the query folded with the keys' weights to folded [all rows, HEADS * 256]. SUM alone, the end of a residual stream:
+    the sum itself to ``copy``, x stays as it was.
     """
-    first_row = gl.program_id(0) * (2 * GROUP)
+    gl.static_assert(num_warps == 8)
+    first = gl.program_id(0) * ROWS
     first_head = gl.program_id(1) * HEADS
     live = gl.load(live_ptr)
-    if first_row % rows >= live:
+    if first % rows >= live:
         return
     DTYPE: gl.constexpr = rows_desc.dtype
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([GROUP, WIDTH], DTYPE)
-    pool = gl.allocate_shared_memory(DTYPE, [POOL, GROUP, WIDTH], LAYOUT)
-    full, empty = _ring_barriers(POOL)
-    ring_full, ring_empty = _ring_barriers(RING)
-    rows_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for group in gl.static_range(2):
-        mbarrier.init(rows_full.index(group), 1)
-        mbarrier.init(turn.index(group), 1)
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    pool = gl.allocate_shared_memory(DTYPE, [POOL, ROWS, WIDTH], gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], DTYPE))
+    middles = gl.allocate_shared_memory(DTYPE, [MIDDLES, ROWS, SLICE], gl.NVMMASharedLayout.get_default_for([ROWS, SLICE], DTYPE))
+    vectors = gl.allocate_shared_memory(DTYPE, [VECTORS, WIDTH], FLAT)
+    in_bias = gl.allocate_shared_memory(DTYPE, [HIDDEN, SLICE], FLAT)
+    if SUM:
+        full, empty = _ring_barriers(POOL)
+        ring_full, ring_empty = _ring_barriers(RING)
+        rows_full = full
+        query_full, query_empty = _ring_barriers(QUERY_RING) if QUERY else (full, empty)
+    else:
+        query_full, query_empty = _ring_barriers(QUERY_RING)
+        full, empty, ring_full, ring_empty = query_full, query_empty, query_full, query_empty
+        rows_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(rows_full, 1)
     fence_async_shared()
-    barriers = (full, empty, ring_full, ring_empty, rows_full, turn)
-    pointers = (
-        output_bias_ptr, in_bias_ptr, back_bias_ptr, gamma_ptr, beta_ptr, next_gamma_ptr, next_beta_ptr, x_ptr, copy_ptr, copy_stride,
-        keep_ptr, page_ptr, page_half_stride, live, rows,
-    )  # fmt: skip
+    barriers = (full, empty, ring_full, ring_empty, query_full, query_empty, rows_full)
+    pointers = (in_bias_ptr, x_ptr, keep_ptr, page_ptr, page_half_stride, live, rows)
     descriptors = (rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc)
+    vector_pointers = (output_bias_ptr, gamma_ptr, beta_ptr, back_bias_ptr, next_gamma_ptr, next_beta_ptr)
     gl.warp_specialize(
         [
-            (_consumer, (pool, barriers, folded_desc, pointers, first_row, first_head, 0, HEADS, HIDDEN, SUM, QUERY, EPS)),
-            (_consumer, (pool, barriers, folded_desc, pointers, first_row, first_head, 1, HEADS, HIDDEN, SUM, QUERY, EPS)),
-            (_producer, (descriptors, pool, barriers, first_row, first_head, HEADS, HIDDEN, SUM, QUERY)),
+            (_consumer, (pool, middles, vectors, in_bias, barriers, folded_desc, copy_desc, vector_pointers, pointers, first,
+                         first_head, HEADS, HIDDEN, SUM, QUERY, EPS)),
+            (_producer, (descriptors, pool, barriers, first, first_head, HEADS, HIDDEN, SUM, QUERY)),
         ],
-        [4, 1],
-        [240, 24],
-    )
+        [1],
+        [24],
+    )  # fmt: skip
