@@ -29,6 +29,7 @@ from bistream.types import FloatArray, VoicePrompt
 from scripts._random_weights import Drawer, flow_state, vocoder_state
 
 FIRST_HOP_TOKENS = 15 + LOOKAHEAD_TOKENS
+SMALL_FIRST_HOP_TOKENS = 12 + LOOKAHEAD_TOKENS  # with first_hop_tokens 12: as many as the first text block makes
 SIZES = {
     "full": CheckpointConfig(),
     "tiny": CheckpointConfig(
@@ -128,14 +129,14 @@ class Rig:
         synchronize(self.device)
         return (time.perf_counter() - began) * 1e3
 
-    def first_hop_ms(self, count: int, voices: Sequence[VoicePrompt], repeats: int) -> float:
+    def first_hop_ms(self, count: int, voices: Sequence[VoicePrompt], repeats: int, tokens: int = FIRST_HOP_TOKENS) -> float:
         """Median of the first hop of ``count`` sessions together, on voices in turn whose state is there already."""
         for voice in voices:
             self.flow.warm(voice)
         times = []
         for repeat in range(repeats + 1):
             sessions = [self.open(voices[(repeat + index) % len(voices)], index) for index in range(count)]
-            times.append(self.time_ms(lambda: self.hop(sessions, [FIRST_HOP_TOKENS] * count)))  # noqa: B023  (called at once)
+            times.append(self.time_ms(lambda: self.hop(sessions, [tokens] * count)))  # noqa: B023  (called at once)
             for session in sessions:
                 session.close()
         return statistics.median(times[1:])
