@@ -28,6 +28,7 @@ CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"  # both variables: NVIDIA's manual of the Multi-Process Service
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 DEFAULT_PIPES = Path("/tmp/nvidia-mps")  # where CUDA looks for a daemon that somebody else has started
+NO_GPU = "no GPU can be used"
 READY_TIMEOUT_S = 10.0
 QUIT_TIMEOUT_S = 10.0
 _RETRY_S = 0.1
@@ -56,7 +57,8 @@ def shared_gpu(mode: str = "auto", probe: str = _USE_GPU) -> Iterator[bool]:
             stack.close()
             if mode == "on":
                 raise ServerError(f"the GPU cannot be shared by MPS: {problem}; start with --mps off")
-            logger.info("the model processes take turns on the GPU: %s", problem)
+            if problem != NO_GPU:
+                logger.info("the model processes take turns on the GPU: %s", problem)
         yield problem is None
 
 
@@ -66,11 +68,11 @@ def _is_shared_already() -> bool:
 
 def _try_to_share(stack: contextlib.ExitStack, probe: str) -> str | None:
     """Start the daemon and point CUDA to it; what was done is undone by ``stack``. Returns what is in the way."""
+    if not _can_use_gpu(probe):
+        return NO_GPU
     program = shutil.which(CONTROL_PROGRAM)
     if program is None:
         return f"{CONTROL_PROGRAM} is not installed"
-    if not _can_use_gpu(probe):
-        return "no GPU can be used"
     directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bistream-mps-", ignore_cleanup_errors=True))
     stack.enter_context(_environment({PIPE_VARIABLE: directory, LOG_VARIABLE: directory}))
     stack.enter_context(_daemon(program))

@@ -88,10 +88,17 @@ def test_without_a_gpu_that_it_can_share_there_is_no_daemon(trace: Path, probe: 
         pass
 
 
-def test_where_it_is_not_installed_processes_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_it_is_not_installed_processes_take_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    caplog.set_level("INFO")
+    with shared_gpu("auto", HAS_NO_GPU) as is_shared:
+        assert not is_shared
+    assert caplog.text == ""
     with shared_gpu("auto", HAS_GPU) as is_shared:
         assert not is_shared
+    assert "not installed" in caplog.text
     with pytest.raises(ServerError, match="not installed"), shared_gpu("on", HAS_GPU):
         pass
 
