@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
-from bistream.token2mel.cuda.kernels_few_common import (
+from bistream.token2mel.cuda.kernels_gluon import (
     TILE,
     copy_rows,
     fast_inverse,

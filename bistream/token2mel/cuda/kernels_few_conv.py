@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from bistream.token2mel.cuda.kernels_few_common import (
+from bistream.token2mel.cuda.kernels_gluon import (
     copy_rows,
     layer_norm,
     mish,

@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from bistream.token2mel.cuda.kernels_gluon import gelu
+
 ROWS = gl.constexpr(64)  # of a program
 SLICE = gl.constexpr(64)
 WIDTH = gl.constexpr(256)
@@ -38,24 +40,6 @@ LEFT = gl.constexpr(gl.DotOperandLayout(0, MIDDLE, 2))  # rows in registers: bot
 COLUMNS = gl.constexpr(gl.SliceLayout(0, SUMS))
 LINES = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
 VECTOR = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
-
-
-@gluon.jit
-def _gelu(x):
-    """As ``kernels_common.gelu``."""
-    bounded = gl.minimum(gl.maximum(x, -4.5), 4.5)
-    s = bounded * bounded
-    series = -1.400312644e-12
-    series = series * s + 1.697537472e-10
-    series = series * s - 9.194688617e-09
-    series = series * s + 2.959105937e-07
-    series = series * s - 6.365529477e-06
-    series = series * s + 9.787356069e-05
-    series = series * s - 1.122689019e-03
-    series = series * s + 9.833212900e-03
-    series = series * s - 6.633709174e-02
-    series = series * s + 3.988838090e-01
-    return x * (0.5 + bounded * series)
 
 
 @gluon.jit
@@ -162,7 +146,7 @@ def _share(shared, values):
 @gluon.jit
 def _activated(middle, in_bias, index):
     bias = in_bias.index(index).load(gl.SliceLayout(0, MIDDLE)).to(gl.float32)
-    return _gelu(middle + gl.expand_dims(bias, 0))
+    return gelu(middle + gl.expand_dims(bias, 0))
 
 
 @gluon.jit

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Pieces of the kernels for few rows: launch order, LayerNorm and activations, products of few rows."""
+"""Pieces that the Gluon kernels share: launch order, LayerNorm and activations, products of few rows."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
