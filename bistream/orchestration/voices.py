@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from bistream.config import RuntimeConfig
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.ports import VoicePort
@@ -9,6 +11,8 @@ from bistream.types import VoicePrompt
 from bistream.voice.build import build_voice_prompt, reference_key
 from bistream.voice.cache import VoiceCache
 from bistream.voice.registry import VoiceRegistry
+
+logger = logging.getLogger(__name__)
 
 
 class Voices:
@@ -18,6 +22,11 @@ class Voices:
         self._port = port
         self._registry = VoiceRegistry(config.voices_dir)
         self._cache = VoiceCache(config.voice_cache_size)
+        known = self._registry.speaker_ids()
+        if config.voices_dir and not known:
+            logger.warning("no voice is registered in voices_dir %s; register one with scripts/register_voice.py", config.voices_dir)
+        if config.default_speaker_id and config.default_speaker_id not in known:
+            logger.warning("default_speaker_id %r is not registered; requests without a voice will fail", config.default_speaker_id)
 
     def voice_of(self, start: SessionStart) -> VoicePrompt:
         """Blocks while the recording is analysed. Raises ``UnknownSpeakerError`` and what the port raises."""

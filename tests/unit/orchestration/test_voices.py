@@ -1,0 +1,32 @@
+"""Settings of voices that cannot be right are said in the log at the start, for a voice may be registered later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bistream.config import RuntimeConfig
+from bistream.orchestration.voices import Voices
+from bistream.voice.build import make_voice_prompt
+from bistream.voice.registry import VoiceRegistry
+from tests.unit.orchestration.fakes import FakeVoicePort
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, **settings: Any) -> str:
+    caplog.clear()
+    Voices(RuntimeConfig(**settings), FakeVoicePort())
+    return caplog.text
+
+
+def test_a_voice_that_is_not_there_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = str(tmp_path / "voices")
+    assert "voices_dir" in warnings_of(caplog, voices_dir=directory)
+    assert "default_speaker_id 'anna'" in warnings_of(caplog, default_speaker_id="anna")
+    tokens, feat, embedding = np.zeros(2, np.int32), np.zeros((4, 80), np.float32), np.ones(192, np.float32)
+    VoiceRegistry(directory).save("anna", make_voice_prompt("said", tokens, feat, embedding))
+    assert warnings_of(caplog, voices_dir=directory, default_speaker_id="anna") == ""
+    assert "default_speaker_id 'bert'" in warnings_of(caplog, voices_dir=directory, default_speaker_id="bert")
+    assert warnings_of(caplog) == ""
