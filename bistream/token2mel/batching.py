@@ -6,7 +6,7 @@ No torch here: ``runner.FlowRunner`` turns the arrays of ``pack`` into tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,12 @@ class PackedArrays:
     context: NDArray[np.int64]
     last: NDArray[np.int64]
     keep: NDArray[np.int64]
+
+
+def without_context(span: Span, chunk_tokens: int) -> Span:
+    """The same from the start of the sequence: what lies left of the span is computed again instead of read, and not kept again."""
+    earlier = (SCRATCH_PAGE,) * (span.start // chunk_tokens)
+    return replace(span, start=0, context_pages=(), keep_pages=(*earlier, *span.keep_pages) if span.keep_pages else ())
 
 
 def group_spans(spans: Sequence[Span], chunk_tokens: int, max_tokens: int = MAX_GROUP_TOKENS) -> list[list[int]]:

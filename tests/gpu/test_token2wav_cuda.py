@@ -32,6 +32,7 @@ from bistream.mel2wav.cuda.stage import CudaVocoderStage
 from bistream.token2mel.cuda import tuning
 from bistream.token2mel.cuda.layout import Bucket
 from bistream.token2mel.cuda.runner import CudaFlowRunner
+from bistream.token2mel.first_step import FIRST_CHUNKS
 
 # torch and triton of a GPU host are not the pinned ones: their warnings are not ours
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -52,7 +53,7 @@ BUCKETS = {
     "few": (Bucket(64, 4), Bucket(192, 8)),
     "some": (Bucket(256, 16),),
     "several": (Bucket(320, 16),),
-    "many": (Bucket(1024, 64),),
+    "many": (Bucket(1664, 64),),
     "general": (Bucket(320, 16),),
 }
 TUNINGS = {"few": tuning.FEW[64], "some": tuning.FEW[256], "several": tuning.FEW[768], "many": tuning.MANY, "general": tuning.FEW[768]}
@@ -203,11 +204,21 @@ def test_a_session_with_nan_fails_alone() -> None:
         assert snr_db(found, exact) > FLOAT16_DB
 
 
-def test_a_call_beyond_the_largest_bucket_is_computed() -> None:
-    stage = cuda_stage("few")
-    found = speak(stage, [prompt(0)], [(500,), (10,)])
-    exact = speak(plain_stage(dtype="float32"), [prompt(0)], [(500,), (10,)])
+@pytest.mark.parametrize("kind", ["few", "general"])
+@pytest.mark.parametrize("hops", [(500, 10), (60, 500, 60)], ids=str)
+def test_a_call_beyond_the_largest_bucket_is_computed(kind: str, hops: tuple[int, ...]) -> None:
+    counts = [(count,) for count in hops]
+    found = speak(cuda_stage(kind), [prompt(30)], counts)
+    exact = speak(plain_stage(dtype="float32"), [prompt(30)], counts)
     assert snr_db(found[0], exact[0]) > FLOAT16_DB
+
+
+def test_speech_longer_than_the_table_of_the_first_step_at_the_start() -> None:
+    begin, end = 25 * FIRST_CHUNKS - 10, 40
+    found = speak(cuda_stage("many"), [prompt(30)], [(begin,), (end,)])
+    exact = speak(plain_stage(dtype="float32"), [prompt(30)], [(begin,), (end,)])
+    assert snr_db(found[0], exact[0]) > FLOAT16_DB
+    assert snr_db(found[0][:, 2 * (begin - 3) :], exact[0][:, 2 * (begin - 3) :]) > FLOAT16_DB
 
 
 def test_offline_synthesis_runs_on_the_plain_network() -> None:

@@ -71,13 +71,16 @@ class FewEstimator:
         self._halves = [_Half(batch, buffers, half) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device
 
-    def launch(self, step: int, time_biases: Tensor) -> None:
-        """time_biases: [units, width] of this solver step. In: ``buffers.inputs``. Out: ``buffers.raw``."""
+    def launch(self, step: int, time_biases: Tensor, halves: int = GUIDANCE_ROWS) -> None:
+        """time_biases: [units, width] of this solver step. halves: 1 leaves out the one without conditions.
+
+        In: ``buffers.inputs``. Out: ``buffers.raw``.
+        """
         current = torch.cuda.current_stream(self._device)
-        streams = _streams(self._device)
+        streams = _streams(self._device)[:halves]
         for stream in streams:
             stream.wait_stream(current)
-        for half, stream in zip(self._halves, streams, strict=True):
+        for half, stream in zip(self._halves[:halves], streams, strict=True):
             with torch.cuda.stream(stream):
                 half.launch(step, time_biases)
         for stream in streams:

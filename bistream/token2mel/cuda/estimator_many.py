@@ -57,15 +57,15 @@ class ManyEstimator:
         self._halves = [_Half(batch, buffers, half, left_context_chunks) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device
 
-    def launch(self, step: int, time_biases: Tensor) -> None:
-        """time_biases: [units, width] of this solver step."""
+    def launch(self, step: int, time_biases: Tensor, halves: int = GUIDANCE_ROWS) -> None:
+        """time_biases: [units, width] of this solver step. halves: 1 leaves out the one without conditions."""
         current = torch.cuda.current_stream(self._device)
-        streams = _streams(self._device)
+        streams = _streams(self._device)[:halves]
         for rest, _ in streams:  # all of them before any of their work is waited for
             rest.wait_stream(current)
-        for half, (rest, attention) in zip(self._halves, streams, strict=True):
+        for half, (rest, attention) in zip(self._halves[:halves], streams, strict=True):
             with torch.cuda.stream(rest):
-                half.launch(step, time_biases, attention)
+                half.launch(step, time_biases, attention, is_alone=halves == 1)
         for rest, _ in streams:
             current.wait_stream(rest)
 
@@ -141,17 +141,19 @@ class _Half:
         # programs: with fewer of its own it takes longer, and so does the whole, than the block kernel waits.
         multiprocessors = torch.cuda.get_device_properties(buffers.x.device).multi_processor_count
         spare = self.frames // (2 * _ROWS)
-        self._attention_programs = min(batch.tiles, max(multiprocessors // GUIDANCE_ROWS, multiprocessors - spare))
+        self._attention_programs_beside = min(batch.tiles, max(multiprocessors // GUIDANCE_ROWS, multiprocessors - spare))
+        self._attention_programs_alone = min(batch.tiles, multiprocessors)
         self._query_parts = next((parts for parts in _QUERY_PARTS if parts * self.frames // _ROWS <= multiprocessors), 1)
         self._scale = math.log2(math.e) / math.sqrt(batch.config.attention_head_dim)
         self._left = left_context_chunks
         self._tail_width = sum(conv_inputs(batch.config))
 
-    def launch(self, step: int, time_biases: Tensor, attention: torch.cuda.Stream) -> None:
+    def launch(self, step: int, time_biases: Tensor, attention: torch.cuda.Stream, is_alone: bool) -> None:
         network, width = self.batch.network, self.width
         down, *mids, up = self.batch.units
         self._step, self._tail_column, self._block = step, 0, 0
         self._attention_stream = attention
+        self._attention_programs = self._attention_programs_alone if is_alone else self._attention_programs_beside
         self._unit(down, self.inputs, time_biases[0], self._joined_tiles[1])
         self._convolve(network.down_conv, self.joined[:, width:], self.source)
         for index, unit in enumerate(mids):

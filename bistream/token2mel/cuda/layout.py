@@ -17,7 +17,7 @@ from bistream.config import FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
-from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, LOOKAHEAD_HISTORY_TOKENS, UPSAMPLE_HISTORY_TOKENS
+from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, LOOKAHEAD_HISTORY_TOKENS, UPSAMPLE_HISTORY_TOKENS, form_offset
 
 IntArray32 = NDArray[np.int32]
 
@@ -70,7 +70,7 @@ def segment_sizes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> dict[
         "tiles_tokens": (1 + 2 * max_tiles(tokens, tiles.tokens, sessions),),
         "tiles_frames": (1 + 2 * max_tiles(frames, tiles.frames, sessions),),
         **{f"token_{name}": (tokens,) for name in ("index", "last", "keep", "tail", "position")},
-        **{f"frame_{name}": (frames,) for name in ("index", "last", "keep", "tail", "position", "session", "noise")},
+        **{f"frame_{name}": (frames,) for name in ("index", "last", "keep", "tail", "position", "session", "noise", "free")},
         "ids": (extended + sessions * lookahead,),
         "present": (extended + sessions * lookahead,),
         "lookahead_window": (extended, lookahead + 1),
@@ -139,7 +139,16 @@ def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], tiles: TileSizes,
     _fill_rows(arrays, "frame", frame_local, last[frame_session], frame_pages, frame_context, chunk * ratio, CONV_HISTORY_FRAMES)
     arrays["frame_session"][: len(frame_local)] = frame_session
     arrays["frame_noise"][: len(frame_local)] = np.minimum(starts[frame_session] * ratio + frame_local, MAX_FRAMES - 1)
+    _fill_first_step(arrays["frame_free"], (starts[session] + local), (starts + lengths)[session], chunk, ratio)
     _fill_lookahead(arrays, spans, lengths, starts, config.pre_lookahead_len)
+
+
+def _fill_first_step(out: IntArray32, position: NDArray[np.int64], end: NDArray[np.int64], chunk: int, ratio: int) -> None:
+    """Each frame's row in the table of ``first_step``, by its token's place in the sequence and the end of what is known of that."""
+    number, within = np.divmod(position, chunk)
+    known = np.minimum(chunk, end - number * chunk)
+    row = number * form_offset(chunk + 1, ratio) + form_offset(known, ratio) + within * ratio
+    out[: ratio * len(row)] = (row[:, None] + np.arange(ratio)).ravel()
 
 
 def _expand(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bistream.config import FlowConfig
 from bistream.errors import EngineError
-from bistream.token2mel.batching import Buckets, Span
+from bistream.token2mel.batching import Buckets, Span, without_context
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda import encoder, estimator
 from bistream.token2mel.cuda.buffers import FlowBuffers
@@ -28,6 +28,7 @@ from bistream.token2mel.cuda.layout import Bucket, IntArray32, fill, segment_off
 from bistream.token2mel.cuda.packing import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.cuda.solver import CudaSolver
 from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_of
+from bistream.token2mel.first_step import FIRST_CHUNKS, FirstStep
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
@@ -89,6 +90,7 @@ class CudaFlowRunner(FlowRunner):
         self._host_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, pin_memory=pinned)
         self._device_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, device=device)
         self._pool: Any = None  # memory that the graphs share
+        self._first_step = FirstStep(config, network.matching, left_context_chunks)
         self._calls = [self._make_call(*item) for item in zip(self._buckets, tunings, shapes, strict=True)]
 
     def _make_call(self, bucket: Bucket, tuning: Tuning, shapes: dict[str, tuple[int, ...]]) -> _Call:
@@ -98,13 +100,14 @@ class CudaFlowRunner(FlowRunner):
         arrays = {name: self._device_numbers[at : at + host[name].size].view(host[name].shape) for name, at in offsets.items()}
         solver = CudaSolver(
             self.network, self._weights, self._flow_pages, self._buffers, arrays, self._device_mel,
-            self._device_speakers, bucket, tuning, self.left_context_chunks,
+            self._device_speakers, bucket, tuning, self.left_context_chunks, self._first_step.velocities,
         )  # fmt: skip
         return _Call(bucket, tuning, numbers, host, solver)
 
     def record(self) -> None:
         """Record the graphs of all buckets (a few seconds, and the kernels' compilation when it is the first time)."""
         began = time.monotonic()
+        self._first_step.extend(FIRST_CHUNKS)
         for call in self._calls:
             self._clear()
             self._record_call(call)
@@ -116,7 +119,7 @@ class CudaFlowRunner(FlowRunner):
         largest = self._buckets[-1]
         recorded = [index for index, span in enumerate(spans) if span.streaming and span.length <= largest.tokens]
         others = [index for index in range(len(spans)) if index not in set(recorded)]
-        for index, result in zip(others, super().compute([spans[index] for index in others]), strict=True):
+        for index, result in zip(others, self._compute_plain([spans[index] for index in others]), strict=True):
             results[index] = result
         for group in _groups([spans[index].length for index in recorded], largest):
             members = [recorded[position] for position in group]
@@ -129,6 +132,15 @@ class CudaFlowRunner(FlowRunner):
                 results[index] = mel
         return results
 
+    def _compute_plain(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        """On the plain network, which may not read what graphs have stored: they leave out the state that ``first_step`` makes needless."""
+        config = self.network.config
+        whole = [without_context(span, config.encoder.static_chunk_size) for span in spans]
+        return [
+            result if isinstance(result, EngineError) else result[:, span.start * config.token_mel_ratio :]
+            for span, result in zip(spans, super().compute(whole), strict=True)
+        ]
+
     @torch.no_grad()
     def _compute_batch(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
         config = self.network.config
@@ -137,6 +149,7 @@ class CudaFlowRunner(FlowRunner):
         fill(call.host, spans, tile_sizes(call.tuning), config, self.left_context_chunks)
         self._device_numbers[: len(call.numbers)].copy_(call.numbers, non_blocking=True)
         self._bring_prompts(spans)
+        self._first_step.extend(max(-(-span.end // config.encoder.static_chunk_size) for span in spans))
         if call.graph is None and self._record:
             self._record_call(call)
         if call.graph is None:

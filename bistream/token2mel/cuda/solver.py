@@ -21,7 +21,7 @@ from bistream.token2mel.cuda.layout import Bucket
 from bistream.token2mel.cuda.packing import FlowWeights
 from bistream.token2mel.cuda.tuning import Tuning
 from bistream.token2mel.flow import FlowNetwork
-from bistream.token2mel.pages import FlowPages
+from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _STEP_ROWS = 16
 
@@ -41,13 +41,16 @@ class CudaSolver:
         bucket: Bucket,
         tuning: Tuning,
         left_context_chunks: int,
+        free_velocities: Tensor,
     ) -> None:
+        """free_velocities: see ``first_step``."""
         config = network.config
         self.network = network
         self.buffers = buffers
         self.arrays = arrays
         self.prompt_mel = prompt_mel
         self.speakers = speakers
+        self.free_velocities = free_velocities
         self.frames = bucket.tokens * config.token_mel_ratio
         self.encoder = CudaEncoder(config, network, weights.encoder, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         sizes, estimator = config.estimator, network.matching.estimator
@@ -64,8 +67,12 @@ class CudaSolver:
         matching = self.network.matching
         self._begin(self.encoder.launch())
         for step, size in enumerate(matching.step_sizes):
-            self.estimator.launch(step, matching.time_biases[step])
-            self._finish_step(size)
+            is_known = step == 0 and not isinstance(self.estimator, CudaEstimator)
+            if isinstance(self.estimator, CudaEstimator):
+                self.estimator.launch(step, matching.time_biases[step])
+            else:
+                self.estimator.launch(step, matching.time_biases[step], halves=1 if is_known else GUIDANCE_ROWS)
+            self._finish_step(size, is_known)
         self.is_finite.copy_(torch.isfinite(self.buffers.mel[: self.frames]).all(dim=1))
 
     def _begin(self, mu: Tensor) -> None:
@@ -82,7 +89,7 @@ class CudaSolver:
         inputs[:frames, 3 * bins :] = self.prompt_mel[:frames]
         inputs[frames : 2 * frames, bins:] = 0.0
 
-    def _finish_step(self, size: float) -> None:
+    def _finish_step(self, size: float, is_known: bool) -> None:
         matching, buffers = self.network.matching, self.buffers
         estimator = matching.estimator
         norm, projection = estimator.final_block.norm, estimator.final_projection
@@ -90,6 +97,7 @@ class CudaSolver:
         dependent = isinstance(self.estimator, CudaEstimator)  # after the branches of both halves it waits for their ends
         kernels_conv.finish_step[(self.frames // _STEP_ROWS,)](
             buffers.raw, norm.weight, norm.bias, projection.weight, projection.bias, self.arrays["live_frames"], buffers.mel,
-            buffers.inputs, size, matching.guidance, rows=self.frames, WIDTH=width, BINS=bins, FEATURES=1 << (bins - 1).bit_length(),
-            INPUTS=buffers.inputs.shape[1], TILE=_STEP_ROWS, EPS=norm.eps, PDL=dependent, num_warps=4, launch_pdl=dependent,
+            buffers.inputs, self.free_velocities, self.arrays["frame_free"], size, matching.guidance,
+            rows=self.frames, WIDTH=width, BINS=bins, FEATURES=1 << (bins - 1).bit_length(), INPUTS=buffers.inputs.shape[1],
+            TILE=_STEP_ROWS, KNOWN=is_known, EPS=norm.eps, PDL=dependent, num_warps=4, launch_pdl=dependent,
         )  # fmt: skip

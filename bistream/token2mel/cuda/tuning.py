@@ -56,6 +56,7 @@ BUCKETS = (
     Bucket(768, 48),
     Bucket(1024, 64),
     Bucket(1664, 64),
+    Bucket(2048, 64),
     Bucket(2752, 64),
     Bucket(4096, 64),
 )

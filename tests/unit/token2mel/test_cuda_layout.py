@@ -45,6 +45,13 @@ def packed(batch: list[Span]) -> dict[str, np.ndarray]:
     return arrays
 
 
+def free_row(span: Span, frame: int) -> int:
+    """By definition: all forms of the chunks before, the shorter forms of its own, its place there."""
+    chunk, place = divmod(frame, 2 * CHUNK)
+    known = min(CHUNK, span.end - chunk * CHUNK)
+    return chunk * sum(2 * tokens for tokens in range(1, CHUNK + 1)) + sum(2 * tokens for tokens in range(1, known)) + place
+
+
 @settings(max_examples=60, deadline=None)
 @given(spans())
 def test_every_row_knows_its_place(batch: list[Span]) -> None:
@@ -69,6 +76,7 @@ def test_every_row_knows_its_place(batch: list[Span]) -> None:
                 assert arrays["frame_index"][at] == frame and arrays["frame_session"][at] == number
                 assert arrays["frame_keep"][at] == (page * 2 * CHUNK + within_frame if is_kept else -1)
                 assert arrays["frame_noise"][at] == 2 * span.start + frame
+                assert arrays["frame_free"][at] == free_row(span, 2 * span.start + frame)
         row += span.length
     assert arrays["live_tokens"][0] == row and arrays["live_frames"][0] == 2 * row
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from bistream.token2mel.batching import MIN_FILL, Buckets, PackedArrays, Span, batch_shape, group_spans, pack
+from bistream.errors import EngineError
+from bistream.token2mel.batching import MIN_FILL, Buckets, PackedArrays, Span, batch_shape, group_spans, pack, without_context
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
-from tests.unit.token2mel.flow_fixtures import make_prompt
+from bistream.token2mel.stage import FlowHop
+from tests.unit.token2mel.flow_fixtures import EXACT, make_prompt, make_stage, make_tokens
 
 PROMPT = make_prompt(30)
 CHUNK = 25
@@ -66,3 +73,37 @@ def test_rows_that_fill_a_bucket_touch_no_page() -> None:
     assert arrays.token_ids.shape == (4, 2 + 40 + 3) and arrays.context.shape == (4, 4) and arrays.keep.shape == (4, 1)
     assert arrays.context[3].tolist() == [ZERO_PAGE] * 4 and arrays.last[3] == ZERO_PAGE and arrays.keep[3] == SCRATCH_PAGE
     assert arrays.lengths[3] == 1 and not arrays.present[3].any()
+
+
+def test_a_span_without_context_begins_at_the_start_and_keeps_the_same() -> None:
+    span = Span(range(100), 50, 90, PROMPT, context_pages=(3, 4), keep_pages=(8,))
+    whole = without_context(span, CHUNK)
+    assert (whole.start, whole.end, whole.context_pages) == (0, 90, ())
+    assert whole.keep_pages == (SCRATCH_PAGE, SCRATCH_PAGE, 8)
+    unkept = Span(range(100), 50, 90, PROMPT, context_pages=(3, 4))
+    assert without_context(unkept, CHUNK).keep_pages == ()
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_span_without_context_is_computed_as_with_it(left: int) -> None:
+    """Every other hop computes everything again; what it keeps is what the next one reads."""
+    usual, mixed = make_stage(left_context_chunks=left), make_stage(left_context_chunks=left)
+    compute, number = mixed.runner.compute, 0
+
+    def computing(spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        if number % 2:
+            return compute(spans)
+        mels = compute([without_context(span, CHUNK) for span in spans])
+        return [mel if isinstance(mel, EngineError) else mel[:, 2 * span.start :] for span, mel in zip(spans, mels, strict=True)]
+
+    mixed.runner.compute = computing  # type: ignore[method-assign]
+    states = usual.open(PROMPT), mixed.open(PROMPT)
+    for number, count in enumerate((18, 70, 33, 60, 7)):
+        exact, found = (
+            stage.hop([FlowHop(state, make_tokens(count, number), number == 4)])[0]
+            for stage, state in zip((usual, mixed), states, strict=True)
+        )
+        assert isinstance(exact, Tensor) and isinstance(found, Tensor) and exact.shape[1] > 0
+        torch.testing.assert_close(found, exact, rtol=0, atol=EXACT)
+    for state in states:
+        state.close()

@@ -1,0 +1,103 @@
+"""What the first step computes without conditions is a table: equal to the whole solver's, for any sequence and any cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bistream.errors import EngineError
+from bistream.token2mel import first_step
+from bistream.token2mel.batching import Span
+from bistream.token2mel.checks import MAX_FRAMES
+from bistream.token2mel.first_step import FirstStep
+from bistream.token2mel.sizes import form_offset
+from bistream.token2mel.stage import FlowHop, FlowStage
+from tests.unit.token2mel.flow_fixtures import TINY, make_prompt, make_stage, make_tokens
+
+CHUNKS = 16
+CHUNK, RATIO = TINY.encoder.static_chunk_size, TINY.token_mel_ratio
+
+
+@cache
+def stage_and_table(left: int) -> tuple[FlowStage, FirstStep]:
+    stage = make_stage(left_context_chunks=left)
+    table = FirstStep(TINY, stage.runner.network.matching, left, CHUNKS)
+    table.extend(CHUNKS)
+    return stage, table
+
+
+def free_velocities(stage: FlowStage, patch: pytest.MonkeyPatch) -> list[tuple[Span, Tensor]]:
+    """Filled with every span that is computed from now on and its velocities without conditions in the first step."""
+    found: list[tuple[Span, Tensor]] = []
+    compute, estimator = stage.runner.compute, stage.runner.network.matching.estimator
+    estimate, calls = estimator.forward, list[Tensor]()
+
+    def estimating(*arguments: Any) -> Tensor:
+        calls.append(estimate(*arguments))
+        return calls[-1]
+
+    def computing(spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        results = []
+        for span in spans:
+            calls.clear()
+            results += compute([span])
+            found.append((span, calls[0][1, : span.length * RATIO]))
+        return results
+
+    patch.setattr(estimator, "forward", estimating)
+    patch.setattr(stage.runner, "compute", computing)
+    return found
+
+
+def rows_of(table: FirstStep, span: Span) -> list[int]:
+    """By definition: a chunk's frames in the form of as many tokens as the span knows of it."""
+    rows = []
+    for frame in range(span.start * RATIO, span.end * RATIO):
+        chunk, place = divmod(frame, CHUNK * RATIO)
+        known = min(CHUNK, span.end - chunk * CHUNK)
+        rows.append(chunk * table.rows_per_chunk + form_offset(known, RATIO) + place)
+    return rows
+
+
+@pytest.mark.parametrize("left", [0, 2])
+@settings(max_examples=15, deadline=None)
+@given(prompt=st.integers(0, 80), hops=st.lists(st.integers(4, 70), min_size=1, max_size=4))
+def test_the_table_is_what_the_network_computes(left: int, prompt: int, hops: list[int]) -> None:
+    stage, table = stage_and_table(left)
+    with pytest.MonkeyPatch.context() as patch:
+        found = free_velocities(stage, patch)
+        state = stage.open(make_prompt(prompt))
+        for number, count in enumerate(hops):
+            stage.hop([FlowHop(state, make_tokens(count), number == len(hops) - 1)])
+        state.close()
+    assert found
+    for span, velocities in found:
+        torch.testing.assert_close(table.velocities[rows_of(table, span)], velocities, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_chunks_are_computed_once_and_in_any_portions(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, whole = stage_and_table(left)
+    monkeypatch.setattr(first_step, "_MAX_ROWS", 4 * CHUNK * RATIO * (4 if left else 6))  # so that forms are spread over evaluations
+    parts = FirstStep(TINY, stage.runner.network.matching, left, CHUNKS)
+    for chunks in (1, 1, 3, 2, 4):
+        parts.extend(chunks)
+    rows = 4 * whole.rows_per_chunk
+    torch.testing.assert_close(whole.velocities[:rows], parts.velocities[:rows], rtol=0, atol=1e-5)
+    assert whole.velocities[:rows].abs().sum(dim=1).min() > 0
+    assert not parts.velocities[rows:].any()
+
+
+def test_the_table_ends_where_sessions_end() -> None:
+    stage, _ = stage_and_table(0)
+    table = FirstStep(TINY, stage.runner.network.matching, 0, max_chunks=2)
+    table.extend(5)
+    assert len(table.velocities) == 2 * table.rows_per_chunk
+    assert FirstStep(TINY, stage.runner.network.matching, 0).max_chunks == MAX_FRAMES // (CHUNK * RATIO)
