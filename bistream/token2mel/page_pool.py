@@ -61,6 +61,9 @@ class PagePool:
         self._free = list(range(FIRST_PAGE + total - 1, FIRST_PAGE - 1, -1))
         self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # least recently opened first
         self._accounts: set[Account] = set()
+        # Counted as they change: a batch of hops asks once per session, and hundreds of sessions may be open.
+        self._promised_pages = 0
+        self._idle_pages = 0  # of prefixes that no session uses
 
     @property
     def free_pages(self) -> int:
@@ -69,8 +72,7 @@ class PagePool:
     @property
     def available(self) -> int:
         """Pages that nobody was promised: free ones and those of idle prefixes, less the promises."""
-        promised = sum(account.promised for account in self._accounts)
-        return len(self._free) + sum(len(prefix.pages) for prefix in self._idle()) - promised
+        return len(self._free) + self._idle_pages - self._promised_pages
 
     def open(self, reserve: int, prefix_key: bytes, prefix_pages: int) -> Account:
         """Admit a session: a reservation of ``reserve`` pages, and the prefix of its voice (shared if resident).
@@ -84,6 +86,7 @@ class PagePool:
                 "try again later or raise flow_state_mb."
             )
         if prefix is not None:
+            self._idle_pages -= 0 if prefix.users else len(prefix.pages)
             prefix.users += 1
             self._prefixes.move_to_end(prefix_key)
         elif prefix_pages:
@@ -91,6 +94,7 @@ class PagePool:
             self._prefixes[prefix_key] = prefix
         account = Account(reserve, prefix)
         self._accounts.add(account)
+        self._promised_pages += account.promised
         return account
 
     def shortage(self, reserve: int, prefix_key: bytes, prefix_pages: int) -> int:
@@ -106,26 +110,32 @@ class PagePool:
         promised = min(count, account.promised)
         granted = promised + max(0, min(count - promised, self.available))
         pages = self._draw(granted)
+        self._promised_pages -= promised
         account.pages.extend(pages)
         return pages
 
     def give_back(self, account: Account, pages: Sequence[int]) -> None:
         """Return pages that the account no longer reads."""
+        before = account.promised
         for page in pages:
             account.pages.remove(page)
             self._free.append(page)
+        self._promised_pages += account.promised - before
 
     def close(self, account: Account) -> None:
         """Free what the account holds. Idempotent."""
         if account.closed:
             return
         self.give_back(account, tuple(account.pages))
+        self._promised_pages -= account.promised
         account.closed = True
         self._accounts.remove(account)
-        if account.prefix is not None:
-            account.prefix.users -= 1
-            if not account.prefix.users and not account.prefix.ready:  # never computed: of no use to anybody
-                self._drop(account.prefix)
+        prefix = account.prefix
+        if prefix is not None:
+            prefix.users -= 1
+            self._idle_pages += 0 if prefix.users else len(prefix.pages)
+            if not prefix.users and not prefix.ready:  # never computed: of no use to anybody
+                self._drop(prefix)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` unless every page has exactly one owner and every promise can be kept."""
@@ -138,16 +148,17 @@ class PagePool:
             users = sum(account.prefix is prefix for account in self._accounts)
             assert prefix.users == users, "a prefix miscounts its users"
             assert users or prefix.ready, "a prefix that was never computed was kept"
+        assert self._promised_pages == sum(account.promised for account in self._accounts), "promises are miscounted"
+        assert self._idle_pages == sum(len(prefix.pages) for prefix in prefixes if not prefix.users), "idle prefixes are miscounted"
         assert self.available >= 0, "more pages are promised than there are"
 
-    def _idle(self) -> list[Prefix]:
-        return [prefix for prefix in self._prefixes.values() if not prefix.users]
-
     def _drop(self, prefix: Prefix) -> None:
+        """Of a prefix that no session uses."""
         del self._prefixes[prefix.key]
+        self._idle_pages -= len(prefix.pages)
         self._free.extend(prefix.pages)
 
     def _draw(self, count: int) -> list[int]:
         while len(self._free) < count:
-            self._drop(self._idle()[0])
+            self._drop(next(prefix for prefix in self._prefixes.values() if not prefix.users))
         return [self._free.pop() for _ in range(count)]

@@ -240,7 +240,7 @@ class FlowStage:
 
     def _reclaim(self, count: int) -> None:
         """Free ``count`` pages that are lent, of those first who have the most; nothing where that is not enough."""
-        if count > sum(state.account.lent for state in self._states):
+        if count <= 0 or count > sum(state.account.lent for state in self._states):
             return
         for _ in range(count):
             state = max(self._states, key=lambda state: state.account.lent)

@@ -245,6 +245,7 @@ def test_open_refuses_what_it_cannot_guarantee() -> None:
 def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, pieces = make_prompt(30), cut(make_tokens(240), [40] * 6)
     small = _stage_with_pages(5)
+    small.reserve_chunks = 0
     state = small.open(prompt)
     spans: list[Span] = []
     compute = small.runner.compute
@@ -314,8 +315,8 @@ def test_a_bounded_session_in_a_pool_below_its_bound_goes_on_exactly() -> None:
     """Three chunks fit, four can be needed at once: a hop that gets fewer keeps none, and the next one computes more."""
     small, plain = make_stage(flow_state_mb=2, left_context_chunks=2), make_stage(incremental=False, left_context_chunks=2)
     prompt, pieces = make_prompt(0), cut(make_tokens(230), [30, 80, 30, 60, 30])
+    small.reserve_chunks = 0
     state = small.open(prompt)
-    state.account.reserve = 0
     held = small.pool.total - 3
     small.pool.take(small.pool.open(held, b"", 0), held)
     for piece, expected in zip(pieces, run(plain, prompt, pieces), strict=True):
