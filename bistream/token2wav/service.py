@@ -69,6 +69,7 @@ class Token2Wav:
         self._queue: HopQueue[HopJob | OfflineJob] = HopQueue()
         self._pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)  # the worker's
         self._offline: set[OfflineJob] = set()  # waiting or being computed
+        self._next_expiry_s = -math.inf  # no lease runs out before
         self._is_draining = False
         self._is_stopping = False
         self._worker = threading.Thread(target=self._serve, name="bistream-token2wav", daemon=True)
@@ -213,23 +214,28 @@ class Token2Wav:
         session.jobs.clear()
 
     def _end_idle_sessions(self, failures: Failures) -> None:
-        oldest = self._clock() - self._config.session_idle_timeout_s
-        for session in list(self._sessions.values()):
-            if not session.jobs and session.last_active_s <= oldest:
+        """Looks at all of them only when a lease may have run out: every hop asks, and there are hundreds of sessions."""
+        now = self._clock()
+        if now < self._next_expiry_s:
+            return
+        timeout = self._config.session_idle_timeout_s
+        for session in [session for session in self._sessions.values() if not session.jobs]:
+            if session.last_active_s <= now - timeout:
                 logger.info("session %s was idle for too long and is closed", session.session_id)
                 self._end(session, None, failures)
+        idle = (session.last_active_s for session in self._sessions.values() if not session.jobs)
+        self._next_expiry_s = min(idle, default=now) + timeout  # leases that begin or are renewed later last longer
 
-    def _next_expiry_s(self) -> float | None:
-        """Seconds until a lease can run out; None: no idle session."""
-        idle = [session.last_active_s for session in self._sessions.values() if not session.jobs]
-        return max(0.0, min(idle) + self._config.session_idle_timeout_s - self._clock()) if idle else None
+    def _seconds_to_expiry(self) -> float | None:
+        """Until a lease may run out; None: there are no sessions."""
+        return max(0.0, self._next_expiry_s - self._clock()) if self._sessions else None
 
     # The worker
 
     def _serve(self) -> None:
         while True:
             with self._locked() as failures:
-                self._condition.wait_for(lambda: self._ended or self._queue or self._is_stopping, timeout=self._next_expiry_s())
+                self._condition.wait_for(lambda: self._ended or self._queue or self._is_stopping, timeout=self._seconds_to_expiry())
                 self._end_idle_sessions(failures)
                 ended, self._ended = self._ended, []
                 jobs = self._queue.pop_batch(MAX_BATCH_HOPS, self._pace.max_tokens)
