@@ -56,7 +56,7 @@ BUCKETS = {
     "many": (Bucket(1664, 64),),
     "general": (Bucket(320, 16),),
 }
-TUNINGS = {"few": tuning.FEW[64], "some": tuning.FEW[256], "several": tuning.FEW[768], "many": tuning.MANY, "general": tuning.FEW[768]}
+TUNINGS = {"few": tuning.FEW[64], "some": tuning.FEW[256], "several": tuning.FEW[384], "many": tuning.MANY, "general": tuning.FEW[384]}
 KINDS = sorted(BUCKETS)
 
 

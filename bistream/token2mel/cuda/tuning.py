@@ -44,7 +44,7 @@ FEW = {  # largest number of tokens: tuning
     64: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=8, slots=3), encoder_tile=(16, 64, 128, 3, 4)),
     128: Tuning(FewTiles(16, 16, 16, key_items=8, key_splits=2, slots=3), encoder_tile=(16, 64, 128, 3, 4)),
     256: Tuning(FewTiles(16, 64, 32, key_items=16, key_splits=2, slots=2), encoder_tile=(64, 64, 64, 3, 4)),
-    768: Tuning(FewTiles(64, 64, 32, key_items=1, key_splits=1, slots=2), encoder_tile=(64, 64, 64, 3, 4)),
+    384: Tuning(FewTiles(64, 64, 32, key_items=1, key_splits=1, slots=2), encoder_tile=(64, 64, 64, 3, 4)),
 }
 MANY = Tuning(few=None, encoder_tile=(64, 64, 64, 3, 4))
 
@@ -52,7 +52,7 @@ BUCKETS = (
     Bucket(64, 4),
     Bucket(128, 8),
     Bucket(256, 16),
-    Bucket(512, 32),
+    Bucket(384, 32),
     Bucket(768, 48),
     Bucket(1024, 64),
     Bucket(1664, 64),
