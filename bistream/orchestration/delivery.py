@@ -42,19 +42,27 @@ class DeliveryPool:
         self._queue.put(task)
 
     def _serve(self) -> None:
-        while (task := self._queue.get()) is not None:
-            try:
-                task.deliver()
-            except Exception:
-                logger.exception("delivery failed")
-            with self._lock:
-                if task not in self._again:
-                    self._busy.discard(task)
-                    if not self._busy:
-                        self._lock.notify_all()
-                    continue
-                self._again.discard(task)
-            self._queue.put(task)
+        while self._serve_next():
+            pass
+
+    def _serve_next(self) -> bool:
+        """A function of its own, so that a waiting thread holds no task: its session may be over. False: the pool is closed."""
+        task = self._queue.get()
+        if task is None:
+            return False
+        try:
+            task.deliver()
+        except Exception:
+            logger.exception("delivery failed")
+        with self._lock:
+            if task not in self._again:
+                self._busy.discard(task)
+                if not self._busy:
+                    self._lock.notify_all()
+                return True
+            self._again.discard(task)
+        self._queue.put(task)
+        return True
 
     def close(self) -> None:
         """Serve what was scheduled, for as long as a model may take to answer, then stop the threads."""

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 
 from bistream.errors import BistreamError, CancelledError, EngineError, SessionExistsError, UnknownSessionError
-from bistream.orchestration.delivery import Deliverable, DeliveryPool
 from bistream.orchestration.playback import SpokenText
 from bistream.orchestration.ports import LanguageModelPort
 from bistream.orchestration.session import Session
@@ -39,7 +38,7 @@ def from_model(error: BistreamError) -> BistreamError:
 
 
 class LanguageModelLink:
-    """on_error: called from any thread with what ends the session."""
+    """Holds no reference to who runs the session: nothing may keep a session's audio and recording once it is over."""
 
     def __init__(
         self,
@@ -48,28 +47,28 @@ class LanguageModelLink:
         spoken: SpokenText,
         lease_s: float,
         clock: Callable[[], float],
-        on_error: Callable[[BistreamError], None],
     ) -> None:
         self._session = session
         self._port = port
         self._spoken = spoken
         self._renew_after_s = lease_s / RENEWALS_PER_LEASE
         self._clock = clock
-        self._on_error = on_error
         self._reader: threading.Thread | None = None
         self._accepts_text = False  # the start is on its way, or has arrived
         self._heard_at = 0.0  # when the language model last heard of the session
         self._refused_since: float | None = None  # it does not know the session (yet)
 
-    def open(self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], delivery: DeliveryPool, task: Deliverable) -> None:
-        """Start the reader, with the session's condition held. ``task`` is scheduled once text can be delivered.
+    def open(
+        self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None], on_error: Callable[[BistreamError], None]
+    ) -> None:
+        """Start the reader, with the session's condition held.
 
-        wanted_tokens: as of ``LanguageModelPort.stream``; asked by the reader.
+        The reader calls ``wanted_tokens`` (as of ``LanguageModelPort.stream``), ``started`` once text can be delivered, and ``on_error``
+        with what ends the session.
         """
         self._session.own(LANGUAGE_MODEL, lambda: self._port.cancel(self._session.port_id))
         name = f"bistream-read-{self._session.port_id[:8]}"
-        arguments = (prompt, wanted_tokens, lambda: delivery.schedule(task))
-        self._reader = threading.Thread(target=self._read, args=arguments, name=name, daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(prompt, wanted_tokens, started, on_error), name=name, daemon=True)
         self._reader.start()
 
     def join(self) -> None:
@@ -78,14 +77,16 @@ class LanguageModelLink:
 
     # The reader
 
-    def _read(self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None]) -> None:
+    def _read(
+        self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None], on_error: Callable[[BistreamError], None]
+    ) -> None:
         try:
             if not self._read_messages(prompt, wanted_tokens, started):
                 raise EngineError("The language model ended the session without a reason; try again.")
         except BistreamError as error:
-            self._on_error(from_model(error))
+            on_error(from_model(error))
         except Exception:
-            self._on_error(unexpected(self._session))
+            on_error(unexpected(self._session))
 
     def _read_messages(self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None]) -> bool:
         """False: the stream ended without a final message.
@@ -134,7 +135,7 @@ class LanguageModelLink:
         return waits_for_text and now - self._heard_at >= self._renew_after_s
 
     def deliver(self) -> None:
-        """Send the text that waits, or renew the lease when that is due. Blocks as the port does."""
+        """Send the text that waits, or renew the lease when that is due. Blocks as the port does; what it raises ends the session."""
         session = self._session
         with session.condition:
             now = self._clock()
@@ -148,10 +149,6 @@ class LanguageModelLink:
             self._port.append(session.port_id, piece, is_end)
         except UnknownSessionError:
             self._not_accepted(piece, is_end, now)
-        except BistreamError as error:
-            self._on_error(from_model(error))
-        except Exception:
-            self._on_error(unexpected(session))
         else:
             with session.condition:
                 self._refused_since = None
@@ -165,4 +162,4 @@ class LanguageModelLink:
                 self._refused_since = now
             is_lost = now - self._refused_since >= ACCEPT_TIMEOUT_S
         if is_lost:
-            self._on_error(EngineError("The language model does not know this session any more; try again."))
+            raise EngineError("The language model does not know this session any more; try again.")

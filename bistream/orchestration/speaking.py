@@ -62,7 +62,7 @@ class SessionRun:
         self._playback = Playback()
         self._spoken = SpokenText()
         self._link = LanguageModelLink(
-            session, services.ports.language_model, self._spoken, services.config.session_idle_timeout_s, services.clock, self.end_early
+            session, services.ports.language_model, self._spoken, services.config.session_idle_timeout_s, services.clock
         )
         self._wake_at: float | None = None  # when the speaker wants to look again though nothing may have come
         self._sequence_number = 0
@@ -96,7 +96,12 @@ class SessionRun:
             if session.has_ended:
                 return
             session.opened(self._services.clock())
-            self._link.open(prompt, lambda: self._wanted_tokens(prompt), self._services.delivery, self)
+            self._link.open(
+                prompt,
+                wanted_tokens=lambda: self._wanted_tokens(prompt),
+                started=lambda: self._services.delivery.schedule(self),
+                on_error=self.end_early,
+            )
         if session.start.offline:
             self._speak_offline(prompt)
         else:
@@ -262,5 +267,10 @@ class SessionRun:
                 self._cancel_sent_at = self._services.clock()
         if has_ended:
             self.session.stop()
-        else:
+            return
+        try:
             self._link.deliver()
+        except BistreamError as error:
+            self.end_early(from_model(error))
+        except Exception:
+            self.end_early(unexpected(self.session))

@@ -236,4 +236,5 @@ class CollectingSender:
             self._request = None
         if self._error is not None:
             raise self._error
-        return np.concatenate(self._chunks) if self._chunks else np.zeros(0, np.float32)
+        chunks, self._chunks = self._chunks, []  # nothing is kept, whoever still holds this sender
+        return np.concatenate(chunks) if chunks else np.zeros(0, np.float32)

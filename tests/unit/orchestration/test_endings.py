@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.errors import (
     CancelledError,
+    EngineError,
     SessionTimeoutError,
     ShuttingDownError,
 )
 from bistream.rates import SAMPLE_RATE
 from tests.unit.orchestration.fakes import (
+    REFERENCE,
     WAIT_S,
     append_request,
     cancel_request,
@@ -170,3 +174,39 @@ def test_close_ends_what_is_left_after_the_deadline(house: House) -> None:
     assert isinstance(sender.wait(), ShuttingDownError)
     assert isinstance(house.refused(start_request()), ShuttingDownError)
     house.orchestrator.close()
+
+
+@pytest.mark.parametrize("ending", ["well", "offline", "cancelled", "gone", "failed", "refused"])
+def test_nothing_of_a_session_outlives_it(house: House, ending: str) -> None:
+    """Not even as a cycle: the garbage collector goes by the number of objects, and a recording or an utterance is megabytes."""
+    token2wav = house.models.token2wav
+    if ending == "failed":
+        token2wav.fails_at[0] = EngineError("It broke.")
+    request = start_request(
+        b"\xff" if ending == "refused" else "Hello world.",
+        is_end=ending not in ("cancelled", "gone"),
+        offline=ending == "offline",
+        reference_wav=REFERENCE.copy(),
+    )
+    recording_freed, sender_freed = threading.Event(), threading.Event()
+    weakref.finalize(request.reference_wav, recording_freed.set)
+    gc.collect()
+    gc.disable()
+    try:
+        sender = house.send(request)
+        weakref.finalize(sender, sender_freed.set)
+        if ending in ("cancelled", "gone"):
+            sender.wait_chunks(1)
+        if ending == "cancelled":
+            house.send(cancel_request())
+        elif ending == "gone":
+            sender.gone = True
+            house.orchestrator.watch()
+        sender.wait()
+        house.wait_empty()
+        token2wav.fails_at.clear()  # a raised error knows the frames that it passed
+        del sender, request
+        assert sender_freed.wait(WAIT_S), "the audio"
+        assert recording_freed.wait(WAIT_S), "the recording"
+    finally:
+        gc.enable()
