@@ -19,6 +19,8 @@ no stack trace, no path of the server.
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class BistreamError(Exception):
     """Base of all errors with a wire code. ``str(error)`` is the sentence for the user."""
@@ -30,6 +32,10 @@ class BistreamError(Exception):
         super().__init__(sentence)
         self.sentence = sentence
         self.session_id = session_id
+
+    def renewed(self) -> Self:
+        """The same, not raised yet. A raised error knows the frames that it passed, and so keeps what they knew alive."""
+        return type(self)(self.sentence, self.session_id)
 
 
 class ConfigError(BistreamError):

@@ -139,7 +139,6 @@ def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> N
     """Answer a future unless it was (by a cancel, while it was being computed)."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BistreamError):
-            # Raised errors know the frames that they passed, and these the future: a cycle around a whole voice prompt.
-            future.set_exception(outcome.with_traceback(None))
+            future.set_exception(outcome.renewed())
         else:
             future.set_result(outcome)
