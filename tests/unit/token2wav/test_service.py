@@ -5,6 +5,7 @@ The fakes answer at once unless a test holds the worker inside a flow call (``Fa
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -347,6 +348,25 @@ def test_idle_sessions_expire(rig: Rig) -> None:
     rig.clock.now_s += 31.0
     assert audio(rig.hop("c", 3, finalize=True, start=True)) == [3]  # the worker frees before it computes
     assert all(state.closed for state in rig.flow.states[:2])
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 25), st.sampled_from("abcd")), min_size=5, max_size=30))
+def test_every_lease_runs_out_in_its_own_time(steps: list[tuple[int, str]]) -> None:
+    """Whoever comes, and whenever it is looked for idle sessions: each is gone 30 s after it was last heard of, and not before."""
+    rig = make_rig(max_sessions=8, session_idle_timeout_s=30.0)
+    heard_at: dict[str, float] = {}
+    for seconds, session_id in steps:
+        rig.clock.now_s += seconds
+        now = rig.clock.now_s
+        if now - heard_at.get(session_id, -math.inf) < 30.0:
+            assert audio(rig.hop(session_id)) == []
+        else:
+            assert isinstance(error(rig.hop(session_id)), UnknownSessionError)
+            assert audio(rig.hop(session_id, 1, start=True)) == [1]
+        heard_at[session_id] = now
+        assert rig.service.live_sessions == sum(now - last < 30.0 for last in heard_at.values())
+    rig.service.close()
 
 
 def test_a_session_that_nobody_asks_for_again_is_freed_by_the_worker_itself() -> None:
