@@ -33,9 +33,9 @@ class BistreamError(Exception):
         self.sentence = sentence
         self.session_id = session_id
 
-    def renewed(self) -> Self:
-        """The same, not raised yet. A raised error knows the frames that it passed, and so keeps what they knew alive."""
-        return type(self)(self.sentence, self.session_id)
+    def renewed(self, session_id: str | None) -> Self:
+        """The same about this session, not raised yet. A raised error knows the frames that it passed, and keeps what they knew alive."""
+        return type(self)(self.sentence, session_id)
 
 
 class ConfigError(BistreamError):

@@ -93,7 +93,7 @@ class LocalLanguageModel:
             with self._times.measure("language_model"):
                 message = messages.get()
             if isinstance(message, BistreamError):
-                raise message.renewed()
+                raise message.renewed(message.session_id)
             yield message
             is_final = message.is_final
 
@@ -151,7 +151,7 @@ class QueueSender:
         """Until the session has ended. Raises its ``BistreamError``."""
         while (event := self.events.get()) is not None:
             if isinstance(event, BistreamError):
-                raise event.renewed()
+                raise event.renewed(event.session_id)
             yield event
 
 

@@ -82,7 +82,7 @@ class Orchestrator:
                 return
             error = None
         except BistreamError as refusal:
-            error = type(refusal)(refusal.sentence, refusal.session_id or request.session_id)
+            error = refusal.renewed(refusal.session_id or request.session_id)
         except Exception:
             logger.exception("a request failed")
             error = EngineError("The server failed while it read this request; try again.", request.session_id)

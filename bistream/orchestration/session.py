@@ -162,7 +162,7 @@ class Session:
         """CANCELLED for a ``CancelledError``, else FAILED. False: the session had ended already."""
         if self.has_ended:
             return False
-        self.error = type(error)(error.sentence, self.id)
+        self.error = error.renewed(self.id)
         self.advance(SessionState.CANCELLED if isinstance(error, CancelledError) else SessionState.FAILED)
         return True
 

@@ -139,6 +139,6 @@ def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> N
     """Answer a future unless it was (by a cancel, while it was being computed)."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BistreamError):
-            future.set_exception(outcome.renewed())
+            future.set_exception(outcome.renewed(outcome.session_id))
         else:
             future.set_result(outcome)

@@ -210,7 +210,7 @@ class Token2Wav:
         self._ended.append(session)
         for job in session.jobs:
             assert error is not None
-            failures.append((job.future, type(error)(error.sentence, session.session_id)))
+            failures.append((job.future, error.renewed(session.session_id)))
         session.jobs.clear()
 
     def _end_idle_sessions(self, failures: Failures) -> None:

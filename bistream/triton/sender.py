@@ -235,6 +235,6 @@ class CollectingSender:
         with self._lock:
             self._request = None
         if self._error is not None:
-            raise self._error.renewed()
+            raise self._error.renewed(self._error.session_id)
         chunks, self._chunks = self._chunks, []  # nothing is kept, whoever still holds this sender
         return np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
