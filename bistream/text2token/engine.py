@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+FAILED_SENTENCE = "The language model has failed and all its sessions with it; try again later."
+
 
 @dataclass(frozen=True)
 class TokenSpace:

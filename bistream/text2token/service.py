@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
-from bistream.text2token.engine import EngineStats, SamplingSpec, TokenSpace
+from bistream.text2token.engine import FAILED_SENTENCE, EngineStats, SamplingSpec, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
@@ -119,7 +119,7 @@ class SpeechTokenService:
             if self.healthy:
                 session.expire(now)
             else:
-                session.finish(EngineError("The language model has failed and all its sessions with it; try again later."))
+                session.finish(EngineError(FAILED_SENTENCE))
 
     def drain(self, deadline_s: float) -> None:
         """Take no new sessions; running ones finish within ``deadline_s`` or end with ``ShuttingDownError``. Blocks."""

@@ -24,7 +24,7 @@ from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
 from bistream.errors import EngineError, ShuttingDownError
-from bistream.text2token.engine import EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
+from bistream.text2token.engine import FAILED_SENTENCE, EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_spec
@@ -42,9 +42,6 @@ class HasTokenSpace(Protocol):
 
     @property
     def space(self) -> TokenSpace: ...
-
-
-FAILED_SENTENCE = "The language model has failed and all its sessions with it; try again later."
 
 
 def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:

@@ -5,18 +5,15 @@ The only module outside this folder's own that imports its kernels, and only whe
 
 from __future__ import annotations
 
-import torch
-
 from bistream.config import CheckpointConfig, RuntimeConfig
-from bistream.device import resolve_device
+from bistream.device import is_hopper, resolve_device
 from bistream.mel2wav.stage import VocoderStage
 
 
 def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig) -> VocoderStage:
     """``config.graphs`` off, or ``dtype`` float32: the plain network on every device."""
     device = resolve_device(config.device)
-    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)  # what the kernels are written for
-    if is_hopper and config.graphs and config.dtype != "float32":
+    if is_hopper(device) and config.graphs and config.dtype != "float32":
         from bistream.mel2wav.cuda.stage import CudaVocoderStage, supports  # noqa: PLC0415  (imports triton)
 
         if supports(checkpoint):

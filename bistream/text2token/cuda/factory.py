@@ -8,6 +8,7 @@ import time
 import torch
 
 from bistream.config import LanguageModelConfig, RuntimeConfig
+from bistream.device import is_hopper
 from bistream.text2token.cuda.cache import BLOCK_SIZE
 from bistream.text2token.cuda.graph_runner import CudaRunner
 from bistream.text2token.cuda.packing import pack_weights, unsupported
@@ -16,13 +17,11 @@ from bistream.text2token.weights import load_weights
 
 logger = logging.getLogger(__name__)
 
-COMPUTE_CAPABILITY = (9, 0)  # Hopper; the kernels use its bulk copies and dependent launches, and were verified there
-
 
 def make_cuda_runner(config: RuntimeConfig, sizes: LanguageModelConfig, device: torch.device) -> CudaRunner | None:
     """``None`` when this GPU or these sizes are not the kernels' (plain PyTorch serves then). Raises as ``load_weights`` does."""
     reasons = unsupported(sizes)
-    if torch.cuda.get_device_capability(device) != COMPUTE_CAPABILITY:
+    if not is_hopper(device):
         reasons = ("a GPU of compute capability 9.0", *reasons)
     if reasons:
         logger.warning("the language model runs without its fast kernels: they need %s", "; ".join(reasons))

@@ -7,17 +7,13 @@ import logging
 import torch
 
 from bistream.config import RuntimeConfig
+from bistream.device import is_hopper
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FlowRunner
 
 _log = logging.getLogger(__name__)
-
-
-def is_hopper(device: torch.device) -> bool:
-    """The kernels' tiles fill the shared memory of compute capability 9.0 and use its matrix instructions."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def make_runner(config: RuntimeConfig, network: FlowNetwork, pages: FlowPages | None) -> FlowRunner:
