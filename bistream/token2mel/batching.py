@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays of ``flow.FlowBatch`` and ``state.PageTables``; their shapes are explained there."""
+    """Arrays of ``flow.FlowBatch`` and ``pages.PageTables``; their shapes are explained there."""
 
     token_ids: NDArray[np.int64]
     present: NDArray[np.bool_]

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-FIELDS = gl.constexpr(16)  # of a segment in the table, see ``windows.Segment``
+FIELDS = gl.constexpr(16)  # of a segment in the table, see ``windows._row``
 IN_ROW = gl.constexpr(0)
 TAPS = gl.constexpr(1)
 WRAP = gl.constexpr(2)

@@ -74,7 +74,7 @@ def begin_turns(
 ):  # fmt: skip
     """Before a step in which turns begin: ``SamplerState.start_turns`` and the block tables of new sequences. Grid: turns.
 
-    starts_ptr: int64 [turns, START_NUMBERS], blocks_ptr: int32 [turns, table_stride], both in host memory; see ``starts.py``.
+    starts_ptr: int64 [turns, START_NUMBERS], blocks_ptr: int32 [turns, table_stride], both in host memory; see ``host_rows.write_starts``.
     """
     turn = tl.program_id(0)
     numbers = tl.load(starts_ptr + turn * START_NUMBERS + tl.arange(0, START_NUMBERS))

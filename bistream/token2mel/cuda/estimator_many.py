@@ -223,7 +223,7 @@ class _Half:
 
     def _attend(self) -> None:
         batch, arrays = self.batch, self.batch.arrays
-        frames, keys, _, _, warps = batch.tuning.attention
+        frames, keys, warps = batch.tuning.attention
         kernels_attention_large.attend_pages_large[(self._attention_programs, 1)](
             self.query, self.normed, self._memory(), 0, arrays["tiles_estimator"], arrays["session_frames"], arrays["table"],
             self.attended, self._scale,

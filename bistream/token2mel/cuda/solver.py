@@ -21,7 +21,7 @@ from bistream.token2mel.cuda.layout import Bucket
 from bistream.token2mel.cuda.packing import FlowWeights
 from bistream.token2mel.cuda.tuning import Tuning
 from bistream.token2mel.flow import FlowNetwork
-from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
+from bistream.token2mel.pages import FlowPages
 
 _STEP_ROWS = 16
 
@@ -67,12 +67,12 @@ class CudaSolver:
         matching = self.network.matching
         self._begin(self.encoder.launch())
         for step, size in enumerate(matching.step_sizes):
-            is_known = step == 0 and not isinstance(self.estimator, CudaEstimator)
-            if isinstance(self.estimator, CudaEstimator):
-                self.estimator.launch(step, matching.time_biases[step])
+            if step == 0 and not isinstance(self.estimator, CudaEstimator):  # which computes both halves in one
+                self.estimator.launch(step, matching.time_biases[step], halves=1)
+                self._finish_step(size, is_known=True)
             else:
-                self.estimator.launch(step, matching.time_biases[step], halves=1 if is_known else GUIDANCE_ROWS)
-            self._finish_step(size, is_known)
+                self.estimator.launch(step, matching.time_biases[step])
+                self._finish_step(size, is_known=False)
         self.is_finite.copy_(torch.isfinite(self.buffers.mel[: self.frames]).all(dim=1))
 
     def _begin(self, mu: Tensor) -> None:
@@ -90,6 +90,7 @@ class CudaSolver:
         inputs[frames : 2 * frames, bins:] = 0.0
 
     def _finish_step(self, size: float, is_known: bool) -> None:
+        """is_known: the velocities without conditions are those of ``first_step``."""
         matching, buffers = self.network.matching, self.buffers
         estimator = matching.estimator
         norm, projection = estimator.final_block.norm, estimator.final_projection

@@ -31,11 +31,11 @@ class FewTiles:
 
 @dataclass(frozen=True)
 class Tuning:
-    """few: None for many rows. attention (frames, keys, splits, stages, warps), conv, residual: of ``estimator_many``."""
+    """few: None for many rows. attention (frames, keys, warps), conv, residual: of ``estimator_many``."""
 
     few: FewTiles | None
     encoder_tile: Tile
-    attention: tuple[int, int, int, int, int] = (16, 64, 1, 1, 4)
+    attention: tuple[int, int, int] = (16, 64, 4)
     conv: Tile = (64, 128, 64, 3, 4)
     residual: Tile = (64, 256, 64, 3, 8)
 

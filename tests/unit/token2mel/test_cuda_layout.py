@@ -142,7 +142,7 @@ def test_tiles_fit_their_buckets(bucket: Bucket) -> None:
     if tuning.few is None:
         assert tuning.residual[1] == estimator.channels[0]  # whole rows, for the LayerNorm
         assert frames % 64 == 0  # rows of a program of kernels_many_block
-        assert tile_sizes(tuning).estimator * estimator.num_heads == 2 * 16 * tuning.attention[4]  # two groups of warps compute
+        assert tile_sizes(tuning).estimator * estimator.num_heads == 2 * 16 * tuning.attention[2]  # two groups of warps compute
 
 
 def test_the_upsampling_window_is_the_convolution_over_repeated_frames() -> None:
