@@ -17,7 +17,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     for line in """
     types errors rates resample
     config wire seam_meter
-    checkpoint device
+    checkpoint device tensor_tiles
     text voice token2mel mel2wav
     text2token token2wav
     orchestration

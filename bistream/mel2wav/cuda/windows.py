@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from bistream.mel2wav.cuda import kernels_window
 from bistream.mel2wav.cuda.tiles import SLICE, Part, WindowSum
+from bistream.tensor_tiles import tile_descriptor
 
 _HALO = 16
 _TILE_POSITIONS = (256, 128, 64)
 # of tiles of 256 positions: what a product takes, and how fast a multiprocessor gets its bytes when all of them ask
 _PRODUCT_CYCLES, _PRODUCT_BYTES, _WINDOW_BYTES, _BYTES_PER_CYCLE = 512, 8192, 36_864, 24
 _LIVE = 0.9  # share of a call's capacity that is in use, about
-_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,8 @@ class WindowLaunch:
         ]
         self._table = torch.tensor(table, dtype=torch.int32, device=sums.tiles.device)
         self._tiles = (
-            _descriptor(source.memory, size), _descriptor(source.memory, _HALO), _descriptor(sums.tiles, SLICE),
-            _descriptor(target.memory, size),
+            tile_descriptor(source.memory, size), tile_descriptor(source.memory, _HALO), tile_descriptor(sums.tiles, SLICE),
+            tile_descriptor(target.memory, size),
         )  # fmt: skip
         self._scalars = (scale, slope)
 
@@ -136,10 +133,3 @@ def _row(part: Part, use: Use, group: int, in_capacity: int, out_capacity: int) 
         use.source * in_capacity, part.taps, part.wrap, part.dilation, part.pad, part.first_tile, len(use.residuals), *residuals,
         out, len(use.actives), *actives, group, 0,
     ]  # fmt: skip
-
-
-def _descriptor(matrix: Tensor, rows: int) -> Any:
-    """[rows, 64] tiles of a matrix whose rows are contiguous, for the copy engine."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    assert matrix.dtype in _TYPES
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, SLICE], layout)

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon.language import NVMMASharedLayout
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SwizzledDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bistream.config import LanguageModelConfig
+from bistream.tensor_tiles import tile_descriptor
 from bistream.text2token.cuda import (
     kernels_attention,
     kernels_large,
@@ -126,7 +125,7 @@ class CudaStep:
         tiles = 2 * (config.num_attention_heads + config.num_key_value_heads) + 8 * config.num_key_value_heads
         self._run(
             kernels_many.qkv_many, (tiles, _tiles(rows, GROUP_ROWS)),
-            _swizzled(buffers.xb, GROUP_ROWS), _swizzled(layer.qkv.rows, 32), squares, layer.qkv_bias, *tables, *results,
+            tile_descriptor(buffers.xb, GROUP_ROWS), tile_descriptor(layer.qkv.rows, 32), squares, layer.qkv_bias, *tables, *results,
             X_STAGES=self._stages, **sizes, warps=4, registers=128,
         )  # fmt: skip
 
@@ -155,7 +154,7 @@ class CudaStep:
             return
         self._run(
             kernels_many.output_many, (hidden // 32, _tiles(rows, GROUP_ROWS)),
-            _swizzled(buffers.attended, GROUP_ROWS), _swizzled(layer.output.rows, 32), *results,
+            tile_descriptor(buffers.attended, GROUP_ROWS), tile_descriptor(layer.output.rows, 32), *results,
             X_STAGES=self._stages, K=hidden, warps=4, registers=128,
         )  # fmt: skip
 
@@ -182,7 +181,7 @@ class CudaStep:
         groups = _groups(rows)
         self._run(
             kernels_mlp.gate_up_many, (_tiles(inner, GATE_UP_FEATURES), _tiles(rows, GROUP_ROWS * groups)),
-            _swizzled(buffers.xb, GROUP_ROWS), _swizzled(weights, 128), _swizzled(weights, 32), squares, buffers.hidden,
+            tile_descriptor(buffers.xb, GROUP_ROWS), tile_descriptor(weights, 128), tile_descriptor(weights, 32), squares, buffers.hidden,
             layer.down.rows, rows, NEXT_BYTES=self._next_bytes(layer.down.rows, rows), **self._norm, INTERMEDIATE=inner, GROUPS=groups,
             STAGES=self._stages, REGISTERS=tuning.gate_up_registers, warps=4,
         )  # fmt: skip
@@ -201,9 +200,10 @@ class CudaStep:
         groups, features = _groups(rows), 64 if rows <= GROUP_ROWS else 128
         self._run(
             kernels_mlp.down_many, (hidden // features, _tiles(rows, GROUP_ROWS * groups), NUM_CHUNKS),
-            _swizzled(buffers.hidden, GROUP_ROWS), _swizzled(layer.down.rows, features), buffers.down_part, buffers.arrived[index],
-            buffers.x, buffers.xb, squares, following, rows, NEXT_BYTES=self._next_bytes(following, rows), GROUPS=groups,
-            X_STAGES=tuning.down_stages, MAX_ROWS=buffers.max_rows, HIDDEN=hidden,
+            tile_descriptor(buffers.hidden, GROUP_ROWS), tile_descriptor(layer.down.rows, features),
+            buffers.down_part, buffers.arrived[index], buffers.x, buffers.xb, squares, following, rows,
+            NEXT_BYTES=self._next_bytes(following, rows), GROUPS=groups, X_STAGES=tuning.down_stages,
+            MAX_ROWS=buffers.max_rows, HIDDEN=hidden,
             PACKED=rows <= tuning.qkv_small_rows and not is_last,  # the head reads rows as they are
             PATIENCE=tuning.down_patience, REGISTERS=152, registers=tuning.down_registers_32 if rows <= 32 else None, warps=4,
         )  # fmt: skip
@@ -259,13 +259,6 @@ def prefer_shared_memory(function: int, percent: int) -> None:
 def _describe(matrix: Tensor, rows: int) -> TensorDescriptor:
     """Tiles [rows, CHUNK] of a matrix, for bulk copies."""
     return TensorDescriptor.from_tensor(matrix, [rows, CHUNK])
-
-
-def _swizzled(matrix: Tensor, rows: int) -> SwizzledDescriptor:
-    """Tiles [rows, 64] of a matrix, for bulk copies of the Gluon kernels."""
-    return SwizzledDescriptor.from_tensor(
-        matrix, [rows, GROUP_COLUMNS], NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    )
 
 
 def _groups(rows: int) -> int:
