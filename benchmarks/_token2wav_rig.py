@@ -18,7 +18,7 @@ from benchmarks._common import synchronize
 from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig, VocoderConfig
 from bistream.errors import BistreamError
 from bistream.mel2wav import weights as vocoder_weights
-from bistream.mel2wav.cuda.factory import make_vocoder
+from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.mel2wav.state import VocoderState
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
@@ -64,7 +64,7 @@ class Rig:
 
     def __init__(self, directory: str, sizes: CheckpointConfig, config: RuntimeConfig, naive: bool = False) -> None:
         self.sizes = sizes
-        config = dataclasses.replace(config, model_dir=directory, graphs=config.graphs and not naive)
+        config = dataclasses.replace(config, model_dir=directory, kernels="plain" if naive else config.kernels)
         began = time.perf_counter()
         self.flow = FlowStage(config, sizes, incremental=not naive)
         self.vocoder: VocoderStage = make_vocoder(config, sizes)

@@ -26,13 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._common import percentiles, report, synchronize, table
 from benchmarks._lm_sessions import LoadResult, idle_turn_ms, speak_in_real_time
 from bistream.config import LanguageModelConfig
+from bistream.gpu.tier import choose_tier
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
-from bistream.text2token.step_runner import EagerRunner, StepRunner
-from bistream.text2token.torch_engine import HasTokenSpace, TorchEngine, device_and_dtype
+from bistream.text2token.sizes import kernels_need
+from bistream.text2token.step_runner import StepRunner
+from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, make_step_runner
+from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import LayerWeights, ModelWeights, token_space
 
 SIZES = {
@@ -63,19 +64,14 @@ def random_weights(config: LanguageModelConfig, device: torch.device) -> ModelWe
     return ModelWeights(normal(token_space(config).size, hidden, std=0.5), layers, 1 + normal(hidden), normal(rows, hidden), normal(rows))
 
 
-def make_runner(config: LanguageModelConfig, settings: EngineSettings, device: torch.device) -> tuple[StepRunner, HasTokenSpace, int]:
-    """The runner that the engine would use, its model, and the bytes of weights that a step reads."""
-    weights = random_weights(config, device)
-    if device.type == "cuda" and config.head_size == 64 and torch.cuda.get_device_capability(device) == (9, 0):
-        from bistream.text2token.cuda.graph_runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)
-        from bistream.text2token.cuda.packing import pack_weights  # noqa: PLC0415
+def print_progress(done: int, total: int) -> None:
+    print(f"  prepared {done} of {total} row counts")
 
-        packed = pack_weights(weights, config, device)
-        runner = CudaRunner(config, packed, settings, progress=lambda done, total: print(f"  prepared {done} of {total} row counts"))
-        return runner, runner, packed.step_bytes
-    model = Qwen2Model(config, weights)
+
+def weight_bytes_of(weights: ModelWeights) -> int:
+    """Bytes of weights that every step reads, the embedding's rows left aside, in 16 bit on a GPU."""
     size = sum(getattr(layer, name).nbytes for layer in weights.layers for name in LayerWeights.__dataclass_fields__)
-    return EagerRunner(model, settings, RepetitionAwareSampler()), model, size + weights.head_weight.nbytes
+    return size + weights.head_weight.numel() * weights.embedding.element_size()
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -140,6 +136,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200, help="steps per measurement")
     parser.add_argument("--sessions", type=int, default=256, help="simulated real-time sessions")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each of them speaks")
+    parser.add_argument("--kernels", default="auto", choices=["auto", "kernels", "graphs", "plain"], help="which tier computes")
     parser.add_argument("--no-baseline", action="store_true", help="leave out Hugging Face")
     parser.add_argument("--out", help="also write the result to this file")
     return parser.parse_args()
@@ -154,24 +151,30 @@ def main() -> None:
     torch.manual_seed(0)
     contexts = range(500, 1000)
     max_rows = max(*options.rows, 256 if options.size == "full" else 32)
-    block_size = 64 if device.type == "cuda" else 16
+    tier = choose_tier("language model", options.kernels, device, dtype, kernels_need(config, dtype)).tier
+    block_size = BLOCK_SIZES[tier]
     settings = EngineSettings(
         max_sessions=max(options.sessions, *options.rows), max_rows=max_rows, block_size=block_size,
         kv_cache_tokens=max(options.sessions, *options.rows) * 1024, max_sequence_ids=2048,
     )  # fmt: skip
     began = time.perf_counter()
-    runner, model, weight_bytes = make_runner(config, settings, device)
+    weights = random_weights(config, device)
+    weight_bytes = weight_bytes_of(weights)
+    runner = make_step_runner(
+        tier, config, weights, settings, device, lambda done, total: print(f"  prepared {done} of {total} row counts")
+    )
+    del weights
     startup_s = time.perf_counter() - began
     assert hasattr(runner, "cache")
     runner.cache.blocks.normal_()
     synchronize(device)
     floor_ms = weight_bytes / copy_bandwidth(device) * 1e3
     steps = {
-        str(rows): round(step_ms(runner, model.space, rows, contexts, settings.blocks_per_sequence, block_size, options.steps), 4)
+        str(rows): round(step_ms(runner, runner.space, rows, contexts, settings.blocks_per_sequence, block_size, options.steps), 4)
         for rows in options.rows
     }
     memory_gb = torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    engine = TorchEngine(model, settings, runner=runner)
+    engine = TorchEngine(runner, settings, runner=runner)
     gc.collect()
     gc.freeze()  # as the model process does once it has loaded (bistream/triton/startup.py)
     first_ms, last_ms = idle_turn_ms(engine, 500, 30)

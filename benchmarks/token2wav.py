@@ -66,13 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help="of the flow: auto, float16, bfloat16 or float32")
+    parser.add_argument("--kernels", default="auto", choices=["auto", "kernels", "graphs", "plain"], help="which tier computes")
     parser.add_argument("--parts", default="hops,growth,load,quality,naive", help="what to measure, separated by commas")
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     device, plan, sizes = torch.device(name), PLANS[options.size], SIZES[options.size]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the references are float32
-    config = RuntimeConfig(device=name, dtype=options.dtype, flow_state_mb=plan.flow_state_mb, max_sessions=512)
+    config = RuntimeConfig(device=name, dtype=options.dtype, kernels=options.kernels, flow_state_mb=plan.flow_state_mb, max_sessions=512)
     parts = set(options.parts.split(","))
     metrics: dict[str, Any] = {}
     with random_model(sizes, device) as directory:
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             metrics["gpu_memory_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 1)
     derive(metrics)
     described = {
-        "size": options.size, "dtype": str(rig.flow.dtype).removeprefix("torch."), "graphs": device.type == "cuda", "prompt_s": PROMPT_S,
+        "size": options.size, "dtype": str(rig.flow.dtype).removeprefix("torch."), "kernels": config.kernels, "prompt_s": PROMPT_S,
         "first_hop_prompt_s": FIRST_HOP_PROMPT_S,
         "first_hop_tokens": FIRST_HOP_TOKENS, "steady_hop_tokens": CHUNK_TOKENS, "steady_context_s": CONTEXT_S, **dataclasses.asdict(plan),
     }  # fmt: skip
@@ -172,7 +173,7 @@ def measure_load(rig: Rig, plan: Plan) -> dict[str, Any]:
 def measure_quality(directory: str, config: RuntimeConfig, size: str) -> dict[str, Any]:
     """Signal to error of mel and audio against the plain network in float32, over one session's hops."""
     small = dataclasses.replace(config, flow_state_mb=min(4000, config.flow_state_mb))
-    exact = Rig(directory, SIZES[size], dataclasses.replace(small, dtype="float32", graphs=False))
+    exact = Rig(directory, SIZES[size], dataclasses.replace(small, dtype="float32", kernels="plain"))
     rig = Rig(directory, SIZES[size], small)
     mels, waves = [], []
     for each in (exact, rig):

@@ -137,7 +137,7 @@ class RuntimeConfig:
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0 is max_sessions x max_session_tokens
     max_session_tokens: int = 4096  # positions (prompt, text and speech) of one session; reserved when it starts
     max_rows: int = 256  # rows (tokens) of one language-model step
-    graphs: bool = True  # recorded kernels (CUDA graphs) on a GPU; off: the plain networks; no effect on CPU
+    kernels: str = "auto"  # auto | kernels | graphs | plain: which tier computes the networks (gpu/tier.py)
     flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most 70 % of the free memory
     left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0 is unlimited (the reference)
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
@@ -151,6 +151,7 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         _check(self.engine in ("torch", "tensorrt_llm"), "engine", self.engine, "torch or tensorrt_llm")
         _check(self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype", self.dtype, "auto, float32, bfloat16 or float16")
+        _check(self.kernels in ("auto", "kernels", "graphs", "plain"), "kernels", self.kernels, "auto, kernels, graphs or plain")
         _check(self.final_mode in ("streaming", "reference"), "final_mode", self.final_mode, "streaming or reference")
         for name in (
             "max_sessions",

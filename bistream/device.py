@@ -7,11 +7,6 @@ import torch
 from bistream.errors import ConfigError
 
 
-def is_hopper(device: torch.device) -> bool:
-    """The kernels of all stages are written for compute capability 9.0: its shared memory, matrix instructions and bulk copies."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
 def resolve_device(name: str) -> torch.device:
     """``auto`` is the first GPU, or the CPU. Raises ``ConfigError`` for a device that is not there."""
     if name == "auto":

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from bistream.text2token.attention import MIN_PRODUCT_ROWS, plan_attention
+from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.qwen2 import Qwen2Model
@@ -26,6 +27,8 @@ SampledRows = Callable[[], list[int]]  # waits; one head row, INACTIVE or NOT_FI
 
 class StepRunner(Protocol):
     run_ahead: int  # steps that may be run before the ids of the first one were waited for
+    space: TokenSpace
+    settings: EngineSettings
 
     def run(self, plan: StepPlan) -> SampledRows:
         """Start a step. Raises whatever the device raises; the engine is unusable after that."""
@@ -36,6 +39,8 @@ class EagerRunner:
 
     def __init__(self, model: Qwen2Model, settings: EngineSettings, sampler: Sampler) -> None:
         self.model = model
+        self.space = model.space
+        self.settings = settings
         self.sampler = sampler
         self.block_size = settings.block_size
         # one more block and slot than can be owned, for rows that only pad a step

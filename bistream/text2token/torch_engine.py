@@ -18,20 +18,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-import torch
-
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
 from bistream.errors import EngineError, ShuttingDownError
 from bistream.text2token.engine import FAILED_SENTENCE, EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
-from bistream.text2token.engine_settings import EngineSettings, settings_of
+from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_spec
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.sequence import SequenceRecord, StepPlan, TurnUpdate
 from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
-from bistream.text2token.weights import load_weights
+from bistream.text2token.step_runners import load_step_runner
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,14 +39,6 @@ class HasTokenSpace(Protocol):
 
     @property
     def space(self) -> TokenSpace: ...
-
-
-def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """``auto`` is the first GPU in bfloat16, or the CPU in float32. Raises ``ConfigError`` for a device that is not there."""
-    chosen = resolve_device(device)
-    default = "bfloat16" if chosen.type == "cuda" else "float32"
-    resolved: torch.dtype = getattr(torch, default if dtype == "auto" else dtype)
-    return chosen, resolved
 
 
 class TorchSession:
@@ -100,16 +89,8 @@ class TorchEngine:
     @classmethod
     def from_config(cls, config: RuntimeConfig) -> TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming what is wrong."""
-        sizes = read_config(config.model_dir).language_model
-        device, dtype = device_and_dtype(config.device, config.dtype)
-        if device.type == "cuda" and dtype is torch.bfloat16:
-            from bistream.text2token.cuda.factory import make_cuda_runner  # noqa: PLC0415  (needs Triton's compiler)
-
-            runner = make_cuda_runner(config, sizes, device)
-            if runner is not None:
-                return cls(runner, runner.settings, runner=runner)
-        settings = settings_of(config, sizes)
-        return cls(Qwen2Model(sizes, load_weights(config.model_dir, sizes, device, dtype)), settings)
+        runner = load_step_runner(config, read_config(config.model_dir).language_model)
+        return cls(runner, runner.settings, runner=runner)
 
     @property
     def capabilities(self) -> EngineCapabilities:

@@ -1,4 +1,4 @@
-"""Sizes that the flow's kernels fix. No torch."""
+"""Sizes that the flow's networks fix, and those that its own kernels are written for. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bistream.config import FlowConfig
 
 Count = TypeVar("Count", int, NDArray[np.int64])
 
@@ -18,3 +20,18 @@ CONV_HISTORY_FRAMES = 2  # causal convolutions of the estimator (kernel 3), at 5
 def form_offset(tokens: Count, ratio: int) -> Count:
     """First row of a chunk's form with so many known tokens, among the rows of all its forms (``first_step``): shorter ones first."""
     return ratio * tokens * (tokens - 1) // 2
+
+
+def kernels_need(config: FlowConfig) -> tuple[str, ...]:
+    """What the kernels need and these sizes do not give, as noun phrases; empty for CosyVoice2-0.5B."""
+    encoder, estimator = config.encoder, config.estimator
+    head = encoder.output_size // encoder.attention_heads
+    powers = all(size & (size - 1) == 0 for size in (encoder.output_size, head))
+    rules = (
+        ((estimator.channels[0], estimator.num_heads, estimator.attention_head_dim) == (256, 8, 64), "an estimator of 8 heads, 256 wide"),
+        (estimator.static_chunk_size <= 64, "chunks of at most 64 frames"),
+        (estimator.in_channels % 64 == 0, "estimator inputs of n * 64 channels"),
+        (powers and head >= 16 and encoder.linear_units % 64 == 0, "an encoder with sizes that are powers of two"),
+        (config.token_mel_ratio == 2, "2 frames per token"),
+    )
+    return tuple(text for good, text in rules if not good)

@@ -33,7 +33,7 @@ from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint
-from bistream.token2mel.cuda.factory import make_runner
+from bistream.token2mel.factory import make_runner
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool, Prefix
 from bistream.token2mel.pages import FlowPages, free_memory_bytes, page_bytes
 from bistream.token2mel.state import FlowState, FlowStatus

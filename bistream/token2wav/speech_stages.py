@@ -15,7 +15,7 @@ import torch
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, EngineError
-from bistream.mel2wav.cuda.factory import make_vocoder
+from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.token2mel.runner import FAILED
 from bistream.token2mel.stage import FlowHop, FlowStage

@@ -55,9 +55,9 @@ def weights(config: LanguageModelConfig) -> ModelWeights:
 
 
 def make_runner(
-    config: LanguageModelConfig = NARROW, settings: EngineSettings = SETTINGS, graphs: bool = True, tuning: Tuning = MEASURED_BEST
+    config: LanguageModelConfig = NARROW, settings: EngineSettings = SETTINGS, record: bool = True, tuning: Tuning = MEASURED_BEST
 ) -> CudaRunner:
-    return CudaRunner(config, pack_weights(weights(config), config, DEVICE), settings, graphs=graphs, tuning=tuning)
+    return CudaRunner(config, pack_weights(weights(config), config, DEVICE), settings, record=record, tuning=tuning)
 
 
 @cache
@@ -148,7 +148,7 @@ def test_scores_do_not_depend_on_who_adds_the_chunks(rows: int) -> None:
     plan = StepPlan((TurnStart(0, TurnLimits(10), 10, reset),), (), (Segment(0, 0, tuple(ids.tolist()), False),), ())
     scores = []
     for patience in (MEASURED_BEST.down_patience, 0, 1):
-        runner = make_runner(WIDE, MANY, graphs=False, tuning=Tuning(down_patience=patience))
+        runner = make_runner(WIDE, MANY, record=False, tuning=Tuning(down_patience=patience))
         for _ in range(3):  # another order of arrival every time
             runner.run(plan)()
             scores.append(runner.buffers.logits[:rows, : WIDE.speech_token_size + 3].clone())
@@ -176,7 +176,7 @@ def test_graphs_and_single_launches_say_the_same() -> None:
     turns = [random_turns(rng) for _ in range(6)]
     specs = [SamplingSpec(seed=number, temperature=float(number % 3)) for number in range(6)]
     said = []
-    for runner in (shared_runner(), make_runner(graphs=False)):
+    for runner in (shared_runner(), make_runner(record=False)):
         engine = engine_of(runner)
         said.append(talk(engine, [engine.open(str(number), spec, 900) for number, spec in enumerate(specs)], turns, 15))
     assert said[0] == said[1]
@@ -229,7 +229,7 @@ def choose_on_device(runner: CudaRunner, logits: torch.Tensor, slots: torch.Tens
 @pytest.mark.parametrize("count", [40, 200])
 def test_the_sampling_kernel_chooses_as_the_plain_sampler(count: int) -> None:
     """Peaked, flat, tied, masked and spoilt scores, several settings, until ids repeat and turns end; state and all."""
-    runner, sampler = make_runner(WIDE, MANY, graphs=False), RepetitionAwareSampler()
+    runner, sampler = make_runner(WIDE, MANY, record=False), RepetitionAwareSampler()
     state, space = runner.state, runner.space
     generator = torch.Generator(DEVICE).manual_seed(3)
     specs = [

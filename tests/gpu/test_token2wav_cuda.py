@@ -18,7 +18,7 @@ import torch
 
 from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig, VocoderConfig
 from bistream.errors import EngineError
-from bistream.mel2wav.cuda.factory import make_vocoder
+from bistream.mel2wav.factory import make_vocoder
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.types import VoicePrompt
 from tests.unit.mel2wav.tiny import random_state as vocoder_state
@@ -69,7 +69,7 @@ def model_dir() -> str:
 
 
 def config(**changes: object) -> RuntimeConfig:
-    base = RuntimeConfig(model_dir=model_dir(), device="cuda", flow_state_mb=2000, max_sessions=32, graphs=False)
+    base = RuntimeConfig(model_dir=model_dir(), device="cuda", flow_state_mb=2000, max_sessions=32, kernels="plain")
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -168,11 +168,11 @@ def test_graphs_change_nothing(kind: str) -> None:
 
 
 def test_the_configuration_chooses_the_runner() -> None:
-    assert isinstance(FlowStage(config(graphs=True), SIZES).runner, CudaFlowRunner)
-    assert not isinstance(FlowStage(config(graphs=False), SIZES).runner, CudaFlowRunner)
-    assert not isinstance(FlowStage(config(graphs=True, dtype="float32"), SIZES).runner, CudaFlowRunner)
-    assert isinstance(make_vocoder(config(graphs=True), SIZES), CudaVocoderStage)
-    assert not isinstance(make_vocoder(config(graphs=False), SIZES), CudaVocoderStage)
+    assert isinstance(FlowStage(config(kernels="kernels"), SIZES).runner, CudaFlowRunner)
+    assert not isinstance(FlowStage(config(kernels="plain"), SIZES).runner, CudaFlowRunner)
+    assert not isinstance(FlowStage(config(kernels="auto", dtype="float32"), SIZES).runner, CudaFlowRunner)
+    assert isinstance(make_vocoder(config(kernels="kernels"), SIZES), CudaVocoderStage)
+    assert not isinstance(make_vocoder(config(kernels="plain"), SIZES), CudaVocoderStage)
 
 
 @pytest.mark.parametrize("kind", KINDS)

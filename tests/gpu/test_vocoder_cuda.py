@@ -47,7 +47,7 @@ def model_dir() -> str:
 
 
 def config(**changes: object) -> RuntimeConfig:
-    base = RuntimeConfig(model_dir=model_dir(), device="cuda", max_sessions=32, graphs=False)
+    base = RuntimeConfig(model_dir=model_dir(), device="cuda", max_sessions=32, kernels="plain")
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 

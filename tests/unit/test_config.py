@@ -11,8 +11,8 @@ from bistream.errors import ConfigError
 
 
 def test_strings_become_typed_fields() -> None:
-    config = RuntimeConfig.from_strings({"model_dir": "m", "max_sessions": "3", "session_idle_timeout_s": "1.5", "graphs": "False"})
-    assert config == RuntimeConfig(model_dir="m", max_sessions=3, session_idle_timeout_s=1.5, graphs=False)
+    config = RuntimeConfig.from_strings({"model_dir": "m", "max_sessions": "3", "session_idle_timeout_s": "1.5", "kernels": "plain"})
+    assert config == RuntimeConfig(model_dir="m", max_sessions=3, session_idle_timeout_s=1.5, kernels="plain")
 
 
 def test_defaults_survive_a_round_trip_through_strings() -> None:
@@ -27,7 +27,7 @@ def test_defaults_survive_a_round_trip_through_strings() -> None:
         ("max_sessions", "many"),
         ("max_sessions", "0"),
         ("max_sessions", "1.5"),
-        ("graphs", "maybe"),
+        ("kernels", "maybe"),
         ("engine", "vllm"),
         ("dtype", "int8"),
         ("final_mode", "full"),

@@ -18,6 +18,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     types errors rates resample
     config wire seam_meter
     checkpoint device tensor_tiles
+    gpu
     text voice token2mel mel2wav
     text2token token2wav
     orchestration

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 META_NUMBERS = 16
 FRAME_GAP = 4  # positions without a row before, between and behind rows of one position per frame: what their convolutions reach
-GAP = 32  # the same at all higher rates
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.errors import BusyError
 from bistream.mel2wav.cuda.network import Slots, VocoderCall, Workspace
-from bistream.mel2wav.cuda.rows import BUCKETS, GAP, Bucket, RowPlan, bucket_of, group_rows, pack_rows
+from bistream.mel2wav.cuda.rows import BUCKETS, Bucket, RowPlan, bucket_of, group_rows, pack_rows
 from bistream.mel2wav.cuda.weights import pack_weights
 from bistream.mel2wav.noise import key_of_seed
 from bistream.mel2wav.stage import CONTEXT_FRAMES, VocoderHop, VocoderStage
@@ -31,29 +31,6 @@ _log = logging.getLogger(__name__)
 
 _STATE_FRAMES = CONTEXT_FRAMES + VOCODER_OVERLAP_FRAMES
 _SCRATCH_SLOT = 0  # rows without a session write here
-
-
-def supports(checkpoint: CheckpointConfig) -> bool:
-    """Whether the kernels can compute these sizes: widths 64 times a power of two, and convolutions that reach no further than a gap."""
-    config = checkpoint.vocoder
-    layers = {len(dilations) for dilations in config.resblock_dilation_sizes}
-    widths = [config.f0_channels, *(config.base_channels // 2**stage for stage in range(len(config.upsample_rates) + 1))]
-    reaches = [
-        (kernel - 1) * dilation // 2
-        for kernels, dilations in (
-            (config.resblock_kernel_sizes, config.resblock_dilation_sizes),
-            (config.source_resblock_kernel_sizes, config.source_resblock_dilation_sizes),
-        )
-        for kernel, members in zip(kernels, dilations, strict=True)
-        for dilation in members
-    ]
-    return (
-        all(width >= 64 and (width & (width - 1)) == 0 for width in widths)
-        and max(reaches) < GAP
-        and config.istft_n_fft == 16
-        and len(config.resblock_kernel_sizes) <= 3
-        and len(layers) == 1  # blocks run side by side, layer by layer
-    )
 
 
 @dataclass

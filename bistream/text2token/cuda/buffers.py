@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bistream.config import LanguageModelConfig
 from bistream.text2token.cuda.host_rows import NUM_FIELDS
-from bistream.text2token.cuda.packing import NUM_CHUNKS
+from bistream.text2token.sizes import NUM_CHUNKS
 
 ROW_TILE = 256  # the largest row tile of any kernel: buffers are padded to it
 LOGITS_TILE = 64

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]  # graphs captured, graphs in all
 
 
 class CudaRunner:
-    """Owns everything on the device: weights, cache, sampler state, buffers, graphs. ``graphs`` False launches kernel by kernel."""
+    """Owns everything on the device: weights, cache, sampler state, buffers, graphs. ``record`` False launches kernel by kernel."""
 
     run_ahead = 2
 
@@ -41,7 +41,7 @@ class CudaRunner:
         config: LanguageModelConfig,
         weights: PackedWeights,
         settings: EngineSettings,
-        graphs: bool = True,
+        record: bool = True,
         progress: Progress | None = None,
         tuning: Tuning = MEASURED_BEST,
     ) -> None:
@@ -66,7 +66,7 @@ class CudaRunner:
         self._events = [torch.cuda.Event() for _ in range(DEPTH)]  # type: ignore[no-untyped-call]
         self._number = 0  # steps so far; the device counts along (``StepBuffers.clock``)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._prepare(graphs, progress)
+        self._prepare(record, progress)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> SampledRows:
@@ -106,7 +106,7 @@ class CudaRunner:
             SPECIALS=len(self.space.specials), num_warps=1,
         )  # fmt: skip
 
-    def _prepare(self, graphs: bool, progress: Progress | None) -> None:
+    def _prepare(self, record: bool, progress: Progress | None) -> None:
         """Compile every kernel with rows that are all padding, and capture the graphs, the largest first."""
         pool = None
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -115,7 +115,7 @@ class CudaRunner:
                 self.buffers.clock.zero_()
                 self.step.launch(bucket)
                 self.stream.synchronize()
-                if graphs:
+                if record:
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                         self.step.launch(bucket)

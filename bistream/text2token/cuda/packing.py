@@ -13,12 +13,8 @@ from torch import Tensor
 
 from bistream.config import LanguageModelConfig
 from bistream.text2token.qwen2 import rope_tables
+from bistream.text2token.sizes import CHUNK, DOWN_CHUNK, HEAD_SIZE, kernels_need
 from bistream.text2token.weights import ModelWeights
-
-HEAD_SIZE = 64
-CHUNK = 128  # K of one warp where K is the hidden size
-NUM_CHUNKS = 8
-DOWN_CHUNK = 640  # K of one warp in the down projection
 
 
 @dataclass(frozen=True)
@@ -54,18 +50,6 @@ class PackedWeights:
         return sum(matrix.rows.numel() * matrix.rows.element_size() for matrix in (*matrices, self.head))
 
 
-def unsupported(config: LanguageModelConfig) -> tuple[str, ...]:
-    """What the kernels need and these sizes do not give; empty for CosyVoice2-0.5B."""
-    rules = (
-        (config.head_size == HEAD_SIZE, "a head size of 64"),
-        (config.num_attention_heads // config.num_key_value_heads <= 8, "at most 8 query heads per key/value head"),
-        (config.hidden_size % CHUNK == 0 and config.hidden_size <= CHUNK * NUM_CHUNKS, "a hidden size of n * 128, at most 1024"),
-        (config.intermediate_size % CHUNK == 0, "an intermediate size of n * 128"),
-        (config.intermediate_size <= DOWN_CHUNK * NUM_CHUNKS, "an intermediate size of at most 5120"),
-    )
-    return tuple(text for good, text in rules if not good)
-
-
 def pack_tiles(matrix: Tensor, chunk: int) -> Tensor:
     """[out, in] -> [out / 8, chunk / 32, chunks, 256]: 8 features of 32 columns as one warp takes them, 16 bytes per lane.
 
@@ -96,7 +80,7 @@ def _alternate(matrix: Tensor, size: int) -> Tensor:
 
 
 def pack_weights(weights: ModelWeights, config: LanguageModelConfig, device: torch.device) -> PackedWeights:
-    assert not unsupported(config)
+    assert not kernels_need(config, torch.bfloat16)
 
     def plain(tensor: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return tensor.to(device=device, dtype=dtype).contiguous()

@@ -31,9 +31,10 @@ from bistream.text2token.cuda import (
 from bistream.text2token.cuda.buffers import StepBuffers
 from bistream.text2token.cuda.cache import CudaCache
 from bistream.text2token.cuda.host_rows import ORDER
-from bistream.text2token.cuda.packing import CHUNK, HEAD_SIZE, NUM_CHUNKS, PackedLayer, PackedWeights
+from bistream.text2token.cuda.packing import PackedLayer, PackedWeights
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
 from bistream.text2token.sampler import SamplerState
+from bistream.text2token.sizes import CHUNK, HEAD_SIZE, NUM_CHUNKS
 
 TILE_ROWS = 16  # rows of the matrix instruction of kernels_small
 GROUP_ROWS = 64  # of kernels_many

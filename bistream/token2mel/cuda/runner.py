@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.config import FlowConfig
 from bistream.errors import EngineError
 from bistream.token2mel.batching import Buckets, Span, without_context
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.cuda import encoder, estimator
 from bistream.token2mel.cuda.buffers import FlowBuffers
 from bistream.token2mel.cuda.estimator_few import fits_few
 from bistream.token2mel.cuda.layout import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
@@ -34,11 +32,6 @@ from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
 
 _log = logging.getLogger(__name__)
-
-
-def supports(config: FlowConfig) -> bool:
-    """Whether this runner can compute a network of these sizes."""
-    return estimator.supports(config.estimator) and encoder.supports(config) and config.token_mel_ratio == 2
 
 
 @dataclass

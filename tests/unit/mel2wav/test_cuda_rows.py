@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bistream.config import VocoderConfig
-from bistream.mel2wav.cuda.rows import BUCKETS, FRAME_GAP, GAP, META_NUMBERS, Rate, RowPlan, bucket_of, group_rows, pack_rows
+from bistream.mel2wav.cuda.rows import BUCKETS, FRAME_GAP, META_NUMBERS, Rate, RowPlan, bucket_of, group_rows, pack_rows
 from bistream.mel2wav.cuda.tiles import SLICE, TileList
 from bistream.mel2wav.cuda.weights import F0_SCALE, pack_weights, split_sum
 from bistream.mel2wav.hift import HiFT
+from bistream.mel2wav.sizes import GAP
 from bistream.mel2wav.weights import fold_weight_norm
 from tests.unit.mel2wav.tiny import random_state
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from bistream.text2token.cuda.cache import packed_index
 from bistream.text2token.cuda.host_rows import NUM_FIELDS, NUM_START_NUMBERS, ORDER, bucket_sizes, write_rows, write_starts
-from bistream.text2token.cuda.packing import pack_tiles, pack_weights, unsupported
+from bistream.text2token.cuda.packing import pack_tiles, pack_weights
 from bistream.text2token.engine import SamplingSpec, TurnLimits
 from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import Segment, SlotReset, TurnStart
+from bistream.text2token.sizes import kernels_need
 from bistream.text2token.weights import build_weights
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state
 
@@ -113,7 +114,7 @@ def test_norms_are_folded_into_the_projections_behind_them() -> None:
         hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         text_vocab_size=50, speech_token_size=30, max_position_embeddings=64,
     )  # fmt: skip
-    assert unsupported(config) == () and unsupported(CONFIG) != ()
+    assert kernels_need(config, torch.bfloat16) == () and kernels_need(CONFIG, torch.bfloat16) != ()
     weights = build_weights(random_state(config), config, CPU, torch.float32)
     packed = pack_weights(weights, config, CPU)
     layer = weights.layers[0]

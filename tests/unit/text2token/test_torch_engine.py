@@ -20,7 +20,8 @@ from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner
-from bistream.text2token.torch_engine import TorchEngine, TorchSession, device_and_dtype
+from bistream.text2token.step_runners import device_and_dtype
+from bistream.text2token.torch_engine import TorchEngine, TorchSession
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink, ScriptedSampler
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model

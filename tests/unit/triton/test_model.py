@@ -139,8 +139,8 @@ def test_an_unknown_parameter_refuses_to_load() -> None:
 
 
 def test_parameters_become_the_runtime_configuration() -> None:
-    config = runtime_config(arguments(max_sessions="3", graphs="false", EXECUTION_ENV_PATH="/venv")["model_config"])
-    assert config == RuntimeConfig(model_dir="/m", max_sessions=3, graphs=False)
+    config = runtime_config(arguments(max_sessions="3", kernels="plain", EXECUTION_ENV_PATH="/venv")["model_config"])
+    assert config == RuntimeConfig(model_dir="/m", max_sessions=3, kernels="plain")
     assert is_decoupled(arguments()["model_config"]) and not is_decoupled(arguments(decoupled=False)["model_config"])
     assert not is_decoupled("{}")
 

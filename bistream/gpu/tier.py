@@ -1,0 +1,93 @@
+"""Which tier of code computes a network: our own kernels, recorded PyTorch graphs, or plain PyTorch. The only place that decides it.
+
+``kernels``  our Triton and Gluon kernels in recorded CUDA graphs, on GPUs of compute capability 9.0 (Hopper)
+``graphs``   library code in recorded CUDA graphs, on every CUDA GPU and for every size of network
+``plain``    the networks as they are: CPU, float32, and the reference that both others are tested against
+
+The parameter ``kernels`` asks for one of them; ``auto`` takes the first that can serve.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from bistream.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+KERNELS_CAPABILITY = (9, 0)  # shared memory, matrix instructions and bulk copies that our kernels are written for
+
+
+class Tier(Enum):
+    KERNELS = "kernels"
+    GRAPHS = "graphs"
+    PLAIN = "plain"
+
+
+_NAMES = {
+    Tier.KERNELS: "own kernels in recorded CUDA graphs",
+    Tier.GRAPHS: "recorded PyTorch graphs",
+    Tier.PLAIN: "plain PyTorch",
+}
+
+
+@dataclass(frozen=True)
+class TierChoice:
+    """tier: what serves ``stage``. reasons: why no faster tier does; empty when it is the fastest or was asked for."""
+
+    stage: str
+    tier: Tier
+    device: str
+    reasons: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What the log and the model's metadata say."""
+        reasons = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return f"{self.stage}: {_NAMES[self.tier]} on {self.device}{reasons}"
+
+
+def choose_tier(stage: str, requested: str, device: torch.device, dtype: torch.dtype, kernels_need: Sequence[str] = ()) -> TierChoice:
+    """The tier that serves ``stage``; logs one line that says so.
+
+    requested: the parameter ``kernels`` (auto | kernels | graphs | plain).
+    kernels_need: what our kernels need of the network's sizes or dtype and do not get, as noun phrases.
+    Raises ``ConfigError`` when the requested tier cannot serve.
+    """
+    against_graphs = _against_graphs(device, dtype)
+    against_kernels = against_graphs or _against_kernels(device, kernels_need)
+    against = {Tier.KERNELS: against_kernels, Tier.GRAPHS: against_graphs, Tier.PLAIN: ()}
+    if requested == "auto":
+        tier = next(tier for tier in Tier if not against[tier])
+        reasons = against_kernels if tier is Tier.GRAPHS else against_graphs
+    else:
+        tier, reasons = Tier(requested), ()
+        if against[tier]:
+            raise ConfigError(f"Parameter 'kernels' is {requested!r}, but {stage}: {'; '.join(against[tier])}; set it to auto.")
+    choice = TierChoice(stage, tier, _device_name(device), reasons)
+    _log.info("%s", choice.sentence)
+    return choice
+
+
+def _against_graphs(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+    if device.type != "cuda":
+        return ("recorded graphs need a CUDA GPU",)
+    if dtype == torch.float32:
+        return ("recorded graphs need a 16-bit dtype",)
+    return ()
+
+
+def _against_kernels(device: torch.device, kernels_need: Sequence[str]) -> tuple[str, ...]:
+    reasons = [f"own kernels need {need}" for need in kernels_need]
+    if torch.cuda.get_device_capability(device) != KERNELS_CAPABILITY:
+        reasons.insert(0, "own kernels need compute capability {}.{}".format(*KERNELS_CAPABILITY))
+    return tuple(reasons)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,63 @@
+"""Chooses the runner of a torch engine's steps and loads the weights in its form. Called by ``TorchEngine.from_config``.
+
+The only module outside ``cuda/`` and ``graphs/`` that imports them, and only where they can run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from bistream.config import LanguageModelConfig, RuntimeConfig
+from bistream.device import resolve_device
+from bistream.gpu.tier import Tier, choose_tier
+from bistream.text2token.engine_settings import EngineSettings, settings_of
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.sizes import kernels_need
+from bistream.text2token.step_runner import EagerRunner, StepRunner
+from bistream.text2token.weights import ModelWeights, load_weights
+
+logger = logging.getLogger(__name__)
+BLOCK_SIZES = {Tier.KERNELS: 64, Tier.GRAPHS: 16, Tier.PLAIN: 16}  # positions of a block of keys and values
+Progress = Callable[[int, int], None]  # row counts prepared, row counts in all
+
+
+def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """``auto`` is the first GPU in bfloat16, or the CPU in float32. Raises ``ConfigError`` for a device that is not there."""
+    chosen = resolve_device(device)
+    default = "bfloat16" if chosen.type == "cuda" else "float32"
+    resolved: torch.dtype = getattr(torch, default if dtype == "auto" else dtype)
+    return chosen, resolved
+
+
+def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig) -> StepRunner:
+    """Loads ``llm.pt`` for the tier that ``config.kernels`` and the device give. Raises ``ConfigError`` or ``CheckpointError``."""
+    device, dtype = device_and_dtype(config.device, config.dtype)
+    began = time.monotonic()
+    tier = choose_tier("language model", config.kernels, device, dtype, kernels_need(sizes, dtype)).tier
+    # Packing folds norms into weights: from float32, so that a weight is rounded once.
+    source = (torch.device("cpu"), torch.float32) if tier is Tier.KERNELS else (device, dtype)
+    weights = load_weights(config.model_dir, sizes, *source)
+    runner = make_step_runner(tier, sizes, weights, settings_of(config, sizes, BLOCK_SIZES[tier]), device, _log_progress)
+    logger.info("the language model is ready after %.1f s", time.monotonic() - began)
+    return runner
+
+
+def make_step_runner(
+    tier: Tier, sizes: LanguageModelConfig, weights: ModelWeights, settings: EngineSettings, device: torch.device, progress: Progress
+) -> StepRunner:
+    """settings.block_size: that of the tier in ``BLOCK_SIZES``. weights: on ``device``, for the kernels on any."""
+    if tier is Tier.KERNELS:
+        from bistream.text2token.cuda.graph_runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)
+        from bistream.text2token.cuda.packing import pack_weights  # noqa: PLC0415
+
+        return CudaRunner(sizes, pack_weights(weights, sizes, device), settings, progress=progress)
+    return EagerRunner(Qwen2Model(sizes, weights), settings, RepetitionAwareSampler())
+
+
+def _log_progress(done: int, total: int) -> None:
+    logger.info("preparing the language model: %d of %d row counts", done, total)

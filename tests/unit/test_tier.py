@@ -1,0 +1,65 @@
+"""Which tier serves: a rule over device, dtype and what the kernels miss; a wish that cannot be had is an error."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from bistream.errors import ConfigError
+from bistream.gpu.tier import Tier, choose_tier
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The one entry is the compute capability of the pretended GPU."""
+    found = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[0])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Test")
+    return found
+
+
+def test_a_hopper_gpu_runs_our_kernels(capability: list[tuple[int, int]]) -> None:
+    choice = choose_tier("flow", "auto", GPU, torch.float16)
+    assert choice.tier is Tier.KERNELS and choice.reasons == ()
+
+
+@pytest.mark.parametrize("other", [(7, 5), (8, 0), (8, 9), (10, 0), (12, 0)])
+def test_every_other_gpu_runs_graphs_and_says_why(
+    capability: list[tuple[int, int]], other: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    capability[0] = other
+    with caplog.at_level(logging.INFO):
+        choice = choose_tier("flow", "auto", GPU, torch.float16)
+    assert choice.tier is Tier.GRAPHS
+    assert caplog.messages == ["flow: recorded PyTorch graphs on NVIDIA Test (own kernels need compute capability 9.0)"]
+
+
+def test_other_sizes_run_graphs_on_a_hopper_gpu(capability: list[tuple[int, int]]) -> None:
+    choice = choose_tier("vocoder", "auto", GPU, torch.float16, ("widths of 64 times a power of two",))
+    assert choice.tier is Tier.GRAPHS and choice.reasons == ("own kernels need widths of 64 times a power of two",)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [(CPU, torch.float32), (CPU, torch.bfloat16), (GPU, torch.float32)])
+def test_the_cpu_and_float32_run_plainly(capability: list[tuple[int, int]], device: torch.device, dtype: torch.dtype) -> None:
+    choice = choose_tier("flow", "auto", device, dtype)
+    assert choice.tier is Tier.PLAIN and len(choice.reasons) == 1
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_wish_is_granted_on_a_hopper_gpu(capability: list[tuple[int, int]], tier: Tier) -> None:
+    assert choose_tier("flow", tier.value, GPU, torch.float16).tier is tier
+
+
+@pytest.mark.parametrize("wish", ["kernels", "graphs"])
+def test_a_wish_that_the_device_cannot_grant_is_an_error(wish: str) -> None:
+    with pytest.raises(ConfigError, match=f"Parameter 'kernels' is '{wish}', but flow: recorded graphs need a CUDA GPU; set it to auto."):
+        choose_tier("flow", wish, CPU, torch.float32)
+
+
+def test_kernels_for_other_sizes_are_an_error(capability: list[tuple[int, int]]) -> None:
+    with pytest.raises(ConfigError, match="own kernels need chunks"):
+        choose_tier("flow", "kernels", GPU, torch.float16, ("chunks of at most 64 frames",))
