@@ -18,20 +18,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.errors import BistreamError
 from bistream.rates import SAMPLE_RATE
-
-if __package__:
-    from client.audio import WavWriter, read_reference
-    from client.client import BistreamClient, ClientSession
-    from client.report import ChunkRecord, SessionReport
-else:  # run as a script: its own folder is on the path
-    from audio import WavWriter, read_reference
-    from report import ChunkRecord, SessionReport
-
-    from client import BistreamClient, ClientSession
+from client.audio import WavWriter, read_reference
+from client.client import BistreamClient, ClientSession
+from client.report import ChunkRecord, SessionReport
 
 EXIT_OK, EXIT_SERVER, EXIT_USAGE, EXIT_CONNECTION, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 STDIN_READ_BYTES = 4096

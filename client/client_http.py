@@ -13,18 +13,17 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.wire import COSYVOICE2, parse_error
-
-if __package__:
-    from client.audio import WavWriter, read_reference
-else:  # run as a script: its own folder is on the path
-    from audio import WavWriter, read_reference
+from client.audio import WavWriter, read_reference
 
 EXIT_OK, EXIT_SERVER, EXIT_USAGE, EXIT_CONNECTION, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 MAX_BODY_BYTES = 1_000_000  # servers of this line crash on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB

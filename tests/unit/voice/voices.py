@@ -12,9 +12,9 @@ def random_voice(seed: int = 0, tokens: int = 7, text: str = "What is said.") ->
     generator = np.random.default_rng(seed)
     return make_voice_prompt(
         text,
-        generator.integers(0, 6561, tokens),
-        generator.standard_normal((2 * tokens, 80)),
-        generator.standard_normal(192),
+        generator.integers(0, 6561, tokens).astype(np.int32),
+        generator.standard_normal((2 * tokens, 80)).astype(np.float32),
+        generator.standard_normal(192).astype(np.float32),
     )
 
 
