@@ -11,12 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import InvalidInputError
-from bistream.types import FloatArray
 from bistream.voice.features import fbank_16k, kaldi_mel_filters, log_mel_16k, mel_24k, slaney_mel_filters
-
-
-def noise(samples: int) -> FloatArray:
-    return 0.1 * np.random.default_rng(samples).standard_normal(samples).astype(np.float32)
+from tests.unit.voice.voices import noise
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -18,15 +18,12 @@ from bistream.voice.s3_network import S3Network, state_dict_from_onnx
 from bistream.voice.speaker_encoder import SPEAKER_ENCODER_FILE, SpeakerEncoder
 from bistream.voice.speech_tokenizer import SPEECH_TOKENIZER_FILE, SpeechTokenizer
 from scripts._onnx_models import speaker_encoder_model
+from tests.unit.voice.voices import noise
 
 LOADERS: dict[str, type[SpeechTokenizer] | type[SpeakerEncoder]] = {
     SPEECH_TOKENIZER_FILE: SpeechTokenizer,
     SPEAKER_ENCODER_FILE: SpeakerEncoder,
 }
-
-
-def noise(samples: int) -> FloatArray:
-    return 0.1 * np.random.default_rng(samples).standard_normal(samples).astype(np.float32)
 
 
 @pytest.mark.parametrize("samples", [8000, 8001, 16_159, 16_160, 33_333])

@@ -1,11 +1,16 @@
-"""Voices for tests."""
+"""Voices and recordings for tests."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from bistream.types import VoicePrompt
+from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.build import make_voice_prompt
+
+
+def noise(samples: int) -> FloatArray:
+    """Of 0.1; the number of samples is the seed too."""
+    return 0.1 * np.random.default_rng(samples).standard_normal(samples).astype(np.float32)
 
 
 def random_voice(seed: int = 0, tokens: int = 7, text: str = "What is said.") -> VoicePrompt:
