@@ -30,7 +30,8 @@ def hugging_face_step_ms(
         tie_word_embeddings=True,
     )
     with torch.device(device):
-        model = Qwen2ForCausalLM(hf_config).to(dtype).eval()
+        model: torch.nn.Module = Qwen2ForCausalLM(hf_config)
+    model.to(dtype).eval()
     return {str(batch): _step_ms(model, config, device, dtype, batch, context, steps) for batch in batches}
 
 

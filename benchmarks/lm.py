@@ -70,7 +70,7 @@ def print_progress(done: int, total: int) -> None:
 
 def weight_bytes_of(weights: ModelWeights) -> int:
     """Bytes of weights that every step reads, the embedding's rows left aside, in 16 bit on a GPU."""
-    size = sum(getattr(layer, name).nbytes for layer in weights.layers for name in LayerWeights.__dataclass_fields__)
+    size: int = sum(getattr(layer, name).nbytes for layer in weights.layers for name in LayerWeights.__dataclass_fields__)
     return size + weights.head_weight.numel() * weights.embedding.element_size()
 
 

@@ -185,7 +185,7 @@ def measure_quality(directory: str, config: RuntimeConfig, size: str) -> dict[st
         session.close()
     for each in (exact, rig):  # the same mel through both vocoders
         state = each.vocoder.open(1)
-        parts = mels[0].to(each.device).split(50, dim=1)
+        parts = torch.split(mels[0].to(each.device), 50, dim=1)
         waves.append(torch.cat([torch.from_numpy(each.vocode(state, mel, index == len(parts) - 1)) for index, mel in enumerate(parts)]))
         state.close()
     found = {"mel_snr_db_vs_fp32": round(snr_db(mels[1], mels[0]), 1), "audio_snr_db_vs_fp32": round(snr_db(waves[1], waves[0]), 1)}

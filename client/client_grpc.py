@@ -18,22 +18,18 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.errors import BistreamError
 from bistream.rates import SAMPLE_RATE
+from client.audio import WavWriter, read_reference
+from client.client import BistreamClient, ClientSession
+from client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
+from client.report import ChunkRecord, SessionReport
 
-if __package__:
-    from client.audio import WavWriter, read_reference
-    from client.client import BistreamClient, ClientSession
-    from client.report import ChunkRecord, SessionReport
-else:  # run as a script: its own folder is on the path
-    from audio import WavWriter, read_reference
-    from report import ChunkRecord, SessionReport
-
-    from client import BistreamClient, ClientSession
-
-EXIT_OK, EXIT_SERVER, EXIT_USAGE, EXIT_CONNECTION, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 STDIN_READ_BYTES = 4096
 # One character where words are not separated by blanks (kana and Chinese characters), else a word with the blanks after it.
 _PIECE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+\s*|\s+")
@@ -154,8 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
         with WavWriter(options.output) as wav:
             code = _speak(options, reference_wav, wav, report)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return fail(str(error), EXIT_USAGE)
     if options.json:
         print(json.dumps({"output": options.output, **report.as_dict()}, ensure_ascii=False))
     elif code == EXIT_OK:
@@ -174,8 +169,7 @@ def _speak(options: argparse.Namespace, reference_wav: Any, wav: WavWriter, repo
         report.error, code = str(error), EXIT_CONNECTION
     except KeyboardInterrupt:
         report.error, code = "interrupted", EXIT_INTERRUPTED
-    print(f"error: {report.error}", file=sys.stderr)
-    return code
+    return fail(report.error, code)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,19 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.wire import COSYVOICE2, parse_error
+from client.audio import WavWriter, read_reference
+from client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 
-if __package__:
-    from client.audio import WavWriter, read_reference
-else:  # run as a script: its own folder is on the path
-    from audio import WavWriter, read_reference
-
-EXIT_OK, EXIT_SERVER, EXIT_USAGE, EXIT_CONNECTION, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 MAX_BODY_BYTES = 1_000_000  # servers of this line crash on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB
 SAMPLE_DECIMALS = 5  # finer than a 16-bit step (3.1e-5), and a third of the bytes of a full float
 
@@ -93,25 +92,20 @@ def main(arguments: list[str] | None = None) -> int:
         reference_wav = read_reference(options.reference_audio) if options.reference_audio is not None else None
         body = request_body(options.text, reference_wav, options.reference_text)
     except (ValueError, InvalidInputError) as error:
-        return _fail(str(error), EXIT_USAGE)
+        return fail(str(error), EXIT_USAGE)
     try:
         waveform = synthesize(options.server, options.model_name, body, options.timeout)
         with WavWriter(options.output) as wav:
             wav.write(waveform)
     except BistreamError as error:
-        return _fail(f"{error.code}: {error.sentence}", EXIT_SERVER)
+        return fail(f"{error.code}: {error.sentence}", EXIT_SERVER)
     except ConnectionError as error:
-        return _fail(str(error), EXIT_CONNECTION)
+        return fail(str(error), EXIT_CONNECTION)
     except OSError as error:
-        return _fail(str(error), EXIT_USAGE)
+        return fail(str(error), EXIT_USAGE)
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return fail("interrupted", EXIT_INTERRUPTED)
     return EXIT_OK
-
-
-def _fail(sentence: str, code: int) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

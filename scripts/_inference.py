@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
@@ -103,3 +105,7 @@ def _read_lines(path: Path) -> Sequence[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} could not be read as UTF-8 text ({error}); name another file.") from None
+
+
+def write_log(log: dict[str, Any], output: Path) -> None:
+    (output / "log.json").write_text(json.dumps(log, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

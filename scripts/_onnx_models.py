@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,7 +32,7 @@ class GraphBuilder:
         self._numbers = itertools.count()
         self._constants: dict[tuple[str, str], str] = {}
 
-    def add(self, operation: str, *inputs: str, name: str = "", output: str = "", outputs: int = 1, **attributes: object) -> str:
+    def add(self, operation: str, *inputs: str, name: str = "", output: str = "", outputs: int = 1, **attributes: Any) -> str:
         """Append a node; returns the name of its (first) output. Further outputs are ``<first>.1`` and so on."""
         first = output or f"{operation}_{next(self._numbers)}"
         names = [first, *(f"{first}.{index}" for index in range(1, outputs))]
@@ -43,7 +44,7 @@ class GraphBuilder:
         return name
 
     def constant(self, value: ArrayLike, dtype: type) -> str:
-        array = np.asarray(value, dtype=dtype)
+        array: NDArray[Any] = np.asarray(value, dtype=dtype)
         key = (repr(array.tolist()), array.dtype.name)
         if key not in self._constants:
             self._constants[key] = self.add("Constant", value=numpy_helper.from_array(array))

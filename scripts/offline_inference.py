@@ -12,7 +12,6 @@ Writes one WAV per utterance and log.json with the times of the stages and the r
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from bistream.text.front_end import prepare_text
 from bistream.text.tokenizer import TextTokenizer
 from bistream.types import FloatArray
 from client.audio import WavWriter
-from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances
+from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
 
 
 def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], options: argparse.Namespace, output: Path) -> dict[str, Any]:
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "real_time_factor": wall_s / audio_s if audio_s else None,
         "utterances": entries,
     }
-    (output / "log.json").write_text(json.dumps(log, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    write_log(log, output)
     return log
 
 

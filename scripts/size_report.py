@@ -1,8 +1,19 @@
 #!/usr/bin/env python3
-"""Lists how large the code is, and fails when a file or function is over its budget without a reason in ``REASONS``.
+"""Lists how large the code is, and fails when a file or a function is over its budget.
 
-Budgets: a file 300 lines (networks and GPU kernels 500), a function 60 lines (a GPU kernel 100, it is one function by nature), a
-model.py 200 lines. Tests have none.
+====================================================  ==========  ==============
+modules                                               file lines  function lines
+====================================================  ==========  ==============
+kernels: ``kernels_*.py``, ``bistream/gpu/*pieces*``  400         100
+``model.py`` of ``model_repo``: glue                  200         60
+all others                                            300         60
+tests                                                 no budget
+====================================================  ==========  ==============
+
+A kernel gets more because accumulators, layouts and barriers live in one scope: a part that needs half of them as parameters is
+harder to read than the whole. What has no such state (loading a tile, an epilogue) is a function of its own in kernels too.
+
+An exception is an entry of ``REASONS``; one that nothing needs any more fails as well.
 """
 
 from __future__ import annotations
@@ -12,69 +23,96 @@ import ast
 import statistics
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("bistream", "model_repo", "client", "scripts", "benchmarks", "tests")
-FILE_LINES, NETWORK_LINES, FUNCTION_LINES, KERNEL_LINES, MODEL_LINES = 300, 500, 60, 100, 200
-NETWORKS = {
-    "bistream/text2token/qwen2.py",
-    "bistream/token2mel/encoder.py",
-    "bistream/token2mel/estimator.py",
-    "bistream/mel2wav/hift.py",
-    "bistream/voice/s3_network.py",
+FOLDERS = ("bistream", "model_repo", "gateway", "training", "plugins", "deploy", "client", "scripts", "benchmarks", "tests")
+KERNELS = ("*/kernels_*.py", "bistream/gpu/*pieces*.py")
+REASONS = {  # "path" or "path:function" -> why it may be over its budget
+    "bistream/mel2wav/hift.py": "one network; its parts are read side by side",
 }
-REASONS: dict[str, str] = {}  # "path" or "path:function" -> why it may be over its budget
 
 
-def sources(folder: str) -> list[Path]:
-    return sorted(path for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+class Budget(NamedTuple):
+    file_lines: int
+    function_lines: int
+
+
+class Excess(NamedTuple):
+    name: str  # "path" or "path:function"
+    lines: int
+    budget: int
+
+
+def is_kernel(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in KERNELS)
+
+
+def budget_of(name: str) -> Budget | None:
+    """``name``: path from the root of the repository."""
+    if name.startswith("tests/"):
+        return None
+    if is_kernel(name):
+        return Budget(400, 100)
+    return Budget(200, 60) if fnmatch(name, "model_repo/*/model.py") else Budget(300, 60)
+
+
+def sources(root: Path, folder: str) -> list[Path]:
+    return sorted(path for path in (root / folder).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, lines) of each function, decorators left aside."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def budget(name: str) -> int:
-    if name.endswith("/model.py") and name.startswith("model_repo/"):
-        return MODEL_LINES
-    return NETWORK_LINES if name in NETWORKS or "/cuda/" in name else FILE_LINES
-
-
-def over_budget(path: Path) -> Iterator[tuple[str, int, int]]:
-    """(what, lines, budget) of a file and its functions that are too long."""
-    name = str(path.relative_to(ROOT))
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    if lines > budget(name):
-        yield name, lines, budget(name)
-    function_budget = KERNEL_LINES if "/cuda/kernels_" in name else FUNCTION_LINES
+def excesses(root: Path, path: Path) -> Iterator[Excess]:
+    name = path.relative_to(root).as_posix()
+    budget = budget_of(name)
+    if budget is None:
+        return
+    if (lines := count_lines(path)) > budget.file_lines:
+        yield Excess(name, lines, budget.file_lines)
     for function, length in functions(path):
-        if length > function_budget:
-            yield f"{name}:{function}", length, function_budget
+        if length > budget.function_lines:
+            yield Excess(f"{name}:{function}", length, budget.function_lines)
+
+
+def print_sizes(folder: str, paths: list[Path]) -> None:
+    counts = [count_lines(path) for path in paths]
+    lengths = [length for path in paths for _, length in functions(path)]
+    row = (len(counts), sum(counts), int(statistics.median(counts)), max(counts), len(lengths), max(lengths, default=0))
+    print(f"{folder:12} {row[0]:5} {row[1]:6} {row[2]:6} {row[3]:7} {row[4]:9} {row[5]:7}")
+
+
+def report(root: Path, reasons: dict[str, str]) -> bool:
+    """Print the sizes below ``root``; whether nothing is over its budget without a reason, and no reason without need."""
+    print(f"{'folder':12} {'files':>5} {'lines':>6} {'median':>6} {'largest':>7} {'functions':>9} {'longest':>7}")
+    found: list[Excess] = []
+    for folder in FOLDERS:
+        if paths := sources(root, folder):
+            print_sizes(folder, paths)
+            found += [excess for path in paths for excess in excesses(root, path)]
+    for name, lines, budget in found:
+        print(f"{name}: {lines} lines, budget {budget}: {reasons.get(name, 'OVER BUDGET, shorten it')}")
+    names = {excess.name for excess in found}
+    stale = reasons.keys() - names
+    for name in sorted(stale):
+        print(f"{name}: within its budget, REMOVE ITS REASON")
+    return names <= reasons.keys() and not stale
 
 
 def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    print(f"{'folder':12} {'files':>5} {'lines':>6} {'median':>6} {'largest':>7} {'functions':>9} {'longest':>7}")
-    failures = []
-    for folder in FOLDERS:
-        paths = sources(folder)
-        counts = [len(path.read_text(encoding="utf-8").splitlines()) for path in paths]
-        lengths = [length for path in paths for _, length in functions(path)]
-        if not counts:
-            continue
-        row = (len(counts), sum(counts), int(statistics.median(counts)), max(counts), len(lengths), max(lengths, default=0))
-        print(f"{folder:12} {row[0]:5} {row[1]:6} {row[2]:6} {row[3]:7} {row[4]:9} {row[5]:7}")
-        if folder != "tests":
-            failures += [item for path in paths for item in over_budget(path)]
-    unexplained = 0
-    for name, lines, limit in failures:
-        reason = REASONS.get(name)
-        unexplained += reason is None
-        print(f"{name}: {lines} lines, budget {limit}: {reason or 'OVER BUDGET'}")
-    return 1 if unexplained else 0
+    return 0 if report(ROOT, REASONS) else 1
 
 
 if __name__ == "__main__":

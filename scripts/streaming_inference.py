@@ -10,7 +10,6 @@ Writes one WAV per utterance and log.json with the time to the first audio, ever
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from bistream.rates import SAMPLE_RATE
 from client.audio import WavWriter
 from client.client_grpc import paced, split_pieces
 from client.report import ChunkRecord, SessionReport
-from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances
+from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
 
 
 def text_pieces(text: str, text_rate: float | None) -> Iterator[str]:
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "wall_s": sum(report.wall_s for report in reports),
         "utterances": [report.as_dict() for report in reports],
     }
-    (output / "log.json").write_text(json.dumps(log, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    write_log(log, output)
     return log
 
 

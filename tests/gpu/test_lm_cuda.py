@@ -104,7 +104,7 @@ def test_rows_follow_the_dense_forward(config: LanguageModelConfig) -> None:
     ids = torch.randint(0, config.text_vocab_size, (700,), generator=torch.Generator().manual_seed(0))
     expected = model.logits(model.forward_dense(ids.to(DEVICE)))
     reset = SlotReset("a", SamplingSpec(), tuple(range(5, 16)))
-    starts = (TurnStart(3, TurnLimits(10), 10, reset),)
+    starts: tuple[TurnStart, ...] = (TurnStart(3, TurnLimits(10), 10, reset),)
     position = 0
     for count in (128, 100, 64, 1, 16, 3, 40, 90, 1, 1, 7, 128, 121):
         rows = tuple(ids[position : position + count].tolist())
@@ -272,6 +272,7 @@ class FaultyRunner:
     def __init__(self, runner: CudaRunner) -> None:
         self.run_ahead = runner.run_ahead
         self.broken = False
+        self.settings, self.space = runner.settings, runner.space
         self._runner = runner
 
     def run(self, plan: StepPlan) -> SampledRows:
@@ -294,6 +295,6 @@ class TestCudaEngine(EngineConformance):
             while any(sink.result is None for sink in sinks):
                 assert engine.step(), "the engine has nothing to do, but a turn has not ended"
 
-        yield Bench(engine, drive, lambda: [engine.step(), engine.step()] and None, runner.break_down)
+        yield Bench(engine, drive, lambda: [engine.step(), engine.step()], runner.break_down)
         engine.close()
         engine.check_integrity()

@@ -21,6 +21,7 @@ from torch import Tensor
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
+from bistream.types import FloatArray
 from tests.unit.mel2wav.tiny import random_state as vocoder_state
 from tests.unit.mel2wav.tiny import voiced_mel
 
@@ -192,6 +193,7 @@ def test_two_parts_of_16_bit_are_nearly_float32(lengths: str) -> None:
     WindowLaunch(split_sum(conv, torch.float16), rows.area, target, [[Use(0, out=0, actives=(1,)), Use(1)]], "elu", 1 / F0_SCALE).launch()
     for begin, stop in rows.spans:
         given = rows.memory[:, begin:stop].double().sum(0).T[None]
+        assert conv.bias is not None
         with torch.no_grad():
             exact = F.elu(F.conv1d(given, conv.weight.double(), conv.bias.double(), padding=1))[0].T
         assert snr_db(memory[:, begin:stop].double().sum(0), exact) > 130.0
@@ -207,12 +209,12 @@ def vocoder() -> CudaVocoderStage:
     return stage
 
 
-def vocode(stage: VocoderStage, rows: Sequence[int]) -> list[np.ndarray]:
+def vocode(stage: VocoderStage, rows: Sequence[int]) -> list[FloatArray]:
     """Waveforms of some rows of MEL_HOPS, hop by hop together."""
     states = {row: stage.open(row * 1_000_003 - 1) for row in rows}
     mels = {row: voiced_mel(sum(counts[row] for counts in MEL_HOPS), seed=row + 1).cuda() for row in rows}
     begins = dict.fromkeys(rows, 0)
-    pieces: dict[int, list[np.ndarray]] = {row: [] for row in rows}
+    pieces: dict[int, list[FloatArray]] = {row: [] for row in rows}
     for number, counts in enumerate(MEL_HOPS):
         hops = []
         for row in rows:

@@ -36,7 +36,8 @@ def whole(num_frames: int) -> SourceStart:
 def source_of(hift: HiFT, f0: Tensor, noise: Tensor | None = None) -> Tensor:
     num_frames = f0.shape[1]
     merged = torch.zeros(1, num_frames * SAMPLES_PER_MEL_FRAME) if noise is None else hift.m_source.merge_noise(noise)
-    return hift.m_source(f0, merged, whole(num_frames))[0]
+    source: Tensor = hift.m_source(f0, merged, whole(num_frames))[0]
+    return source
 
 
 def decode(hift: HiFT, mel: Tensor, source: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor
 from bistream.errors import EngineError
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.engine import EngineSession, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout, Turn
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.scheduler import EngineSettings
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason

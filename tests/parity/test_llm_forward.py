@@ -50,7 +50,8 @@ def test_paged_rows_in_odd_chunks(model: Qwen2Model, ids: torch.Tensor, chunks: 
     cache.blocks.fill_(torch.nan)
     order = torch.randperm(3 * num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
     tables = [order[:num_blocks], order[num_blocks : 2 * num_blocks]]
-    frontier, hidden = [0, 0], [[], []]
+    frontier = [0, 0]
+    hidden: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for count in [*chunks, None, None]:
         segments = []
         for sequence in (0, 1):

@@ -74,7 +74,7 @@ def make_repository(folder: Path, model_dir: Path, models: list[str] | None = No
 
 
 def serve(folder: Path, model_dir: Path, **settings: str) -> Iterator[TritonServer]:
-    repository = make_repository(folder, model_dir, **settings)
+    repository = make_repository(folder, model_dir, None, **settings)
     server = start_server(server_settings(repository, folder / "server.log"), PROBE_TIMEOUT_S)
     try:
         yield server

@@ -49,7 +49,7 @@ def in_pieces(grpc_url: str, pieces: list[str], voice: Voice) -> int:
 def test_running_sessions_end_in_peace_and_new_ones_are_refused(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
     pieces = ["The first words are spoken, ", "the next come while the server drains, ", "and these are the last."]
     spoken = "Slowly."
-    repository = make_repository(tmp_path, tiny_model_dir, **{"cosyvoice2.max_unread_audio_s": "0.5"})
+    repository = make_repository(tmp_path, tiny_model_dir, None, **{"cosyvoice2.max_unread_audio_s": "0.5"})
     health_port = free_ports().http
     with Keeper(repository, "--drain-timeout-s", LONG, "--health-port", str(health_port)) as keeper:
         assert (health(health_port, READY), health(health_port, LIVE)) == (200, 200)
@@ -112,7 +112,7 @@ def test_a_second_signal_ends_everything_at_once(tmp_path: Path, tiny_model_dir:
 
 def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
     instances = {"cosyvoice2.decoupled_mode": "False", "cosyvoice2.bls_instance_num": "2"}
-    repository = make_repository(tmp_path, tiny_model_dir, **instances)
+    repository = make_repository(tmp_path, tiny_model_dir, None, **instances)
     with Keeper(repository, "--drain-timeout-s", LONG) as keeper:
         client = triton.InferenceServerClient(keeper.grpc_url)
         answers: list[NDArray[np.float32]] = []

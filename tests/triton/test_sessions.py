@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,16 +160,20 @@ def test_a_client_that_is_killed_frees_its_session(grpc_url: str, voice: Voice, 
                 assert client.stdin is not None
                 client.stdin.write(b"The client will not live to hear the end of this text. ")
                 client.stdin.flush()
-                wait_for(lambda wav=wav: wav.is_file() and wav.stat().st_size > 1000, "the first audio")
+                wait_for(partial(holds_audio, wav), "the first audio")
             finally:
                 client.kill()
     streams = [Stream(grpc_url) for _ in range(3)]
     try:
         for stream in streams:
-            wait_for(lambda stream=stream: holds_a_session(stream, voice), "a place to become free")
+            wait_for(partial(holds_a_session, stream, voice), "a place to become free")
     finally:
         for stream in streams:
             stream.drop()
+
+
+def holds_audio(wav: Path) -> bool:
+    return wav.is_file() and wav.stat().st_size > 1000
 
 
 def holds_a_session(stream: Stream, voice: Voice) -> bool:

@@ -138,7 +138,7 @@ def test_same_seed_same_bytes_other_seed_other_tensors(tiny_model_dir: Path, tmp
 
 
 def test_command_line(tmp_path: Path) -> None:
-    command = [sys.executable, "scripts/make_checkpoint.py", "--size", "tiny", tmp_path / "made" / "tiny"]
+    command = [sys.executable, "scripts/make_checkpoint.py", "--size", "tiny", str(tmp_path / "made" / "tiny")]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["tiny"]

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.resample import resample
+from bistream.types import FloatArray
 
 RATES = st.sampled_from([8000, 11025, 16000, 22050, 24000, 32000, 44100, 48000])
 
 
-def noise(samples: int, seed: int = 0) -> np.ndarray:
+def noise(samples: int, seed: int = 0) -> FloatArray:
     return np.random.default_rng(seed).standard_normal(samples).astype(np.float32)
 
 

@@ -21,7 +21,8 @@ def speech_like(seconds: float = 2.0, seed: int = 0) -> FloatArray:
     phase = 2 * np.pi * np.cumsum(130 + 40 * np.sin(2 * np.pi * 0.7 * time_s)) / SAMPLE_RATE
     voice = sum(np.sin(harmonic * phase) / harmonic for harmonic in range(1, 20))
     envelope = 0.6 + 0.4 * np.sin(2 * np.pi * 3 * time_s)
-    return (0.1 * envelope * voice + 0.003 * generator.standard_normal(len(time_s))).astype(np.float32)
+    speech: FloatArray = (0.1 * envelope * voice + 0.003 * generator.standard_normal(len(time_s))).astype(np.float32)
+    return speech
 
 
 @settings(max_examples=20, deadline=None)

@@ -81,4 +81,4 @@ def test_language_model_prefers_a_few_tokens_and_seldom_ends(tiny_model_dir: Pat
         probabilities = model.logits(model.forward_dense(torch.cat([text, speech]))).softmax(dim=-1)[len(text) :]
     assert 0.2 < probabilities.topk(25).values.sum(dim=-1).mean() < 0.95
     assert probabilities[:, config.speech_token_size :].sum(dim=-1).mean() < 0.01
-    assert probabilities.argmax(dim=-1).unique().numel() > 50
+    assert len(set(probabilities.argmax(dim=-1).tolist())) > 50

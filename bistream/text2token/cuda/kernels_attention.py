@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Attention of rows over the paged cache, in Gluon: one warp per split of 64 positions, counted from position 0.
 
 A split is one block of the cache and one softmax: maximum m, sum n of exp2(score - m), weighted values o. Four splits at a time

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Pieces that the Triton kernels of the language model step share (``kernels_gluon`` has them again).
 
 Every reduction has one order, whatever the number of rows, so that a row's numbers never depend on its neighbours:

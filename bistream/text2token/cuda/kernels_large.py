@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Gate and up projection (17 to 64 rows) and head (from 17): tiles, pipelined bulk copies, the same sums as ``kernels_small``.
 
 Matrices come as tensor descriptors. Weights are sent to the L2 cache before the wait for the predecessor.

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """First kernel of a step: what the host wrote about each row becomes device state, ids become vectors.
 
 The host writes a step's rows into a ring of pinned memory (``FIELDS`` int32 numbers per row) that the kernel reads over

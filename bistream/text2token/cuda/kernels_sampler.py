@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Last kernel of a step, in Gluon: repetition-aware sampling, one program per row, as ``sampler.RepetitionAwareSampler`` does it.
 
 Reads the scores and the row's ``SamplerState``; writes the chosen head row (or a code of ``sequence``) to the host's ring

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Linear layers for few rows (up to 16), in Gluon: one warp per chunk of K, weights on their way before the input is ready.
 
 No operand needs a change of layout: weights and activations lie in memory as the matrix instruction (m16n8k16) wants them

@@ -51,8 +51,11 @@ class TritonPythonModel(DecoupledModel):
     def _start(self, session_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
         start = language_model_start(inputs)
         if not inputs.flag("is_pull", False):
-            # The sink is called by the engine's thread.
-            self._service.start(start, lambda message: self._outbox.submit(_send, sender, message))
+
+            def sink(message: SpeechTokens | BistreamError) -> None:  # called by the engine's thread
+                self._outbox.submit(_send, sender, message)
+
+            self._service.start(start, sink)
             return
         mailbox = TokenMailbox()
         self._service.start(start, mailbox.post)
@@ -64,7 +67,11 @@ class TritonPythonModel(DecoupledModel):
         mailbox = self._mailboxes.get(session_id)
         if mailbox is None:
             raise UnknownSessionError("No session has this id whose tokens could be taken; start one with is_pull.", session_id)
-        mailbox.take(lambda message: self._outbox.submit(_answer, sender, message), inputs.integer("wanted_tokens") or 1)
+
+        def answer(message: SpeechTokens | BistreamError) -> None:
+            self._outbox.submit(_answer, sender, message)
+
+        mailbox.take(answer, inputs.integer("wanted_tokens") or 1)
 
     def _forget_untaken(self) -> None:
         """Drop what was taken to its end, and what ended longest ago of that which nobody seems to want."""

@@ -65,7 +65,7 @@ class Stream:
 Behaviour = Callable[[Received, Stream], None]
 
 
-class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
+class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
     """behave: called for every request, in the stream's thread."""
 
     def __init__(self, behave: Behaviour) -> None:

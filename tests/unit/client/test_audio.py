@@ -30,7 +30,7 @@ def test_a_recording_comes_as_16_khz_mono(tmp_path: Path, rate: int, channels: i
     tone = 0.5 * np.sin(2 * np.pi * 440 * time_s)
     soundfile.write(tmp_path / "in.wav", np.stack([tone] * channels, axis=1), rate)
     samples = read_reference(tmp_path / "in.wav")
-    assert (samples.dtype, samples.shape) == (np.float32, (16000,))
+    assert samples.dtype == np.float32 and samples.shape == (16000,)
     expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
     np.testing.assert_allclose(samples[500:-500], expected[500:-500], atol=0.01)
 

@@ -99,6 +99,7 @@ def test_a_weight_in_two_parts_loses_next_to_nothing() -> None:
     exact = conv.weight.detach().double().permute(2, 0, 1) * F0_SCALE
     torch.testing.assert_close(tiles[second.first_tile :], high, rtol=0, atol=0)
     torch.testing.assert_close(high + low, exact, rtol=2.0**-21, atol=2.0**-24)
+    assert conv.bias is not None
     torch.testing.assert_close(sums.bias[0], conv.bias.detach() * F0_SCALE)
 
 

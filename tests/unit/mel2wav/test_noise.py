@@ -28,7 +28,8 @@ def noise(seed: int, first: int, count: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], answer: tuple[int, ...]) -> None:
-    words = philox4x32(tuple(torch.tensor(word) for word in counter), tuple(torch.tensor(word) for word in key))
+    c0, c1, c2, c3, k0, k1 = (torch.tensor(word) for word in counter + key)
+    words = philox4x32((c0, c1, c2, c3), (k0, k1))
     assert tuple(int(word) for word in words) == answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -117,7 +118,8 @@ def test_carried_phase_is_what_makes_the_joint(stage: VocoderStage, config: Runt
     """Without noise and with the reference's restarting phase, streamed harmonics leave the offline ones for good."""
     cuts = [40, 40, 40]
     mel = tiny.voiced_mel(sum(cuts))
-    for crossfade, low, high in (("smooth", 30.0, 200.0), ("reference", -20.0, 15.0)):
+    expected: tuple[tuple[Literal["smooth", "reference"], float, float], ...] = (("smooth", 30.0, 200.0), ("reference", -20.0, 15.0))
+    for crossfade, low, high in expected:
         vocoder = VocoderStage(config, tiny.CHECKPOINT, crossfade=crossfade, noise="zero")
         tail = slice(-30 * SAMPLES_PER_MEL_FRAME, None)
         streamed = np.concatenate(stream(vocoder, mel, cuts))[tail]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 FULL_SIZE_KEYS, FULL_SIZE_PARAMETERS = 328, 20_821_295  # counted on the reference classes
 
 
-def saved(directory: Path, state: dict[str, object]) -> Path:
+def saved(directory: Path, state: Mapping[str, object]) -> Path:
     torch.save(state, directory / "hift.pt")
     return directory
 

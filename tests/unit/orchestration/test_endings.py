@@ -138,13 +138,19 @@ def test_generation_waits_while_the_listener_has_enough() -> None:
     house.orchestrator.close()
 
 
+def start_drain(house: House) -> threading.Thread:
+    """A thread that drains; new sessions are refused from now on."""
+    thread = threading.Thread(target=house.orchestrator.drain, args=(WAIT_S,))
+    thread.start()
+    with house.orchestrator._changed:
+        assert house.orchestrator._changed.wait_for(lambda: house.orchestrator._draining, WAIT_S)
+    return thread
+
+
 def test_drain_lets_sessions_finish_and_takes_no_new_ones(house: House) -> None:
     gate = house.models.token2wav.gates[0] = threading.Event()
     sender = house.send(start_request("Hello world."))
-    drained = threading.Thread(target=house.orchestrator.drain, args=(WAIT_S,))
-    drained.start()
-    with house.orchestrator._changed:
-        assert house.orchestrator._changed.wait_for(lambda: house.orchestrator._draining, WAIT_S)
+    drained = start_drain(house)
     assert isinstance(house.refused(start_request(session_id="new")), ShuttingDownError)
     gate.set()
     drained.join(WAIT_S)
@@ -154,10 +160,7 @@ def test_drain_lets_sessions_finish_and_takes_no_new_ones(house: House) -> None:
 
 def test_a_drain_takes_the_text_that_a_running_session_still_gets(house: House) -> None:
     sender = house.send(start_request("Hello ", is_end=False))
-    drained = threading.Thread(target=house.orchestrator.drain, args=(WAIT_S,))
-    drained.start()
-    with house.orchestrator._changed:
-        assert house.orchestrator._changed.wait_for(lambda: house.orchestrator._draining, WAIT_S)
+    drained = start_drain(house)
     assert isinstance(house.refused(start_request(session_id="new")), ShuttingDownError)
     assert house.send(append_request("world")).endings == [None]
     assert drained.is_alive() and sender.endings == []

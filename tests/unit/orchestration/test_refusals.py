@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"speed": 1.5, "is_end": False}, "speed"),
     ],
 )
-def test_a_bad_start_is_refused_at_once(house: House, changes: dict[str, object], word: str) -> None:
+def test_a_bad_start_is_refused_at_once(house: House, changes: dict[str, Any], word: str) -> None:
     error = house.refused(start_request(**changes))
     assert isinstance(error, InvalidInputError)
     assert word in error.sentence

@@ -62,9 +62,9 @@ def test_text_that_ends_while_the_voice_is_made_is_remembered() -> None:
     session = make_session()
     with session.condition:
         session.add_text(b"!", True, 1.0)
-        assert session.state is S.OPENING
+        before = session.state
         session.opened(2.0)
-    assert session.state is S.FINISHING
+    assert (before, session.state) == (S.OPENING, S.FINISHING)
 
 
 def test_the_end_of_the_language_model_ends_the_receiving() -> None:

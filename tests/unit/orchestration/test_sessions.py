@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_padding_behind_the_reference_is_cut(house: House) -> None:
 
 
 @pytest.mark.parametrize(("changes", "speed"), [({"speed": 2.0}, 2.0), ({"offline": True}, 1.0)])
-def test_speed_and_offline_take_the_whole_utterance_path(house: House, changes: dict[str, object], speed: float) -> None:
+def test_speed_and_offline_take_the_whole_utterance_path(house: House, changes: dict[str, Any], speed: float) -> None:
     text = "Hello world, once more with speed."
     sender = house.send(start_request(text, **changes))
     assert sender.wait() is None

@@ -393,10 +393,10 @@ _REFERENCES: dict[Path, Any] = {}
 
 def reference_tokenizer(model_dir: Path) -> Any:
     """transformers' tokenizer with upstream's special tokens added as upstream adds them."""
-    from transformers import Qwen2TokenizerFast  # noqa: PLC0415  (slow to import: only where it is the subject)
+    from transformers import Qwen2Tokenizer  # noqa: PLC0415  (slow to import: only where it is the subject)
 
     if model_dir not in _REFERENCES:
-        reference = Qwen2TokenizerFast.from_pretrained(model_dir / "CosyVoice-BlankEN")
+        reference = Qwen2Tokenizer.from_pretrained(model_dir / "CosyVoice-BlankEN")
         others = [*BASE_SPECIAL_TOKENS[1:], *ADDED_SPECIAL_TOKENS]
         reference.add_special_tokens({"pad_token": "<|endoftext|>", "additional_special_tokens": others})
         _REFERENCES[model_dir] = reference

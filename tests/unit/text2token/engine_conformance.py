@@ -35,7 +35,7 @@ class Bench:
 
     engine: Engine
     drive: Callable[[Sequence[RecordingSink]], None]
-    advance: Callable[[], None]
+    advance: Callable[[], object]
     fail: Callable[[], None]
 
     def run(self, session: EngineSession, append_ids: Sequence[int], limits: TurnLimits) -> tuple[list[int], TurnResult]:

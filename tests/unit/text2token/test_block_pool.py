@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.text2token.block_pool import BlockPool, common_prefix
+from bistream.text2token.block_pool import BlockPool, PrefixNode, common_prefix
 
 SIZE = 4
 
@@ -165,10 +165,10 @@ def test_random_life_keeps_the_pool_whole_and_the_content_right(seed: int, num_b
         live.append(blocks)
         for index in range(len(match.shared), -(-len(ids) // SIZE)):
             content[blocks[index]] = ids[: (index + 1) * SIZE]
-        node = match.shared[-1] if match.shared else None
+        parent: PrefixNode | None = match.shared[-1] if match.shared else None
         for index in range(len(match.shared), -(-len(ids) // SIZE)):
-            node = pool.register(node, blocks[index], ids[index * SIZE : (index + 1) * SIZE])
-            if node is None:
+            parent = pool.register(parent, blocks[index], ids[index * SIZE : (index + 1) * SIZE])
+            if parent is None:
                 break
         pool.check_integrity(live)
     for blocks in live:

@@ -30,6 +30,7 @@ class FaultyRunner:
         self.most_waiting = 0
         self._waiting = 0
         self._runner = EagerRunner(tiny_model(), SETTINGS, RepetitionAwareSampler())
+        self.settings, self.space = self._runner.settings, self._runner.space
 
     def run(self, plan: StepPlan) -> SampledRows:
         if self.broken:
@@ -55,7 +56,7 @@ def stepped_bench(runner: FaultyRunner) -> Bench:
         while any(sink.result is None for sink in sinks):
             assert engine.step(), "the engine has nothing to do, but a turn has not ended"
 
-    return Bench(engine, drive, lambda: [engine.step(), engine.step()] and None, runner.break_down)
+    return Bench(engine, drive, lambda: [engine.step(), engine.step()], runner.break_down)
 
 
 def check_at_the_end(bench: Bench) -> None:
@@ -123,6 +124,6 @@ class TestScriptedEngine(EngineConformance):
             engine.pump()
             assert all(sink.result is not None for sink in sinks)
 
-        bench = Bench(engine, drive, lambda: engine.pump(2) and None, engine.fail)
+        bench = Bench(engine, drive, lambda: engine.pump(2), engine.fail)
         yield bench
         check_at_the_end(bench)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -228,7 +229,8 @@ def test_rows_that_are_not_finite_are_reported_alone(poison: float) -> None:
      ("temperature", float("inf")), ("win_size", 9), ("win_size", -1), ("tau_r", -0.1), ("tau_r", float("nan")), ("seed", 2**63)],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
-    spec = dataclasses.replace(SamplingSpec(win_size=8), **{name: value})
+    change: dict[str, Any] = {name: value}
+    spec = dataclasses.replace(SamplingSpec(win_size=8), **change)
     with pytest.raises(InvalidInputError, match=name):
         check_spec(spec, SAMPLER.history_size, "session")
 

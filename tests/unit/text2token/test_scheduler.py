@@ -319,7 +319,8 @@ def test_pool_is_whole_after_each_of_10000_random_sessions(run_ahead: int) -> No
 def test_every_id_is_fed_once_in_order_at_its_position(shapes: list[tuple[int, int]], max_rows: int) -> None:
     """Whatever the chunks: the rows of a sequence cover its positions one by one, prompt ids in place, one id per decode row."""
     scheduler = Scheduler(EngineSettings(8, max_rows, 4096, 4, share_prefix=False), SPACE)
-    expected, rows = {}, {}
+    expected: dict[int, list[int | None]] = {}
+    rows: dict[int, list[int | None]] = {}
     for index, (num_ids, max_new) in enumerate(shapes):
         sequence, _ = start(scheduler, f"s{index}", num_ids, max_new, first=7 * index)
         expected[sequence.slot] = [(7 * index + offset) % 100 for offset in range(num_ids)] + [None] * (max_new - 1)

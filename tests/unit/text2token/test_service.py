@@ -32,9 +32,9 @@ from bistream.errors import (
 from bistream.text.text_in import TextIn
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
+from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.factory import LanguageModelParts, load_parts, make_engine
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.scheduler import EngineSettings
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.speech_session import Message
 from bistream.text2token.torch_engine import TorchEngine

@@ -301,10 +301,14 @@ def test_a_sink_may_wait_for_another_thread_that_asks_the_engine() -> None:
     """Sinks are called without the engine's lock."""
     engine, answered = make(), threading.Event()
 
+    def ask() -> None:
+        engine.stats()
+        answered.set()
+
     class Asking(RecordingSink):
         def on_ids(self, ids: Sequence[int]) -> None:
             super().on_ids(ids)
-            asker = threading.Thread(target=lambda: (engine.stats(), answered.set()), daemon=True)
+            asker = threading.Thread(target=ask, daemon=True)
             asker.start()
             asker.join(10)
 

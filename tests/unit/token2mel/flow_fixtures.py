@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig
+from bistream.errors import BistreamError
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.token2mel.weights import expected_shapes
@@ -76,7 +77,8 @@ def make_prompt(tokens: int, seed: int = 0) -> VoicePrompt:
 
 
 def make_tokens(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, 7]).integers(0, TINY.vocab_size, count).tolist()
+    tokens: list[int] = np.random.default_rng([seed, 7]).integers(0, TINY.vocab_size, count).tolist()
+    return tokens
 
 
 def run(stage: FlowStage, prompt: VoicePrompt, hops: list[list[int]], last_is_final: bool = True) -> list[torch.Tensor]:
@@ -93,7 +95,8 @@ def hop_mel(stage: FlowStage, state: FlowState, tokens: list[int], finalize: boo
     return result
 
 
-def assert_same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = EXACT) -> None:
+def assert_same(found: torch.Tensor | BistreamError, expected: torch.Tensor, tolerance: float = EXACT) -> None:
+    assert isinstance(found, torch.Tensor), found
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 

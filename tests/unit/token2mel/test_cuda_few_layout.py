@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bistream.token2mel.batching import Span
 from bistream.token2mel.cuda.layout import WINDOW_FRAMES, Bucket, TileSizes, fill, segment_offsets, segment_sizes, views
 from bistream.token2mel.cuda.packing import lane_order, pack_few, window_parts
-from bistream.token2mel.estimator import Estimator
+from bistream.token2mel.estimator import Estimator, TransformerBlock
 from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.page_pool import ZERO_PAGE
 from tests.unit.token2mel.flow_fixtures import TINY, make_prompt, make_tokens
@@ -37,7 +38,7 @@ def spans(draw: st.DrawFn) -> list[Span]:
     return found
 
 
-def packed(batch: list[Span], left_context_chunks: int = 0, tiles: TileSizes = TILES) -> dict[str, np.ndarray]:
+def packed(batch: list[Span], left_context_chunks: int = 0, tiles: TileSizes = TILES) -> dict[str, NDArray[np.int32]]:
     shapes = segment_sizes(BUCKET, tiles, TINY)
     arrays = views(np.full(segment_offsets(shapes)[1], -7, np.int32), shapes)
     fill(arrays, batch, tiles, TINY, left_context_chunks)
@@ -125,7 +126,7 @@ def test_packed_weights_are_the_projections_by_head() -> None:
     heads, size, width = TINY_WIDE.num_heads, TINY_WIDE.attention_head_dim, TINY_WIDE.channels[0]
     with torch.no_grad():
         weights = pack_few(network, heads, [8, 16])
-        block = network.units[0].blocks[0]
+        block = next(module for module in network.modules() if isinstance(module, TransformerBlock))
         query, x = torch.randn(heads, size), torch.randn(width)
         scores = torch.einsum("hd,hwd,w->h", query, weights.keys[block], x[lane_order(width)])
         keys = (block.to_keys_values.weight[: heads * size] @ x).view(heads, size)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bistream.config import CheckpointConfig, FlowConfig
 from bistream.token2mel.batching import Span
@@ -38,7 +39,7 @@ def spans(draw: st.DrawFn) -> list[Span]:
     return found
 
 
-def packed(batch: list[Span]) -> dict[str, np.ndarray]:
+def packed(batch: list[Span]) -> dict[str, NDArray[np.int32]]:
     shapes = segment_sizes(BUCKET, TILES, TINY)
     arrays = views(np.zeros(segment_offsets(shapes)[1], np.int32), shapes)
     fill(arrays, batch, TILES, TINY)
@@ -154,7 +155,7 @@ def test_the_upsampling_window_is_the_convolution_over_repeated_frames() -> None
     expected = conv(x.repeat_interleave(2, dim=1))
     window = upsample_window(conv, 2)
     windows = torch.stack([x[:, index : index + 3] for index in range(7)], dim=1)  # [2, 7, 3, 6]
-    found = torch.einsum("btkc,okc->bto", windows, window).unflatten(2, (2, 5)) + conv.bias
+    found = torch.einsum("btkc,okc->bto", windows, window).reshape(2, 7, 2, 5) + conv.bias
     torch.testing.assert_close(found.flatten(1, 2), expected, rtol=0, atol=1e-5)
 
 
@@ -163,7 +164,7 @@ def test_positions_by_the_addition_theorem() -> None:
     width, count = 16, 40
     query = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
     by_sin, by_cos = query[:, 0::2], query[:, 1::2]
-    cos, sin = position_angles(count, width).split(width // 2, dim=1)
+    cos, sin = position_angles(count, width).chunk(2, dim=1)
     turned = torch.cat([by_sin * sin + by_cos * cos, by_cos * sin - by_sin * cos], dim=1)
     found = turned @ position_angles(count, width).T  # [i, j]
     table = position_table(count, width)  # distances count - 1 ... -(count - 1)

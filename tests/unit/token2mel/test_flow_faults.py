@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_an_exception_fails_its_group_and_not_the_call(stage: FlowStage, monkeyp
         lambda prompt: {"speech_tokens": prompt.speech_tokens - 50},
     ],
 )
-def test_a_prompt_that_does_not_fit_is_refused_at_open(stage: FlowStage, change: Callable[[VoicePrompt], dict[str, object]]) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_at_open(stage: FlowStage, change: Callable[[VoicePrompt], dict[str, Any]]) -> None:
     prompt = make_prompt(10)
     wrong = dataclasses.replace(prompt, **change(prompt))
     with pytest.raises(InvalidInputError):

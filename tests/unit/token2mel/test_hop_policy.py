@@ -76,6 +76,7 @@ def test_a_hop_is_no_longer_than_what_the_listener_has(progress: HopProgress) ->
     """Or than the nearest boundary; and the last one may take a few more, so that none is tiny."""
     count = POLICY.next_hop(progress)
     assume(count is not None and progress.sent_tokens)
+    assert count is not None
     allowed = max(NEAREST, min(POLICY.max_hop_tokens, progress.playback_buffer_s * SPEECH_TOKENS_PER_SECOND))
     assert count <= allowed + (POLICY.min_hop_tokens if progress.has_ended else 0)
 
@@ -85,6 +86,7 @@ def test_a_hop_is_no_longer_than_what_the_listener_has(progress: HopProgress) ->
 def test_a_hop_ends_on_the_grid_unless_it_is_first_last_or_urgent(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
     assume(count is not None and progress.sent_tokens)
+    assert count is not None
     is_final = progress.has_ended and count == progress.pending_tokens
     is_urgent = progress.playback_buffer_s <= POLICY.urgent_buffer_s + progress.hop_latency_s
     after = dataclasses.replace(progress, sent_tokens=progress.sent_tokens + count)
@@ -211,10 +213,10 @@ def simulate(listeners: list[Listener], service_s: Callable[[list[int]], float],
             progress = listener.progress(now_s)
             if listener.in_flight or progress.received_tokens == 0 or listener.sent == listener.total_tokens:
                 continue
-            count = POLICY.next_hop(progress)
-            if count is not None:
+            due = POLICY.next_hop(progress)
+            if due is not None:
                 listener.in_flight, listener.asked_at_s = True, now_s
-                queue.push((listener, count), is_first=listener.sent == 0, deadline_s=now_s + progress.playback_buffer_s, tokens=count)
+                queue.push((listener, due), is_first=listener.sent == 0, deadline_s=now_s + progress.playback_buffer_s, tokens=due)
         if not batch and len(queue):
             batch = queue.pop_batch(MAX_BATCH_HOPS, pace.max_tokens)
             seconds = service_s([computed_tokens(listener, count) for listener, count in batch])
@@ -267,6 +269,7 @@ def test_a_pause_of_the_language_model_is_bridged_with_what_is_there() -> None:
     assert POLICY.next_hop(progress) == 10
     assert POLICY.next_hop(larger) is None
     delay_s = POLICY.recheck_after_s(larger)
+    assert delay_s is not None
     assert delay_s == pytest.approx(0.44 - POLICY.urgent_buffer_s, abs=1e-3)
     assert POLICY.next_hop(dataclasses.replace(larger, playback_buffer_s=0.44 - delay_s)) == 12
 

@@ -36,7 +36,7 @@ from bistream.token2mel.runner import FAILED
 from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, SpeechSession
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
-from bistream.types import VoicePrompt
+from bistream.types import FloatArray, VoicePrompt
 
 TIMEOUT_S = 20.0  # of a test that hangs
 REFUSED_BY_FLOW, FLOW_RAISES, NOT_FINITE, VOCODER_RAISES = 6001, 6002, 6003, 6004  # tokens that make a fake fail
@@ -127,12 +127,12 @@ class FakeVocoder:
         self.states.append(FakeState(seed))
         return self.states[-1]
 
-    def hop(self, hops: Sequence[Any]) -> list[np.ndarray]:
+    def hop(self, hops: Sequence[Any]) -> list[FloatArray]:
         if any((hop.mel == VOCODER_RAISES).any() for hop in hops):
             raise RuntimeError("out of memory")
         return [hop.mel[0].repeat_interleave(480).numpy() for hop in hops]
 
-    def synthesize(self, mel: torch.Tensor, seed: int, speed: float) -> np.ndarray:
+    def synthesize(self, mel: torch.Tensor, seed: int, speed: float) -> FloatArray:
         return mel[0][: int(mel.shape[1] / speed)].repeat_interleave(480).numpy()
 
 
@@ -158,10 +158,15 @@ class Rig:
         return all(state.closed for state in self.flow.states + self.vocoder.states)
 
 
+def speech_stages(flow: Any, vocoder: Any) -> SpeechStages:
+    """With fakes for both, or with None where neither is called."""
+    return SpeechStages(flow, vocoder)
+
+
 def make_rig(**settings_: Any) -> Rig:
     config = RuntimeConfig(**{"drain_timeout_s": 0.0, **settings_})
     flow, vocoder, clock = FakeFlow(), FakeVocoder(), FakeClock()
-    return Rig(Token2Wav(config, clock=clock, stages=SpeechStages(flow, vocoder)), flow, vocoder, clock)
+    return Rig(Token2Wav(config, clock=clock, stages=speech_stages(flow, vocoder)), flow, vocoder, clock)
 
 
 @pytest.fixture
@@ -373,7 +378,7 @@ def test_a_session_that_nobody_asks_for_again_is_freed_by_the_worker_itself() ->
     """On the real clock: no other call comes that could look for it."""
     flow, vocoder = FakeFlow(), FakeVocoder()
     config = RuntimeConfig(session_idle_timeout_s=0.01, drain_timeout_s=0.0)
-    service = Token2Wav(config, stages=SpeechStages(flow, vocoder))
+    service = Token2Wav(config, stages=speech_stages(flow, vocoder))
     assert audio(service.hop(Token2WavHop("a", (1,), False, prompt()))) == [1]
     assert flow.states[0].freed.wait(TIMEOUT_S) and vocoder.states[0].freed.wait(TIMEOUT_S)
     assert service.live_sessions == 0
@@ -605,7 +610,7 @@ def test_with_real_networks(tiny_model_dir: Path) -> None:
 
 
 def test_a_process_whose_batches_keep_failing_is_unhealthy_and_one_good_batch_heals_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = SpeechStages(None, None)  # type: ignore[arg-type]  (neither is called)
+    stages = speech_stages(None, None)
     outcomes = iter([False, False, True, False, False, False])
 
     def speak(jobs: object, results: dict[int, Any]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bistream.errors import (
     BistreamError,
@@ -108,7 +109,7 @@ def test_a_start_is_read_as_it_was_sent(prompt_speech_tokens: Any) -> None:
     (_, arrays), *asked = backend.calls
     assert arrays["is_pull"][0, 0]
     assert [int(asking["wanted_tokens"][0, 0]) for _, asking in asked] == [7]
-    read = language_model_start(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM))
+    read = language_model_start(RequestInputs(backend, FakeRequest(None, **arrays), LLM_BISTREAM))
     assert read.prompt_speech_tokens.tolist() == sent.prompt_speech_tokens.tolist()
     assert (read.session_id, read.text, read.is_end, read.prompt_text, read.sampling) == ("s", b"Hi", False, "said", sent.sampling)
 
@@ -173,7 +174,7 @@ def test_a_hop_is_read_as_it_was_sent(prompt: VoicePrompt | None, token_ids: tup
     assert speaking.token2wav.hop(hop).tolist() == [0, 1, 2, 3]
     ((model, arrays),) = backend.calls
     check_fits(model, arrays)
-    read = RequestInputs(backend, FakeRequest(**arrays), TOKEN2WAV)
+    read = RequestInputs(backend, FakeRequest(None, **arrays), TOKEN2WAV)
     assert tuple(read.integers("target_speech_tokens").tolist()) == token_ids
     assert (read.flag("finalize", False), read.integer("seed"), read.number("playback_buffer_s")) == (True, 9, 0.5)
     voice = voice_prompt(read)
@@ -197,7 +198,7 @@ def test_a_request_without_an_answer_is_an_engine_error() -> None:
 
 
 def test_voice_models_are_asked_once_each() -> None:
-    answers = {
+    answers: dict[str, dict[str, NDArray[Any]]] = {
         "audio_tokenizer": {"prompt_speech_tokens": np.arange(5, dtype=np.int32)},
         "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32)},
     }
@@ -226,4 +227,4 @@ def test_sampling_defaults_are_left_to_the_checkpoint() -> None:
     speaking.language_model.stream(start(sampling=Sampling()), lambda: 1)
     ((_, arrays),) = backend.calls
     assert "top_k" not in arrays and "top_p" not in arrays
-    assert read_sampling(RequestInputs(backend, FakeRequest(**arrays), LLM_BISTREAM)) == Sampling()
+    assert read_sampling(RequestInputs(backend, FakeRequest(None, **arrays), LLM_BISTREAM)) == Sampling()

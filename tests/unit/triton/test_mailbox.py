@@ -91,7 +91,12 @@ def test_a_poster_and_a_taker_lose_nothing() -> None:
     def take() -> None:
         while not answers or not is_end(answers[-1]):
             answered = threading.Event()
-            mailbox.take(lambda message, done=answered: (answers.append(message), done.set()))  # type: ignore[misc]
+
+            def on_answer(message: SpeechTokens | BistreamError, answered: threading.Event = answered) -> None:
+                answers.append(message)
+                answered.set()
+
+            mailbox.take(on_answer)
             answered.wait()
 
     taker = threading.Thread(target=take)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
 from bistream.resample import resample
@@ -49,7 +52,7 @@ def test_arrays_are_own_and_read_only() -> None:
         (np.zeros(3), np.zeros((6, 80)), np.full(192, np.inf)),
     ],
 )
-def test_wrong_arrays(codes: np.ndarray, frames: np.ndarray, embedding: np.ndarray) -> None:
+def test_wrong_arrays(codes: NDArray[Any], frames: NDArray[Any], embedding: NDArray[Any]) -> None:
     with pytest.raises(InvalidInputError):
         make_voice_prompt("", codes, frames, embedding)
 

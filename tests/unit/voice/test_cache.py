@@ -23,7 +23,7 @@ WAIT_S = 20.0
 def test_behaves_as_a_least_recently_used_table(size: int, keys: list[str]) -> None:
     cache, model, voice = VoiceCache(size), OrderedDict[str, None](), random_voice()
     for key in keys:
-        built = []
+        built: list[str] = []
 
         def build(key: str = key, built: list[str] = built) -> VoicePrompt:
             built.append(key)

@@ -11,18 +11,19 @@ import pytest
 import torch
 
 from bistream.errors import CheckpointError, ConfigError, InvalidInputError
+from bistream.types import FloatArray
 from bistream.voice.features import log_mel_16k
 from bistream.voice.onnx_session import CPU, CUDA, choose_providers
 from bistream.voice.s3_network import S3Network, state_dict_from_onnx
 from bistream.voice.speaker_encoder import SPEAKER_ENCODER_FILE, SpeakerEncoder
 from bistream.voice.speech_tokenizer import SPEECH_TOKENIZER_FILE, SpeechTokenizer
 from scripts._onnx_models import speaker_encoder_model
+from tests.unit.voice.voices import noise
 
-LOADERS = {SPEECH_TOKENIZER_FILE: SpeechTokenizer, SPEAKER_ENCODER_FILE: SpeakerEncoder}
-
-
-def noise(samples: int) -> np.ndarray:
-    return 0.1 * np.random.default_rng(samples).standard_normal(samples).astype(np.float32)
+LOADERS: dict[str, type[SpeechTokenizer] | type[SpeakerEncoder]] = {
+    SPEECH_TOKENIZER_FILE: SpeechTokenizer,
+    SPEAKER_ENCODER_FILE: SpeakerEncoder,
+}
 
 
 @pytest.mark.parametrize("samples", [8000, 8001, 16_159, 16_160, 33_333])
@@ -49,7 +50,8 @@ def test_onnx_file_equals_the_network(tiny_model_dir: Path) -> None:
 
 def test_embedding(tiny_model_dir: Path) -> None:
     encoder = SpeakerEncoder.from_model_dir(tiny_model_dir, device="cpu", num_threads=1)
-    first, second = encoder.embedding(noise(16_000)), encoder.embedding(noise(20_000) * np.linspace(0, 1, 20_000, dtype=np.float32))
+    fade_in: FloatArray = np.linspace(0, 1, 20_000, dtype=np.float32)
+    first, second = encoder.embedding(noise(16_000)), encoder.embedding(noise(20_000) * fade_in)
     assert first.dtype == np.float32
     assert first.shape == second.shape == (192,)
     assert np.isfinite(first).all()

@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
+from bistream.types import FloatArray
 from bistream.voice.reference_audio import check_reference_audio
 
 CONFIG = RuntimeConfig()
 SECOND = 16_000
 
 
-def recording(samples: int) -> np.ndarray:
-    return (0.1 * np.sin(np.arange(samples))).astype(np.float32)
+def recording(samples: int) -> FloatArray:
+    waveform: FloatArray = (0.1 * np.sin(np.arange(samples))).astype(np.float32)
+    return waveform
 
 
-def with_value(value: float) -> np.ndarray:
+def with_value(value: float) -> FloatArray:
     waveform = recording(SECOND)
     waveform[500] = value
     return waveform
@@ -70,7 +72,7 @@ def test_what_lies_in_the_padding_does_not_matter() -> None:
         (np.float32(0.5), None, "shape"),
     ],
 )
-def test_refused(waveform: np.ndarray, length: object, words: str) -> None:
+def test_refused(waveform: FloatArray, length: object, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         check_reference_audio(waveform, length, CONFIG)  # type: ignore[arg-type]
 

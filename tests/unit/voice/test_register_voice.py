@@ -26,7 +26,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
 
 
 def test_recording(tiny_model_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "scripts/register_voice.py", "--model-dir", tiny_model_dir, "--voices-dir", tmp_path, "--speaker-id", "anna"]
+    command: list[str | Path] = [sys.executable, "scripts/register_voice.py", "--model-dir", tiny_model_dir, "--voices-dir", tmp_path]
+    command += ["--speaker-id", "anna"]
     finished = subprocess.run(
         [*command, "--wav", REFERENCE, "--text", " The morning train. "], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,20 +1,25 @@
-"""Voices for tests."""
+"""Voices and recordings for tests."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from bistream.types import VoicePrompt
+from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.build import make_voice_prompt
+
+
+def noise(samples: int) -> FloatArray:
+    """Of 0.1; the number of samples is the seed too."""
+    return 0.1 * np.random.default_rng(samples).standard_normal(samples).astype(np.float32)
 
 
 def random_voice(seed: int = 0, tokens: int = 7, text: str = "What is said.") -> VoicePrompt:
     generator = np.random.default_rng(seed)
     return make_voice_prompt(
         text,
-        generator.integers(0, 6561, tokens),
-        generator.standard_normal((2 * tokens, 80)),
-        generator.standard_normal(192),
+        generator.integers(0, 6561, tokens).astype(np.int32),
+        generator.standard_normal((2 * tokens, 80)).astype(np.float32),
+        generator.standard_normal(192).astype(np.float32),
     )
 
 
