@@ -29,7 +29,7 @@ from bistream.errors import (
 from bistream.orchestration.admission import TextLedger, check_append, check_session_id, check_start
 from bistream.orchestration.delivery import DeliveryPool
 from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports
-from bistream.orchestration.session import Session
+from bistream.orchestration.session import CallerSession
 from bistream.orchestration.speaking import Services, SessionRun
 from bistream.orchestration.voices import Voices
 from bistream.token2mel.hop_policy import HopPolicy
@@ -117,7 +117,7 @@ class Orchestrator:
         start = check_start(request, self._config)
         text = TextLedger(self._config.max_text_chars)
         text.accept(start.text, start.is_end)
-        session = Session(start, text, uuid.uuid4().hex, sender, self._clock())
+        session = CallerSession(start, text, uuid.uuid4().hex, sender, self._clock())
         run = SessionRun(session, self._services, self._unreach, self._forget)
         with self._changed:
             self._admit(run)

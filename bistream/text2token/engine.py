@@ -136,7 +136,9 @@ class TurnSink(Protocol):
     def on_end(self, result: TurnResult) -> None: ...
 
 
-class EngineSession(Protocol):
+class EngineSequence(Protocol):
+    """What an engine holds of one session: its ids and their keys and values."""
+
     def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
         """Append ids (at least one) and decode. Returns at once; raises ``BusyError`` only where ``open`` could not reserve.
 
@@ -176,7 +178,7 @@ class Engine(Protocol):
     def healthy(self) -> bool:
         """False for good once a step has failed: make a new engine or leave the process."""
 
-    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSession:
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSequence:
         """Admit a session of at most ``max_ids`` positions.
 
         Raises ``BusyError`` at once when they cannot be guaranteed, ``InvalidInputError`` for a ``spec`` outside its

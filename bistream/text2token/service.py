@@ -30,7 +30,7 @@ from bistream.text2token.engine import FAILED_SENTENCE, EngineStats, SamplingSpe
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
-from bistream.text2token.speech_session import MessageSink, SpeechSession, count_characters, unknown_session
+from bistream.text2token.text_session import MessageSink, TextSession, count_characters, unknown_session
 from bistream.types import IntArray, Sampling
 
 EXPIRE_INTERVAL_S = 0.5  # how often silent sessions are looked for
@@ -66,7 +66,7 @@ class SpeechTokenService:
         self._space = TokenSpace(sizes.text_vocab_size, sizes.speech_token_size)
         longest = self._parts.engine.capabilities.max_sequence_ids
         self._max_ids = min(config.max_session_tokens, sizes.max_position_embeddings, longest)
-        self._sessions: dict[str, SpeechSession] = {}
+        self._sessions: dict[str, TextSession] = {}
         self._changed = threading.Condition()  # guards _sessions and _draining
         self._draining = False
         self._stopped = threading.Event()
@@ -91,7 +91,7 @@ class SpeechTokenService:
             mix_ratio = self._parts.sizes.mix_ratio
             return Interleaver(self._space, prompt_text, prompt_speech, mix_ratio=mix_ratio, max_ids=max_ids), max_ids
 
-        session = SpeechSession(session_id, self._space, self._parts.tokenizer, self._config.max_text_chars, sink, self._forget)
+        session = TextSession(session_id, self._space, self._parts.tokenizer, self._config.max_text_chars, sink, self._forget)
         self._register(session)
         session.open(request.text, request.is_end, self._lease_end(), self._parts.engine, spec, make_layout)
 
@@ -180,7 +180,7 @@ class SpeechTokenService:
     def _lease_end(self) -> float:
         return self._clock() + self._config.session_idle_timeout_s
 
-    def _register(self, session: SpeechSession) -> None:
+    def _register(self, session: TextSession) -> None:
         session_id = session.session_id
         with self._changed:
             if self._draining:
@@ -191,20 +191,20 @@ class SpeechTokenService:
                 raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.", session_id)
             self._sessions[session_id] = session
 
-    def _forget(self, session: SpeechSession) -> None:
+    def _forget(self, session: TextSession) -> None:
         with self._changed:
             if self._sessions.get(session.session_id) is session:
                 del self._sessions[session.session_id]
             self._changed.notify_all()
 
-    def _find(self, session_id: str) -> SpeechSession:
+    def _find(self, session_id: str) -> TextSession:
         with self._changed:
             session = self._sessions.get(session_id)
         if session is None:
             raise unknown_session(session_id)
         return session
 
-    def _live_sessions(self) -> list[SpeechSession]:
+    def _live_sessions(self) -> list[TextSession]:
         with self._changed:
             return list(self._sessions.values())
 

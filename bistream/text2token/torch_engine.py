@@ -41,21 +41,21 @@ class HasTokenSpace(Protocol):
     def space(self) -> TokenSpace: ...
 
 
-class TorchSession:
-    """An ``EngineSession``; made by ``TorchEngine.open``."""
+class TorchSequence:
+    """An ``EngineSequence``: the handle of one ``SequenceRecord`` of the scheduler. Made by ``TorchEngine.open``."""
 
-    def __init__(self, engine: TorchEngine, sequence: SequenceRecord) -> None:
+    def __init__(self, engine: TorchEngine, record: SequenceRecord) -> None:
         self._engine = engine
-        self._sequence = sequence
+        self._record = record
 
     def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
-        self._engine.begin_turn(self._sequence, append_ids, limits, sink)
+        self._engine.begin_turn(self._record, append_ids, limits, sink)
 
     def cancel(self) -> None:
-        self._engine.cancel_turn(self._sequence)
+        self._engine.cancel_turn(self._record)
 
     def close(self) -> None:
-        self._engine.close_sequence(self._sequence)
+        self._engine.close_sequence(self._record)
 
 
 class TorchEngine:
@@ -108,11 +108,11 @@ class TorchEngine:
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
-    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> TorchSession:
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> TorchSequence:
         check_spec(spec, self._history_size, session_id)
         with self._changed:
             self._check_serving()
-            return TorchSession(self, self._scheduler.open(session_id, spec, max_ids))
+            return TorchSequence(self, self._scheduler.open(session_id, spec, max_ids))
 
     def begin_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
         with self._changed:

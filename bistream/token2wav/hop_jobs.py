@@ -85,8 +85,11 @@ class BatchPace:
 
 
 @dataclass(eq=False)
-class SpeechSession:
-    """``jobs``: accepted and not yet answered, oldest first; the oldest one is in the queue or being computed."""
+class AudioSession:
+    """What the service holds of one session.
+
+    jobs: accepted and not yet answered, oldest first; the oldest one is in the queue or being computed.
+    """
 
     session_id: str
     prompt: VoicePrompt
@@ -114,7 +117,7 @@ class SpeechSession:
 
 @dataclass(eq=False)
 class HopJob:
-    session: SpeechSession
+    session: AudioSession
     hop: Token2WavHop
     is_first: bool
     deadline_s: float

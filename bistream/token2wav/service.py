@@ -35,7 +35,7 @@ from bistream.errors import (
     UnknownSessionError,
 )
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens
-from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, OfflineJob, SpeechSession, Token2WavHop, settle
+from bistream.token2wav.hop_jobs import AudioSession, BatchPace, HopJob, HopQueue, OfflineJob, Token2WavHop, settle
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Token2Wav:
         self._stages = stages or _load_stages(config)
         self._checks: FlowConfig = self._stages.flow.config
         self._condition = threading.Condition()
-        self._sessions: dict[str, SpeechSession] = {}
-        self._ended: list[SpeechSession] = []  # waiting for the worker to free them
+        self._sessions: dict[str, AudioSession] = {}
+        self._ended: list[AudioSession] = []  # waiting for the worker to free them
         self._queue: HopQueue[HopJob | OfflineJob] = HopQueue()
         self._pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)  # the worker's
         self._offline: set[OfflineJob] = set()  # waiting or being computed
@@ -165,7 +165,7 @@ class Token2Wav:
             for future, error in failures:
                 settle(future, error)
 
-    def _session_of(self, hop: Token2WavHop) -> SpeechSession:
+    def _session_of(self, hop: Token2WavHop) -> AudioSession:
         """The live session of a hop, made now if it is the first one."""
         session = self._sessions.get(hop.session_id)
         if session is not None:
@@ -180,7 +180,7 @@ class Token2Wav:
         self._check_prompt(hop.prompt)
         check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids), self._checks)
         self._admit()
-        session = SpeechSession(hop.session_id, hop.prompt, hop.seed, self._clock())
+        session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock())
         self._sessions[hop.session_id] = session
         return session
 
@@ -201,7 +201,7 @@ class Token2Wav:
     def _enqueue(self, job: HopJob) -> None:
         self._queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))
 
-    def _end(self, session: SpeechSession, error: BistreamError | None, failures: Failures) -> None:
+    def _end(self, session: AudioSession, error: BistreamError | None, failures: Failures) -> None:
         """Make a session unreachable, fail what it waits for, hand it to the worker to be freed. Idempotent. No error: nothing waits."""
         if session.has_ended:
             return

@@ -36,7 +36,7 @@ from bistream.text2token.factory import LanguageModelParts, load_parts, make_eng
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.scheduler import EngineSettings
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
-from bistream.text2token.speech_session import Message
+from bistream.text2token.text_session import Message
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason, Sampling, SpeechTokens

@@ -33,7 +33,7 @@ from bistream.errors import (
 )
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.token2mel.runner import FAILED
-from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, SpeechSession
+from bistream.token2wav.hop_jobs import AudioSession, BatchPace, HopJob, HopQueue
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
 from bistream.types import VoicePrompt
@@ -616,7 +616,7 @@ def test_a_process_whose_batches_keep_failing_is_unhealthy_and_one_good_batch_he
     monkeypatch.setattr(stages, "_open", lambda jobs, results: None)
     monkeypatch.setattr(stages, "_speak", speak)
     health = []
-    job = HopJob(SpeechSession("a", prompt(), 0, 0.0), Token2WavHop("a", (1,), False), True, 0.0, Future())
+    job = HopJob(AudioSession("a", prompt(), 0, 0.0), Token2WavHop("a", (1,), False), True, 0.0, Future())
     for _ in range(6):
         stages.hop([job])
         health.append(stages.healthy)
