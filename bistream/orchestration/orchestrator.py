@@ -28,11 +28,11 @@ from bistream.errors import (
 )
 from bistream.orchestration.admission import TextLedger, check_append, check_session_id, check_start
 from bistream.orchestration.delivery import DeliveryPool
+from bistream.orchestration.hop_policy import HopPolicy
 from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports
 from bistream.orchestration.session import CallerSession
 from bistream.orchestration.speaking import Services, SessionRun
 from bistream.orchestration.voices import Voices
-from bistream.token2mel.hop_policy import HopPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, CancelledError, SessionTimeoutError
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.delivery import DeliveryPool
+from bistream.orchestration.hop_policy import HopPolicy, HopProgress
 from bistream.orchestration.language_model_link import RENEWALS_PER_LEASE, LanguageModelLink, from_model, unexpected
 from bistream.orchestration.playback import Playback, SpokenText
 from bistream.orchestration.ports import Ports
 from bistream.orchestration.session import CallerSession, SessionState
 from bistream.rates import SAMPLE_RATE
-from bistream.token2mel.hop_policy import HopPolicy, HopProgress
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FloatArray, VoicePrompt
 

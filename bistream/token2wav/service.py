@@ -46,7 +46,7 @@ __all__ = ["Token2Wav", "Token2WavHop"]
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_HOPS = 64
-TARGET_BATCH_S = 0.15  # a batch shall not take much longer, since every hop that just came waits for it (tests/unit/test_hop_policy.py)
+TARGET_BATCH_S = 0.15  # a batch shall not take much longer: every hop that just came waits for it (orchestration/test_hop_policy.py)
 FIRST_TOKENS_PER_S = 500.0  # pace that is assumed before anything was measured
 OFFLINE_PATIENCE_S = 2.0  # an offline job is served as if its listener had this much audio left
 MIN_SPEED, MAX_SPEED = 0.25, 4.0  # the mel is stretched linearly; beyond this it is no speech any more

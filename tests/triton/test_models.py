@@ -12,8 +12,8 @@ import pytest
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
+from bistream.keeper.server_process import TritonServer
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLES_PER_TOKEN, SPEAKER_EMBEDDING_SIZE
-from bistream.triton.server_process import TritonServer
 from bistream.types import FinishReason
 from tests.triton.requests import Answer, Stream, ask, to_input
 

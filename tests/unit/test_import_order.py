@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors rates resample
-    config wire seam_meter
+    types errors rates resample control_files
+    config wire wire_arrays
     checkpoint device tensor_tiles
     gpu
     text voice token2mel mel2wav
     text2token token2wav
     orchestration
-    local triton
+    local triton keeper
     """.strip().splitlines()
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
@@ -33,7 +33,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "orchestration": tuple(
         frozenset(line.split())
         for line in """
-        delivery playback ports
+        delivery hop_policy playback ports
         admission
         session voices
         language_model_link
@@ -133,6 +133,7 @@ def test_only_model_code_knows_the_python_backend() -> None:
         "bistream.wire",
         "bistream.orchestration.ports, bistream.orchestration.orchestrator",
         "bistream.triton.model, bistream.triton.bls_ports",
+        "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
     ],
 )
 def test_importing_loads_no_heavy_library(modules: str) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bistream.triton.draining import CLOSING_S, CONTROL_VARIABLE, Drain, FrontDoor, follow_keeper
+from bistream.control_files import CONTROL_VARIABLE
+from bistream.keeper.drain import CLOSING_S, Drain
+from bistream.triton.front_door import FrontDoor, follow_keeper
 
 WAIT_S = 20.0
 

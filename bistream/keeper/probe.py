@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from bistream.errors import ERRORS_BY_CODE, EngineError
+from bistream.keeper.server_process import Interrupted, never
 from bistream.rates import REFERENCE_SAMPLE_RATE, SPEAKER_EMBEDDING_SIZE
-from bistream.triton.bls_ports import Arrays, scalar_array, text_array
-from bistream.triton.server_process import Interrupted, never
 from bistream.wire import (
     AUDIO_TOKENIZER,
     CONTRACTS,
@@ -32,6 +31,7 @@ from bistream.wire import (
     TOKEN2WAV,
     parse_error,
 )
+from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 WAIT_INTERVAL_S = 0.25
 Answers = queue.SimpleQueue[InferenceServerException | None]  # None: a response without an error
