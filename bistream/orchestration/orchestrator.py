@@ -26,7 +26,8 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.orchestration.admission import TextLedger, check_append, check_session_id, check_start
+from bistream.limits import check_session_id
+from bistream.orchestration.admission import TextLedger, check_append, check_start
 from bistream.orchestration.delivery import DeliveryPool
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports

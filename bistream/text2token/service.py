@@ -17,20 +17,20 @@ reason; nothing comes after it. By then everything the session held is free and 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError
+from bistream.limits import check_sampling, check_transcript_length
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.engine import FAILED_SENTENCE, EngineStats, SamplingSpec, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
-from bistream.text2token.text_session import MessageSink, TextSession, count_characters, unknown_session
+from bistream.text2token.text_session import MessageSink, TextSession, unknown_session
 from bistream.types import IntArray, Sampling
 
 EXPIRE_INTERVAL_S = 0.5  # how often silent sessions are looked for
@@ -81,8 +81,12 @@ class SpeechTokenService:
         Raises ``InvalidInputError``, ``SessionExistsError``, ``BusyError`` or ``ShuttingDownError``; ``sink`` then stays untouched.
         """
         session_id = request.session_id
-        prompt_text, prompt_speech = self._check_prompt(request)
-        spec = make_sampling_spec(request.sampling, self._parts.sizes, session_id)
+        try:
+            prompt_text, prompt_speech = self._check_prompt(request)
+            spec = make_sampling_spec(request.sampling, self._parts.sizes)
+        except InvalidInputError as error:
+            error.session_id = session_id
+            raise
 
         def make_layout(num_text: int) -> tuple[Layout, int]:
             max_ids = self._positions(request, len(prompt_text) + len(prompt_speech), num_text)
@@ -157,10 +161,8 @@ class SpeechTokenService:
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
         if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
-            raise InvalidInputError(f"prompt_speech_tokens must be a list of codes from 0 to {num_codes - 1}.", request.session_id)
-        if count_characters(request.prompt_text.encode()) > self._config.max_text_chars:
-            limit = self._config.max_text_chars
-            raise InvalidInputError(f"The reference text is longer than {limit} characters; use a shorter reference.", request.session_id)
+            raise InvalidInputError(f"prompt_speech_tokens must be a list of codes from 0 to {num_codes - 1}.")
+        check_transcript_length(len(request.prompt_text), self._config.max_text_chars)
         prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
         return self._parts.tokenizer.encode(request.prompt_text), prompt_speech
 
@@ -213,14 +215,9 @@ class SpeechTokenService:
             self.expire()
 
 
-def make_sampling_spec(sampling: Sampling, sizes: LanguageModelConfig, session_id: str | None = None) -> SamplingSpec:
+def make_sampling_spec(sampling: Sampling, sizes: LanguageModelConfig) -> SamplingSpec:
     """A session's sampling with the checkpoint's values where it names none. Raises ``InvalidInputError`` for unusable values."""
     top_k = sizes.top_k if sampling.top_k is None else sampling.top_k
     top_p = sizes.top_p if sampling.top_p is None else sampling.top_p
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise InvalidInputError(f"temperature is {sampling.temperature}; set it to 0 (greedy) or above.", session_id)
-    if top_k < 1:
-        raise InvalidInputError(f"top_k is {top_k}; set it to 1 or more.", session_id)
-    if not 0 < top_p <= 1:
-        raise InvalidInputError(f"top_p is {top_p}; set it above 0 and at most 1.", session_id)
+    check_sampling(replace(sampling, top_k=top_k, top_p=top_p))
     return SamplingSpec(top_p, top_k, sizes.win_size, sizes.tau_r, sampling.temperature, sampling.seed)

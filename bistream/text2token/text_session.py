@@ -25,6 +25,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.limits import check_text_length, count_characters
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
@@ -37,11 +38,6 @@ logger = logging.getLogger(__name__)
 Message = SpeechTokens | BistreamError
 MessageSink = Callable[[Message], None]
 MakeLayout = Callable[[int], tuple[Layout, int]]  # text tokens known at the start -> layout, positions to reserve
-
-
-def count_characters(data: bytes) -> int:
-    """Characters that begin in a piece of UTF-8; a sequence cut in two counts where it begins."""
-    return sum((byte & 0xC0) != 0x80 for byte in data)
 
 
 class TextSession:
@@ -164,10 +160,11 @@ class TextSession:
     # -- inside: the text, with the text lock held or before the session is open ----------------------------------------
 
     def _check_length(self, text: bytes) -> None:
-        if self._num_chars + count_characters(text) > self._max_text_chars:
-            raise InvalidInputError(
-                f"The text of the session is longer than {self._max_text_chars} characters; send less in one session.", self.session_id
-            )
+        try:
+            check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
+        except InvalidInputError as error:
+            error.session_id = self.session_id
+            raise
 
     def _encode(self, text: bytes, is_end: bool) -> list[TextToken]:
         self._check_length(text)

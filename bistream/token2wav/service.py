@@ -34,6 +34,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.limits import check_speed
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens
 from bistream.token2wav.hop_jobs import AudioSession, BatchPace, HopJob, HopQueue, OfflineJob, Token2WavHop, settle
 from bistream.types import FloatArray, VoicePrompt
@@ -49,7 +50,6 @@ MAX_BATCH_HOPS = 64
 TARGET_BATCH_S = 0.15  # a batch shall not take much longer: every hop that just came waits for it (orchestration/test_hop_policy.py)
 FIRST_TOKENS_PER_S = 500.0  # pace that is assumed before anything was measured
 OFFLINE_PATIENCE_S = 2.0  # an offline job is served as if its listener had this much audio left
-MIN_SPEED, MAX_SPEED = 0.25, 4.0  # the mel is stretched linearly; beyond this it is no speech any more
 
 Failures = list[tuple[Future[FloatArray], BistreamError]]
 
@@ -107,8 +107,7 @@ class Token2Wav:
             tokens = check_tokens(token_ids, self._checks)
             if not tokens:
                 raise InvalidInputError("There are no speech tokens; send at least one.")
-            if not MIN_SPEED <= speed <= MAX_SPEED:
-                raise InvalidInputError(f"speed is {speed}; set it between {MIN_SPEED} and {MAX_SPEED}.")
+            check_speed(speed)
             self._check_prompt(prompt)
             job = OfflineJob(tokens, prompt, seed, speed, future)
             with self._locked() as failures:

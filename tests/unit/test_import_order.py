@@ -17,7 +17,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     for line in """
     types errors rates resample control_files
     config wire wire_arrays
-    checkpoint device tensor_tiles
+    checkpoint device limits tensor_tiles
     gpu
     text voice token2mel mel2wav
     text2token token2wav
@@ -43,7 +43,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     ),
 }
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"wire", "errors", "rates", "resample"}
+CLIENT_MAY_IMPORT = {"wire", "errors", "limits", "rates", "resample"}
 
 
 def imported_modules(path: Path) -> Iterator[tuple[list[str], int]]:
