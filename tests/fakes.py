@@ -161,13 +161,7 @@ class ScriptedEngine:
         self.script = script
         self.pumped = pumped
         self.max_total_ids = max_total_ids
-        self.capabilities = EngineCapabilities(
-            resident_kv=True,
-            seeded=True,
-            samplers=frozenset({"ras"}),
-            max_sessions=max_sessions,
-            max_sequence_ids=max_sequence_ids,
-        )
+        self.capabilities = EngineCapabilities(max_sessions, max_sequence_ids)
         self.healthy = True
         self.closed = False
         self.sessions: dict[str, ScriptedSequence] = {}

@@ -154,18 +154,18 @@ class EngineSequence(Protocol):
 
 @dataclass(frozen=True)
 class EngineStats:
+    """What is in use now; the conformance suite reads that nothing is left over."""
+
     sessions: int
     running_turns: int
     kv_tokens_used: int
     kv_tokens_total: int
-    recomputed_ids: int = 0  # ids computed again because an engine had evicted them
 
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    resident_kv: bool
-    seeded: bool  # the same seed gives the same ids whatever else is in the batch
-    samplers: frozenset[str]  # of {"ras", "top_k_top_p"}
+    """What the layers above size themselves by."""
+
     max_sessions: int
     max_sequence_ids: int
 

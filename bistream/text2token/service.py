@@ -26,7 +26,7 @@ from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError
 from bistream.limits import check_sampling, check_transcript_length
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
-from bistream.text2token.engine import FAILED_SENTENCE, EngineStats, SamplingSpec, TokenSpace
+from bistream.text2token.engine import FAILED_SENTENCE, SamplingSpec, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
@@ -150,9 +150,6 @@ class SpeechTokenService:
     def healthy(self) -> bool:
         """False once the engine has failed; its sessions have ended and only a new process can help."""
         return self._parts.engine.healthy
-
-    def stats(self) -> EngineStats:
-        return self._parts.engine.stats()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -94,13 +94,7 @@ class TorchEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            resident_kv=True,
-            seeded=True,
-            samplers=frozenset({"ras"}),
-            max_sessions=self.settings.max_sessions,
-            max_sequence_ids=self.settings.longest_sequence,
-        )
+        return EngineCapabilities(self.settings.max_sessions, self.settings.longest_sequence)
 
     @property
     def healthy(self) -> bool:

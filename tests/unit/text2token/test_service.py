@@ -565,7 +565,7 @@ def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
         assert alone.ended.wait(timeout=60)
         assert mailbox.tokens == alone.tokens
         assert mailbox.reason is alone.reason is not None
-    assert service.stats().sessions == 0
+    assert service._parts.engine.stats().sessions == 0
     service.close()
 
 
