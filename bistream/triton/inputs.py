@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from bistream.errors import InvalidInputError
 from bistream.limits import check_session_id, check_speaker_id
 from bistream.orchestration.ports import BistreamRequest
-from bistream.rates import MEL_BINS
 from bistream.text2token.service import LanguageModelStart
 from bistream.types import FloatArray, IntArray, Sampling, VoicePrompt
 from bistream.wire import ModelContract, TensorSpec
@@ -175,17 +174,16 @@ def language_model_start(inputs: RequestInputs) -> LanguageModelStart:
     )
 
 
-def voice_prompt(inputs: RequestInputs) -> VoicePrompt | None:
-    """The voice that comes with a session's first request to ``token2wav``; ``None`` when the request brings none."""
+def voice_prompt(inputs: RequestInputs, mel_bins: int) -> VoicePrompt | None:
+    """The voice that comes with a session's first request to ``token2wav``; ``None`` when the request brings none.
+
+    mel_bins: of the features that an absent ``prompt_speech_feat`` stands for. Whether shapes fit is checked by the service.
+    """
     embedding = inputs.floats("prompt_spk_embedding")
     if embedding is None:
         return None
     tokens = inputs.integers("prompt_speech_tokens")
     feat = inputs.floats("prompt_speech_feat")
     if feat is None:
-        feat = np.zeros((0, MEL_BINS), np.float32)
-    if len(feat) != 2 * len(tokens):
-        raise InvalidInputError(
-            f"prompt_speech_feat has {len(feat)} frames for {len(tokens)} prompt_speech_tokens; send two frames for each token."
-        )
+        feat = np.zeros((0, mel_bins), np.float32)
     return VoicePrompt(prompt_text="", speech_tokens=tokens, speech_feat=feat, speaker_embedding=embedding)

@@ -29,7 +29,7 @@ RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 # Modules inside a package, in the same manner.
 ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": (frozenset({"tokenizer", "front_end"}), frozenset({"text_in"})),
-    "token2wav": (frozenset({"hop_jobs"}), frozenset({"speech_stages"}), frozenset({"service"})),
+    "token2wav": (frozenset({"renderer"}), frozenset({"hop_jobs", "speech_stages"}), frozenset({"factory"}), frozenset({"service"})),
     "orchestration": tuple(
         frozenset(line.split())
         for line in """
@@ -112,6 +112,13 @@ def test_the_stages_do_not_import_each_other() -> None:
     for stage in STAGES:
         imported = {name for path in sources(f"bistream/{stage}") for name, _ in imported_parts(path)}
         assert not imported & (set(STAGES) - {stage}), stage
+
+
+def test_the_token2wav_service_knows_no_network() -> None:
+    """Another flow or vocoder is a renderer of its own; the factory imports the present one where it chooses it."""
+    for module in ("service", "hop_jobs", "renderer", "factory"):
+        imported = {name for name, _ in imported_parts(ROOT / f"bistream/token2wav/{module}.py")}
+        assert not imported & {"token2mel", "mel2wav", "gpu"}, module
 
 
 def test_clients_import_only_the_contract() -> None:

@@ -73,7 +73,7 @@ class TritonPythonModel(DecoupledModel):
     def _prompt(self, inputs: RequestInputs) -> VoicePrompt | None:
         speaker_id = read_speaker_id(inputs)
         if speaker_id is None:
-            return voice_prompt(inputs)
+            return voice_prompt(inputs, self._token2wav.sizes.mel_bins)
         return self._voices.get_or_build(self._registry.content_key(speaker_id), lambda: self._registry.load(speaker_id))
 
     def healthy(self) -> bool:
