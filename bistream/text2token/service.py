@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError
@@ -32,6 +33,9 @@ from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
 from bistream.text2token.text_session import MessageSink, TextSession, unknown_session
 from bistream.types import IntArray, Sampling
+
+if TYPE_CHECKING:
+    from bistream.gpu.tier import TierChoice
 
 EXPIRE_INTERVAL_S = 0.5  # how often silent sessions are looked for
 _SHUTTING_DOWN = "The server is shutting down and takes no new sessions; use another one."
@@ -150,6 +154,11 @@ class SpeechTokenService:
     def healthy(self) -> bool:
         """False once the engine has failed; its sessions have ended and only a new process can help."""
         return self._parts.engine.healthy
+
+    @property
+    def tiers(self) -> tuple[TierChoice, ...]:
+        """What serves the engine's networks."""
+        return self._parts.tiers
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError, ShuttingDownError
+from bistream.gpu.tier import TierChoice
 from bistream.text2token.engine import FAILED_SENTENCE, EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
@@ -28,7 +29,7 @@ from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_s
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.sequence import SequenceRecord, StepPlan, TurnUpdate
 from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
-from bistream.text2token.step_runners import load_step_runner
+from bistream.text2token.step_runners import language_model_tier, load_step_runner
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -66,7 +67,10 @@ class TorchEngine:
         sampler: Sampler | None = None,
         threaded: bool = True,
         runner: StepRunner | None = None,
+        tiers: tuple[TierChoice, ...] = (),
     ) -> None:
+        """tiers: what serves the networks of ``runner``; for who shows it."""
+        self.tiers = tiers
         self.space = model.space
         self.settings = settings
         sampler = RepetitionAwareSampler() if sampler is None else sampler
@@ -89,8 +93,10 @@ class TorchEngine:
     @classmethod
     def from_config(cls, config: RuntimeConfig) -> TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming what is wrong."""
-        runner = load_step_runner(config, read_config(config.model_dir).language_model)
-        return cls(runner, runner.settings, runner=runner)
+        sizes = read_config(config.model_dir).language_model
+        choice = language_model_tier(config, sizes)
+        runner = load_step_runner(config, sizes, choice.tier)
+        return cls(runner, runner.settings, runner=runner, tiers=(choice,))
 
     @property
     def capabilities(self) -> EngineCapabilities:

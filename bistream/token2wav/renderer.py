@@ -17,12 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bistream.config import CheckpointConfig
 from bistream.errors import BistreamError, CheckpointError
 from bistream.rates import MEL_FRAMES_PER_TOKEN, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray, VoicePrompt
+
+if TYPE_CHECKING:
+    from bistream.gpu.tier import TierChoice
 
 Outcome = FloatArray | BistreamError  # waveform float32 [N], N possibly 0
 
@@ -66,6 +69,10 @@ class SpeechRenderer(Protocol):
 
     @property
     def sizes(self) -> RendererSizes: ...
+
+    @property
+    def tiers(self) -> tuple[TierChoice, ...]:
+        """Which code serves each of its networks."""
 
     @property
     def healthy(self) -> bool:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,6 +39,9 @@ from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import AudioSession, BatchPace, HopJob, HopQueue, OfflineJob, Token2WavHop, render, settle
 from bistream.token2wav.renderer import RendererSizes, SpeechRenderer
 from bistream.types import FloatArray, VoicePrompt
+
+if TYPE_CHECKING:
+    from bistream.gpu.tier import TierChoice
 
 __all__ = ["Token2Wav", "Token2WavHop"]
 
@@ -124,6 +128,11 @@ class Token2Wav:
     def sizes(self) -> RendererSizes:
         """What a voice prompt must look like."""
         return self._renderer.sizes
+
+    @property
+    def tiers(self) -> tuple[TierChoice, ...]:
+        """Which code serves the networks."""
+        return self._renderer.tiers
 
     def cancel(self, session_id: str) -> None:
         """End a session now; its hops fail with ``CancelledError``, its memory is free after the batch in progress. Unknown: no error."""

@@ -11,7 +11,8 @@ import torch
 
 from bistream.config import CheckpointConfig, FlowConfig, RuntimeConfig
 from bistream.errors import BistreamError, EngineError
-from bistream.mel2wav.factory import make_vocoder
+from bistream.gpu.tier import TierChoice
+from bistream.mel2wav.factory import make_vocoder, vocoder_tier
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.mel2wav.state import VocoderState
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens
@@ -39,17 +40,20 @@ class StagesRendering:
 
 
 class SpeechStages:
-    def __init__(self, flow: FlowStage, vocoder: VocoderStage, sizes: RendererSizes) -> None:
+    def __init__(self, flow: FlowStage, vocoder: VocoderStage, sizes: RendererSizes, tiers: tuple[TierChoice, ...] = ()) -> None:
         self.flow = flow
         self.vocoder = vocoder
         self.sizes = sizes
+        self.tiers = tiers
         self._checks: FlowConfig = flow.config
         self._failures_in_a_row = 0
 
     @classmethod
     def load(cls, config: RuntimeConfig, checkpoint: CheckpointConfig, sizes: RendererSizes) -> SpeechStages:
         """Read the weights of the model directory. Raises ``ConfigError`` or ``CheckpointError``."""
-        return cls(FlowStage(config, checkpoint), make_vocoder(config, checkpoint), sizes)
+        flow = FlowStage(config, checkpoint)
+        choice = vocoder_tier(config, checkpoint)
+        return cls(flow, make_vocoder(config, checkpoint, choice), sizes, (*flow.tiers, choice))
 
     @property
     def healthy(self) -> bool:

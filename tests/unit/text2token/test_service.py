@@ -29,6 +29,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.gpu.tier import Tier
 from bistream.text.text_in import TextIn
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
@@ -581,6 +582,11 @@ class TestFactory:
         (tmp_path / "CosyVoice-BlankEN" / "config.json").write_text(qwen2_config_json(sizes), encoding="utf-8")
         with pytest.raises(CheckpointError, match="520 ids"):
             load_parts(RuntimeConfig(model_dir=str(tmp_path)))
+
+    def test_what_serves_the_engine_is_handed_up(self, tiny_model_dir: Path) -> None:
+        service = SpeechTokenService(RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", max_sessions=1, drain_timeout_s=0.0))
+        assert [(choice.stage, choice.tier) for choice in service.tiers] == [("language model", Tier.PLAIN)]
+        service.close()
 
     def test_nothing_is_loaded_without_a_model_directory(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):

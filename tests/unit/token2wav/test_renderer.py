@@ -11,6 +11,7 @@ import pytest
 
 from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, RuntimeConfig, VocoderConfig
 from bistream.errors import BistreamError, BusyError, CheckpointError, EngineError, InvalidInputError
+from bistream.gpu.tier import Tier, TierChoice
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN, SPEECH_TOKENS_PER_SECOND
 from bistream.token2wav.renderer import Outcome, RendererHop, RendererSizes, Rendering, SpeechRenderer, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
@@ -59,6 +60,7 @@ class NumberRenderer:
     """Speaks every token as samples that hold its number; no tensors. Token 13 fails its rendering, tokens from 100 on are unknown."""
 
     sizes = OTHER_SIZES
+    tiers = (TierChoice("flow", Tier.PLAIN, "cpu", ()),)
     healthy = True
 
     def __init__(self, places: int = 8) -> None:
@@ -114,7 +116,7 @@ def speak(service: Token2Wav, session_id: str, *tokens: int, **values: Any) -> O
 def test_the_service_needs_of_a_renderer_what_the_protocol_says() -> None:
     renderer = NumberRenderer()
     service = make_service(renderer)
-    assert service.sizes is OTHER_SIZES and service.healthy
+    assert service.sizes is OTHER_SIZES and service.tiers == NumberRenderer.tiers and service.healthy
     np.testing.assert_array_equal(speak(service, "a", 1, 2, prompt=voice()), np.repeat(np.float32([1, 2]), SAMPLES_PER_TOKEN))
     np.testing.assert_array_equal(speak(service, "a"), np.zeros(0))  # renews the lease: nothing is computed
     np.testing.assert_array_equal(speak(service, "a", 3, finalize=True), np.repeat(np.float32([3]), SAMPLES_PER_TOKEN))

@@ -31,6 +31,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.gpu.tier import Tier
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.token2mel.runner import FAILED
 from bistream.token2wav.factory import load_renderer
@@ -581,6 +582,7 @@ def test_with_real_networks(tiny_model_dir: Path) -> None:
     config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", flow_state_mb=64, drain_timeout_s=0.0, max_sessions=16)
     stages = load_renderer(config)
     assert isinstance(stages, SpeechStages)
+    assert [(choice.stage, choice.tier) for choice in stages.tiers] == [("flow", Tier.PLAIN), ("vocoder", Tier.PLAIN)]
     service = Token2Wav(config, renderer=stages)
     voices = [prompt(tokens, speech_feat=np.full((2 * tokens, 80), -3.0, np.float32)) for tokens in (0, 37)]
     hops = [tuple(range(100, 118)), tuple(range(200, 225)), tuple(range(300, 312))]
