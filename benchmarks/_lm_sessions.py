@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bistream.text2token.engine import EngineSession, SamplingSpec, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine import EngineSequence, SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.torch_engine import TorchEngine
 
 TOKENS_PER_SECOND = 25
@@ -80,7 +80,7 @@ class Speaker:
     start: float
     prompt_s: float
     turns: int
-    session: EngineSession | None = None
+    session: EngineSequence | None = None
     clocks: list[TurnClock] = field(default_factory=list)
 
 

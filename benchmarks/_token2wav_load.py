@@ -12,8 +12,8 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks._token2wav_rig import Rig, Session
+from bistream.orchestration.hop_policy import HopPolicy, HopProgress
 from bistream.rates import LOOKAHEAD_TOKENS, MEL_FRAMES_PER_SECOND, SPEECH_TOKENS_PER_SECOND, VOCODER_OVERLAP_FRAMES
-from bistream.token2mel.hop_policy import HopPolicy, HopProgress
 from bistream.token2wav.hop_jobs import BatchPace, HopQueue
 from bistream.token2wav.service import FIRST_TOKENS_PER_S, MAX_BATCH_HOPS, TARGET_BATCH_S
 from bistream.types import VoicePrompt

@@ -1,7 +1,7 @@
-"""Rates and sizes that the CosyVoice2 architecture fixes, derived once and used everywhere.
+"""Rates that the wire contract and the CosyVoice2 architecture fix, derived once and used everywhere.
 
-They are properties of the trained model (25 speech tokens per second, mel hop 480 at 24 kHz), not settings: widths and
-depths come from the checkpoint, these do not.
+They are what clients and models count on (24 kHz audio, 25 speech tokens and 50 mel frames per second), not settings; a checkpoint
+with others is refused (``token2wav/renderer.py``). Sizes of networks come from the checkpoint.
 """
 
 SAMPLE_RATE = 24_000  # Hz of every waveform that leaves the vocoder
@@ -9,8 +9,6 @@ REFERENCE_SAMPLE_RATE = 16_000  # Hz of the reference recordings on the wire (sp
 SPEECH_TOKENS_PER_SECOND = 25
 MEL_FRAMES_PER_TOKEN = 2
 SAMPLES_PER_MEL_FRAME = 480
-MEL_BINS = 80
-SPEAKER_EMBEDDING_SIZE = 192
 
 MEL_FRAMES_PER_SECOND = SPEECH_TOKENS_PER_SECOND * MEL_FRAMES_PER_TOKEN  # 50
 SAMPLES_PER_TOKEN = MEL_FRAMES_PER_TOKEN * SAMPLES_PER_MEL_FRAME  # 960

@@ -41,8 +41,8 @@ class VoicePrompt:
 
     prompt_text: transcript of the reference recording; empty for a voice without one.
     speech_tokens: int32 [P], raw codes 0..6560, 25 per second. P may be 0.
-    speech_feat: float32 [2P, 80], the 24 kHz log-mel of the same seconds.
-    speaker_embedding: float32 [192], as campplus gives it (not normalised).
+    speech_feat: float32 [2P, mel bins], the 24 kHz log-mel of the same seconds.
+    speaker_embedding: float32 [E], as campplus gives it (not normalised).
     """
 
     prompt_text: str

@@ -1,7 +1,8 @@
 """The wire contract: names, types and shapes of every tensor, and the form of errors. Importable without torch.
 
 Templates, model code, clients and tests read the contract from here; a test holds the templates against it.
-``dims`` follow ``config.pbtxt`` (``max_batch_size: 0``, so they are whole shapes; -1 is any size).
+``dims`` follow ``config.pbtxt`` (``max_batch_size: 0``, so they are whole shapes; -1 is any size). Sizes that the checkpoint decides are
+left open and checked by the model that needs them.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ TOKEN2WAV = ModelContract(
         _scalar("finalize", "BOOL"),
         _scalar("is_cancel", "BOOL"),
         TensorSpec("prompt_speech_tokens", "INT32", (-1,), optional=True),
-        TensorSpec("prompt_speech_feat", "FP32", (-1, 80), optional=True),
-        TensorSpec("prompt_spk_embedding", "FP32", (192,), optional=True),
+        TensorSpec("prompt_speech_feat", "FP32", (-1, -1), optional=True),
+        TensorSpec("prompt_spk_embedding", "FP32", (-1,), optional=True),
         _scalar("speaker_id", "BYTES"),
         _scalar("seed", "INT64"),
         _scalar("speed", "FP32"),
@@ -110,7 +111,7 @@ SPEAKER_EMBEDDING = ModelContract(
     "speaker_embedding",
     decoupled=False,
     inputs=(TensorSpec("reference_wav", "FP32", (1, -1)),),
-    outputs=(TensorSpec("prompt_spk_embedding", "FP32", (192,)),),
+    outputs=(TensorSpec("prompt_spk_embedding", "FP32", (-1,)),),
 )
 CONTRACTS = (COSYVOICE2_BISTREAM, COSYVOICE2, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZER, SPEAKER_EMBEDDING)
 

@@ -16,14 +16,26 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, InvalidInputError
+from bistream.limits import (
+    MAX_SPEED,
+    MAX_TEMPERATURE,
+    MIN_SPEED,
+    check_seed,
+    check_session_id,
+    check_speaker_id,
+    check_speed,
+    check_temperature,
+    check_top_k,
+    check_top_p,
+)
 from bistream.rates import SAMPLE_RATE
 from client.audio import WavWriter, read_reference
 from client.client import BistreamClient, ClientSession
@@ -31,6 +43,16 @@ from client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_S
 from client.report import ChunkRecord, SessionReport
 
 STDIN_READ_BYTES = 4096
+# What the server would refuse, by the name of the option.
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "session_id": check_session_id,
+    "speaker_id": check_speaker_id,
+    "seed": check_seed,
+    "temperature": check_temperature,
+    "top_k": check_top_k,
+    "top_p": check_top_p,
+    "speed": check_speed,
+}
 # One character where words are not separated by blanks (kana and Chinese characters), else a word with the blanks after it.
 _PIECE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+\s*|\s+")
 
@@ -74,10 +96,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         "--silence-timeout", type=float, default=60.0, metavar="SECONDS", help="give up after this long without a sign of life"
     )
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--temperature", type=float, help="0 is greedy")
+    parser.add_argument("--temperature", type=float, help=f"0 (greedy) to {MAX_TEMPERATURE:g}")
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
-    parser.add_argument("--speed", type=float, help="0.5 to 2; only with --text sent all at once")
+    parser.add_argument("--speed", type=float, help=f"{MIN_SPEED:g} to {MAX_SPEED:g}; only with --text sent all at once")
     parser.add_argument("--json", action="store_true", help="print a summary as one JSON line on the standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress on a terminal")
     options = parser.parse_args(arguments)
@@ -94,11 +116,18 @@ def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         parser.error("give either a recording or --speaker-id")
     if options.speed is not None and (options.stdin or options.text_rate is not None):
         parser.error("--speed needs the whole text at once")
+    for name, check in _CHECKS.items():
+        value = getattr(options, name)
+        try:
+            if value is not None:
+                check(value)
+        except InvalidInputError as error:
+            parser.error(error.sentence)
 
 
 def start_session(options: argparse.Namespace, reference_wav: Any) -> ClientSession:
     """The text goes with the start when it is there as a whole."""
-    names = ("reference_text", "speaker_id", "session_id", "seed", "temperature", "top_k", "top_p", "speed")
+    names = ("reference_text", *_CHECKS)
     values = {name: value for name in names if (value := getattr(options, name)) is not None}
     if reference_wav is not None:
         values["reference_wav"] = reference_wav

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.config import CheckpointConfig, FlowConfig, LanguageModelConfig, VocoderConfig
-from bistream.rates import MEL_BINS, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
 
 
 def cosyvoice2_yaml(config: CheckpointConfig) -> str:
@@ -38,7 +38,7 @@ get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
 allowed_special: 'all'
 feat_extractor: !name:matcha.utils.audio.mel_spectrogram
     n_fft: {4 * SAMPLES_PER_MEL_FRAME}
-    num_mels: {MEL_BINS}
+    num_mels: {flow.output_size}
     sampling_rate: !ref <sample_rate>
     hop_size: {SAMPLES_PER_MEL_FRAME}
     win_size: {4 * SAMPLES_PER_MEL_FRAME}

@@ -32,7 +32,7 @@ from bistream.config import (
     VocoderConfig,
 )
 from bistream.mel2wav import weights as vocoder_weights
-from bistream.rates import MEL_BINS, MEL_FRAMES_PER_TOKEN, SPEAKER_EMBEDDING_SIZE
+from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import weights as flow_weights
 from bistream.voice import s3_network
@@ -131,23 +131,24 @@ def _random_speech_tokenizer(size: CheckpointSize, drawer: Drawer) -> onnx.Model
 
 
 def _random_speaker_encoder(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:
-    width = size.speaker_encoder_width
+    width, embedding_size = size.speaker_encoder_width, size.checkpoint.flow.spk_embed_dim
     shapes = [(width, KALDI_MEL_BINS, 5)] + [(width, width, 5)] * size.speaker_encoder_layers
     he_gain = math.sqrt(2.0)  # keeps the variance through a ReLU
     convolutions = [drawer.draw("campplus.onnx", str(index), shape, fan_in_scale(shape, he_gain)) for index, shape in enumerate(shapes)]
-    projection = drawer.draw("campplus.onnx", "projection", (2 * width, SPEAKER_EMBEDDING_SIZE), Scale(1 / math.sqrt(2 * width)))
+    projection = drawer.draw("campplus.onnx", "projection", (2 * width, embedding_size), Scale(1 / math.sqrt(2 * width)))
     return speaker_encoder_model([weight.numpy() for weight in convolutions], projection.numpy())
 
 
 def _random_speaker(config: CheckpointConfig, drawer: Drawer) -> dict[str, str | torch.Tensor]:
     """A speaker without a recording, in the form that upstream's Triton runtime reads."""
     tokens = DEFAULT_SPEAKER_TOKENS
+    features = (1, MEL_FRAMES_PER_TOKEN * tokens, config.flow.output_size)
     uniform = drawer.draw("spk2info.pt", "speech_token", (1, tokens), Scale(1.0)).frac().abs()
     return {
         "prompt_text": "A random voice speaks here.",
         "speech_token": (uniform * config.flow.vocab_size).to(torch.int32),
-        "speech_feat": drawer.draw("spk2info.pt", "speech_feat", (1, MEL_FRAMES_PER_TOKEN * tokens, MEL_BINS), Scale(1.5, mean=-5.0)),
-        "embedding": drawer.draw("spk2info.pt", "embedding", (1, SPEAKER_EMBEDDING_SIZE), Scale(1.0)),
+        "speech_feat": drawer.draw("spk2info.pt", "speech_feat", features, Scale(1.5, mean=-5.0)),
+        "embedding": drawer.draw("spk2info.pt", "embedding", (1, config.flow.spk_embed_dim), Scale(1.0)),
     }
 
 

@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.errors import BistreamError
+from bistream.limits import MAX_SPEED, MIN_SPEED
 from bistream.local import LocalPipeline
 from bistream.rates import SAMPLE_RATE
 from bistream.text.front_end import prepare_text
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--speed", type=float, default=1.0, help="0.5 to 2 (default: %(default)s)")
+    parser.add_argument("--speed", type=float, default=1.0, help=f"{MIN_SPEED:g} to {MAX_SPEED:g} (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=4, help="utterances at a time (default: %(default)s)")
     parser.add_argument("--text-front-end", action=argparse.BooleanOptionalAction, default=True, help="prepare the text as upstream does")
     options = parser.parse_args(arguments)

@@ -18,12 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import soundfile
 from tokenizers import decoders
 
-from bistream.checkpoint import QWEN_DIRECTORY, find_file
-from bistream.config import RuntimeConfig
+from bistream.checkpoint import QWEN_DIRECTORY, find_file, read_config
+from bistream.config import FlowConfig, RuntimeConfig
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.rates import REFERENCE_SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.resample import resample
 from bistream.text.tokenizer import TextTokenizer
+from bistream.token2mel.checks import check_prompt
 from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.reference_audio import check_reference_audio
@@ -61,13 +62,17 @@ def text_decoder(model_dir: Path) -> Callable[[Sequence[int]], str]:
     return lambda ids: str(byte_level.decode([by_id[index] for index in ids]))
 
 
-def import_speakers(model_dir: Path, registry: VoiceRegistry, path: Path, renamed: dict[str, str]) -> list[str]:
+def import_speakers(model_dir: Path, registry: VoiceRegistry, flow: FlowConfig, path: Path, renamed: dict[str, str]) -> list[str]:
     """Register every speaker of a ``spk2info.pt``. Returns the ids."""
     voices = read_spk2info(path, text_decoder(model_dir))
     for name in renamed:
         if name not in voices:
             raise InvalidInputError(f"{path.name} has no speaker {name!r}; it has {', '.join(map(repr, voices))}.")
     for name, voice in voices.items():
+        try:
+            check_prompt(voice, flow)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"Speaker {name!r} belongs to another model; import it with that one. ({error})") from error
         try:
             registry.save(renamed.get(name, name), voice)
         except InvalidInputError as error:
@@ -106,10 +111,13 @@ def main() -> int:
     arguments = _arguments()
     registry = VoiceRegistry(arguments.voices_dir)
     try:
+        flow = read_config(arguments.model_dir).flow
         if arguments.import_spk2info is not None:
-            speaker_ids = import_speakers(arguments.model_dir, registry, arguments.import_spk2info, dict(arguments.rename))
+            speaker_ids = import_speakers(arguments.model_dir, registry, flow, arguments.import_spk2info, dict(arguments.rename))
         else:
-            registry.save(arguments.speaker_id, analyse(arguments.model_dir, arguments.wav, arguments.text))
+            voice = analyse(arguments.model_dir, arguments.wav, arguments.text)
+            check_prompt(voice, flow)
+            registry.save(arguments.speaker_id, voice)
             speaker_ids = [arguments.speaker_id]
     except BistreamError as error:
         print(error, file=sys.stderr)

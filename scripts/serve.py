@@ -21,11 +21,11 @@ import os
 import sys
 from pathlib import Path
 
-from bistream.triton.gpu_sharing import MODES, shared_gpu
-from bistream.triton.health import HealthServer
-from bistream.triton.host import ServerError
-from bistream.triton.server_process import Interrupted, Ports, ServerSettings, TritonServer
-from bistream.triton.supervisor import Supervisor, SupervisorSettings
+from bistream.keeper.gpu_sharing import MODES, shared_gpu
+from bistream.keeper.health import HealthServer
+from bistream.keeper.host import ServerError
+from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
+from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 DEFAULT_SERVER = BUILD / "triton" / "wheel" / "pytriton" / "tritonserver" / "bin" / "tritonserver"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.triton.host import ServerError, library_directories
+from bistream.keeper.host import ServerError, library_directories
 
 REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements" / "triton.txt"
 

@@ -8,7 +8,7 @@
     engine = ScriptedEngine(SPACE, turns({"a": [[speech(1), SPACE.fill], [speech(2), SPACE.eos]]}, SPACE))   # answers at once
     engine = ScriptedEngine(SPACE, counting_script, pumped=True)  # turns only move when the test calls engine.pump()
 
-Without ``pumped`` a turn runs to its end inside ``EngineSession.turn`` (sinks are called from there; a turn started from
+Without ``pumped`` a turn runs to its end inside ``EngineSequence.turn`` (sinks are called from there; a turn started from
 a sink runs after it, not inside it). With ``pumped`` nothing happens until ``engine.pump(steps)``: one step yields one
 id per running turn. ``engine.fail("sentence")`` is the engine thread dying: every live turn ends with ERROR and
 ``healthy`` is False from then on. A script that raises ``ScriptError`` ends its own turn with ERROR.
@@ -117,7 +117,7 @@ class _RunningTurn:
     cancelled: bool = False
 
 
-class ScriptedSession:
+class ScriptedSequence:
     """One session of ``ScriptedEngine``. Tests may read ``sequence``, ``decided`` and ``turns_started``."""
 
     def __init__(self, engine: ScriptedEngine, session_id: str, spec: SamplingSpec, max_ids: int) -> None:
@@ -161,21 +161,15 @@ class ScriptedEngine:
         self.script = script
         self.pumped = pumped
         self.max_total_ids = max_total_ids
-        self.capabilities = EngineCapabilities(
-            resident_kv=True,
-            seeded=True,
-            samplers=frozenset({"ras"}),
-            max_sessions=max_sessions,
-            max_sequence_ids=max_sequence_ids,
-        )
+        self.capabilities = EngineCapabilities(max_sessions, max_sequence_ids)
         self.healthy = True
         self.closed = False
-        self.sessions: dict[str, ScriptedSession] = {}
-        self.opened: list[ScriptedSession] = []  # every session ever, for assertions
-        self._running: deque[tuple[ScriptedSession, _RunningTurn]] = deque()
+        self.sessions: dict[str, ScriptedSequence] = {}
+        self.opened: list[ScriptedSequence] = []  # every session ever, for assertions
+        self._running: deque[tuple[ScriptedSequence, _RunningTurn]] = deque()
         self._pumping = False
 
-    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> ScriptedSession:
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> ScriptedSequence:
         self._check_serving()
         if session_id in self.sessions:
             raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
@@ -186,12 +180,12 @@ class ScriptedEngine:
         reserved = sum(session.max_ids for session in self.sessions.values())
         if len(self.sessions) >= self.capabilities.max_sessions or reserved + max_ids > self.max_total_ids:
             raise BusyError("All sessions are in use; try again later.", session_id)
-        session = ScriptedSession(self, session_id, spec, max_ids)
+        session = ScriptedSequence(self, session_id, spec, max_ids)
         self.sessions[session_id] = session
         self.opened.append(session)
         return session
 
-    def start_turn(self, session: ScriptedSession, append_ids: tuple[int, ...], limits: TurnLimits, sink: TurnSink) -> None:
+    def start_turn(self, session: ScriptedSequence, append_ids: tuple[int, ...], limits: TurnLimits, sink: TurnSink) -> None:
         self._check_serving()
         if session.closed or session.ended:
             raise UnknownSessionError("The session has ended; start a new one.", session.session_id)
@@ -247,7 +241,7 @@ class ScriptedEngine:
             session, running = self._running.popleft()
             self._end(session, running, TurnResult(TurnEnd.CANCELLED))
 
-    def forget(self, session: ScriptedSession) -> None:
+    def forget(self, session: ScriptedSequence) -> None:
         del self.sessions[session.session_id]
         if not self.pumped:
             self._drain()
@@ -270,7 +264,7 @@ class ScriptedEngine:
         finally:
             self._pumping = False
 
-    def _advance(self, session: ScriptedSession, running: _RunningTurn) -> bool:
+    def _advance(self, session: ScriptedSequence, running: _RunningTurn) -> bool:
         """One step of one turn. Returns whether the turn has ended."""
         if running.cancelled:
             return self._end(session, running, TurnResult(TurnEnd.CANCELLED))
@@ -299,7 +293,7 @@ class ScriptedEngine:
                 return candidate
         raise AssertionError(f"the script ran dry in turn {running.view.turn_index} of session {running.view.session_id!r}")
 
-    def _end(self, session: ScriptedSession, running: _RunningTurn, result: TurnResult) -> bool:
+    def _end(self, session: ScriptedSequence, running: _RunningTurn, result: TurnResult) -> bool:
         session.running = None
         session.ended = result.end in (TurnEnd.CANCELLED, TurnEnd.ERROR)
         running.sink.on_end(result)

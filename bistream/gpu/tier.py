@@ -47,7 +47,7 @@ class TierChoice:
 
     @property
     def sentence(self) -> str:
-        """What the log and the model's metadata say."""
+        """What the log says; the tier alone is also a metric of the server (``triton/tier_metrics.py``)."""
         reasons = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         return f"{self.stage}: {_NAMES[self.tier]} on {self.device}{reasons}"
 

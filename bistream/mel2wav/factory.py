@@ -6,16 +6,20 @@ import torch
 
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.device import resolve_device
-from bistream.gpu.tier import Tier, choose_tier
+from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.mel2wav.sizes import kernels_need
 from bistream.mel2wav.stage import VocoderStage
 
 
-def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig) -> VocoderStage:
-    """The stage of the tier that ``config.kernels`` and the device give, ready to serve. Raises ``ConfigError``, ``CheckpointError``."""
-    device = resolve_device(config.device)
+def vocoder_tier(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierChoice:
+    """What ``config.kernels``, the device and the network's sizes give. Raises ``ConfigError`` when what is asked for cannot serve."""
     dtype = torch.float32 if config.dtype == "float32" else torch.float16
-    choice = choose_tier("vocoder", config.kernels, device, dtype, kernels_need(checkpoint.vocoder))
+    return choose_tier("vocoder", config.kernels, resolve_device(config.device), dtype, kernels_need(checkpoint.vocoder))
+
+
+def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice | None = None) -> VocoderStage:
+    """The stage of ``choice`` (None: of ``vocoder_tier``), ready to serve. Raises ``ConfigError``, ``CheckpointError``."""
+    choice = choice or vocoder_tier(config, checkpoint)
     if choice.tier is Tier.KERNELS:
         from bistream.mel2wav.cuda.stage import CudaVocoderStage  # noqa: PLC0415  (imports triton)
 

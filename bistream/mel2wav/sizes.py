@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bistream.config import VocoderConfig
 
+MEL_BINS = 80
 GAP = 32  # zeros between the rows of a packed batch: at least as far as any convolution reaches
 
 
@@ -23,6 +24,7 @@ def kernels_need(config: VocoderConfig) -> tuple[str, ...]:
     rules = (
         (all(width >= 64 and (width & (width - 1)) == 0 for width in widths), "widths of 64 times a power of two"),
         (max(reaches) < GAP, f"convolutions that reach less than {GAP} positions"),
+        (config.in_channels == MEL_BINS, f"{MEL_BINS} mel bins"),
         (config.istft_n_fft == 16, "an inverse Fourier transform of 16"),
         (len(config.resblock_kernel_sizes) <= 3, "at most 3 residual blocks in a stage"),
         (len(layers) == 1, "residual blocks of equal depth"),  # they run side by side, layer by layer

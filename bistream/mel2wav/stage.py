@@ -35,7 +35,7 @@ from bistream.mel2wav.hift import RowMasks, SourceStart
 from bistream.mel2wav.noise import key_of_seed, normal_noise
 from bistream.mel2wav.state import VocoderState
 from bistream.mel2wav.weights import load_hift
-from bistream.rates import MEL_BINS, SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
+from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.types import FloatArray
 
 # With random weights, joined audio against one call over the whole mel (signal to error): context 4: 3 dB, 5: 37-48 dB,
@@ -90,7 +90,7 @@ class VocoderStage:
         """State of a new session. The same seed gives the same noise; its 64 lowest bits count."""
         return VocoderState(
             key=key_of_seed(seed),
-            mel=torch.zeros(MEL_BINS, 0, device=self.device),
+            mel=torch.zeros(self.hift.config.in_channels, 0, device=self.device),
             source=torch.zeros(0, device=self.device),
             withheld=torch.zeros(0, device=self.device),
             phase=torch.zeros(self.harmonics, dtype=torch.float64, device=self.device),

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import math
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
+from bistream.limits import check_sampling, check_speaker_id, check_speed, check_text_length, count_characters
 from bistream.orchestration.ports import BistreamRequest
 from bistream.types import FloatArray, Sampling
 from bistream.voice.reference_audio import check_reference_audio
-from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN
-
-MIN_SPEED, MAX_SPEED = 0.5, 2.0
-MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
-MAX_SEED = 2**63 - 1
 
 
 class TextLedger:
@@ -39,11 +34,12 @@ class TextLedger:
         state = self._decoder.getstate()
         try:
             text = self._decode(piece, is_end)
-            self._check(text, is_end)
+            check_text_length(self._chars + count_characters(piece), self._max_chars)
+            self._check_not_blank(text, is_end)
         except InvalidInputError:
             self._decoder.setstate(state)
             raise
-        self._chars += len(text)
+        self._chars += count_characters(piece)
         self._is_blank = self._is_blank and not text.strip()
         self._ended = is_end
 
@@ -62,9 +58,7 @@ class TextLedger:
             return False
         return True
 
-    def _check(self, text: str, is_end: bool) -> None:
-        if self._chars + len(text) > self._max_chars:
-            raise InvalidInputError(f"The text of this session has more than {self._max_chars} characters; split it over several sessions.")
+    def _check_not_blank(self, text: str, is_end: bool) -> None:
         if is_end and self._is_blank and not text.strip():
             raise InvalidInputError("The text is empty and no more is to come; send target_text, or is_end false where text follows.")
 
@@ -86,11 +80,6 @@ class SessionStart:
     sampling: Sampling
     speed: float
     offline: bool
-
-
-def check_session_id(session_id: str) -> None:
-    if not SESSION_ID_PATTERN.match(session_id):
-        raise InvalidInputError("session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another.")
 
 
 def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart:
@@ -127,8 +116,7 @@ def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | Non
     if request.speaker_id is not None:
         if request.reference_wav is not None:
             raise InvalidInputError("The request has both reference_wav and speaker_id; send one of them.")
-        if not SPEAKER_ID_PATTERN.match(request.speaker_id):
-            raise InvalidInputError("speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ and -; correct it.")
+        check_speaker_id(request.speaker_id)
         return request.speaker_id
     if request.reference_wav is not None:
         return None
@@ -148,23 +136,10 @@ def _check_reference(request: BistreamRequest, config: RuntimeConfig) -> tuple[F
     return check_reference_audio(request.reference_wav, request.reference_wav_len, config), text
 
 
-def check_sampling(sampling: Sampling) -> None:
-    """Raise ``InvalidInputError`` naming the value that is out of range."""
-    if not 0 <= sampling.seed <= MAX_SEED:
-        raise InvalidInputError(f"seed is {sampling.seed}; set it to 0 or more.")
-    if not (math.isfinite(sampling.temperature) and 0.0 <= sampling.temperature <= MAX_TEMPERATURE):
-        raise InvalidInputError(f"temperature is {sampling.temperature:g}; set it between 0 (greedy) and {MAX_TEMPERATURE:g}.")
-    if sampling.top_k is not None and sampling.top_k < 1:
-        raise InvalidInputError(f"top_k is {sampling.top_k}; set it to 1 or more.")
-    if sampling.top_p is not None and not (math.isfinite(sampling.top_p) and 0.0 < sampling.top_p <= 1.0):
-        raise InvalidInputError(f"top_p is {sampling.top_p:g}; set it above 0 and at most 1.")
-
-
 def _check_speed(request: BistreamRequest) -> float:
     if request.speed is None:
         return 1.0
-    if not (math.isfinite(request.speed) and MIN_SPEED <= request.speed <= MAX_SPEED):
-        raise InvalidInputError(f"speed is {request.speed:g}; set it between {MIN_SPEED:g} and {MAX_SPEED:g}.")
+    check_speed(request.speed)
     if not request.is_end:
         raise InvalidInputError("speed needs the whole text in the first request; leave it out, or send is_end true with all the text.")
     return request.speed

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from bistream.errors import BistreamError, CancelledError, EngineError, SessionExistsError, UnknownSessionError
 from bistream.orchestration.playback import SpokenText
 from bistream.orchestration.ports import LanguageModelPort
-from bistream.orchestration.session import Session
+from bistream.orchestration.session import CallerSession
 from bistream.text2token.service import LanguageModelStart
 from bistream.types import FinishReason, VoicePrompt
 
@@ -24,7 +24,7 @@ ACCEPT_TIMEOUT_S = 10.0  # an append can overtake the start it follows; it is re
 RENEWALS_PER_LEASE = 3
 
 
-def unexpected(session: Session) -> EngineError:
+def unexpected(session: CallerSession) -> EngineError:
     """Log the exception being handled; what the client is told instead."""
     logger.exception("session %s failed", session.id or session.port_id)
     return EngineError("The server failed while it worked on this session; try again.")
@@ -42,7 +42,7 @@ class LanguageModelLink:
 
     def __init__(
         self,
-        session: Session,
+        session: CallerSession,
         port: LanguageModelPort,
         spoken: SpokenText,
         lease_s: float,

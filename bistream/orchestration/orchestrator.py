@@ -26,13 +26,14 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.orchestration.admission import TextLedger, check_append, check_session_id, check_start
+from bistream.limits import check_session_id
+from bistream.orchestration.admission import TextLedger, check_append, check_start
 from bistream.orchestration.delivery import DeliveryPool
+from bistream.orchestration.hop_policy import HopPolicy
 from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports
-from bistream.orchestration.session import Session
+from bistream.orchestration.session import CallerSession
 from bistream.orchestration.speaking import Services, SessionRun
 from bistream.orchestration.voices import Voices
-from bistream.token2mel.hop_policy import HopPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Orchestrator:
         start = check_start(request, self._config)
         text = TextLedger(self._config.max_text_chars)
         text.accept(start.text, start.is_end)
-        session = Session(start, text, uuid.uuid4().hex, sender, self._clock())
+        session = CallerSession(start, text, uuid.uuid4().hex, sender, self._clock())
         run = SessionRun(session, self._services, self._unreach, self._forget)
         with self._changed:
             self._admit(run)

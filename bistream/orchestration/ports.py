@@ -22,7 +22,7 @@ class VoicePort(Protocol):
         """float32 [N] at 16 kHz -> int32 [P], raw codes, 25 per second."""
 
     def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
-        """float32 [N] at 16 kHz -> float32 [192]."""
+        """float32 [N] at 16 kHz -> float32 [E]."""
 
 
 class LanguageModelPort(Protocol):

@@ -1,4 +1,4 @@
-"""One session: its state and the legal transitions, what waits to be said, and everything that must be freed when it ends.
+"""A caller's session: its state and the legal transitions, what waits to be said, and everything that must be freed when it ends.
 
 Decides nothing about time or hops; ``orchestrator.py`` and ``speaking.py`` drive it from several threads, under its condition.
 
@@ -81,8 +81,8 @@ class Reply:
             return not self._finished and self._sender.is_cancelled()
 
 
-class Session:
-    """State shared by the threads that serve one session. Fields are read and written while ``condition`` is held.
+class CallerSession:
+    """State shared by the threads that serve one caller. Fields are read and written while ``condition`` is held.
 
     port_id: the id under which the language model and token2wav know the session. It is ours, so a client may use its own id
     again at once, while the session before is still being taken down.

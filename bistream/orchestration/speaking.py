@@ -16,12 +16,12 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, CancelledError, SessionTimeoutError
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.delivery import DeliveryPool
+from bistream.orchestration.hop_policy import HopPolicy, HopProgress
 from bistream.orchestration.language_model_link import RENEWALS_PER_LEASE, LanguageModelLink, from_model, unexpected
 from bistream.orchestration.playback import Playback, SpokenText
 from bistream.orchestration.ports import Ports
-from bistream.orchestration.session import Session, SessionState
+from bistream.orchestration.session import CallerSession, SessionState
 from bistream.rates import SAMPLE_RATE
-from bistream.token2mel.hop_policy import HopPolicy, HopProgress
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FloatArray, VoicePrompt
 
@@ -45,7 +45,7 @@ class Services:
 
 
 class SessionRun:
-    """One session and its threads.
+    """One caller's session and its threads.
 
     on_ended: no request may reach the session any more; called before its last message, perhaps more than once.
     on_closed: its threads have ended and everything is freed; called once. A session that ends well is closed before its last
@@ -53,7 +53,7 @@ class SessionRun:
     """
 
     def __init__(
-        self, session: Session, services: Services, on_ended: Callable[[SessionRun], None], on_closed: Callable[[SessionRun], None]
+        self, session: CallerSession, services: Services, on_ended: Callable[[SessionRun], None], on_closed: Callable[[SessionRun], None]
     ) -> None:
         self.session = session
         self._services = services

@@ -136,7 +136,9 @@ class TurnSink(Protocol):
     def on_end(self, result: TurnResult) -> None: ...
 
 
-class EngineSession(Protocol):
+class EngineSequence(Protocol):
+    """What an engine holds of one session: its ids and their keys and values."""
+
     def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
         """Append ids (at least one) and decode. Returns at once; raises ``BusyError`` only where ``open`` could not reserve.
 
@@ -152,18 +154,18 @@ class EngineSession(Protocol):
 
 @dataclass(frozen=True)
 class EngineStats:
+    """What is in use now; the conformance suite reads that nothing is left over."""
+
     sessions: int
     running_turns: int
     kv_tokens_used: int
     kv_tokens_total: int
-    recomputed_ids: int = 0  # ids computed again because an engine had evicted them
 
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    resident_kv: bool
-    seeded: bool  # the same seed gives the same ids whatever else is in the batch
-    samplers: frozenset[str]  # of {"ras", "top_k_top_p"}
+    """What the layers above size themselves by."""
+
     max_sessions: int
     max_sequence_ids: int
 
@@ -176,7 +178,7 @@ class Engine(Protocol):
     def healthy(self) -> bool:
         """False for good once a step has failed: make a new engine or leave the process."""
 
-    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSession:
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSequence:
         """Admit a session of at most ``max_ids`` positions.
 
         Raises ``BusyError`` at once when they cannot be guaranteed, ``InvalidInputError`` for a ``spec`` outside its

@@ -7,6 +7,7 @@ module loads no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bistream.checkpoint import read_config
 from bistream.config import LanguageModelConfig, RuntimeConfig
@@ -14,14 +15,21 @@ from bistream.errors import CheckpointError, ConfigError
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
 
+if TYPE_CHECKING:
+    from bistream.gpu.tier import TierChoice
+
 
 @dataclass(frozen=True)
 class LanguageModelParts:
-    """sizes: of the checkpoint that tokenizer and engine belong to; its sampling values are the defaults of a session."""
+    """sizes: of the checkpoint that tokenizer and engine belong to; its sampling values are the defaults of a session.
+
+    tiers: what serves the engine's networks; empty where the engine decides that itself.
+    """
 
     tokenizer: TextTokenizer
     sizes: LanguageModelConfig
     engine: Engine
+    tiers: tuple[TierChoice, ...] = ()
 
 
 def load_parts(config: RuntimeConfig) -> LanguageModelParts:
@@ -33,13 +41,14 @@ def load_parts(config: RuntimeConfig) -> LanguageModelParts:
             f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json says vocab_size "
             f"{sizes.text_vocab_size}; use files that belong together."
         )
-    return LanguageModelParts(tokenizer, sizes, make_engine(config))
+    return LanguageModelParts(tokenizer, sizes, *make_engine(config))
 
 
-def make_engine(config: RuntimeConfig) -> Engine:
-    """The engine that ``config.engine`` names, loaded and running. Raises as ``load_parts`` does."""
+def make_engine(config: RuntimeConfig) -> tuple[Engine, tuple[TierChoice, ...]]:
+    """The engine that ``config.engine`` names, loaded and running, and its tiers. Raises as ``load_parts`` does."""
     if config.engine == "torch":
         from bistream.text2token.torch_engine import TorchEngine  # noqa: PLC0415  (loads torch)
 
-        return TorchEngine.from_config(config)
+        engine = TorchEngine.from_config(config)
+        return engine, engine.tiers
     raise ConfigError(f"Parameter 'engine' is {config.engine!r}, which this version does not have built in yet; set it to torch.")

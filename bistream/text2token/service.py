@@ -17,21 +17,25 @@ reason; nothing comes after it. By then everything the session held is free and 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError
+from bistream.limits import check_sampling, check_transcript_length
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
-from bistream.text2token.engine import FAILED_SENTENCE, EngineStats, SamplingSpec, TokenSpace
+from bistream.text2token.engine import FAILED_SENTENCE, SamplingSpec, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
-from bistream.text2token.speech_session import MessageSink, SpeechSession, count_characters, unknown_session
+from bistream.text2token.text_session import MessageSink, TextSession, unknown_session
 from bistream.types import IntArray, Sampling
+
+if TYPE_CHECKING:
+    from bistream.gpu.tier import TierChoice
 
 EXPIRE_INTERVAL_S = 0.5  # how often silent sessions are looked for
 _SHUTTING_DOWN = "The server is shutting down and takes no new sessions; use another one."
@@ -66,7 +70,7 @@ class SpeechTokenService:
         self._space = TokenSpace(sizes.text_vocab_size, sizes.speech_token_size)
         longest = self._parts.engine.capabilities.max_sequence_ids
         self._max_ids = min(config.max_session_tokens, sizes.max_position_embeddings, longest)
-        self._sessions: dict[str, SpeechSession] = {}
+        self._sessions: dict[str, TextSession] = {}
         self._changed = threading.Condition()  # guards _sessions and _draining
         self._draining = False
         self._stopped = threading.Event()
@@ -81,8 +85,12 @@ class SpeechTokenService:
         Raises ``InvalidInputError``, ``SessionExistsError``, ``BusyError`` or ``ShuttingDownError``; ``sink`` then stays untouched.
         """
         session_id = request.session_id
-        prompt_text, prompt_speech = self._check_prompt(request)
-        spec = make_sampling_spec(request.sampling, self._parts.sizes, session_id)
+        try:
+            prompt_text, prompt_speech = self._check_prompt(request)
+            spec = make_sampling_spec(request.sampling, self._parts.sizes)
+        except InvalidInputError as error:
+            error.session_id = session_id
+            raise
 
         def make_layout(num_text: int) -> tuple[Layout, int]:
             max_ids = self._positions(request, len(prompt_text) + len(prompt_speech), num_text)
@@ -91,7 +99,7 @@ class SpeechTokenService:
             mix_ratio = self._parts.sizes.mix_ratio
             return Interleaver(self._space, prompt_text, prompt_speech, mix_ratio=mix_ratio, max_ids=max_ids), max_ids
 
-        session = SpeechSession(session_id, self._space, self._parts.tokenizer, self._config.max_text_chars, sink, self._forget)
+        session = TextSession(session_id, self._space, self._parts.tokenizer, self._config.max_text_chars, sink, self._forget)
         self._register(session)
         session.open(request.text, request.is_end, self._lease_end(), self._parts.engine, spec, make_layout)
 
@@ -147,8 +155,10 @@ class SpeechTokenService:
         """False once the engine has failed; its sessions have ended and only a new process can help."""
         return self._parts.engine.healthy
 
-    def stats(self) -> EngineStats:
-        return self._parts.engine.stats()
+    @property
+    def tiers(self) -> tuple[TierChoice, ...]:
+        """What serves the engine's networks."""
+        return self._parts.tiers
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -157,10 +167,8 @@ class SpeechTokenService:
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
         if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
-            raise InvalidInputError(f"prompt_speech_tokens must be a list of codes from 0 to {num_codes - 1}.", request.session_id)
-        if count_characters(request.prompt_text.encode()) > self._config.max_text_chars:
-            limit = self._config.max_text_chars
-            raise InvalidInputError(f"The reference text is longer than {limit} characters; use a shorter reference.", request.session_id)
+            raise InvalidInputError(f"prompt_speech_tokens must be a list of codes from 0 to {num_codes - 1}.")
+        check_transcript_length(len(request.prompt_text), self._config.max_text_chars)
         prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
         return self._parts.tokenizer.encode(request.prompt_text), prompt_speech
 
@@ -180,7 +188,7 @@ class SpeechTokenService:
     def _lease_end(self) -> float:
         return self._clock() + self._config.session_idle_timeout_s
 
-    def _register(self, session: SpeechSession) -> None:
+    def _register(self, session: TextSession) -> None:
         session_id = session.session_id
         with self._changed:
             if self._draining:
@@ -191,20 +199,20 @@ class SpeechTokenService:
                 raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.", session_id)
             self._sessions[session_id] = session
 
-    def _forget(self, session: SpeechSession) -> None:
+    def _forget(self, session: TextSession) -> None:
         with self._changed:
             if self._sessions.get(session.session_id) is session:
                 del self._sessions[session.session_id]
             self._changed.notify_all()
 
-    def _find(self, session_id: str) -> SpeechSession:
+    def _find(self, session_id: str) -> TextSession:
         with self._changed:
             session = self._sessions.get(session_id)
         if session is None:
             raise unknown_session(session_id)
         return session
 
-    def _live_sessions(self) -> list[SpeechSession]:
+    def _live_sessions(self) -> list[TextSession]:
         with self._changed:
             return list(self._sessions.values())
 
@@ -213,14 +221,9 @@ class SpeechTokenService:
             self.expire()
 
 
-def make_sampling_spec(sampling: Sampling, sizes: LanguageModelConfig, session_id: str | None = None) -> SamplingSpec:
+def make_sampling_spec(sampling: Sampling, sizes: LanguageModelConfig) -> SamplingSpec:
     """A session's sampling with the checkpoint's values where it names none. Raises ``InvalidInputError`` for unusable values."""
     top_k = sizes.top_k if sampling.top_k is None else sampling.top_k
     top_p = sizes.top_p if sampling.top_p is None else sampling.top_p
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise InvalidInputError(f"temperature is {sampling.temperature}; set it to 0 (greedy) or above.", session_id)
-    if top_k < 1:
-        raise InvalidInputError(f"top_k is {top_k}; set it to 1 or more.", session_id)
-    if not 0 < top_p <= 1:
-        raise InvalidInputError(f"top_p is {top_p}; set it above 0 and at most 1.", session_id)
+    check_sampling(replace(sampling, top_k=top_k, top_p=top_p))
     return SamplingSpec(top_p, top_k, sizes.win_size, sizes.tau_r, sampling.temperature, sampling.seed)

@@ -13,7 +13,7 @@ import torch
 
 from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.device import resolve_device
-from bistream.gpu.tier import Tier, choose_tier
+from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
@@ -34,11 +34,16 @@ def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype
     return chosen, resolved
 
 
-def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig) -> StepRunner:
-    """Loads ``llm.pt`` for the tier that ``config.kernels`` and the device give. Raises ``ConfigError`` or ``CheckpointError``."""
+def language_model_tier(config: RuntimeConfig, sizes: LanguageModelConfig) -> TierChoice:
+    """What ``config.kernels``, the device and the network's sizes give. Raises ``ConfigError`` when what is asked for cannot serve."""
+    device, dtype = device_and_dtype(config.device, config.dtype)
+    return choose_tier("language model", config.kernels, device, dtype, kernels_need(sizes, dtype))
+
+
+def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Tier) -> StepRunner:
+    """Loads ``llm.pt`` for ``tier``. Raises ``ConfigError`` or ``CheckpointError``."""
     device, dtype = device_and_dtype(config.device, config.dtype)
     began = time.monotonic()
-    tier = choose_tier("language model", config.kernels, device, dtype, kernels_need(sizes, dtype)).tier
     # Packing folds norms into weights: from float32, so that a weight is rounded once.
     source = (torch.device("cpu"), torch.float32) if tier is Tier.KERNELS else (device, dtype)
     weights = load_weights(config.model_dir, sizes, *source)

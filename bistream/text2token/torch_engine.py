@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError, ShuttingDownError
+from bistream.gpu.tier import TierChoice
 from bistream.text2token.engine import FAILED_SENTENCE, EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
@@ -28,7 +29,7 @@ from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_s
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.sequence import SequenceRecord, StepPlan, TurnUpdate
 from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
-from bistream.text2token.step_runners import load_step_runner
+from bistream.text2token.step_runners import language_model_tier, load_step_runner
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,21 +42,21 @@ class HasTokenSpace(Protocol):
     def space(self) -> TokenSpace: ...
 
 
-class TorchSession:
-    """An ``EngineSession``; made by ``TorchEngine.open``."""
+class TorchSequence:
+    """An ``EngineSequence``: the handle of one ``SequenceRecord`` of the scheduler. Made by ``TorchEngine.open``."""
 
-    def __init__(self, engine: TorchEngine, sequence: SequenceRecord) -> None:
+    def __init__(self, engine: TorchEngine, record: SequenceRecord) -> None:
         self._engine = engine
-        self._sequence = sequence
+        self._record = record
 
     def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
-        self._engine.begin_turn(self._sequence, append_ids, limits, sink)
+        self._engine.begin_turn(self._record, append_ids, limits, sink)
 
     def cancel(self) -> None:
-        self._engine.cancel_turn(self._sequence)
+        self._engine.cancel_turn(self._record)
 
     def close(self) -> None:
-        self._engine.close_sequence(self._sequence)
+        self._engine.close_sequence(self._record)
 
 
 class TorchEngine:
@@ -66,7 +67,10 @@ class TorchEngine:
         sampler: Sampler | None = None,
         threaded: bool = True,
         runner: StepRunner | None = None,
+        tiers: tuple[TierChoice, ...] = (),
     ) -> None:
+        """tiers: what serves the networks of ``runner``; for who shows it."""
+        self.tiers = tiers
         self.space = model.space
         self.settings = settings
         sampler = RepetitionAwareSampler() if sampler is None else sampler
@@ -89,18 +93,14 @@ class TorchEngine:
     @classmethod
     def from_config(cls, config: RuntimeConfig) -> TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming what is wrong."""
-        runner = load_step_runner(config, read_config(config.model_dir).language_model)
-        return cls(runner, runner.settings, runner=runner)
+        sizes = read_config(config.model_dir).language_model
+        choice = language_model_tier(config, sizes)
+        runner = load_step_runner(config, sizes, choice.tier)
+        return cls(runner, runner.settings, runner=runner, tiers=(choice,))
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            resident_kv=True,
-            seeded=True,
-            samplers=frozenset({"ras"}),
-            max_sessions=self.settings.max_sessions,
-            max_sequence_ids=self.settings.longest_sequence,
-        )
+        return EngineCapabilities(self.settings.max_sessions, self.settings.longest_sequence)
 
     @property
     def healthy(self) -> bool:
@@ -108,11 +108,11 @@ class TorchEngine:
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
-    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> TorchSession:
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> TorchSequence:
         check_spec(spec, self._history_size, session_id)
         with self._changed:
             self._check_serving()
-            return TorchSession(self, self._scheduler.open(session_id, spec, max_ids))
+            return TorchSequence(self, self._scheduler.open(session_id, spec, max_ids))
 
     def begin_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
         with self._changed:

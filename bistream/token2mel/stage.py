@@ -30,10 +30,11 @@ from torch import Tensor
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.device import resolve_device
 from bistream.errors import BistreamError, EngineError, InvalidInputError
+from bistream.gpu.tier import Tier
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint
-from bistream.token2mel.factory import make_runner
+from bistream.token2mel.factory import flow_tier, make_runner
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool, Prefix
 from bistream.token2mel.pages import FlowPages, free_memory_bytes, page_bytes
 from bistream.token2mel.state import FlowState, FlowStatus
@@ -80,6 +81,8 @@ class FlowStage:
         longest = -(-MAX_SECONDS * SPEECH_TOKENS_PER_SECOND // self.chunk_tokens)  # chunks of a session: a larger bound is none
         self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
         self.reference_final = config.final_mode == "reference"
+        choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
+        self.tiers = () if choice is None else (choice,)
         self.page_bytes = page_bytes(self.config, self.dtype)
         page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
         free = free_memory_bytes(self.device)
@@ -88,7 +91,7 @@ class FlowStage:
         total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, free, session_s) if incremental else 0
         self.pool = PagePool(total)
         self.pages = FlowPages(self.config, total, self.dtype, self.device) if incremental else None
-        self.runner = make_runner(config, network, self.pages)
+        self.runner = make_runner(Tier.PLAIN if choice is None else choice.tier, config, network, self.pages)
         self._states: list[FlowState] = []  # of accounts that were open when the last session came
         self._warned_at = -math.inf
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)

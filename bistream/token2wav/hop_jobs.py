@@ -1,23 +1,23 @@
 """What the token2wav service keeps of its sessions and its work, and the order in which work is served. No torch.
 
-Used by ``token2wav`` (who may do what, and when) and ``speech_stages`` (the computing).
+Used by ``service`` (who may do what, and when).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
+
+import numpy as np
 
 from bistream.errors import BistreamError
+from bistream.token2wav.renderer import Outcome, RendererHop, Rendering, SpeechRenderer
 from bistream.types import FloatArray, VoicePrompt
-
-if TYPE_CHECKING:
-    from bistream.mel2wav.state import VocoderState
-    from bistream.token2mel.state import FlowState
 
 T = TypeVar("T")
 
@@ -85,8 +85,11 @@ class BatchPace:
 
 
 @dataclass(eq=False)
-class SpeechSession:
-    """``jobs``: accepted and not yet answered, oldest first; the oldest one is in the queue or being computed."""
+class AudioSession:
+    """What the service holds of one session.
+
+    jobs: accepted and not yet answered, oldest first; the oldest one is in the queue or being computed.
+    """
 
     session_id: str
     prompt: VoicePrompt
@@ -96,8 +99,7 @@ class SpeechSession:
     received_tokens: int = 0
     is_finalizing: bool = False  # its final hop was accepted
     has_ended: bool = False  # nobody can reach it any more; the worker frees it
-    flow: FlowState | None = None
-    vocoder: VocoderState | None = None
+    rendering: Rendering | None = None  # from its first hop on
 
     @property
     def num_tokens(self) -> int:
@@ -105,16 +107,15 @@ class SpeechSession:
         return len(self.prompt.speech_tokens) + self.received_tokens
 
     def close(self) -> None:
-        """Free what the stages hold. Idempotent; on the worker thread only."""
-        for state in (self.flow, self.vocoder):
-            if state is not None:
-                state.close()
-        self.flow = self.vocoder = None
+        """Free what the renderer holds. Idempotent; on the worker thread only."""
+        if self.rendering is not None:
+            self.rendering.close()
+        self.rendering = None
 
 
 @dataclass(eq=False)
 class HopJob:
-    session: SpeechSession
+    session: AudioSession
     hop: Token2WavHop
     is_first: bool
     deadline_s: float
@@ -133,6 +134,26 @@ class OfflineJob:
     seed: int
     speed: float
     future: Future[FloatArray]
+
+
+def render(renderer: SpeechRenderer, jobs: Sequence[HopJob]) -> list[Outcome]:
+    """Opens the sessions that are new, computes all hops together and gives the outcome of each job; a session occurs once at most."""
+    outcomes: list[Outcome] = [np.zeros(0, np.float32)] * len(jobs)
+    working: list[int] = []
+    hops: list[RendererHop] = []
+    for index, job in enumerate(jobs):
+        try:
+            rendering = job.session.rendering or renderer.open(job.session.prompt, job.session.seed)
+        except BistreamError as error:
+            outcomes[index] = error
+            continue
+        job.session.rendering = rendering
+        if job.needs_computing:
+            working.append(index)
+            hops.append(RendererHop(rendering, job.hop.token_ids, job.hop.finalize))
+    for index, outcome in zip(working, renderer.hop(hops) if hops else [], strict=True):
+        outcomes[index] = outcome
+    return outcomes
 
 
 def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> None:

@@ -1,6 +1,6 @@
 """The token2wav service: hops of many sessions in (new speech tokens), waveforms out through futures.
 
-It owns the flow and vocoder state of every session. Any thread may call it; one worker thread does all computing and all
+It owns what the renderer keeps of every session. Any thread may call it; one worker thread does all computing and all
 freeing. Ready hops of different sessions are computed together: while one batch runs, the next one gathers, so nobody waits
 for a batch to fill. Called by ``local.py`` and the token2wav model of the server. Importing it loads no torch.
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bistream.config import FlowConfig, RuntimeConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import (
     BistreamError,
     BusyError,
@@ -34,22 +34,23 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.token2mel.checks import check_length, check_prompt, check_tokens
-from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, OfflineJob, SpeechSession, Token2WavHop, settle
+from bistream.limits import check_speed
+from bistream.token2wav.factory import load_renderer
+from bistream.token2wav.hop_jobs import AudioSession, BatchPace, HopJob, HopQueue, OfflineJob, Token2WavHop, render, settle
+from bistream.token2wav.renderer import RendererSizes, SpeechRenderer
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
-    from bistream.token2wav.speech_stages import SpeechStages
+    from bistream.gpu.tier import TierChoice
 
 __all__ = ["Token2Wav", "Token2WavHop"]
 
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_HOPS = 64
-TARGET_BATCH_S = 0.15  # a batch shall not take much longer, since every hop that just came waits for it (tests/unit/test_hop_policy.py)
+TARGET_BATCH_S = 0.15  # a batch shall not take much longer: every hop that just came waits for it (orchestration/test_hop_policy.py)
 FIRST_TOKENS_PER_S = 500.0  # pace that is assumed before anything was measured
 OFFLINE_PATIENCE_S = 2.0  # an offline job is served as if its listener had this much audio left
-MIN_SPEED, MAX_SPEED = 0.25, 4.0  # the mel is stretched linearly; beyond this it is no speech any more
 
 Failures = list[tuple[Future[FloatArray], BistreamError]]
 
@@ -57,15 +58,14 @@ Failures = list[tuple[Future[FloatArray], BistreamError]]
 class Token2Wav:
     """See the module. No method raises; errors come through the futures, always as a ``BistreamError``."""
 
-    def __init__(self, config: RuntimeConfig, clock: Callable[[], float] = time.monotonic, stages: SpeechStages | None = None) -> None:
-        """Load flow and vocoder (``ConfigError``, ``CheckpointError``) unless ``stages`` brings them, and start the worker."""
+    def __init__(self, config: RuntimeConfig, clock: Callable[[], float] = time.monotonic, renderer: SpeechRenderer | None = None) -> None:
+        """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker."""
         self._config = config
         self._clock = clock
-        self._stages = stages or _load_stages(config)
-        self._checks: FlowConfig = self._stages.flow.config
+        self._renderer = renderer or load_renderer(config)
         self._condition = threading.Condition()
-        self._sessions: dict[str, SpeechSession] = {}
-        self._ended: list[SpeechSession] = []  # waiting for the worker to free them
+        self._sessions: dict[str, AudioSession] = {}
+        self._ended: list[AudioSession] = []  # waiting for the worker to free them
         self._queue: HopQueue[HopJob | OfflineJob] = HopQueue()
         self._pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)  # the worker's
         self._offline: set[OfflineJob] = set()  # waiting or being computed
@@ -76,14 +76,14 @@ class Token2Wav:
         self._worker.start()
 
     def hop(self, hop: Token2WavHop) -> Future[FloatArray]:
-        """Waveform of these tokens, float32 [N], N possibly 0. After the final hop all 960 samples of each token are out.
+        """Waveform of these tokens, float32 [N], N possibly 0. After the final hop all samples of each token are out.
 
         Errors that leave the session as it was: ``InvalidInputError`` (tokens, prompt, more than 300 s, a hop after the final one),
         ``UnknownSessionError``, ``SessionExistsError``, ``BusyError``, ``ShuttingDownError``. All others have ended it.
         """
         future = _running_future()
         try:
-            check_tokens(hop.token_ids, self._checks)
+            self._renderer.check_tokens(hop.token_ids)
             if not (math.isfinite(hop.playback_buffer_s) and hop.playback_buffer_s >= 0):
                 raise InvalidInputError(f"playback_buffer_s is {hop.playback_buffer_s}; send the seconds of audio left, 0 or more.")
             with self._locked() as failures:
@@ -101,14 +101,13 @@ class Token2Wav:
         return future
 
     def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int = 0, speed: float = 1.0) -> Future[FloatArray]:
-        """A whole utterance at once with full attention, float32 [480 * floor(2 n / speed)]. Errors as in ``hop``."""
+        """A whole utterance at once with full attention, float32 [samples per frame * floor(frames / speed)]. Errors as in ``hop``."""
         future = _running_future()
         try:
-            tokens = check_tokens(token_ids, self._checks)
+            tokens = self._renderer.check_tokens(token_ids)
             if not tokens:
                 raise InvalidInputError("There are no speech tokens; send at least one.")
-            if not MIN_SPEED <= speed <= MAX_SPEED:
-                raise InvalidInputError(f"speed is {speed}; set it between {MIN_SPEED} and {MAX_SPEED}.")
+            check_speed(speed)
             self._check_prompt(prompt)
             job = OfflineJob(tokens, prompt, seed, speed, future)
             with self._locked() as failures:
@@ -123,7 +122,17 @@ class Token2Wav:
     @property
     def healthy(self) -> bool:
         """False when only a new process can help."""
-        return self._stages.healthy and (self._worker.is_alive() or self._is_stopping)
+        return self._renderer.healthy and (self._worker.is_alive() or self._is_stopping)
+
+    @property
+    def sizes(self) -> RendererSizes:
+        """What a voice prompt must look like."""
+        return self._renderer.sizes
+
+    @property
+    def tiers(self) -> tuple[TierChoice, ...]:
+        """Which code serves the networks."""
+        return self._renderer.tiers
 
     def cancel(self, session_id: str) -> None:
         """End a session now; its hops fail with ``CancelledError``, its memory is free after the batch in progress. Unknown: no error."""
@@ -165,7 +174,7 @@ class Token2Wav:
             for future, error in failures:
                 settle(future, error)
 
-    def _session_of(self, hop: Token2WavHop) -> SpeechSession:
+    def _session_of(self, hop: Token2WavHop) -> AudioSession:
         """The live session of a hop, made now if it is the first one."""
         session = self._sessions.get(hop.session_id)
         if session is not None:
@@ -173,14 +182,14 @@ class Token2Wav:
                 raise InvalidInputError("The session had its final hop already; start another session.")
             if hop.prompt is not None:
                 raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
-            check_length(session.num_tokens + len(hop.token_ids), self._checks)
+            self._renderer.check_length(session.num_tokens + len(hop.token_ids))
             return session
         if hop.prompt is None:
             raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that brings a voice prompt.")
         self._check_prompt(hop.prompt)
-        check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids), self._checks)
+        self._renderer.check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids))
         self._admit()
-        session = SpeechSession(hop.session_id, hop.prompt, hop.seed, self._clock())
+        session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock())
         self._sessions[hop.session_id] = session
         return session
 
@@ -193,7 +202,7 @@ class Token2Wav:
     def _check_prompt(self, prompt: VoicePrompt) -> None:
         if prompt.speech_tokens.ndim != 1:
             raise InvalidInputError(f"prompt_speech_tokens has shape {list(prompt.speech_tokens.shape)}; it must be one row of tokens.")
-        check_prompt(prompt, self._checks)
+        self._renderer.check_prompt(prompt)
         for name, values in (("prompt_speech_feat", prompt.speech_feat), ("prompt_spk_embedding", prompt.speaker_embedding)):
             if not np.isfinite(values).all():
                 raise InvalidInputError(f"{name} holds values that are not finite; check the reference recording.")
@@ -201,7 +210,7 @@ class Token2Wav:
     def _enqueue(self, job: HopJob) -> None:
         self._queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))
 
-    def _end(self, session: SpeechSession, error: BistreamError | None, failures: Failures) -> None:
+    def _end(self, session: AudioSession, error: BistreamError | None, failures: Failures) -> None:
         """Make a session unreachable, fail what it waits for, hand it to the worker to be freed. Idempotent. No error: nothing waits."""
         if session.has_ended:
             return
@@ -250,7 +259,7 @@ class Token2Wav:
         hops = [job for job in jobs if isinstance(job, HopJob) and not job.session.has_ended]
         if hops:
             began_s = self._clock()
-            outcomes = self._stages.hop(hops)
+            outcomes = render(self._renderer, hops)
             tokens = sum(len(job.hop.token_ids) for job in hops)
             self._pace.observe(tokens, took_s := self._clock() - began_s)
             logger.debug("%d hops, %d tokens: %.1f ms, %d waiting", len(hops), tokens, 1000 * took_s, len(self._queue))
@@ -258,7 +267,7 @@ class Token2Wav:
                 self._answer(job, outcome)
         offline = [job for job in jobs if isinstance(job, OfflineJob) and not job.future.done()]
         if offline:
-            result = self._stages.synthesize(offline[0])
+            result = self._renderer.synthesize(offline[0].token_ids, offline[0].prompt, offline[0].seed, offline[0].speed)
             with self._locked():
                 self._offline.discard(offline[0])
                 for waiting in offline[1:]:  # one at a time: hops that came meanwhile may be more urgent
@@ -280,12 +289,6 @@ class Token2Wav:
             elif job.hop.finalize:
                 self._end(session, None, failures)
         settle(job.future, outcome)
-
-
-def _load_stages(config: RuntimeConfig) -> SpeechStages:
-    from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (this module must be importable without torch)
-
-    return SpeechStages.load(config)
 
 
 def _running_future() -> Future[FloatArray]:

@@ -1,72 +1,106 @@
-"""Flow and vocoder in a row: a batch of jobs in, one waveform or error per job out. On the worker thread of ``token2wav``.
-
-An error that belongs to one session is that session's outcome; anything unexpected is the outcome of all jobs of the batch
-that have none yet. Nothing is raised.
-"""
+"""The renderer of CosyVoice2: flow and vocoder in a row. Implements ``renderer.SpeechRenderer``; the only module here that loads torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from bistream.checkpoint import read_config
-from bistream.config import RuntimeConfig
+from bistream.config import CheckpointConfig, FlowConfig, RuntimeConfig
 from bistream.errors import BistreamError, EngineError
-from bistream.mel2wav.factory import make_vocoder
+from bistream.gpu.tier import TierChoice
+from bistream.mel2wav.factory import make_vocoder, vocoder_tier
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
+from bistream.mel2wav.state import VocoderState
+from bistream.token2mel.checks import check_length, check_prompt, check_tokens
 from bistream.token2mel.runner import FAILED
 from bistream.token2mel.stage import FlowHop, FlowStage
-from bistream.token2wav.hop_jobs import HopJob, OfflineJob
-from bistream.types import FloatArray
+from bistream.token2mel.state import FlowState
+from bistream.token2wav.renderer import Outcome, RendererHop, RendererSizes, Rendering
+from bistream.types import FloatArray, VoicePrompt
 
 logger = logging.getLogger(__name__)
 
-Outcome = FloatArray | BistreamError
 MAX_FAILURES_IN_A_ROW = 3  # one bad batch may be the fault of what was in it
 
 
-class SpeechStages:
-    """All methods on one thread."""
+@dataclass(eq=False)
+class StagesRendering:
+    """``renderer.Rendering``: one session's place in each stage."""
 
-    def __init__(self, flow: FlowStage, vocoder: VocoderStage) -> None:
+    flow: FlowState
+    vocoder: VocoderState
+
+    def close(self) -> None:
+        self.flow.close()
+        self.vocoder.close()
+
+
+class SpeechStages:
+    def __init__(self, flow: FlowStage, vocoder: VocoderStage, sizes: RendererSizes, tiers: tuple[TierChoice, ...] = ()) -> None:
         self.flow = flow
         self.vocoder = vocoder
+        self.sizes = sizes
+        self.tiers = tiers
+        self._checks: FlowConfig = flow.config
         self._failures_in_a_row = 0
 
     @classmethod
-    def load(cls, config: RuntimeConfig) -> SpeechStages:
-        """Read the model directory. Raises ``ConfigError`` or ``CheckpointError``."""
-        checkpoint = read_config(config.model_dir)
-        return cls(FlowStage(config, checkpoint), make_vocoder(config, checkpoint))
-
-    @torch.inference_mode()
-    def hop(self, jobs: Sequence[HopJob]) -> list[Outcome]:
-        """One flow call and one vocoder call over all jobs; a session occurs once at most."""
-        outcomes: dict[int, Outcome] = {}
-        try:
-            self._open(jobs, outcomes)
-            self._speak(jobs, outcomes)
-            self._observe([outcomes[index] for index, job in enumerate(jobs) if job.needs_computing])
-        except Exception:
-            error = self._computing_failed()
-            for index in range(len(jobs)):
-                outcomes.setdefault(index, error)
-        return [outcomes[index] for index in range(len(jobs))]
+    def load(cls, config: RuntimeConfig, checkpoint: CheckpointConfig, sizes: RendererSizes) -> SpeechStages:
+        """Read the weights of the model directory. Raises ``ConfigError`` or ``CheckpointError``."""
+        flow = FlowStage(config, checkpoint)
+        choice = vocoder_tier(config, checkpoint)
+        return cls(flow, make_vocoder(config, checkpoint, choice), sizes, (*flow.tiers, choice))
 
     @property
     def healthy(self) -> bool:
         """False once calls keep failing: a GPU error, for one, is never forgotten by the process that met it."""
         return self._failures_in_a_row < MAX_FAILURES_IN_A_ROW
 
+    def check_tokens(self, token_ids: Sequence[int]) -> list[int]:
+        return check_tokens(token_ids, self._checks)
+
+    def check_length(self, tokens: int) -> None:
+        check_length(tokens, self._checks)
+
+    def check_prompt(self, prompt: VoicePrompt) -> None:
+        check_prompt(prompt, self._checks)
+
     @torch.inference_mode()
-    def synthesize(self, job: OfflineJob) -> Outcome:
-        """A whole utterance."""
+    def open(self, prompt: VoicePrompt, seed: int) -> Rendering:
         try:
-            mel = self.flow.synthesize(job.token_ids, job.prompt)
-            outcome = _checked(self.vocoder.synthesize(mel, job.seed, job.speed))
+            flow = self.flow.open(prompt)
+            try:
+                return StagesRendering(flow, self.vocoder.open(seed))
+            except BaseException:
+                flow.close()
+                raise
+        except BistreamError:
+            raise
+        except Exception:
+            raise self._computing_failed() from None
+
+    @torch.inference_mode()
+    def hop(self, hops: Sequence[RendererHop]) -> list[Outcome]:
+        """One flow call and one vocoder call over all hops."""
+        outcomes: dict[int, Outcome] = {}
+        try:
+            self._speak(hops, outcomes)
+            self._observe(list(outcomes.values()))
+        except Exception:
+            error = self._computing_failed()
+            for index in range(len(hops)):
+                outcomes.setdefault(index, error)
+        return [outcomes[index] for index in range(len(hops))]
+
+    @torch.inference_mode()
+    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Outcome:
+        try:
+            mel = self.flow.synthesize(token_ids, prompt)
+            outcome = _checked(self.vocoder.synthesize(mel, seed, speed))
         except BistreamError as error:
             outcome = error
         except Exception:
@@ -74,39 +108,17 @@ class SpeechStages:
         self._observe([outcome])
         return outcome
 
-    def _open(self, jobs: Sequence[HopJob], outcomes: dict[int, Outcome]) -> None:
-        """Give new sessions their states; a session that is refused has its outcome."""
-        for index, job in enumerate(jobs):
-            session = job.session
-            if session.flow is None:
-                try:
-                    session.flow = self.flow.open(session.prompt)
-                    session.vocoder = self.vocoder.open(session.seed)
-                except BistreamError as error:
-                    outcomes[index] = error
-
-    def _speak(self, jobs: Sequence[HopJob], outcomes: dict[int, Outcome]) -> None:
-        working: list[int] = []
-        flow_hops: list[FlowHop] = []
-        for index, job in enumerate(jobs):
-            if index in outcomes:
-                continue
-            if not job.needs_computing:
-                outcomes[index] = np.zeros(0, np.float32)
-                continue
-            assert job.session.flow is not None
-            working.append(index)
-            flow_hops.append(FlowHop(job.session.flow, job.hop.token_ids, job.hop.finalize))
+    def _speak(self, hops: Sequence[RendererHop], outcomes: dict[int, Outcome]) -> None:
+        renderings = [_own(hop.rendering) for hop in hops]
+        flow_hops = [FlowHop(place.flow, hop.token_ids, hop.finalize) for place, hop in zip(renderings, hops, strict=True)]
         spoken: list[int] = []
         vocoder_hops: list[VocoderHop] = []
-        for index, mel in zip(working, self.flow.hop(flow_hops), strict=True):
-            vocoder = jobs[index].session.vocoder
-            assert vocoder is not None
+        for index, mel in enumerate(self.flow.hop(flow_hops)):
             if isinstance(mel, BistreamError):
                 outcomes[index] = mel
             else:
                 spoken.append(index)
-                vocoder_hops.append(VocoderHop(vocoder, mel, jobs[index].hop.finalize))
+                vocoder_hops.append(VocoderHop(renderings[index].vocoder, mel, hops[index].finalize))
         for index, waveform in zip(spoken, self.vocoder.hop(vocoder_hops), strict=True):
             outcomes[index] = _checked(waveform)
 
@@ -122,6 +134,11 @@ class SpeechStages:
         logger.exception("computing speech failed")
         self._failures_in_a_row += 1
         return EngineError("Computing the speech failed; open a new session and try again.")
+
+
+def _own(rendering: Rendering) -> StagesRendering:
+    assert isinstance(rendering, StagesRendering), "a rendering of another renderer"
+    return rendering
 
 
 def _checked(waveform: FloatArray) -> Outcome:

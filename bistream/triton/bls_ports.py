@@ -22,18 +22,9 @@ from bistream.token2wav.service import Token2WavHop
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
+from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 logger = logging.getLogger(__name__)
-
-Arrays = dict[str, NDArray[Any]]
-
-
-def text_array(value: str | bytes) -> NDArray[Any]:
-    return np.array([[value.encode("utf-8") if isinstance(value, str) else value]], dtype=np.object_)
-
-
-def scalar_array(value: bool | int | float, dtype: type[np.generic]) -> NDArray[Any]:
-    return np.array([[value]], dtype=dtype)
 
 
 class BlsClient:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
+from bistream.limits import check_session_id, check_speaker_id
 from bistream.orchestration.ports import BistreamRequest
-from bistream.rates import MEL_BINS
 from bistream.text2token.service import LanguageModelStart
 from bistream.types import FloatArray, IntArray, Sampling, VoicePrompt
-from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN, ModelContract, TensorSpec
+from bistream.wire import ModelContract, TensorSpec
 
 _DTYPES: dict[str, type[np.generic]] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
 
@@ -96,8 +96,8 @@ def _describe(spec: TensorSpec) -> str:
 
 def read_session_id(inputs: RequestInputs) -> str | None:
     session_id = inputs.text("session_id")
-    if session_id is not None and SESSION_ID_PATTERN.match(session_id) is None:
-        raise InvalidInputError("Input session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -.")
+    if session_id is not None:
+        check_session_id(session_id)
     return session_id
 
 
@@ -110,13 +110,13 @@ def require_session_id(inputs: RequestInputs) -> str:
 
 def read_speaker_id(inputs: RequestInputs) -> str | None:
     speaker_id = inputs.text("speaker_id")
-    if speaker_id is not None and SPEAKER_ID_PATTERN.match(speaker_id) is None:
-        raise InvalidInputError("Input speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ -.")
+    if speaker_id is not None:
+        check_speaker_id(speaker_id)
     return speaker_id
 
 
 def read_sampling(inputs: RequestInputs) -> Sampling:
-    """Absent inputs keep the defaults of ``Sampling``; the values are checked where they are used."""
+    """Absent inputs keep the defaults of ``Sampling``; the values are checked by who starts a session (``limits.check_sampling``)."""
     given = {
         "seed": inputs.integer("seed"),
         "temperature": inputs.number("temperature"),
@@ -174,17 +174,16 @@ def language_model_start(inputs: RequestInputs) -> LanguageModelStart:
     )
 
 
-def voice_prompt(inputs: RequestInputs) -> VoicePrompt | None:
-    """The voice that comes with a session's first request to ``token2wav``; ``None`` when the request brings none."""
+def voice_prompt(inputs: RequestInputs, mel_bins: int) -> VoicePrompt | None:
+    """The voice that comes with a session's first request to ``token2wav``; ``None`` when the request brings none.
+
+    mel_bins: of the features that an absent ``prompt_speech_feat`` stands for. Whether shapes fit is checked by the service.
+    """
     embedding = inputs.floats("prompt_spk_embedding")
     if embedding is None:
         return None
     tokens = inputs.integers("prompt_speech_tokens")
     feat = inputs.floats("prompt_speech_feat")
     if feat is None:
-        feat = np.zeros((0, MEL_BINS), np.float32)
-    if len(feat) != 2 * len(tokens):
-        raise InvalidInputError(
-            f"prompt_speech_feat has {len(feat)} frames for {len(tokens)} prompt_speech_tokens; send two frames for each token."
-        )
+        feat = np.zeros((0, mel_bins), np.float32)
     return VoicePrompt(prompt_text="", speech_tokens=tokens, speech_feat=feat, speaker_embedding=embedding)

@@ -7,14 +7,14 @@ import hashlib
 import numpy as np
 
 from bistream.errors import InvalidInputError
-from bistream.rates import MEL_BINS, MEL_FRAMES_PER_TOKEN, REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SPEAKER_EMBEDDING_SIZE
+from bistream.rates import MEL_FRAMES_PER_TOKEN, REFERENCE_SAMPLE_RATE, SAMPLE_RATE
 from bistream.resample import resample
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.features import mel_24k
 
 
 def build_voice_prompt(reference_wav: FloatArray, transcript: str, speech_tokens: IntArray, speaker_embedding: FloatArray) -> VoicePrompt:
-    """reference_wav float32 [N], 16 kHz; speech_tokens int32 [P]; speaker_embedding float32 [192].
+    """reference_wav float32 [N], 16 kHz; speech_tokens int32 [P]; speaker_embedding float32 [E].
 
     Mel and tokens are cut to the same time: n = min(mel frames // 2, P) tokens, 2 n frames (as upstream's zero-shot mode).
     """
@@ -26,15 +26,15 @@ def build_voice_prompt(reference_wav: FloatArray, transcript: str, speech_tokens
 def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: FloatArray, speaker_embedding: FloatArray) -> VoicePrompt:
     """A checked ``VoicePrompt`` whose arrays are its own and read-only, since sessions share it.
 
-    speech_tokens int [P], speech_feat float [2P, 80], speaker_embedding float [192]. Raises ``InvalidInputError``.
+    speech_tokens int [P], speech_feat float [2P, bins], speaker_embedding float [E]. Raises ``InvalidInputError``. Whether bins and E
+    are those of the networks is checked by who speaks.
     """
     frames = MEL_FRAMES_PER_TOKEN * speech_tokens.shape[0] if speech_tokens.ndim == 1 else -1
-    shapes = (speech_feat.shape, speaker_embedding.shape)
-    if shapes != ((frames, MEL_BINS), (SPEAKER_EMBEDDING_SIZE,)):
+    if speech_feat.ndim != 2 or len(speech_feat) != frames or speaker_embedding.ndim != 1:
         raise InvalidInputError(
-            f"A voice of {list(speech_tokens.shape)} speech tokens came with features {list(shapes[0])} "
-            f"and speaker embedding {list(shapes[1])}; "
-            f"expected are [P], [{MEL_FRAMES_PER_TOKEN} P, {MEL_BINS}] and [{SPEAKER_EMBEDDING_SIZE}]."
+            f"A voice of {list(speech_tokens.shape)} speech tokens came with features {list(speech_feat.shape)} "
+            f"and speaker embedding {list(speaker_embedding.shape)}; "
+            f"expected are [P], [{MEL_FRAMES_PER_TOKEN} P, mel bins] and one vector."
         )
     if not (np.isfinite(speech_feat).all() and np.isfinite(speaker_embedding).all()):
         raise InvalidInputError("The voice's features hold NaN or infinity; make it again from another recording.")

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
-from bistream.rates import MEL_BINS, REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
 
 WHISPER_FFT = 400
 WHISPER_HOP = 160
 WHISPER_MEL_BINS = 128
+MEL_BINS = 80
 
 KALDI_FRAME = 400  # 25 ms
 KALDI_HOP = 160  # 10 ms

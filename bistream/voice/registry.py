@@ -18,6 +18,7 @@ from pathlib import Path
 import safetensors.numpy
 
 from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
+from bistream.limits import check_speaker_id
 from bistream.types import VoicePrompt
 from bistream.voice.build import make_voice_prompt
 from bistream.wire import SPEAKER_ID_PATTERN
@@ -73,8 +74,7 @@ class VoiceRegistry:
 
     def save(self, speaker_id: str, voice: VoicePrompt) -> None:
         """Register or replace a voice. Raises ``InvalidInputError`` for an illegal id or when there is no directory."""
-        if not SPEAKER_ID_PATTERN.match(speaker_id):
-            raise InvalidInputError("speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ and -; correct it.")
+        check_speaker_id(speaker_id)
         if self._directory is None:
             raise InvalidInputError("There is no directory for voices; set voices_dir.")
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import CheckpointError, InvalidInputError
-from bistream.rates import MEL_BINS, SPEAKER_EMBEDDING_SIZE
 from bistream.types import VoicePrompt
 from bistream.voice.build import make_voice_prompt
+from bistream.voice.features import MEL_BINS
 
 DecodeText = Callable[[Sequence[int]], str]
 
@@ -63,7 +63,7 @@ def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) ->
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, InvalidInputError) as error:
         raise CheckpointError(
             f"{file_name}: the entry of speaker {speaker!r} has none of the three known forms ({type(error).__name__}: {error}); "
-            f"it needs an embedding of {SPEAKER_EMBEDDING_SIZE} values and, for a recording, matching tokens and features."
+            "it needs an embedding and, for a recording, matching tokens and features."
         ) from error
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bistream.config import LanguageModelConfig
-from bistream.text2token.engine import EngineSession, SamplingSpec, TurnEnd, TurnLimits
+from bistream.text2token.engine import EngineSequence, SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
@@ -75,7 +75,9 @@ def drain(engine: TorchEngine) -> None:
         engine.check_integrity()
 
 
-def talk(engine: TorchEngine, sessions: Sequence[EngineSession], turns: Sequence[Sequence[Sequence[int]]], max_new: int) -> list[list[int]]:
+def talk(
+    engine: TorchEngine, sessions: Sequence[EngineSequence], turns: Sequence[Sequence[Sequence[int]]], max_new: int
+) -> list[list[int]]:
     """All sessions at once, turn after turn; what each of them said."""
     said: list[list[int]] = [[] for _ in sessions]
     for turn in range(max(map(len, turns))):

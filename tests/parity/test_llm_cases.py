@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bistream.errors import EngineError
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
-from bistream.text2token.engine import EngineSession, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine import EngineSequence, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout, Turn
@@ -57,8 +57,8 @@ def scripted_pick(script: dict[str, Any]) -> Callable[[Tensor, Sequence[int]], i
 
 
 @dataclass
-class DenseSession:
-    """One session without an engine: the whole ledger goes through the model for every id."""
+class DenseSequence:
+    """One sequence without an engine: the whole ledger goes through the model for every id."""
 
     model: Qwen2Model
     pick: Callable[[Tensor, Sequence[int]], int]
@@ -87,10 +87,10 @@ class DenseSession:
         return ids, TurnResult(TurnEnd.LENGTH)
 
 
-def engine_runner(engine: TorchEngine, session: EngineSession) -> RunTurn:
+def engine_runner(engine: TorchEngine, sequence: EngineSequence) -> RunTurn:
     def run(turn: Turn) -> tuple[list[int], TurnResult]:
         sink = RecordingSink()
-        session.turn(turn.append_ids, turn.limits, sink)
+        sequence.turn(turn.append_ids, turn.limits, sink)
         while engine.step():
             pass
         assert sink.result is not None
@@ -143,7 +143,7 @@ def test_the_cases_cover_both_layouts_and_long_pieces() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}-{case['name']}")
 def test_dense(model: Qwen2Model, case: dict[str, Any]) -> None:
-    check_case(case, model.space, DenseSession(model, scripted_pick(case["sampler"])).run)
+    check_case(case, model.space, DenseSequence(model, scripted_pick(case["sampler"])).run)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}-{case['name']}")

@@ -18,6 +18,7 @@ from bistream.config import RuntimeConfig
 from bistream.mel2wav.stage import VocoderStage
 from bistream.rates import SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from bistream.token2mel.stage import FlowStage
+from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, VoicePrompt
@@ -41,7 +42,7 @@ def token2wav(model_dir: Path) -> Iterator[Token2Wav]:
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu", final_mode="reference", flow_state_mb=1024, drain_timeout_s=0.0)
     checkpoint = golden.checkpoint_config()
     vocoder = VocoderStage(config, checkpoint, crossfade="reference", noise="zero")
-    service = Token2Wav(config, stages=SpeechStages(FlowStage(config, checkpoint), vocoder))
+    service = Token2Wav(config, renderer=SpeechStages(FlowStage(config, checkpoint), vocoder, sizes_of(checkpoint)))
     yield service
     service.close()
 
@@ -104,7 +105,8 @@ def test_crossfade_window_is_the_references(model_dir: Path) -> None:
 def test_the_default_modes_speak_the_same_number_of_samples(model_dir: Path) -> None:
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu", flow_state_mb=1024, drain_timeout_s=0.0)
     checkpoint = golden.checkpoint_config()
-    service = Token2Wav(config, stages=SpeechStages(FlowStage(config, checkpoint), VocoderStage(config, checkpoint)))
+    stages = SpeechStages(FlowStage(config, checkpoint), VocoderStage(config, checkpoint), sizes_of(checkpoint))
+    service = Token2Wav(config, renderer=stages)
     pending = [service.hop(hop) for hop in hops_of(CASES[0])]
     lengths = [len(future.result(timeout=60)) for future in pending]
     service.close()

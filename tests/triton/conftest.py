@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bistream.triton.server_process import ServerSettings, TritonServer
-from bistream.triton.supervisor import start_server
+from bistream.keeper.server_process import ServerSettings, TritonServer
+from bistream.keeper.supervisor import start_server
 from scripts.fill_template import placeholders
 from scripts.make_model_repo import make, model_names, model_values, read_template
 

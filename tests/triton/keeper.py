@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from bistream.triton.host import SHARED_MEMORY
+from bistream.keeper.host import SHARED_MEMORY
 from tests.triton.conftest import ROOT, TRITON_BACKENDS, TRITON_SERVER, WAIT_TIMEOUT_S, wait_for
 
 

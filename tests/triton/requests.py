@@ -13,8 +13,8 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from bistream.errors import BistreamError
-from bistream.triton.bls_ports import scalar_array, text_array
 from bistream.wire import parse_error
+from bistream.wire_arrays import scalar_array, text_array
 
 ANSWER_TIMEOUT_S = 60.0
 DATATYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from bistream.checkpoint import read_config
+from bistream.keeper.host import SHARED_MEMORY
+from bistream.keeper.server_process import TritonServer
 from bistream.token2mel.pages import page_bytes
 from bistream.triton.free_memory import RELEASE_INTERVAL_S
-from bistream.triton.host import SHARED_MEMORY
-from bistream.triton.server_process import TritonServer
 from tests.triton.chaos import Storm, full_house
 from tests.triton.conftest import serve, wait_for
 from tests.triton.requests import Stream

@@ -15,8 +15,8 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from bistream.triton.health import LIVE, READY
-from bistream.triton.server_process import free_ports
+from bistream.keeper.health import LIVE, READY
+from bistream.keeper.server_process import free_ports
 from bistream.wire import parse_error
 from tests.triton.conftest import make_repository, wait_for
 from tests.triton.keeper import Keeper

@@ -12,12 +12,13 @@ import pytest
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLES_PER_TOKEN, SPEAKER_EMBEDDING_SIZE
-from bistream.triton.server_process import TritonServer
+from bistream.config import FlowConfig
+from bistream.keeper.server_process import TritonServer
+from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import FinishReason
 from tests.triton.requests import Answer, Stream, ask, to_input
 
-EMBEDDING = np.ones(SPEAKER_EMBEDDING_SIZE, np.float32)
+EMBEDDING = np.ones(FlowConfig().spk_embed_dim, np.float32)
 
 
 def upstream_inputs(reference_wav: NDArray[np.float32], text: str, padding_s: int) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def test_audio_tokenizer(grpc_url: str, reference_wav: NDArray[np.float32]) -> N
 def test_speaker_embedding(grpc_url: str, reference_wav: NDArray[np.float32]) -> None:
     answer = ask(grpc_url, "speaker_embedding", reference_wav=reference_wav)
     embedding = answer.outputs[0]["prompt_spk_embedding"]
-    assert embedding.shape == (SPEAKER_EMBEDDING_SIZE,) and np.isfinite(embedding).all()
+    assert embedding.shape == EMBEDDING.shape and np.isfinite(embedding).all()
 
 
 @pytest.mark.parametrize("model", ["audio_tokenizer", "speaker_embedding"])
@@ -93,6 +94,7 @@ def test_token2wav_streams_hops_of_a_session(grpc_url: str) -> None:
         ({"target_speech_tokens": np.array([6561], np.int32), "prompt_spk_embedding": EMBEDDING}, "INVALID_INPUT"),
         ({"target_speech_tokens": np.arange(4, dtype=np.int32), "session_id": "unknown"}, None),
         ({"target_speech_tokens": np.arange(4, dtype=np.int32), "speaker_id": "nobody"}, "UNKNOWN_SPEAKER"),
+        ({"target_speech_tokens": np.arange(4, dtype=np.int32), "prompt_spk_embedding": EMBEDDING[:-1]}, "INVALID_INPUT"),
     ],
 )
 def test_token2wav_refuses(grpc_url: str, values: dict[str, Any], code: str | None) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bistream.triton.host import ServerError, remove_abandoned_shared_memory
-from bistream.triton.supervisor import start_server
+from bistream.keeper.host import ServerError, remove_abandoned_shared_memory
+from bistream.keeper.supervisor import start_server
 from tests.triton.conftest import PROBE_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with, serve_command, shared_memory_of
 from tests.triton.requests import Stream

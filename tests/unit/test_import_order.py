@@ -15,25 +15,25 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors rates resample
-    config wire seam_meter
-    checkpoint device tensor_tiles
+    types errors rates resample control_files
+    config wire wire_arrays
+    checkpoint device limits tensor_tiles
     gpu
     text voice token2mel mel2wav
     text2token token2wav
     orchestration
-    local triton
+    local triton keeper
     """.strip().splitlines()
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 # Modules inside a package, in the same manner.
 ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": (frozenset({"tokenizer", "front_end"}), frozenset({"text_in"})),
-    "token2wav": (frozenset({"hop_jobs"}), frozenset({"speech_stages"}), frozenset({"service"})),
+    "token2wav": (frozenset({"renderer"}), frozenset({"hop_jobs", "speech_stages"}), frozenset({"factory"}), frozenset({"service"})),
     "orchestration": tuple(
         frozenset(line.split())
         for line in """
-        delivery playback ports
+        delivery hop_policy playback ports
         admission
         session voices
         language_model_link
@@ -43,7 +43,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     ),
 }
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"wire", "errors", "rates", "resample"}
+CLIENT_MAY_IMPORT = {"wire", "errors", "limits", "rates", "resample"}
 
 
 def imported_modules(path: Path) -> Iterator[tuple[list[str], int]]:
@@ -114,6 +114,13 @@ def test_the_stages_do_not_import_each_other() -> None:
         assert not imported & (set(STAGES) - {stage}), stage
 
 
+def test_the_token2wav_service_knows_no_network() -> None:
+    """Another flow or vocoder is a renderer of its own; the factory imports the present one where it chooses it."""
+    for module in ("service", "hop_jobs", "renderer", "factory"):
+        imported = {name for name, _ in imported_parts(ROOT / f"bistream/token2wav/{module}.py")}
+        assert not imported & {"token2mel", "mel2wav"}, module
+
+
 def test_clients_import_only_the_contract() -> None:
     imported = {name for path in sources("client") for name, _ in imported_parts(path)}
     assert imported <= CLIENT_MAY_IMPORT
@@ -133,6 +140,7 @@ def test_only_model_code_knows_the_python_backend() -> None:
         "bistream.wire",
         "bistream.orchestration.ports, bistream.orchestration.orchestrator",
         "bistream.triton.model, bistream.triton.bls_ports",
+        "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
     ],
 )
 def test_importing_loads_no_heavy_library(modules: str) -> None:

@@ -19,8 +19,8 @@ from bistream.mel2wav.cuda.rows import FRAME_GAP, META_NUMBERS, Bucket, Rate
 from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderWeights
 from bistream.mel2wav.cuda.windows import Area, Use, WindowLaunch
 from bistream.mel2wav.hift import HiFT
-from bistream.mel2wav.sizes import GAP
-from bistream.rates import MEL_BINS, SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
+from bistream.mel2wav.sizes import GAP, MEL_BINS
+from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 
 _LAST_LEAKY_SLOPE = 0.01
 _MAX_MAGNITUDE = 100.0

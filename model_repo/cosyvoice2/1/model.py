@@ -23,7 +23,7 @@ class _OwnOrchestrator:
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestration.orchestrator import Orchestrator
         from bistream.triton.bls_ports import bls_ports
-        from bistream.triton.draining import follow_keeper
+        from bistream.triton.front_door import follow_keeper
         from bistream.triton.iterator_keeper import IteratorKeeper
 
         self._keeper = IteratorKeeper()

@@ -14,6 +14,7 @@ from bistream.triton.inputs import RequestInputs, language_model_start, require_
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import DecoupledModel
 from bistream.triton.sender import ResponseSender, SiblingResponseSender
+from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
 from bistream.wire import LLM_BISTREAM
 
@@ -28,6 +29,7 @@ class TritonPythonModel(DecoupledModel):
         from bistream.text2token.service import SpeechTokenService
 
         self._service = SpeechTokenService(config)
+        self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
         self._mailboxes: dict[str, TokenMailbox] = {}  # used by the thread of ``execute`` alone
         # Responses are sent, in order, by a thread of their own: a send waits for the server, the engine must not.
         self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llm-send")
@@ -84,6 +86,7 @@ class TritonPythonModel(DecoupledModel):
         return self._service.healthy
 
     def close(self) -> None:
+        self._tier_metrics.close()
         self._service.close()
         self._outbox.shutdown()
 

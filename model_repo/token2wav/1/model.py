@@ -12,6 +12,7 @@ from bistream.errors import InvalidInputError
 from bistream.triton.inputs import RequestInputs, read_session_id, read_speaker_id, voice_prompt
 from bistream.triton.model import DecoupledModel
 from bistream.triton.sender import ResponseSender, SiblingResponseSender, public_error
+from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import FloatArray, VoicePrompt
 from bistream.wire import TOKEN2WAV
 
@@ -30,6 +31,7 @@ class TritonPythonModel(DecoupledModel):
         self._registry = VoiceRegistry(config.voices_dir)
         self._voices = VoiceCache(config.voice_cache_size)
         self._token2wav = Token2Wav(config)
+        self._tier_metrics = TierMetrics(pb_utils, self._token2wav.tiers)
         # Responses are sent by a thread of their own: a send waits for the server, the computing thread must not.
         self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="token2wav-send")
 
@@ -73,13 +75,14 @@ class TritonPythonModel(DecoupledModel):
     def _prompt(self, inputs: RequestInputs) -> VoicePrompt | None:
         speaker_id = read_speaker_id(inputs)
         if speaker_id is None:
-            return voice_prompt(inputs)
+            return voice_prompt(inputs, self._token2wav.sizes.mel_bins)
         return self._voices.get_or_build(self._registry.content_key(speaker_id), lambda: self._registry.load(speaker_id))
 
     def healthy(self) -> bool:
         return self._token2wav.healthy
 
     def close(self) -> None:
+        self._tier_metrics.close()
         self._token2wav.close()
         self._outbox.shutdown()
 

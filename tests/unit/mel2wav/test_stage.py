@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.mel2wav.stage import MAX_BATCH_FRAMES, MAX_PADDING, VocoderHop, VocoderStage, _groups
 from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
-from bistream.seam_meter import joints_of, measure_seams
 from bistream.types import FloatArray
 from tests.unit.mel2wav import tiny
+from tests.unit.mel2wav.seam_meter import joints_of, measure_seams
 
 SEED = 11
 CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=6)

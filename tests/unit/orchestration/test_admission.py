@@ -72,7 +72,7 @@ def test_a_refused_piece_changes_nothing(text: str, bad: bytes, is_end: bool, cu
         ([b"abc\xe4\xbd", b""], "ends inside a character"),
         ([b"abc\xe4", b"x"], "not valid UTF-8"),
         ([b"\xed\xa0\x80"], "not valid UTF-8"),
-        ([b"a" * 5, b"b" * 6], "more than 10 characters"),
+        ([b"a" * 5, b"b" * 6], "longer than 10 characters"),
         ([b"abc", b"more after the end"], "already ended"),
     ],
 )
@@ -87,3 +87,12 @@ def test_the_sentence_says_what_is_wrong(pieces: list[bytes], words: str) -> Non
 def test_an_append_cannot_change_the_voice_or_the_speed(change: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError):
         check_append(BistreamRequest(session_id="s", is_start=False, **change))  # type: ignore[arg-type]
+
+
+def test_a_character_counts_with_its_first_byte() -> None:
+    """As in the language model's service, so that it never refuses a piece that was accepted here."""
+    ledger = TextLedger(3)
+    ledger.accept(b"abc", False)
+    with pytest.raises(InvalidInputError, match="longer than 3"):
+        ledger.accept("é".encode()[:1], False)
+    ledger.accept(b"", True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
 from bistream.orchestration.admission import TextLedger, check_start
-from bistream.orchestration.session import ENDED, IllegalTransition, Reply, Session, SessionState, transition
+from bistream.orchestration.session import ENDED, CallerSession, IllegalTransition, Reply, SessionState, transition
 from bistream.types import AudioChunk, FinishReason, SpeechTokens
 from tests.unit.orchestration.fakes import FakeSender, start_request
 
@@ -26,11 +26,11 @@ LEGAL = {
 } | {(state, end) for state in (S.OPENING, S.RECEIVING, S.SPEAKING, S.FINISHING) for end in (S.CANCELLED, S.FAILED)}
 
 
-def make_session(text: bytes = b"Hello", is_end: bool = False) -> Session:
+def make_session(text: bytes = b"Hello", is_end: bool = False) -> CallerSession:
     start = check_start(start_request(text, is_end=is_end), RuntimeConfig())
     ledger = TextLedger(100)
     ledger.accept(start.text, start.is_end)
-    return Session(start, ledger, "port-id", FakeSender(), now=0.0)
+    return CallerSession(start, ledger, "port-id", FakeSender(), now=0.0)
 
 
 @pytest.mark.parametrize(("current", "new"), list(itertools.product(S, S)))

@@ -19,7 +19,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.text2token.engine import Engine, EngineSession, SamplingSpec, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from tests.fakes import RecordingSink
 from tests.unit.text2token.tiny import SPACE
 
@@ -38,10 +38,10 @@ class Bench:
     advance: Callable[[], object]
     fail: Callable[[], None]
 
-    def run(self, session: EngineSession, append_ids: Sequence[int], limits: TurnLimits) -> tuple[list[int], TurnResult]:
+    def run(self, sequence: EngineSequence, append_ids: Sequence[int], limits: TurnLimits) -> tuple[list[int], TurnResult]:
         """One turn from start to end."""
         sink = RecordingSink()
-        session.turn(append_ids, limits, sink)
+        sequence.turn(append_ids, limits, sink)
         self.drive([sink])
         assert sink.result is not None and sink.late == 0
         return sink.ids, sink.result

@@ -29,6 +29,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.gpu.tier import Tier
 from bistream.text.text_in import TextIn
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
@@ -36,7 +37,7 @@ from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.factory import LanguageModelParts, load_parts, make_engine
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
-from bistream.text2token.speech_session import Message
+from bistream.text2token.text_session import Message
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason, Sampling, SpeechTokens
@@ -565,7 +566,7 @@ def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
         assert alone.ended.wait(timeout=60)
         assert mailbox.tokens == alone.tokens
         assert mailbox.reason is alone.reason is not None
-    assert service.stats().sessions == 0
+    assert service._parts.engine.stats().sessions == 0
     service.close()
 
 
@@ -581,6 +582,11 @@ class TestFactory:
         (tmp_path / "CosyVoice-BlankEN" / "config.json").write_text(qwen2_config_json(sizes), encoding="utf-8")
         with pytest.raises(CheckpointError, match="520 ids"):
             load_parts(RuntimeConfig(model_dir=str(tmp_path)))
+
+    def test_what_serves_the_engine_is_handed_up(self, tiny_model_dir: Path) -> None:
+        service = SpeechTokenService(RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", max_sessions=1, drain_timeout_s=0.0))
+        assert [(choice.stage, choice.tier) for choice in service.tiers] == [("language model", Tier.PLAIN)]
+        service.close()
 
     def test_nothing_is_loaded_without_a_model_directory(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):

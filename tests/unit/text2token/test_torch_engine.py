@@ -21,7 +21,7 @@ from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.step_runners import device_and_dtype
-from bistream.text2token.torch_engine import TorchEngine, TorchSession
+from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink, ScriptedSampler
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
@@ -40,9 +40,9 @@ def drain(engine: TorchEngine) -> None:
         engine.check_integrity()
 
 
-def begin(session: TorchSession, ids: Sequence[int], max_new: int) -> RecordingSink:
+def begin(sequence: TorchSequence, ids: Sequence[int], max_new: int) -> RecordingSink:
     sink = RecordingSink()
-    session.turn(ids, TurnLimits(max_new, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sink)
+    sequence.turn(ids, TurnLimits(max_new, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sink)
     return sink
 
 

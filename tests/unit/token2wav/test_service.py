@@ -20,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.config import FlowConfig, RuntimeConfig
+from bistream.config import CheckpointConfig, FlowConfig, RuntimeConfig
 from bistream.errors import (
     BistreamError,
     BusyError,
@@ -31,9 +31,12 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.gpu.tier import Tier
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.token2mel.runner import FAILED
-from bistream.token2wav.hop_jobs import BatchPace, HopJob, HopQueue, SpeechSession
+from bistream.token2wav.factory import load_renderer
+from bistream.token2wav.hop_jobs import BatchPace, HopQueue
+from bistream.token2wav.renderer import RendererHop, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
 from bistream.types import FloatArray, VoicePrompt
@@ -159,14 +162,14 @@ class Rig:
 
 
 def speech_stages(flow: Any, vocoder: Any) -> SpeechStages:
-    """With fakes for both, or with None where neither is called."""
-    return SpeechStages(flow, vocoder)
+    """The renderer over fakes of both stages."""
+    return SpeechStages(flow, vocoder, sizes_of(CheckpointConfig()))
 
 
 def make_rig(**settings_: Any) -> Rig:
     config = RuntimeConfig(**{"drain_timeout_s": 0.0, **settings_})
     flow, vocoder, clock = FakeFlow(), FakeVocoder(), FakeClock()
-    return Rig(Token2Wav(config, clock=clock, stages=speech_stages(flow, vocoder)), flow, vocoder, clock)
+    return Rig(Token2Wav(config, clock=clock, renderer=speech_stages(flow, vocoder)), flow, vocoder, clock)
 
 
 @pytest.fixture
@@ -378,7 +381,7 @@ def test_a_session_that_nobody_asks_for_again_is_freed_by_the_worker_itself() ->
     """On the real clock: no other call comes that could look for it."""
     flow, vocoder = FakeFlow(), FakeVocoder()
     config = RuntimeConfig(session_idle_timeout_s=0.01, drain_timeout_s=0.0)
-    service = Token2Wav(config, stages=speech_stages(flow, vocoder))
+    service = Token2Wav(config, renderer=speech_stages(flow, vocoder))
     assert audio(service.hop(Token2WavHop("a", (1,), False, prompt()))) == [1]
     assert flow.states[0].freed.wait(TIMEOUT_S) and vocoder.states[0].freed.wait(TIMEOUT_S)
     assert service.live_sessions == 0
@@ -582,8 +585,10 @@ def one_thread() -> Iterator[None]:
 def test_with_real_networks(tiny_model_dir: Path) -> None:
     """Sessions side by side, some cancelled at every point of their life: what remains is what each would be alone, and no page is lost."""
     config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", flow_state_mb=64, drain_timeout_s=0.0, max_sessions=16)
-    stages = SpeechStages.load(config)
-    service = Token2Wav(config, stages=stages)
+    stages = load_renderer(config)
+    assert isinstance(stages, SpeechStages)
+    assert [(choice.stage, choice.tier) for choice in stages.tiers] == [("flow", Tier.PLAIN), ("vocoder", Tier.PLAIN)]
+    service = Token2Wav(config, renderer=stages)
     voices = [prompt(tokens, speech_feat=np.full((2 * tokens, 80), -3.0, np.float32)) for tokens in (0, 37)]
     hops = [tuple(range(100, 118)), tuple(range(200, 225)), tuple(range(300, 312))]
 
@@ -610,22 +615,32 @@ def test_with_real_networks(tiny_model_dir: Path) -> None:
 
 
 def test_a_process_whose_batches_keep_failing_is_unhealthy_and_one_good_batch_heals_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = speech_stages(None, None)
+    stages = speech_stages(FakeFlow(), FakeVocoder())
     outcomes = iter([False, False, True, False, False, False])
 
-    def speak(jobs: object, results: dict[int, Any]) -> None:
+    def speak(hops: object, results: dict[int, Any]) -> None:
         if not next(outcomes):
             raise RuntimeError("an illegal memory access was encountered")
         results[0] = np.zeros(480, np.float32)
 
-    monkeypatch.setattr(stages, "_open", lambda jobs, results: None)
     monkeypatch.setattr(stages, "_speak", speak)
     health = []
-    job = HopJob(SpeechSession("a", prompt(), 0, 0.0), Token2WavHop("a", (1,), False), True, 0.0, Future())
+    hop = RendererHop(stages.open(prompt(), 0), (1,), False)
     for _ in range(6):
-        stages.hop([job])
+        stages.hop([hop])
         health.append(stages.healthy)
     assert health == [True, True, True, True, True, False]
+
+
+def test_a_vocoder_that_cannot_open_leaves_nothing_open_in_the_flow(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(seed: int) -> FakeState:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.vocoder, "open", refuse)
+        assert isinstance(error(rig.hop("a", 1, start=True)), EngineError)
+    assert [state.closed for state in rig.flow.states] == [True]
+    assert audio(rig.hop("a", 1, start=True)) == [1]
 
 
 def test_a_flow_that_keeps_failing_makes_the_process_unhealthy(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,6 +142,37 @@ class FakeInferenceRequest:
         raise Violation("is_cancelled of a request made by a model aborts the server")
 
 
+class FakeMetricFamily:
+    """Two processes may make families of one name; here each has its own. ``shown``: (name, labels, value) of the metrics that live."""
+
+    GAUGE = 1
+    shown: ClassVar[list[tuple[str, dict[str, str], float]]] = []
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        assert description and kind == self.GAUGE
+        self.name = name
+
+    def Metric(self, labels: dict[str, str]) -> FakeMetric:
+        return FakeMetric(self, labels)
+
+
+class FakeMetric:
+    """Is shown until nobody holds it."""
+
+    def __init__(self, family: FakeMetricFamily, labels: dict[str, str]) -> None:
+        self._family, self._labels = family, labels
+        self._entry = (family.name, labels, 0.0)
+        family.shown.append(self._entry)
+
+    def set(self, value: float) -> None:
+        self._family.shown.remove(self._entry)
+        self._entry = (self._family.name, self._labels, value)
+        self._family.shown.append(self._entry)
+
+    def __del__(self) -> None:
+        self._family.shown.remove(self._entry)
+
+
 class FakePbUtils:
     """``calls``: (model, inputs) of all requests made by models. ``unfinished``: iterators not taken to their last response."""
 
@@ -149,6 +180,7 @@ class FakePbUtils:
     TritonError = FakeError
     InferenceResponse = FakeResponse
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+    MetricFamily = FakeMetricFamily
 
     class TritonModelException(Exception):
         pass

@@ -177,7 +177,7 @@ def test_a_hop_is_read_as_it_was_sent(prompt: VoicePrompt | None, token_ids: tup
     read = RequestInputs(backend, FakeRequest(None, **arrays), TOKEN2WAV)
     assert tuple(read.integers("target_speech_tokens").tolist()) == token_ids
     assert (read.flag("finalize", False), read.integer("seed"), read.number("playback_buffer_s")) == (True, 9, 0.5)
-    voice = voice_prompt(read)
+    voice = voice_prompt(read, 80)
     assert (voice is None) == (prompt is None)
     if voice is not None and prompt is not None:
         assert np.array_equal(voice.speech_feat, prompt.speech_feat) and np.array_equal(voice.speech_tokens, prompt.speech_tokens)

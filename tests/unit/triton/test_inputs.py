@@ -94,15 +94,14 @@ def test_a_language_model_start_needs_its_session() -> None:
         language_model_start(inputs(LLM_BISTREAM, text=text("Hello.")))
 
 
-def test_a_voice_prompt_has_two_frames_for_each_token() -> None:
+def test_a_voice_prompt_without_a_recording_is_its_embedding() -> None:
     embedding = np.ones(192, np.float32)
     tokens = np.arange(2, dtype=np.int32)
-    assert voice_prompt(inputs(TOKEN2WAV)) is None
-    bare = voice_prompt(inputs(TOKEN2WAV, prompt_spk_embedding=embedding))
-    assert bare is not None and bare.speech_feat.shape == (0, 80) and bare.speech_tokens.shape == (0,)
+    assert voice_prompt(inputs(TOKEN2WAV), 80) is None
+    bare = voice_prompt(inputs(TOKEN2WAV, prompt_spk_embedding=embedding), 96)
+    assert bare is not None and bare.speech_feat.shape == (0, 96) and bare.speech_tokens.shape == (0,)
     whole = voice_prompt(
-        inputs(TOKEN2WAV, prompt_spk_embedding=embedding, prompt_speech_tokens=tokens, prompt_speech_feat=np.zeros((4, 80), np.float32))
+        inputs(TOKEN2WAV, prompt_spk_embedding=embedding, prompt_speech_tokens=tokens, prompt_speech_feat=np.zeros((4, 80), np.float32)),
+        80,
     )
     assert whole is not None and len(whole.speech_feat) == 4
-    with pytest.raises(InvalidInputError, match="two frames"):
-        voice_prompt(inputs(TOKEN2WAV, prompt_spk_embedding=embedding, prompt_speech_tokens=tokens))

@@ -45,9 +45,9 @@ def test_arrays_are_own_and_read_only() -> None:
     ("codes", "frames", "embedding"),
     [
         (np.zeros(3), np.zeros((5, 80)), EMBEDDING),
-        (np.zeros(3), np.zeros((6, 79)), EMBEDDING),
+        (np.zeros(3), np.zeros(6), EMBEDDING),
         (np.zeros((1, 3)), np.zeros((6, 80)), EMBEDDING),
-        (np.zeros(3), np.zeros((6, 80)), np.ones(191)),
+        (np.zeros(3), np.zeros((6, 80)), np.ones((1, 192))),
         (np.zeros(3), np.full((6, 80), np.nan), EMBEDDING),
         (np.zeros(3), np.zeros((6, 80)), np.full(192, np.inf)),
     ],

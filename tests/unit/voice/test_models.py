@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 
+from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.errors import CheckpointError, ConfigError, InvalidInputError
 from bistream.types import FloatArray
 from bistream.voice.features import log_mel_16k
@@ -87,7 +88,10 @@ def test_swapped_files(tiny_model_dir: Path, tmp_path: Path) -> None:
         SpeakerEncoder.from_model_dir(tmp_path)
 
 
-def test_embedding_of_another_size(tmp_path: Path) -> None:
+def test_embedding_of_another_size(tiny_model_dir: Path, tmp_path: Path) -> None:
+    for name in ("cosyvoice2.yaml", f"{QWEN_DIRECTORY}/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(tiny_model_dir / name, tmp_path / name)
     weights = [np.ones((4, 80, 5), dtype=np.float32)]
     onnx.save(speaker_encoder_model(weights, np.ones((8, 100), dtype=np.float32)), str(tmp_path / SPEAKER_ENCODER_FILE))
     with pytest.raises(CheckpointError, match="100 values, not 192"):

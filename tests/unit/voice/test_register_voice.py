@@ -50,6 +50,16 @@ def test_import(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "no speaker '002'" in capsys.readouterr().err
 
 
+def test_import_of_a_voice_of_another_model(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"anna": {"embedding": torch.zeros(1, 191)}}, tmp_path / "spk2info.pt")
+    arguments = ("--model-dir", tiny_model_dir, "--voices-dir", tmp_path / "voices", "--import-spk2info", tmp_path / "spk2info.pt")
+    assert run(monkeypatch, *arguments) == 1
+    assert "'anna' belongs to another model" in capsys.readouterr().err
+    assert not (tmp_path / "voices").exists()
+
+
 def test_import_of_an_illegal_name(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,7 @@ def test_fixed_speaker_has_no_prompt(tmp_path: Path) -> None:
     "entry",
     [
         {},
-        {"embedding": torch.zeros(1, 191)},
+        {"embedding": torch.zeros(1, 1, 192)},
         {"embedding": torch.zeros(2, 192)},
         {"embedding": [0.0] * 192},
         triton_entry() | {"speech_feat": torch.zeros(1, 3, 80)},

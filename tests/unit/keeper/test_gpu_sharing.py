@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bistream.triton import gpu_sharing
-from bistream.triton.gpu_sharing import CONTROL_PROGRAM, PIPE_VARIABLE, shared_gpu
-from bistream.triton.host import ServerError
+from bistream.keeper import gpu_sharing
+from bistream.keeper.gpu_sharing import CONTROL_PROGRAM, PIPE_VARIABLE, shared_gpu
+from bistream.keeper.host import ServerError
 
 # As NVIDIA's: -f stays in the foreground and has a file ``control``; without arguments it reads commands. Both leave a trace.
 PROGRAM = """#!/bin/sh

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from bistream.triton.host import ServerError
-from bistream.triton.probe import ProbeError, ProbeSchedule, probe
-from bistream.triton.server_process import Interrupted, ServerSettings, TritonServer, never
-from bistream.triton.start_failure import PortInUseError
+from bistream.keeper.host import ServerError
+from bistream.keeper.probe import ProbeError, ProbeSchedule, probe
+from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer, never
+from bistream.keeper.start_failure import PortInUseError
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream.triton.host import SHARED_MEMORY
+from bistream.keeper.host import SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
-from bistream.triton.start_failure import PortInUseError
+from bistream.keeper.start_failure import PortInUseError
 
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 CONNECTION_TIMEOUT_S = 5.0

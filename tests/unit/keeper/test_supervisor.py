@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from bistream.triton.host import ServerError
-from bistream.triton.server_process import ServerSettings, TritonServer
-from bistream.triton.supervisor import Supervisor, SupervisorSettings
+from bistream.keeper.host import ServerError
+from bistream.keeper.server_process import ServerSettings, TritonServer
+from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 
 
 class FakeServer:

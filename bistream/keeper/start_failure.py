@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bistream.triton.host import ServerError
+from bistream.keeper.host import ServerError
 
 # The reason ends before the stack, whose line breaks the log writes as \n.
 _LOAD_FAILURE = re.compile(

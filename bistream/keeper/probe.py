@@ -11,6 +11,7 @@ import queue
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from bistream.errors import ERRORS_BY_CODE, EngineError
-from bistream.rates import REFERENCE_SAMPLE_RATE, SPEAKER_EMBEDDING_SIZE
-from bistream.triton.bls_ports import Arrays, scalar_array, text_array
-from bistream.triton.server_process import Interrupted, never
+from bistream.checkpoint import read_config
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
+from bistream.keeper.server_process import Interrupted, never
+from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.token2wav.renderer import sizes_of
 from bistream.wire import (
     AUDIO_TOKENIZER,
     CONTRACTS,
@@ -32,6 +34,7 @@ from bistream.wire import (
     TOKEN2WAV,
     parse_error,
 )
+from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 WAIT_INTERVAL_S = 0.25
 Answers = queue.SimpleQueue[InferenceServerException | None]  # None: a response without an error
@@ -42,33 +45,39 @@ class ProbeError(Exception):
     """A model does not work; the message names it."""
 
 
-def _recording() -> Arrays:
+def _recording(server: triton.InferenceServerClient) -> Arrays:
     """A second of faint noise."""
     noise = np.random.default_rng(0).standard_normal(REFERENCE_SAMPLE_RATE).astype(np.float32)
     return {"reference_wav": 0.01 * noise.reshape(1, -1)}
 
 
-def _speak_one_token() -> Arrays:
+def _speak_one_token(server: triton.InferenceServerClient) -> Arrays:
     """A whole session of one letter; its first tokens are the answer, and it ends by itself soon after."""
     return {"session_id": text_array(f"probe-{uuid.uuid4().hex}"), "text": text_array("a"), "is_end": scalar_array(True, np.bool_)}
 
 
-def _render_tokens() -> Arrays:
-    return {
-        "target_speech_tokens": np.arange(8, dtype=np.int32),
-        "prompt_spk_embedding": np.ones(SPEAKER_EMBEDDING_SIZE, np.float32),
-    }
+def _render_tokens(server: triton.InferenceServerClient) -> Arrays:
+    """A short utterance in a voice of the checkpoint's size."""
+    config = server.get_model_config(TOKEN2WAV.name, as_json=True)["config"]
+    size = _speaker_embedding_size(config["parameters"]["model_dir"]["string_value"])
+    return {"target_speech_tokens": np.arange(8, dtype=np.int32), "prompt_spk_embedding": np.ones(size, np.float32)}
 
 
-def _cancel_nothing() -> Arrays:
+@cache
+def _speaker_embedding_size(model_dir: str) -> int:
+    """Read once, while the server that has just loaded this directory starts."""
+    return sizes_of(read_config(model_dir)).speaker_embedding_size
+
+
+def _cancel_nothing(server: triton.InferenceServerClient) -> Arrays:
     return {"session_id": text_array("probe-unknown"), "is_cancel": scalar_array(True, np.bool_)}
 
 
-def _say_nothing() -> Arrays:
+def _say_nothing(server: triton.InferenceServerClient) -> Arrays:
     return {"target_text": text_array("")}
 
 
-PROBES: Mapping[str, Callable[[], Arrays]] = {
+PROBES: Mapping[str, Callable[[triton.InferenceServerClient], Arrays]] = {
     AUDIO_TOKENIZER.name: _recording,
     SPEAKER_EMBEDDING.name: _recording,
     LLM_BISTREAM.name: _speak_one_token,
@@ -82,15 +91,16 @@ def probe(grpc_url: str, models: list[str], timeout_s: float, should_stop: Calla
     """Ask each of ``models`` in turn. Raises ``ProbeError`` for the first that does not work, ``Interrupted`` on request."""
     for model in models:
         if model in PROBES:
-            _probe_model(grpc_url, model, PROBES[model](), timeout_s, should_stop)
+            _probe_model(grpc_url, model, timeout_s, should_stop)
 
 
-def _probe_model(grpc_url: str, model: str, arrays: Arrays, timeout_s: float, should_stop: Callable[[], bool]) -> None:
+def _probe_model(grpc_url: str, model: str, timeout_s: float, should_stop: Callable[[], bool]) -> None:
     answers: Answers = queue.SimpleQueue()
     client = triton.InferenceServerClient(grpc_url)
     error: InferenceServerException | None = None
     has_answered = False
     try:
+        arrays = PROBES[model](client)
         client.start_stream(callback=lambda result, error: answers.put(error))
         inputs = [_input(model, name, array) for name, array in arrays.items()]
         client.async_stream_infer(model, inputs, request_id=uuid.uuid4().hex, enable_empty_final_response=True)
@@ -98,6 +108,8 @@ def _probe_model(grpc_url: str, model: str, arrays: Arrays, timeout_s: float, sh
         has_answered = True
     except InferenceServerException as failure:
         raise ProbeError(f"model {model}: {failure.message()}") from None
+    except BistreamError as failure:
+        raise ProbeError(f"model {model} cannot be asked: {failure.sentence}") from None
     finally:
         # A stream that is cancelled in the moment of an answer would keep the model from ever unloading.
         client.stop_stream(cancel_requests=not has_answered)

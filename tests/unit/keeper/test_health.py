@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from bistream.triton.health import LIVE, READY, HealthServer
-from bistream.triton.host import ServerError
+from bistream.keeper.health import LIVE, READY, HealthServer
+from bistream.keeper.host import ServerError
 
 
 def status(port: int, path: str, method: str = "GET") -> int:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bistream.triton.draining import CLOSING_S, CONTROL_VARIABLE, Drain, FrontDoor, follow_keeper
+from bistream.control_files import CONTROL_VARIABLE
+from bistream.keeper.drain import CLOSING_S, Drain
+from bistream.triton.front_door import FrontDoor, follow_keeper
 
 WAIT_S = 20.0
 
 
-class FakeSessions:
+class FakeOrchestrator:
     """An orchestrator whose drain returns when the test says so."""
 
     def __init__(self, running: int) -> None:
@@ -31,7 +33,7 @@ class House:
 
     def __init__(self, directory: Path, *running: int) -> None:
         self.now = 100.0
-        self.sessions = [FakeSessions(count) for count in running]
+        self.sessions = [FakeOrchestrator(count) for count in running]
         self.doors = [FrontDoor(directory, f"door-{number}", sessions) for number, sessions in enumerate(self.sessions)]
         for door in self.doors:
             door.look()
@@ -124,9 +126,9 @@ def test_a_keeper_that_cannot_tell_the_models_hears_so(tmp_path: Path) -> None:
 
 def test_a_model_finds_its_keeper_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
-    follow_keeper("model", FakeSessions(0))  # no keeper: nothing happens
+    follow_keeper("model", FakeOrchestrator(0))  # no keeper: nothing happens
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
-    sessions = FakeSessions(0)
+    sessions = FakeOrchestrator(0)
     sessions.ended.set()
     follow_keeper("model", sessions)
     door = tmp_path / f"model-{os.getpid()}.door"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from bistream.triton.host import ServerError, process_states, remove_abandoned_shared_memory, remove_shared_memory
-from bistream.triton.probe import ProbeSchedule
-from bistream.triton.server_process import (
+from bistream.keeper.host import ServerError, process_states, remove_abandoned_shared_memory, remove_shared_memory
+from bistream.keeper.probe import ProbeSchedule
+from bistream.keeper.server_process import (
     Interrupted,
     Ports,
     ServerSettings,
@@ -24,8 +24,8 @@ from bistream.triton.server_process import (
     backend_threads,
     free_ports,
 )
-from bistream.triton.start_failure import PortInUseError, start_failure
-from bistream.triton.supervisor import Supervisor, SupervisorSettings
+from bistream.keeper.start_failure import PortInUseError, start_failure
+from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from scripts.fill_template import fill, placeholders
 from scripts.make_model_repo import read_template
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.rates import SAMPLE_RATE, VOCODER_OVERLAP_SAMPLES
-from bistream.seam_meter import joints_of, measure_seams
 from bistream.types import FloatArray
+from tests.unit.mel2wav.seam_meter import joints_of, measure_seams
 
 EIGHT_PERCENT_DB = 20 * np.log10(1.08)
 

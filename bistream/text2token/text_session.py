@@ -1,4 +1,4 @@
-"""One live session of the speech token service: its text, its layout, its place in the engine.
+"""One text session of the speech token service: its text, its layout, its sequence in the engine.
 
 In: pieces of text (any thread) and turns of the engine (the engine's thread). Out: ``SpeechTokens`` to the session's sink
 and, exactly once and last, an end: a message with a finish reason or a ``BistreamError``. Made by ``service.py``.
@@ -25,10 +25,11 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.limits import check_text_length, count_characters
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
-from bistream.text2token.engine import Engine, EngineSession, SamplingSpec, TokenSpace, TurnResult
+from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TokenSpace, TurnResult
 from bistream.text2token.layout import Layout
 from bistream.types import FinishReason, SpeechTokens
 
@@ -39,12 +40,7 @@ MessageSink = Callable[[Message], None]
 MakeLayout = Callable[[int], tuple[Layout, int]]  # text tokens known at the start -> layout, positions to reserve
 
 
-def count_characters(data: bytes) -> int:
-    """Characters that begin in a piece of UTF-8; a sequence cut in two counts where it begins."""
-    return sum((byte & 0xC0) != 0x80 for byte in data)
-
-
-class SpeechSession:
+class TextSession:
     """Implements ``TurnSink``. ``on_closed`` is called once, when everything is freed and before the end is handed over."""
 
     def __init__(
@@ -54,7 +50,7 @@ class SpeechSession:
         tokenizer: TextTokenizer,
         max_text_chars: int,
         sink: MessageSink,
-        on_closed: Callable[[SpeechSession], None],
+        on_closed: Callable[[TextSession], None],
     ) -> None:
         self.session_id = session_id
         self._space = space
@@ -65,7 +61,7 @@ class SpeechSession:
         self._lock = threading.RLock()
         self._text_lock = threading.RLock()
         self._layout: Layout | None = None  # from ``open`` on
-        self._engine_session: EngineSession | None = None  # from ``open`` on
+        self._sequence: EngineSequence | None = None  # from ``open`` on
         self._closed = False
         self._deadline = float("inf")
         self._num_chars = 0  # of the session's text
@@ -84,7 +80,7 @@ class SpeechSession:
                     raise CancelledError("The session was ended before it had begun; start it again.")
                 tokens = self._encode(text, is_end)
                 self._layout, max_ids = make_layout(len(tokens))
-                self._engine_session = engine.open(self.session_id, spec, max_ids)
+                self._sequence = engine.open(self.session_id, spec, max_ids)
             except BaseException as error:
                 self._closed = True
                 self._on_closed(self)
@@ -164,10 +160,11 @@ class SpeechSession:
     # -- inside: the text, with the text lock held or before the session is open ----------------------------------------
 
     def _check_length(self, text: bytes) -> None:
-        if self._num_chars + count_characters(text) > self._max_text_chars:
-            raise InvalidInputError(
-                f"The text of the session is longer than {self._max_text_chars} characters; send less in one session.", self.session_id
-            )
+        try:
+            check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
+        except InvalidInputError as error:
+            error.session_id = self.session_id
+            raise
 
     def _encode(self, text: bytes, is_end: bool) -> list[TextToken]:
         self._check_length(text)
@@ -196,11 +193,11 @@ class SpeechSession:
 
     def _pump(self) -> Message | None:
         """Start the next turn, if it is ready and none is in flight. Returns how the session ends, once it does."""
-        assert self._layout is not None and self._engine_session is not None
+        assert self._layout is not None and self._sequence is not None
         if self._turn_ids is None and not self._closed and (turn := self._layout.next_turn()) is not None:
             self._turn_ids = []
             try:
-                self._engine_session.turn(turn.append_ids, turn.limits, self)
+                self._sequence.turn(turn.append_ids, turn.limits, self)
             except BistreamError as error:
                 return error
         return self._ending()
@@ -231,7 +228,7 @@ class SpeechSession:
 
     def _bar(self) -> bool:
         """Close the session to everybody else. False if it was closed already, or is not open yet and has nobody to tell."""
-        was_open = not self._closed and self._engine_session is not None
+        was_open = not self._closed and self._sequence is not None
         self._closed = True
         return was_open
 
@@ -245,8 +242,8 @@ class SpeechSession:
 
     def _release(self, message: Message) -> None:
         """Everything is freed before the end is told: whoever hears it can start again at once."""
-        assert self._engine_session is not None
-        self._engine_session.close()
+        assert self._sequence is not None
+        self._sequence.close()
         self._on_closed(self)
         self._emit(message)
 

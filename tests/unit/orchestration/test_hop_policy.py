@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bistream.orchestration.hop_policy import HopPolicy, HopProgress
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
-from bistream.token2mel.hop_policy import HopPolicy, HopProgress
 from bistream.token2wav.hop_jobs import BatchPace, HopQueue
 from bistream.token2wav.service import FIRST_TOKENS_PER_S, MAX_BATCH_HOPS, TARGET_BATCH_S
 

@@ -1,7 +1,6 @@
 """How audible are the joints of streamed audio? Two numbers per joint, streamed against offline audio of the same mel.
 
-In: both waveforms and the joints (sample positions where one chunk ended). Out: ``SeamReport``. Numpy only. Used by tests
-and benchmarks.
+In: both waveforms and the joints (sample positions where one chunk ended). Out: ``SeamReport``. Numpy only.
 
 Both numbers look at the stretch from just before the joint to just after the end of the vocoder's overlap, in windows of
 10 ms that begin on the joint:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bistream.triton.host import DIE_WITH_PARENT, ServerError
+from bistream.keeper.host import DIE_WITH_PARENT, ServerError
 
 logger = logging.getLogger(__name__)
 

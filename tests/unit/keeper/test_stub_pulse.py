@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bistream.triton.stub_pulse import StubPulse
+from bistream.keeper.stub_pulse import StubPulse
 
 CONTROL = 336  # handle of the control block: as the server gives it
 FLAG = CONTROL + 16

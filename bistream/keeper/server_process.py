@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from bistream.triton.draining import CONTROL_VARIABLE, Drain
-from bistream.triton.host import (
+from bistream.control_files import CONTROL_VARIABLE
+from bistream.keeper.drain import Drain
+from bistream.keeper.host import (
     DIE_WITH_PARENT,
     SHARED_MEMORY,
     ServerError,
@@ -37,8 +38,8 @@ from bistream.triton.host import (
     remove_shared_memory,
     shared_memory_prefix,
 )
-from bistream.triton.start_failure import PortInUseError, start_failure
-from bistream.triton.stub_pulse import StubPulse
+from bistream.keeper.start_failure import PortInUseError, start_failure
+from bistream.keeper.stub_pulse import StubPulse
 
 # APIs that let a client read or replace parts of the server; restricted to holders of a key that nobody gets.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"

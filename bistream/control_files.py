@@ -1,0 +1,48 @@
+"""The files through which the keeper of a server and the front doors talk about a drain, in a directory that both can see.
+
+    drain               written by the keeper: the seconds that running sessions may still take
+    <model>-<pid>.door  written by every front door: ``serving``, then ``draining N`` (sessions left), then ``drained``
+
+Files and not a request, because a request reaches one instance of a model where all are meant, waits behind the session that an offline
+instance answers, and could come from whoever reaches the server; the directory is open to the server's own user only. Read and
+written by ``keeper/drain.py`` and ``triton/front_door.py``; functions raise ``OSError`` where a file cannot be read or written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the directory; not set: the server has no keeper
+SERVING, DRAINING, DRAINED = "serving", "draining", "drained"
+_DRAIN = "drain"
+_DOOR = ".door"
+
+
+def write_drain(directory: Path, timeout_s: float) -> None:
+    """Ask all front doors to drain."""
+    _write(directory / _DRAIN, str(timeout_s))
+
+
+def read_drain(directory: Path) -> float | None:
+    """Seconds that running sessions may take; ``None`` while the keeper wants no drain."""
+    with contextlib.suppress(FileNotFoundError):
+        return float((directory / _DRAIN).read_text(encoding="utf-8"))
+    return None
+
+
+def write_status(directory: Path, door: str, status: str) -> None:
+    """status: ``SERVING``, ``DRAINING`` and the number of sessions left, or ``DRAINED``."""
+    _write(directory / f"{door}{_DOOR}", status)
+
+
+def read_statuses(directory: Path) -> list[str]:
+    """What every front door said last."""
+    return [path.read_text(encoding="utf-8") for path in directory.glob(f"*{_DOOR}")]
+
+
+def _write(path: Path, text: str) -> None:
+    """A reader sees all of the text or what was there before."""
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)

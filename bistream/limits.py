@@ -1,0 +1,79 @@
+"""Limits of what a request may ask for, and their checks: once, for all who read requests or make them.
+
+Used by the wire's reader, admission, the services behind it, the registry of voices, clients and scripts, so that no two of them
+disagree. ``docs/wire_protocol.md`` tells clients the same. Pure; every check raises ``InvalidInputError`` and says what to send.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bistream.errors import InvalidInputError
+from bistream.types import Sampling
+from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN
+
+MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; beyond this it is no speech any more
+MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
+MAX_SEED = 2**63 - 1
+
+
+def check_session_id(session_id: str) -> None:
+    if SESSION_ID_PATTERN.match(session_id) is None:
+        raise InvalidInputError("session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another.")
+
+
+def check_speaker_id(speaker_id: str) -> None:
+    if SPEAKER_ID_PATTERN.match(speaker_id) is None:
+        raise InvalidInputError("speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ and -; correct it.")
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed <= MAX_SEED:
+        raise InvalidInputError(f"seed is {seed}; set it to 0 or more, below 2^63.")
+
+
+def check_temperature(temperature: float) -> None:
+    if not 0.0 <= temperature <= MAX_TEMPERATURE:  # not so for NaN
+        raise InvalidInputError(f"temperature is {temperature:g}; set it between 0 (greedy) and {MAX_TEMPERATURE:g}.")
+
+
+def check_top_k(top_k: int) -> None:
+    if top_k < 1:
+        raise InvalidInputError(f"top_k is {top_k}; set it to 1 or more.")
+
+
+def check_top_p(top_p: float) -> None:
+    if not 0.0 < top_p <= 1.0:
+        raise InvalidInputError(f"top_p is {top_p:g}; set it above 0 and at most 1.")
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Values that are ``None`` are the checkpoint's."""
+    check_seed(sampling.seed)
+    check_temperature(sampling.temperature)
+    if sampling.top_k is not None:
+        check_top_k(sampling.top_k)
+    if sampling.top_p is not None:
+        check_top_p(sampling.top_p)
+
+
+def check_speed(speed: float) -> None:
+    if not (math.isfinite(speed) and MIN_SPEED <= speed <= MAX_SPEED):
+        raise InvalidInputError(f"speed is {speed:g}; set it between {MIN_SPEED:g} and {MAX_SPEED:g}.")
+
+
+def count_characters(data: bytes) -> int:
+    """Characters that begin in a piece of UTF-8; a sequence cut in two counts where it begins."""
+    return sum((byte & 0xC0) != 0x80 for byte in data)
+
+
+def check_text_length(characters: int, max_text_chars: int) -> None:
+    """characters: of a session's text, all pieces together."""
+    if characters > max_text_chars:
+        raise InvalidInputError(f"The text of the session is longer than {max_text_chars} characters; split it over several sessions.")
+
+
+def check_transcript_length(characters: int, max_text_chars: int) -> None:
+    """characters: of ``reference_text``."""
+    if characters > max_text_chars:
+        raise InvalidInputError(f"The reference text is longer than {max_text_chars} characters; use a shorter reference.")

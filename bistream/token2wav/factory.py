@@ -1,0 +1,16 @@
+"""Chooses what renders speech: the only place that knows which renderers there are. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from bistream.checkpoint import read_config
+from bistream.config import RuntimeConfig
+from bistream.token2wav.renderer import SpeechRenderer, sizes_of
+
+
+def load_renderer(config: RuntimeConfig) -> SpeechRenderer:
+    """The renderer of ``config.model_dir``, loaded. Raises ``CheckpointError`` naming what is missing or does not fit, ``ConfigError``."""
+    checkpoint = read_config(config.model_dir)
+    sizes = sizes_of(checkpoint)
+    from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)
+
+    return SpeechStages.load(config, checkpoint, sizes)

@@ -1,0 +1,119 @@
+"""The seam between the token2wav service (above) and the networks that turn speech tokens into audio (below). No torch.
+
+The service knows sessions, leases, order and batches; a renderer knows networks, their state and what they accept. Another flow or
+vocoder is a folder beside the present ones and a ``SpeechRenderer`` that ``factory.load_renderer`` chooses.
+
+Contract:
+
+- the checks are pure and may be called from any thread; everything else is called by one worker thread, one call at a time;
+- ``open`` and the checks raise ``BistreamError`` and nothing else; ``hop`` and ``synthesize`` raise nothing, an error is an outcome;
+- an error that belongs to one rendering is its outcome alone; anything unexpected is the outcome of all that were computed with it;
+- ``Rendering.close`` frees all that the rendering holds, is idempotent, and is the only way to free it;
+- every token has the same number of samples: after the final hop, tokens x sample rate / tokens per second are out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from bistream.config import CheckpointConfig
+from bistream.errors import BistreamError, CheckpointError
+from bistream.rates import MEL_FRAMES_PER_TOKEN, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.types import FloatArray, VoicePrompt
+
+if TYPE_CHECKING:
+    from bistream.gpu.tier import TierChoice
+
+Outcome = FloatArray | BistreamError  # waveform float32 [N], N possibly 0
+
+
+@dataclass(frozen=True)
+class RendererSizes:
+    """Rates and sizes of what goes in and comes out, from the checkpoint.
+
+    samples_per_frame: of one mel frame. speaker_embedding_size: width of the voice's vector.
+    """
+
+    sample_rate: int
+    samples_per_frame: int
+    frames_per_token: int
+    mel_bins: int
+    speaker_embedding_size: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.sample_rate / (self.samples_per_frame * self.frames_per_token)
+
+
+class Rendering(Protocol):
+    """What a renderer keeps of one session."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+
+
+@dataclass(frozen=True)
+class RendererHop:
+    """New speech tokens of one rendering. finalize: nothing follows; everything withheld comes out."""
+
+    rendering: Rendering
+    token_ids: Sequence[int]
+    finalize: bool
+
+
+class SpeechRenderer(Protocol):
+    """See the module's contract."""
+
+    @property
+    def sizes(self) -> RendererSizes: ...
+
+    @property
+    def tiers(self) -> tuple[TierChoice, ...]:
+        """Which code serves each of its networks."""
+
+    @property
+    def healthy(self) -> bool:
+        """False when only a new process can help."""
+
+    def check_tokens(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens as plain integers. Raises ``InvalidInputError`` unless all of them are codes that can be spoken."""
+
+    def check_length(self, tokens: int) -> None:
+        """tokens: of a whole sequence, prompt included. Raises ``InvalidInputError`` for more than one rendering can hold."""
+
+    def check_prompt(self, prompt: VoicePrompt) -> None:
+        """Raises ``InvalidInputError`` for shapes that are not those of ``sizes``, and for bad tokens."""
+
+    def open(self, prompt: VoicePrompt, seed: int) -> Rendering:
+        """Begin a rendering. Raises ``BusyError`` where its state cannot be guaranteed, ``InvalidInputError``, ``EngineError``."""
+
+    def hop(self, hops: Sequence[RendererHop]) -> list[Outcome]:
+        """The next waveform of each rendering, computed together; a rendering occurs once at most."""
+
+    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Outcome:
+        """A whole utterance with full attention; speed stretches it."""
+
+
+def sizes_of(checkpoint: CheckpointConfig) -> RendererSizes:
+    """Raises ``CheckpointError`` where flow and vocoder do not fit each other, or the rates are not those that the server speaks at.
+
+    The rates are fixed above the networks: clients play 24 kHz, and 25 tokens and 50 mel frames per second go between the models.
+    """
+    flow, vocoder = checkpoint.flow, checkpoint.vocoder
+    if flow.output_size != vocoder.in_channels:
+        raise CheckpointError(
+            f"The flow makes {flow.output_size} mel bins, the vocoder takes {vocoder.in_channels}; use files that belong together."
+        )
+    samples_per_frame = math.prod(vocoder.upsample_rates) * vocoder.istft_hop_len
+    sizes = RendererSizes(vocoder.sampling_rate, samples_per_frame, flow.token_mel_ratio, flow.output_size, flow.spk_embed_dim)
+    found = (sizes.sample_rate, sizes.samples_per_frame, sizes.frames_per_token)
+    expected = (SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, MEL_FRAMES_PER_TOKEN)
+    if found != expected:
+        raise CheckpointError(
+            "The checkpoint has {} Hz, {} samples per mel frame and {} frames per token; ".format(*found)
+            + "this server speaks at {}, {} and {}, use a CosyVoice2 checkpoint.".format(*expected)
+        )
+    return sizes

@@ -1,0 +1,18 @@
+"""Values as the arrays of the wire contract: [1, 1] tensors of requests between models, and of the keeper's probes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]  # by input or output name
+
+
+def text_array(value: str | bytes) -> NDArray[Any]:
+    return np.array([[value.encode("utf-8") if isinstance(value, str) else value]], dtype=np.object_)
+
+
+def scalar_array(value: bool | int | float, dtype: type[np.generic]) -> NDArray[Any]:
+    return np.array([[value]], dtype=dtype)
