@@ -18,7 +18,6 @@ class FlowBuffers:
     def __init__(self, config: FlowConfig, frames: int, few_rows: int, split_rows: int, dtype: torch.dtype, device: torch.device) -> None:
         encoder, estimator = config.encoder, config.estimator
         width, heads = estimator.channels[0], estimator.num_heads
-        inner = heads * estimator.attention_head_dim
         rows = GUIDANCE_ROWS * frames
 
         def half(*shape: int) -> Tensor:
@@ -35,8 +34,6 @@ class FlowBuffers:
         self.normed = half(rows, width)
         self.query = half(rows, heads, width)
         self.attended = half(rows, heads, width)
-        self.values = half(rows, inner)
-        self.hidden = half(rows, 4 * width)
         self.raw = half(rows, width)
         self.active = half(rows, width)
         self.source = half(rows, width)

@@ -164,10 +164,3 @@ def _options(warps: int) -> dict[str, Any]:
 def _embed(embedding: InputEmbedding, x: Tensor) -> Tensor:
     embedded: Tensor = embedding(x)
     return embedded
-
-
-def supports(config: FlowConfig) -> bool:
-    """Whether the kernels can compute these sizes."""
-    width, heads = config.encoder.output_size, config.encoder.attention_heads
-    head = width // heads
-    return width & (width - 1) == 0 and head & (head - 1) == 0 and head >= 16 and config.encoder.linear_units % 64 == 0

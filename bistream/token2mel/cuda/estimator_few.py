@@ -1,8 +1,8 @@
 """One evaluation of the estimator for few rows: three or four kernels per transformer block, two per residual block.
 
-Takes the place of ``estimator.CudaEstimator`` where the sizes fit (``fits_few``): same state in the same pages. The two guidance
-halves share nothing before the end of an evaluation, so each has its own stream (in a recorded graph: its own branch), and one
-computes while the other waits for memory.
+State is read from and written to the pages, at the places that the batch's arrays name. The two guidance halves share nothing before
+the end of an evaluation, so each has its own stream (in a recorded graph: its own branch), and one computes while the other waits for
+memory.
 
 The kernels of a half follow one another by programmatic dependent launch: a kernel fetches its weights and stored chunks while its
 predecessor works. For that, two neighbouring kernels should fit on a multiprocessor together.
@@ -33,14 +33,6 @@ _EPS = 1e-5
 _DEPTH = 128  # hidden features of a program of the feed-forward
 _WINDOW = WINDOW_FRAMES + 2  # rows of a convolution's window, history included
 _WINDOW_PROGRAMS = 256
-_SIZES = (256, 8, 64)  # width, heads, size of a head
-_MAX_CHUNK = 64  # rows of a matrix instruction
-
-
-def fits_few(config: EstimatorConfig) -> bool:
-    """Whether the kernels are written for these sizes."""
-    sizes = (config.channels[0], config.num_heads, config.attention_head_dim)
-    return sizes == _SIZES and config.static_chunk_size <= _MAX_CHUNK and config.in_channels % 64 == 0
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The estimator on many packed rows at full size: the two guidance halves beside one another, one kernel between attentions.
+"""One evaluation of the estimator for many rows: the two guidance halves beside one another, one kernel between attentions.
 
 The halves share nothing before the end of an evaluation. Each is queued on its own stream (in a recorded graph: its own
 branch), so that one half's attention runs beside the other's linear layers and convolutions, which have too few programs
-for all multiprocessors. Rows, state and results as in ``estimator.CudaEstimator``.
+for all multiprocessors. Rows, state and results as in ``estimator_few``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,6 @@ from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 _EPS = 1e-5
 _ROWS = 64  # of one program of the block kernel
 _QUERY_PARTS = (4, 2, 1)  # programs that may share a tile's heads where there is only the query to compute
-_SIZES = (256, 8, 64)  # width, heads, features of a head that the kernels are written for
-
-
-def fits_many(config: EstimatorConfig) -> bool:
-    """Whether the kernels can compute these sizes."""
-    return (config.channels[0], config.num_heads, config.attention_head_dim) == _SIZES
 
 
 class ManyEstimator:
@@ -58,7 +52,10 @@ class ManyEstimator:
         self._device = buffers.x.device
 
     def launch(self, step: int, time_biases: Tensor, halves: int = GUIDANCE_ROWS) -> None:
-        """time_biases: [units, width] of this solver step. halves: 1 leaves out the one without conditions."""
+        """time_biases: [units, width] of this solver step. halves: 1 leaves out the one without conditions.
+
+        In: ``buffers.inputs``. Out: ``buffers.raw``.
+        """
         current = torch.cuda.current_stream(self._device)
         streams = _streams(self._device)[:halves]
         for rest, _ in streams:  # all of them before any of their work is waited for

@@ -1,5 +1,11 @@
 # mypy: ignore-errors
-"""``attend_pages`` for many rows: the same sums by programs whose warps divide the work. Hopper only.
+"""Attention of the estimator over stored chunks, for many rows, by programs whose warps divide the work. Hopper only.
+
+Pages keep the normalised input X of a transformer block, not its keys and values. With per-head projections the score of
+query q and key input x is q . (K x) = (K^T q) . x, and the sum of values is V (sum of p x): every head has its own query of
+the block's full width, and all heads share X as keys and as values at once. So nothing is projected for stored frames, a
+page is read once for all heads, and only the new frames are multiplied by weights (the same algebra as multi-head latent
+attention, https://arxiv.org/abs/2405.04434, section 2.1).
 
 A program has a multiprocessor to itself: four warps copy queries and key tiles into a ring in shared memory, two groups of
 four warps compute 64 rows each. While one group turns scores into weights, the tensor cores belong to the other; they take
@@ -262,10 +268,14 @@ def attend_pages_large(
     rows, WIDTH: gl.constexpr, HEADS: gl.constexpr, CHUNK: gl.constexpr, TABLE: gl.constexpr, LEFT: gl.constexpr,
     FRAMES: gl.constexpr, KEYS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Arguments as ``kernels_attention.attend_pages`` with one split. Grid: (programs, halves), any number of programs.
+    """softmax(query . X) X for FRAMES frames of one session and all heads: [2 rows, HEADS, WIDTH]. Grid: (programs, halves).
 
-    Program p computes tiles p, p + programs, ... of its half; as many programs as multiprocessors in all are best, with the
-    longest tiles first (``layout.fill``). FRAMES * HEADS = 128, WIDTH = 256.
+    tile: int32 [1 + 2 tiles]: how many tiles there are, then session and first frame of each.
+    session: int32 [sessions, 3]: first packed row, new frames, stored chunks. table: pages of each session's stored chunks.
+    A frame sees stored chunks and the new chunks up to its own; ``LEFT`` > 0 bounds how many chunks back.
+
+    Any number of programs: program p computes tiles p, p + programs, ... of its half. As many programs as multiprocessors in all are
+    best, with the longest tiles first (``layout.fill``). FRAMES * HEADS = 128, WIDTH = 256.
     """
     gl.static_assert(FRAMES * HEADS == 2 * _ROWS and WIDTH == _WIDTH and num_warps == _WARPS)
     DTYPE: gl.constexpr = xn_ptr.dtype.element_ty

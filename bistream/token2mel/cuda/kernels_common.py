@@ -42,23 +42,5 @@ def mish(x):
 
 
 @triton.jit
-def gelu(x):
-    """x times the normal distribution function, as an odd polynomial around 1/2 (error below 1e-5; constant from 4.5 on)."""
-    bounded = tl.minimum(tl.maximum(x, -4.5), 4.5)
-    s = bounded * bounded
-    series = -1.400312644e-12
-    series = series * s + 1.697537472e-10
-    series = series * s - 9.194688617e-09
-    series = series * s + 2.959105937e-07
-    series = series * s - 6.365529477e-06
-    series = series * s + 9.787356069e-05
-    series = series * s - 1.122689019e-03
-    series = series * s + 9.833212900e-03
-    series = series * s - 6.633709174e-02
-    series = series * s + 3.988838090e-01
-    return x * (0.5 + bounded * series)
-
-
-@triton.jit
 def silu(x):
     return x / (1.0 + tl.exp(-x))

@@ -73,7 +73,7 @@ def window_activate(
     rows, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """``window_linear`` and ``activate_rows`` in one: mish(LayerNorm(convolution)) + time. Grid: (row tiles,)."""
+    """The middle of a residual block: mish(LayerNorm(convolution)) + time, 16 bit [rows, WIDTH]. Grid: (row tiles,)."""
     live = tl.load(live_ptr)
     first = tl.program_id(0) * TILE
     if first % rows >= live:
@@ -95,9 +95,9 @@ def window_residual(
     rows, CHANNELS: tl.constexpr, SOURCE_CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """``window_linear`` and ``residual_out`` in one, and the next LayerNorm (``kernels_linear.store_norm``). Grid: (row tiles,).
+    """The end of a residual block: mish(LayerNorm(convolution)) + source W^T + b, float32 [rows, WIDTH]. Grid: (row tiles,).
 
-    source: what ``residual_out`` calls x. copy, row_keep, page: where the LayerNorm goes.
+    copy, row_keep, page: where the next LayerNorm goes, see ``kernels_linear.store_norm``.
     """
     live = tl.load(live_ptr)
     first = tl.program_id(0) * TILE
@@ -121,61 +121,10 @@ def window_residual(
 
 
 @triton.jit
-def activate_rows(
-    raw_ptr, gamma_ptr, beta_ptr, time_ptr, live_ptr, out_ptr,
-    rows, WIDTH: tl.constexpr, TILE: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """mish(LayerNorm(raw)) + time, 16 bit [rows, WIDTH]: the middle of a residual block. Grid: (row tiles,)."""
-    first = tl.program_id(0) * TILE
-    if first % rows >= tl.load(live_ptr):
-        return
-    begin(PDL)
-    column = tl.arange(0, WIDTH)
-    at = (first + tl.arange(0, TILE))[:, None] * WIDTH + column[None, :]
-    gamma = tl.load(gamma_ptr + column)
-    beta = tl.load(beta_ptr + column)
-    time = tl.load(time_ptr + column).to(tl.float32)
-    out = mish(layer_norm(tl.load(raw_ptr + at).to(tl.float32), gamma, beta, WIDTH, EPS)) + time[None, :]
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty))
-
-
-@triton.jit
-def residual_out(
-    raw_ptr, gamma_ptr, beta_ptr, x_ptr, x_stride, w_ptr, bias_ptr, live_ptr, out_ptr,
-    rows, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, STEP: tl.constexpr,
-    STAGES: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """mish(LayerNorm(raw)) + x W^T + b: the end of a residual block, float32 [rows, WIDTH]. Grid: (row tiles, WIDTH / FEATURES)."""
-    first = tl.program_id(0) * TILE
-    if first % rows >= tl.load(live_ptr):
-        return
-    begin(PDL)
-    row = first + tl.arange(0, TILE)
-    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
-    inner = tl.arange(0, STEP)
-    total = tl.zeros([TILE, FEATURES], tl.float32)
-    for start in tl.range(0, CHANNELS, STEP, num_stages=STAGES):
-        x = tl.load(x_ptr + row[:, None] * x_stride + (start + inner)[None, :])
-        w = tl.load(w_ptr + feature[None, :] * CHANNELS + (start + inner)[:, None])
-        total = tl.dot(x, w, total)
-    column = tl.arange(0, WIDTH)
-    raw = tl.load(raw_ptr + row[:, None] * WIDTH + column[None, :]).to(tl.float32)
-    mean = tl.sum(raw, axis=1) * (1.0 / WIDTH)
-    centred = raw - mean[:, None]
-    scale = tl.rsqrt(tl.sum(centred * centred, axis=1) * (1.0 / WIDTH) + EPS)
-    part = tl.load(raw_ptr + row[:, None] * WIDTH + feature[None, :]).to(tl.float32)
-    gamma = tl.load(gamma_ptr + feature).to(tl.float32)
-    beta = tl.load(beta_ptr + feature).to(tl.float32)
-    normed = (part - mean[:, None]) * scale[:, None] * gamma[None, :] + beta[None, :]
-    total += mish(normed) + tl.load(bias_ptr + feature).to(tl.float32)[None, :]
-    tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], total)
-
-
-@triton.jit
 def finish_step(
     raw_ptr, gamma_ptr, beta_ptr, w_ptr, bias_ptr, live_ptr, state_ptr, inputs_ptr, free_ptr, free_row_ptr, step_size, guidance,
     rows, WIDTH: tl.constexpr, BINS: tl.constexpr, FEATURES: tl.constexpr, INPUTS: tl.constexpr, TILE: tl.constexpr,
-    KNOWN: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
+    KNOWN: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """The end of an evaluation: velocities of both halves, guidance, Euler step. Grid: (rows / TILE,).
 
@@ -185,7 +134,6 @@ def finish_step(
     first = tl.program_id(0) * TILE
     if first >= tl.load(live_ptr):
         return
-    begin(PDL)
     row = first + tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
     feature = tl.arange(0, FEATURES)

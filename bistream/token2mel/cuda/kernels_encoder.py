@@ -62,7 +62,7 @@ def attend_relative(
 ):  # fmt: skip
     """softmax((query + u) . keys + turned . positions) values -> [rows, WIDTH]. Grid: (tiles, HEADS).
 
-    tile, session, table as in ``kernels_attention.attend_pages``. bias: u, [WIDTH].
+    tile, session, table as in ``kernels_attention_large.attend_pages_large``. bias: u, [WIDTH].
     """
     tile = tl.program_id(0)
     head = tl.program_id(1)

@@ -3,7 +3,7 @@
 
 ``query_few``: LayerNorm and folded queries. ``attend_few``: attention over one session's chunks and the values, with the output
 projection where keys are not split. ``join_few``: splits joined, output projection. ``feed_forward_few``. The algebra is that of
-``kernels_attention``: the inputs X are keys and values at once. All rows are those of one guidance half.
+``kernels_attention_large``: the inputs X are keys and values at once. All rows are those of one guidance half.
 
 The residual stream x is float32 in two buffers that take turns, since a sum over programs cannot go where others still read:
 ``query_few`` reads x from ``even`` and sets ``odd`` to x plus the output's bias; the output projection is added to ``odd``, and

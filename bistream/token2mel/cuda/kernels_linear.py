@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from bistream.token2mel.cuda.kernels_common import begin, gelu, layer_norm, silu
+from bistream.token2mel.cuda.kernels_common import begin, layer_norm, silu
 
 
 @triton.jit
@@ -27,9 +27,7 @@ def norm_linear(
     row = first + tl.arange(0, TILE)
     x = tl.load(x_ptr + row[:, None] * WIDTH + column[None, :])
     out = tl.dot(layer_norm(x, gamma, beta, WIDTH, EPS).to(w.dtype), w) + bias[None, :]
-    if ACTIVATION == "gelu":
-        out = gelu(out)
-    elif ACTIVATION == "silu":
+    if ACTIVATION == "silu":
         out = silu(out)
     tl.store(out_ptr + row[:, None] * out_stride + feature[None, :], out.to(w.dtype))
 
@@ -69,9 +67,7 @@ def linear(
         w = tl.load(w_ptr + feature[None, :] * DEPTH + (start + inner)[:, None])
         total = tl.dot(a, w, total)
     total += tl.load(bias_ptr + feature).to(tl.float32)[None, :]
-    if ACTIVATION == "gelu":
-        total = gelu(total)
-    elif ACTIVATION == "silu":
+    if ACTIVATION == "silu":
         total = silu(total)
     tl.store(out_ptr + row[:, None] * out_stride + feature[None, :], total.to(out_ptr.dtype.element_ty))
 

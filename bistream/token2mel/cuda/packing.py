@@ -77,7 +77,7 @@ class FewWeights:
 
 @dataclass(frozen=True)
 class FlowWeights:
-    """few: None where ``estimator_few`` does not run."""
+    """few: None where no bucket is one of few rows."""
 
     encoder: EncoderWeights
     few: FewWeights | None

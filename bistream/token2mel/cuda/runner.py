@@ -21,7 +21,6 @@ from bistream.errors import EngineError
 from bistream.token2mel.batching import Buckets, Span, without_context
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.buffers import FlowBuffers
-from bistream.token2mel.cuda.estimator_few import fits_few
 from bistream.token2mel.cuda.layout import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
 from bistream.token2mel.cuda.packing import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.cuda.solver import CudaSolver
@@ -65,7 +64,7 @@ class CudaFlowRunner(FlowRunner):
         tunings = [tuning_of(bucket) for bucket in self._buckets]
         largest = self._buckets[-1]
         frames = largest.tokens * config.token_mel_ratio
-        few = list(zip(self._buckets, (tuning.few for tuning in tunings), strict=True)) if fits_few(config.estimator) else []
+        few = list(zip(self._buckets, (tuning.few for tuning in tunings), strict=True))
         rows = {bucket: GUIDANCE_ROWS * config.token_mel_ratio * bucket.tokens for bucket in self._buckets}
         few_rows = max((rows[bucket] for bucket, tiles in few if tiles is not None), default=0)
         split_rows = max((rows[bucket] * tiles.key_splits for bucket, tiles in few if tiles is not None), default=0)

@@ -14,14 +14,13 @@ from torch import Tensor
 from bistream.token2mel.cuda import kernels_conv
 from bistream.token2mel.cuda.buffers import FlowBuffers
 from bistream.token2mel.cuda.encoder import CudaEncoder
-from bistream.token2mel.cuda.estimator import CudaEstimator
 from bistream.token2mel.cuda.estimator_few import FewEstimator
-from bistream.token2mel.cuda.estimator_many import ManyEstimator, fits_many
+from bistream.token2mel.cuda.estimator_many import ManyEstimator
 from bistream.token2mel.cuda.layout import Bucket
 from bistream.token2mel.cuda.packing import FlowWeights
 from bistream.token2mel.cuda.tuning import Tuning
 from bistream.token2mel.flow import FlowNetwork
-from bistream.token2mel.pages import FlowPages
+from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _STEP_ROWS = 16
 
@@ -54,12 +53,12 @@ class CudaSolver:
         self.frames = bucket.tokens * config.token_mel_ratio
         self.encoder = CudaEncoder(config, network, weights.encoder, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         sizes, estimator = config.estimator, network.matching.estimator
-        self.estimator: FewEstimator | ManyEstimator | CudaEstimator
-        if tuning.few is not None and weights.few is not None:
+        self.estimator: FewEstimator | ManyEstimator
+        if tuning.few is not None:
+            assert weights.few is not None
             self.estimator = FewEstimator(sizes, estimator, weights.few, pages, buffers, arrays, tuning.few, left_context_chunks)
         else:
-            kind = ManyEstimator if tuning.few is None and fits_many(sizes) else CudaEstimator
-            self.estimator = kind(sizes, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
+            self.estimator = ManyEstimator(sizes, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         self.is_finite = torch.zeros(self.frames, dtype=torch.bool, device=network.device)
 
     def launch(self) -> None:
@@ -67,12 +66,9 @@ class CudaSolver:
         matching = self.network.matching
         self._begin(self.encoder.launch())
         for step, size in enumerate(matching.step_sizes):
-            if step == 0 and not isinstance(self.estimator, CudaEstimator):  # which computes both halves in one
-                self.estimator.launch(step, matching.time_biases[step], halves=1)
-                self._finish_step(size, is_known=True)
-            else:
-                self.estimator.launch(step, matching.time_biases[step])
-                self._finish_step(size, is_known=False)
+            is_known = step == 0
+            self.estimator.launch(step, matching.time_biases[step], halves=1 if is_known else GUIDANCE_ROWS)
+            self._finish_step(size, is_known)
         self.is_finite.copy_(torch.isfinite(self.buffers.mel[: self.frames]).all(dim=1))
 
     def _begin(self, mu: Tensor) -> None:
@@ -95,10 +91,9 @@ class CudaSolver:
         estimator = matching.estimator
         norm, projection = estimator.final_block.norm, estimator.final_projection
         bins, width = projection.weight.shape[0], projection.weight.shape[2]
-        dependent = isinstance(self.estimator, CudaEstimator)  # after the branches of both halves it waits for their ends
         kernels_conv.finish_step[(self.frames // _STEP_ROWS,)](
             buffers.raw, norm.weight, norm.bias, projection.weight, projection.bias, self.arrays["live_frames"], buffers.mel,
             buffers.inputs, self.free_velocities, self.arrays["frame_free"], size, matching.guidance,
             rows=self.frames, WIDTH=width, BINS=bins, FEATURES=1 << (bins - 1).bit_length(), INPUTS=buffers.inputs.shape[1],
-            TILE=_STEP_ROWS, KNOWN=is_known, EPS=norm.eps, PDL=dependent, num_warps=4, launch_pdl=dependent,
+            TILE=_STEP_ROWS, KNOWN=is_known, EPS=norm.eps, num_warps=4,
         )  # fmt: skip
