@@ -8,32 +8,13 @@ stand for it). A transposed convolution of stride r is r convolutions, one for e
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from bistream.gpu.arithmetic import fast_sine, snake
+from bistream.gpu.dependent_launch import begin
 
 META = tl.constexpr(16)  # int32 numbers per row, see ``rows``
 META_FRAMES = tl.constexpr(1)
 META_BEFORE = tl.constexpr(15)
-
-
-@triton.jit
-def begin(PDL: tl.constexpr):
-    """Wait for the kernel before, then let the next one start."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-
-
-@triton.jit
-def fast_sine(x):
-    """Good to 5e-7 for arguments of a few turns."""
-    return tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def snake(x, alpha):
-    """x + sin(alpha x)^2 / alpha."""
-    wave = fast_sine(x * alpha)
-    return x + wave * wave / (alpha + 1e-9)
 
 
 _SIZES = [

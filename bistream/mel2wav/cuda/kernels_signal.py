@@ -8,7 +8,8 @@ meta: int32 [rows, 16], see ``rows.pack_rows``. Sessions keep their state in slo
 import triton
 import triton.language as tl
 
-from bistream.mel2wav.cuda.kernels_conv import META, begin
+from bistream.gpu.dependent_launch import begin
+from bistream.mel2wav.cuda.kernels_conv import META
 
 SLOT = tl.constexpr(0)
 FRAMES = tl.constexpr(1)

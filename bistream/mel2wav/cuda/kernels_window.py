@@ -22,6 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from bistream.gpu.arithmetic import snake_of_channels
+from bistream.gpu.barriers import barriers
+
 FIELDS = gl.constexpr(16)  # of a segment in the table, see ``windows._row``
 IN_ROW = gl.constexpr(0)
 TAPS = gl.constexpr(1)
@@ -129,13 +132,6 @@ def _fetch_weights(
 
 
 @gluon.jit
-def _snake(x, alpha):
-    """x + sin(alpha x)^2 / alpha; the sine is good to 5e-7."""
-    wave = gl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x * alpha], dtype=gl.float32, is_pure=True, pack=1)
-    return x + wave * wave * gl.fdiv(gl.full_like(alpha, 1.0), alpha + 1e-9)
-
-
-@gluon.jit
 def _emit(value, desc, row, column, stage):
     """[64 channels, N] to N rows of ``desc``, through shared memory, once what left from there before has been read."""
     tma.store_wait(0)
@@ -167,7 +163,7 @@ def _fetch_residual(desc, row, column, bar, stage, N: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    total, x_desc, table_ptr, pools, barriers, position, column, group, sub, item, step, loads,
+    total, x_desc, table_ptr, pools, all_bars, position, column, group, sub, item, step, loads,
     INDEX: gl.constexpr, N: gl.constexpr, ROWS: gl.constexpr, WINDOWS: gl.constexpr, SLOTS: gl.constexpr, STAGES: gl.constexpr,
     PANELS: gl.constexpr, SEGMENTS: gl.constexpr, EXACT: gl.constexpr,
 ):  # fmt: skip
@@ -177,7 +173,7 @@ def _multiply(
     is a sum of its own, and these are added as float32 should be; the products of all other taps are far smaller. No residuals.
     """
     windows, weights, stages = pools
-    window_full, window_empty, weight_full, weight_empty, _, stage_free, residual_full = barriers
+    window_full, window_empty, weight_full, weight_empty, _, stage_free, residual_full = all_bars
     stage = stages.index(INDEX % STAGES)
     begin, first_item = step, item
     fresh = -1 if EXACT else begin  # the sum is zero when it comes
@@ -235,7 +231,7 @@ def _finish(total, desc, at, alpha_ptr, position, column, stage, slope, WIDTH: g
             _emit(total, desc, out_row + position, column, stage)
         for copy in range(gl.load(at + ACTIVES)):
             alpha = gl.expand_dims(gl.load(alpha_ptr + copy * WIDTH), 1)
-            _emit(_snake(total, alpha), desc, gl.load(at + ACTIVE_ROW + copy) + position, column, stage)
+            _emit(snake_of_channels(total, alpha), desc, gl.load(at + ACTIVE_ROW + copy) + position, column, stage)
     elif KIND == "leaky":
         _emit(gl.where(total > 0, total, total * slope), desc, out_row + position, column, stage)
     else:  # "elu", in two numbers of 16 bit
@@ -247,7 +243,7 @@ def _finish(total, desc, at, alpha_ptr, position, column, stage, slope, WIDTH: g
 
 @gluon.jit
 def _consumer(
-    arguments, pools, barriers, tiles,
+    arguments, pools, all_bars, tiles,
     INDEX: gl.constexpr, N: gl.constexpr, ROWS: gl.constexpr, WINDOWS: gl.constexpr, SLOTS: gl.constexpr, STAGES: gl.constexpr,
     PANELS: gl.constexpr, BLOCKS: gl.constexpr, SHARE: gl.constexpr, GROUPS: gl.constexpr, SEGMENTS: gl.constexpr, KIND: gl.constexpr,
 ):  # fmt: skip
@@ -255,7 +251,7 @@ def _consumer(
     x_desc, out_desc, table_ptr, bias_ptr, alpha_ptr, real_ptr, scale, slope = arguments
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     PARTS: gl.constexpr = BLOCKS // SHARE
-    _, window_empty, _, weight_empty, turn, stage_free, _ = barriers
+    _, window_empty, _, weight_empty, turn, stage_free, _ = all_bars
     stage = pools[2].index(INDEX % STAGES)
     channel = gl.arange(0, SLICE, layout=gl.SliceLayout(1, SUMS))
     column = gl.arange(0, N, layout=gl.SliceLayout(0, SUMS))
@@ -276,7 +272,7 @@ def _consumer(
             total = gl.zeros([SLICE, N], gl.float32, layout=SUMS)
             mbarrier.wait(turn.index(INDEX), (sub // 2 & 1) ^ (1 - INDEX))
             total, item, step, loads = _multiply(
-                total, x_desc, table_ptr, pools, barriers, position, block * SLICE, group, sub,
+                total, x_desc, table_ptr, pools, all_bars, position, block * SLICE, group, sub,
                 items + local // SHARE * (SEGMENTS * PANELS), steps + local * each, loads,
                 INDEX, N, ROWS, WINDOWS, SLOTS, STAGES, PANELS, SEGMENTS, KIND == "elu",
             )  # fmt: skip
@@ -302,14 +298,6 @@ def _consumer(
     tma.store_wait(0)
 
 
-@gluon.jit
-def _barriers(SIZE: gl.constexpr, ARRIVALS: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(SIZE):
-        mbarrier.init(bars.index(slot), ARRIVALS)
-    return bars
-
-
 @gluon.jit(do_not_specialize=["scale", "slope"])
 def sum_windows(
     x_desc, halo_desc, w_desc, out_desc, table_ptr, bias_ptr, alpha_ptr, real_ptr, extent_ptr, scale, slope,
@@ -330,11 +318,11 @@ def sum_windows(
     windows = gl.allocate_shared_memory(DTYPE, [WINDOWS * ROWS // SLICE, SLICE, SLICE], TILE_LAYOUT)
     weights = gl.allocate_shared_memory(DTYPE, [SLOTS, SLICE, SLICE], TILE_LAYOUT)
     stages = gl.allocate_shared_memory(DTYPE, [STAGES, N, SLICE], TILE_LAYOUT)
-    window_full, window_empty = _barriers(WINDOWS, 1), _barriers(WINDOWS, SHARE)
-    weight_full, weight_empty = _barriers(SLOTS, 1), _barriers(SLOTS, 1)
-    turn, stage_free, residual_full = _barriers(2, 1), _barriers(1, 1), _barriers(2, 1)
+    window_full, window_empty = barriers(WINDOWS, 1), barriers(WINDOWS, SHARE)
+    weight_full, weight_empty = barriers(SLOTS, 1), barriers(SLOTS, 1)
+    turn, stage_free, residual_full = barriers(2, 1), barriers(1, 1), barriers(2, 1)
     fence_async_shared()
-    barriers = (window_full, window_empty, weight_full, weight_empty, turn, stage_free, residual_full)
+    all_bars = (window_full, window_empty, weight_full, weight_empty, turn, stage_free, residual_full)
     pools = (windows, weights, stages)
     PARTS: gl.constexpr = BLOCKS // SHARE
     arguments = (x_desc, out_desc, table_ptr, bias_ptr, alpha_ptr, real_ptr, scale, slope)
@@ -342,10 +330,10 @@ def sum_windows(
     gl.warp_specialize(
         [
             (_consumer, (
-                arguments, pools, barriers, tiles, 0, N, ROWS, WINDOWS, SLOTS, STAGES, PANELS, BLOCKS, SHARE, GROUPS, SEGMENTS, KIND,
+                arguments, pools, all_bars, tiles, 0, N, ROWS, WINDOWS, SLOTS, STAGES, PANELS, BLOCKS, SHARE, GROUPS, SEGMENTS, KIND,
             )),
             (_consumer, (
-                arguments, pools, barriers, tiles, 1, N, ROWS, WINDOWS, SLOTS, STAGES, PANELS, BLOCKS, SHARE, GROUPS, SEGMENTS, KIND,
+                arguments, pools, all_bars, tiles, 1, N, ROWS, WINDOWS, SLOTS, STAGES, PANELS, BLOCKS, SHARE, GROUPS, SEGMENTS, KIND,
             )),
             (_fetch_windows, (
                 x_desc, halo_desc, table_ptr, windows, window_bars, tiles, N, ROWS, WINDOWS, PANELS, PARTS, GROUPS, SEGMENTS,

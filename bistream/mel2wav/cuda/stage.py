@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from bistream.config import CheckpointConfig, RuntimeConfig
 from bistream.errors import BusyError
+from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.cuda.network import Slots, VocoderCall, Workspace
 from bistream.mel2wav.cuda.rows import BUCKETS, Bucket, RowPlan, bucket_of, group_rows, pack_rows
 from bistream.mel2wav.cuda.weights import pack_weights
@@ -69,7 +69,7 @@ class CudaVocoderStage(VocoderStage):
             for bucket in BUCKETS
         }
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
-        self._pool: Any = None  # memory that the graphs share
+        self._recorder = GraphRecorder(self.device)
 
     def record(self) -> None:
         """Record the graphs of all buckets (a few seconds, and the kernels' compilation when it is the first time)."""
@@ -172,19 +172,9 @@ class CudaVocoderStage(VocoderStage):
         return waveform
 
     def _record_call(self, bucket: Bucket) -> None:
-        """Run once, so that every kernel is compiled, then record. The rows on the device must be empty."""
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream), torch.inference_mode():
-            self._calls[bucket].launch()
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                self._calls[bucket].launch()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        self._graphs[bucket] = graph
+        """The rows on the device must be empty."""
+        with torch.inference_mode():
+            self._graphs[bucket] = self._recorder.record(self._calls[bucket].launch)
 
 
 def _cuda_state(hop: VocoderHop) -> CudaVocoderState:

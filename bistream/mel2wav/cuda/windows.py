@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.mel2wav.cuda import kernels_window
 from bistream.mel2wav.cuda.tiles import SLICE, Part, WindowSum
-from bistream.tensor_tiles import tile_descriptor
 
 _HALO = 16
 _TILE_POSITIONS = (256, 128, 64)

@@ -24,7 +24,7 @@ HEAD_SIZE = 64
 
 
 def packed_index(index: Tensor) -> Tensor:
-    """Where element ``index`` (0..31) of 32 along the summed dimension is stored; see ``kernels_small``."""
+    """Where element ``index`` (0..31) of 32 along the summed dimension is stored: ``arithmetic.packed_column`` on the host."""
     return (index >> 1 & 3) * 8 + (index >> 4 & 1) * 4 + (index >> 3 & 1) * 2 + (index & 1)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bistream.config import LanguageModelConfig
+from bistream.gpu.recording import GraphRecorder
 from bistream.text2token.cuda import kernels_rows
 from bistream.text2token.cuda.buffers import StepBuffers
 from bistream.text2token.cuda.cache import BLOCK_SIZE, CudaCache
@@ -108,19 +109,16 @@ class CudaRunner:
 
     def _prepare(self, record: bool, progress: Progress | None) -> None:
         """Compile every kernel with rows that are all padding, and capture the graphs, the largest first."""
-        pool = None
+        recorder = GraphRecorder(self.device, self.stream)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             for done, bucket in enumerate(reversed(self.buckets), start=1):
                 write_rows(self._ring[0, :bucket], (), self.filler_slot)
                 self.buffers.clock.zero_()
-                self.step.launch(bucket)
-                self.stream.synchronize()
+                launch = functools.partial(self.step.launch, bucket)
                 if record:
-                    graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, pool=pool, stream=self.stream):
-                        self.step.launch(bucket)
-                    pool = graph.pool()
-                    self._graphs[bucket] = graph
+                    self._graphs[bucket] = recorder.record(launch)
+                else:
+                    recorder.warm_up(launch)
                 if progress is not None:
                     progress(done, len(self.buckets))
             self._start_numbers[0, 0, 0] = self.filler_slot

@@ -13,7 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from bistream.text2token.cuda.kernels_gluon import packed_column, start_successor, wait_predecessor
+from bistream.gpu.arithmetic import packed_column
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 
 SPLIT = gl.constexpr(64)
 WARPS = gl.constexpr(4)  # part of the definition of a result: so many splits join at once

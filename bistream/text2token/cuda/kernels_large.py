@@ -5,9 +5,9 @@ Matrices come as tensor descriptors. Weights are sent to the L2 cache before the
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from bistream.text2token.cuda.kernels_common import add_in_order, inverse_rms
+from bistream.gpu.arithmetic import add_in_order, inverse_rms
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 
 
 @triton.jit
@@ -36,14 +36,14 @@ def gate_up_large(
 
     Grid: (INTERMEDIATE / FEATURES, rows / TILE).
     """
-    gdc_launch_dependents()
+    start_successor()
     start = tl.program_id(0) * FEATURES
     first_row = tl.program_id(1) * TILE
     row = first_row + tl.arange(0, TILE)
     if tl.program_id(1) == 0:
         _prefetch(w_ptr + 2 * start * K, FEATURES * K * 4 // THREADS, THREADS)
     total = tl.zeros((TILE, 2 * FEATURES), tl.float32)
-    gdc_wait()
+    wait_predecessor()
     sum_of_squares = tl.load(squares_ptr + row)
     for k in tl.range(0, K, 128, num_stages=STAGES):
         total = add_in_order(total, tl.dot(xb_desc.load([first_row, k]), w_desc.load([2 * start, k]).T))
@@ -62,7 +62,7 @@ def head_large(
     VOCAB_STRIDE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """Final RMSNorm and speech head: float32 scores. Grid: (cdiv(VOCAB, FEATURES), rows / TILE)."""
-    gdc_launch_dependents()
+    start_successor()
     start = tl.program_id(0) * FEATURES
     first_row = tl.program_id(1) * TILE
     row = first_row + tl.arange(0, TILE)
@@ -70,7 +70,7 @@ def head_large(
     inside = features < VOCAB
     bias = tl.load(bias_ptr + features, mask=inside, other=0.0)
     total = tl.zeros((TILE, FEATURES), tl.float32)
-    gdc_wait()
+    wait_predecessor()
     sum_of_squares = tl.load(squares_ptr + row)
     for k in tl.range(0, K, 128, num_stages=STAGES):
         total = add_in_order(total, tl.dot(xb_desc.load([first_row, k]), w_desc.load([start, k]).T))

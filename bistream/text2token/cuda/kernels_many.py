@@ -10,28 +10,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from bistream.text2token.cuda.kernels_gluon import (
-    BLOCK,
-    add_in_order,
-    finite,
-    inverse_rms,
-    multiply_add,
-    packed_column,
-    squares,
-    start_successor,
-    wait_predecessor,
-)
+from bistream.gpu.arithmetic import add_in_order, finite, inverse_rms, multiply_add, packed_column, squares
+from bistream.gpu.barriers import barriers
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
+from bistream.text2token.cuda.cache import BLOCK_SIZE
 
+BLOCK = gl.constexpr(BLOCK_SIZE)
 STEP = gl.constexpr(64)  # columns of K that a bulk copy brings: 128 bytes of every row
 GROUP = gl.constexpr(64)  # rows of four warps
-
-
-@gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    result = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for number in gl.static_range(COUNT):
-        mbarrier.init(result.index(number), count=ARRIVALS)
-    return result
 
 
 @gluon.jit

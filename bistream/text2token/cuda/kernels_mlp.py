@@ -9,8 +9,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from bistream.text2token.cuda.kernels_gluon import add_in_order, inverse_rms, packed_column, squares, start_successor, wait_predecessor
-from bistream.text2token.cuda.kernels_many import GROUP, STEP, barriers, feed
+from bistream.gpu.arithmetic import add_in_order, inverse_rms, packed_column, squares
+from bistream.gpu.barriers import barriers
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
+from bistream.text2token.cuda.kernels_many import GROUP, STEP, feed
 
 CHUNKS = gl.constexpr(8)
 CHUNK_STEPS = gl.constexpr(10)  # a chunk of the down projection: 640 columns

@@ -8,7 +8,7 @@ where in the ring: [0] the next step, [1] the one in progress.
 import triton
 import triton.language as tl
 
-from bistream.text2token.cuda.kernels_common import packed_column, squares
+from bistream.gpu.arithmetic import packed_column, squares
 
 SLOT = tl.constexpr(0)
 POSITION = tl.constexpr(1)  # -1: the row only pads the step

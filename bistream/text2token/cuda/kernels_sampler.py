@@ -8,7 +8,7 @@ consecutive ids, one per warp, so that most reductions stay within a warp.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from bistream.text2token.cuda.kernels_gluon import wait_predecessor
+from bistream.gpu.dependent_launch import wait_predecessor
 
 SLOT = gl.constexpr(0)  # fields of a row, as in kernels_rows
 SAMPLES = gl.constexpr(4)

@@ -10,18 +10,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from bistream.text2token.cuda.kernels_gluon import (
-    BLOCK,
-    add_in_order,
-    finite,
-    inverse_rms,
-    multiply_add,
-    packed_column,
-    squares,
-    start_successor,
-    wait_predecessor,
-)
+from bistream.gpu.arithmetic import add_in_order, finite, inverse_rms, multiply_add, packed_column, squares
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
+from bistream.text2token.cuda.cache import BLOCK_SIZE
 
+BLOCK = gl.constexpr(BLOCK_SIZE)
 MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[8, 1, 1], instr_shape=[1, 16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, MMA, 2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, MMA, 2))

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bistream.config import LanguageModelConfig
-from bistream.tensor_tiles import tile_descriptor
+from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.text2token.cuda import (
     kernels_attention,
     kernels_large,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bistream.config import EstimatorConfig
-from bistream.tensor_tiles import tile_descriptor
+from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.token2mel.cuda import kernels_attention_large, kernels_conv, kernels_many_block
 from bistream.token2mel.cuda.buffers import FlowBuffers
 from bistream.token2mel.cuda.layout import Bucket, max_tiles

@@ -21,6 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from bistream.gpu.barriers import barriers, ring_barriers
+
 _HIDDEN = gl.constexpr(-1.0e30)  # score of a key that is not visible; finite, so that a row without keys so far stays finite
 _SLACK = gl.constexpr(8.0)  # the base of the weights follows the highest score only by steps of this size: weights stay below 2^8
 _WARPS = gl.constexpr(4)  # of each group
@@ -281,18 +283,9 @@ def attend_pages_large(
     DTYPE: gl.constexpr = xn_ptr.dtype.element_ty
     query = gl.allocate_shared_memory(DTYPE, [2, _ROWS, _WIDTH], gl.NVMMASharedLayout.get_default_for([_ROWS, _WIDTH], DTYPE))
     x = gl.allocate_shared_memory(DTYPE, [_STAGES, KEYS, _WIDTH], gl.NVMMASharedLayout.get_default_for([KEYS, _WIDTH], DTYPE))
-    query_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    query_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(2):
-        mbarrier.init(query_full.index(index), count=_THREADS)
-        mbarrier.init(query_empty.index(index), count=1)
-        mbarrier.init(turn.index(index), count=1)
-    for index in gl.static_range(_STAGES):
-        mbarrier.init(full.index(index), count=_THREADS)
-        mbarrier.init(empty.index(index), count=2)
+    query_full, query_empty = ring_barriers(2, _THREADS, 1)
+    turn = barriers(2, 1)
+    full, empty = ring_barriers(_STAGES, _THREADS, 2)
     gl.warp_specialize(
         [
             (_attend, (xn_ptr, tile_ptr, session_ptr, out_ptr, scale, query, x, query_full, query_empty, full, empty, turn,

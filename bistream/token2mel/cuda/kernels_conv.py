@@ -9,7 +9,8 @@ this one's input from column ``tail_column`` on.
 import triton
 import triton.language as tl
 
-from bistream.token2mel.cuda.kernels_common import begin, layer_norm, mish
+from bistream.gpu.arithmetic import layer_norm, mish
+from bistream.gpu.dependent_launch import begin
 from bistream.token2mel.cuda.kernels_linear import store_norm
 
 

@@ -9,7 +9,8 @@ score depends on two positions at once, so one table serves every context length
 import triton
 import triton.language as tl
 
-from bistream.token2mel.cuda.kernels_common import begin
+from bistream.gpu.arithmetic import soften_masked
+from bistream.gpu.dependent_launch import begin
 
 
 @triton.jit
@@ -106,12 +107,7 @@ def attend_relative(
         if LEFT:
             visible = visible & (key[None, :] >= lower[:, None])
         scores = tl.where(visible, scores, float("-inf"))
-        raised = tl.maximum(highest, tl.max(scores, axis=1))
-        base = tl.where(raised == float("-inf"), 0.0, raised)
-        weights = tl.exp2(scores - base[:, None])
-        fade = tl.exp2(highest - base)
-        total = total * fade + tl.sum(weights, axis=1)
+        weights, fade, highest, total = soften_masked(scores, highest, total)
         sums = tl.dot(weights.to(values.dtype), values, sums * fade[:, None])
-        highest = raised
     sums = sums / total[:, None]
     tl.store(out_ptr + row[:, None] * WIDTH + feature[None, :], sums.to(out_ptr.dtype.element_ty), mask=exists[:, None])

@@ -20,17 +20,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
-from bistream.token2mel.cuda.kernels_gluon import (
-    TILE,
-    copy_rows,
-    fast_inverse,
-    gelu,
-    layer_norm,
-    mish,
-    product_layout,
-    start_successor,
-    wait_predecessor,
-)
+from bistream.gpu.arithmetic import fast_inverse, fast_mish, gelu, layer_norm, soften
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
+from bistream.token2mel.cuda.kernels_gluon import TILE, copy_rows, product_layout
 
 HIDDEN = gl.constexpr(-1.0e30)  # score of what is not there; finite, so that differences are numbers
 
@@ -115,7 +107,7 @@ def query_few(
     at = gl.expand_dims(row * WIDTH, 1) + gl.expand_dims(column, 0)
     x = gl.load(x_ptr + at)
     if FIRST:
-        x += mish(layer_norm(gl.load(raw_ptr + at).to(gl.float32), raw_gamma, raw_beta, WIDTH, EPS))
+        x += fast_mish(layer_norm(gl.load(raw_ptr + at).to(gl.float32), raw_gamma, raw_beta, WIDTH, EPS))
     xn = layer_norm(x, gamma, beta, WIDTH, EPS).to(DTYPE)
     normed.store(xn)
     mine = gl.expand_dims(column // (WIDTH // HEADS) == head, 0)
@@ -240,7 +232,7 @@ def attend_few(
         scores = warpgroup_mma(query, tile.permute((1, 0)), gl.zeros([TILE, TILE], gl.float32, layout=SCORES), use_acc=False)
         visible = column < gl.where(key == last, count, CHUNK)
         scores = gl.where(gl.expand_dims(visible, 0), scores * scale, HIDDEN)
-        weights, fade, highest, total = _soften(scores, highest, total)
+        weights, fade, highest, total = soften(scores, highest, total)
         sums = sums * gl.expand_dims(gl.convert_layout(fade, gl.SliceLayout(1, SUMS)), 1)
         left = gl.convert_layout(weights.to(DTYPE), gl.DotOperandLayout(0, SUMS, 2))
         sums = warpgroup_mma(left, tile, sums)
@@ -266,15 +258,6 @@ def attend_few(
         wo = x.index(gl.where(slot == SLOTS - 1, 0, slot + 1))
         out = warpgroup_mma(left, wo, gl.zeros([TILE, WIDTH], gl.float32, layout=SUMS), use_acc=False)
         _add_rows(odd_ptr + first_row * WIDTH, out, 0, count, WIDTH, num_warps)
-
-
-@gluon.jit
-def _soften(scores, highest, total):
-    """One step of a running softmax: the scores' weights, what earlier sums shrink by, the highest score and the weights' sum so far."""
-    raised = gl.maximum(highest, gl.max(scores, axis=1))
-    weights = gl.exp2(scores - gl.expand_dims(raised, 1))
-    fade = gl.exp2(highest - raised)
-    return weights, fade, raised, total * fade + gl.sum(weights, axis=1)
 
 
 @gluon.jit

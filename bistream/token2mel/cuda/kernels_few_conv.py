@@ -9,15 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from bistream.token2mel.cuda.kernels_gluon import (
-    copy_rows,
-    layer_norm,
-    mish,
-    prefetch,
-    product,
-    start_successor,
-    wait_predecessor,
-)
+from bistream.gpu.arithmetic import fast_mish, layer_norm
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
+from bistream.token2mel.cuda.kernels_gluon import copy_rows, prefetch, product
 
 PARTS = gl.constexpr(4)  # three taps and the shortcut
 
@@ -49,7 +43,7 @@ def _source(
         value = gl.load(x_ptr + gl.expand_dims(row * x_stride, 1) + gl.expand_dims(column, 0), mask=mask, other=0.0)
     elif SOURCE == "raw":
         raw = gl.load(x_ptr + at, mask=mask, other=0.0).to(gl.float32)
-        value = mish(layer_norm(raw, gl.load(gamma_ptr + column), gl.load(beta_ptr + column), WIDTH, EPS))
+        value = fast_mish(layer_norm(raw, gl.load(gamma_ptr + column), gl.load(beta_ptr + column), WIDTH, EPS))
         value = (value + gl.expand_dims(gl.load(time_ptr + column).to(gl.float32), 0)).to(DTYPE)
     elif chunk == 0:
         value = gl.load(x_ptr + at, mask=mask, other=0.0).to(DTYPE)

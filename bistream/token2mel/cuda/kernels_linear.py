@@ -4,7 +4,8 @@
 import triton
 import triton.language as tl
 
-from bistream.token2mel.cuda.kernels_common import begin, layer_norm, silu
+from bistream.gpu.arithmetic import layer_norm, silu
+from bistream.gpu.dependent_launch import begin
 
 
 @triton.jit

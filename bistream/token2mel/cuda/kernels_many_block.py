@@ -23,7 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from bistream.token2mel.cuda.kernels_gluon import gelu
+from bistream.gpu.arithmetic import gelu, normalise
+from bistream.gpu.barriers import barriers, ring_barriers
 
 ROWS = gl.constexpr(64)  # of a program
 SLICE = gl.constexpr(64)
@@ -87,11 +88,11 @@ def _fetch_pairs(first_desc, second_desc, y, pool, full, empty, COUNT: gl.conste
 
 @gluon.jit
 def _producer(
-    descriptors, pool, barriers, first, first_head, HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr,
+    descriptors, pool, bars, first, first_head, HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr,
 ):  # fmt: skip
     """Everything in the order in which it is used."""
     rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc = descriptors
-    full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = barriers
+    full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = bars
     if SUM:
         _fetch_values(rows_desc, value_desc, output_desc, pool, full, empty, first, HEADS)
         for slot in gl.static_range(RING):
@@ -194,10 +195,7 @@ def _plus(sums, vector):
 
 @gluon.jit
 def _norm(sums, gamma, beta, EPS: gl.constexpr):
-    mean = gl.sum(sums, axis=1) * (1.0 / WIDTH)
-    centred = sums - gl.expand_dims(mean, 1)
-    scale = gl.rsqrt(gl.sum(centred * centred, axis=1) * (1.0 / WIDTH) + EPS)
-    return _plus(centred * gl.expand_dims(scale, 1) * gl.expand_dims(gamma.load(COLUMNS).to(gl.float32), 0), beta)
+    return _plus(normalise(sums, WIDTH, EPS) * gl.expand_dims(gamma.load(COLUMNS).to(gl.float32), 0), beta)
 
 
 @gluon.jit
@@ -247,12 +245,12 @@ def _query_slices(middle, normed, folded_desc, pool, middles, full, empty, first
 
 @gluon.jit
 def _consumer(
-    pool, middles, vectors, in_bias, barriers, folded_desc, copy_desc, vector_pointers, pointers, first, first_head,
+    pool, middles, vectors, in_bias, bars, folded_desc, copy_desc, vector_pointers, pointers, first, first_head,
     HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
     """What eight warps do."""
     in_bias_ptr, x_ptr, keep_ptr, page_ptr, page_half_stride, live, rows = pointers
-    full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = barriers
+    full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = bars
     rows_kept = pool.index(RING)
     row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
     at = x_ptr + gl.expand_dims(row * WIDTH, 1) + gl.expand_dims(gl.arange(0, WIDTH, layout=COLUMNS), 0)
@@ -286,17 +284,6 @@ def _consumer(
 
 
 @gluon.jit
-def _ring_barriers(SIZE: gl.constexpr):
-    """full: one copy has arrived; empty: it has been used."""
-    full = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(SIZE):
-        mbarrier.init(full.index(slot), 1)
-        mbarrier.init(empty.index(slot), 1)
-    return full, empty
-
-
-@gluon.jit
 def block_rows(
     rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc, folded_desc, copy_desc,
     output_bias_ptr, in_bias_ptr, back_bias_ptr, gamma_ptr, beta_ptr, next_gamma_ptr, next_beta_ptr, live_ptr, x_ptr,
@@ -327,25 +314,24 @@ def block_rows(
     vectors = gl.allocate_shared_memory(DTYPE, [VECTORS, WIDTH], FLAT)
     in_bias = gl.allocate_shared_memory(DTYPE, [HIDDEN, SLICE], FLAT)
     if SUM:
-        full, empty = _ring_barriers(POOL)
-        ring_full, ring_empty = _ring_barriers(RING)
-        rows_full = full
-        query_full, query_empty = _ring_barriers(QUERY_RING) if QUERY else (full, empty)
+        full, empty = ring_barriers(POOL, 1, 1)
+        ring_full, ring_empty = ring_barriers(RING, 1, 1)
+        rows_full = full.index(0)
+        query_full, query_empty = ring_barriers(QUERY_RING, 1, 1) if QUERY else (full, empty)
     else:
-        query_full, query_empty = _ring_barriers(QUERY_RING)
+        query_full, query_empty = ring_barriers(QUERY_RING, 1, 1)
         full, empty, ring_full, ring_empty = query_full, query_empty, query_full, query_empty
-        rows_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-        mbarrier.init(rows_full, 1)
+        rows_full = barriers(1, 1).index(0)
     fence_async_shared()
-    barriers = (full, empty, ring_full, ring_empty, query_full, query_empty, rows_full)
+    bars = (full, empty, ring_full, ring_empty, query_full, query_empty, rows_full)
     pointers = (in_bias_ptr, x_ptr, keep_ptr, page_ptr, page_half_stride, live, rows)
     descriptors = (rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc)
     vector_pointers = (output_bias_ptr, gamma_ptr, beta_ptr, back_bias_ptr, next_gamma_ptr, next_beta_ptr)
     gl.warp_specialize(
         [
-            (_consumer, (pool, middles, vectors, in_bias, barriers, folded_desc, copy_desc, vector_pointers, pointers, first,
+            (_consumer, (pool, middles, vectors, in_bias, bars, folded_desc, copy_desc, vector_pointers, pointers, first,
                          first_head, HEADS, HIDDEN, SUM, QUERY, EPS)),
-            (_producer, (descriptors, pool, barriers, first, first_head, HEADS, HIDDEN, SUM, QUERY)),
+            (_producer, (descriptors, pool, bars, first, first_head, HEADS, HIDDEN, SUM, QUERY)),
         ],
         [1],
         [24],

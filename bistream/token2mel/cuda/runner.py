@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bistream.errors import EngineError
+from bistream.gpu.recording import GraphRecorder
 from bistream.token2mel.batching import Buckets, Span, without_context
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.buffers import FlowBuffers
@@ -81,7 +81,7 @@ class CudaFlowRunner(FlowRunner):
         self._mel_frames = 0  # of the device's prompt mel that are not zero
         self._host_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, pin_memory=pinned)
         self._device_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, device=device)
-        self._pool: Any = None  # memory that the graphs share
+        self._recorder = GraphRecorder(device)
         self._first_step = FirstStep(config, network.matching, left_context_chunks)
         self._calls = [self._make_call(*item) for item in zip(self._buckets, tunings, shapes, strict=True)]
 
@@ -178,21 +178,10 @@ class CudaFlowRunner(FlowRunner):
         self._mel_frames = reach
 
     def _record_call(self, call: _Call) -> None:
-        """Run once, so that every kernel is compiled, then record. The batch on the device is computed (again); that changes nothing."""
-        if self.network.device.type != "cuda":
-            return
-        stream = torch.cuda.Stream(self.network.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.network.device))
-        with torch.cuda.stream(stream), torch.no_grad():
-            call.solver.launch()
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                call.solver.launch()
-        torch.cuda.current_stream(self.network.device).wait_stream(stream)
-        call.graph = graph
+        """The batch on the device is computed (again); that changes nothing."""
+        if self.network.device.type == "cuda":
+            with torch.no_grad():
+                call.graph = self._recorder.record(call.solver.launch)
 
     def _clear(self) -> None:
         """An empty batch on the device."""
