@@ -17,7 +17,7 @@ def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig) -> Vocoder
     dtype = torch.float32 if config.dtype == "float32" else torch.float16
     choice = choose_tier("vocoder", config.kernels, device, dtype, kernels_need(checkpoint.vocoder))
     if choice.tier is Tier.KERNELS:
-        from bistream.mel2wav.cuda.stage import CudaVocoderStage  # noqa: PLC0415  (imports triton)
+        from bistream.mel2wav.cuda.runner import CudaVocoderStage  # noqa: PLC0415  (imports triton)
 
         stage = CudaVocoderStage(config, checkpoint)
         stage.record()

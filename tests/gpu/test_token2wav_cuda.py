@@ -28,9 +28,9 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.mel2wav.cuda.stage import CudaVocoderStage
+from bistream.mel2wav.cuda.runner import CudaVocoderStage
 from bistream.token2mel.cuda import tuning
-from bistream.token2mel.cuda.layout import Bucket
+from bistream.token2mel.cuda.batch import Bucket
 from bistream.token2mel.cuda.runner import CudaFlowRunner
 from bistream.token2mel.first_step import FIRST_CHUNKS
 

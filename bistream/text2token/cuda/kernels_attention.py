@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Attention of rows over the paged cache, in Gluon: one warp per split of 64 positions, counted from position 0.
 
 A split is one block of the cache and one softmax: maximum m, sum n of exp2(score - m), weighted values o. Four splits at a time
@@ -5,7 +6,7 @@ join what came before: M' = max(M, m0..m3), N = N * exp2(M - M') + n0 * exp2(m0 
 the result is O / N. The same kernel serves every number of rows, so a row's numbers never depend on its neighbours.
 
 A block of one key/value head is 16 kB in one piece, in the order in which the matrix instruction (m16n8k16) takes its right
-operand (``cache.py``), so a warp needs no change of layout. All blocks that are older than the step are on their
+operand (``memory.py``), so a warp needs no change of layout. All blocks that are older than the step are on their
 way before the predecessor has finished. What lies in a block behind a row's position is finite and has weight zero.
 """
 
@@ -113,7 +114,7 @@ def attend_rows(
     """Grid: (KV_HEADS, rows). Shared memory: STAGES * 64 kB.
 
     IN_FLIGHT: blocks under way at a time, beside the newest, before the wait. LATE: successors start behind the wait.
-    PACKED: the result is for ``kernels_small``. row_order: the row of each program; long rows start first.
+    PACKED: the result is for the kernels for few rows. row_order: the row of each program; long rows start first.
     """
     if not LATE:
         start_successor()

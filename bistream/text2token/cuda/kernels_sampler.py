@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Last kernel of a step, in Gluon: repetition-aware sampling, one program per row, as ``sampler.RepetitionAwareSampler`` does it.
 
 Reads the scores and the row's ``SamplerState``; writes the chosen head row (or a code of ``sequence``) to the host's ring
@@ -10,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from bistream.gpu.dependent_launch import wait_predecessor
 
-SLOT = gl.constexpr(0)  # fields of a row, as in kernels_rows
+SLOT = gl.constexpr(0)  # fields of a row, as in kernels_embedding
 SAMPLES = gl.constexpr(4)
 INACTIVE = gl.constexpr(-1)  # codes of sequence.py
 NOT_FINITE = gl.constexpr(-2)

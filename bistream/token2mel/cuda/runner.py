@@ -20,11 +20,11 @@ from bistream.errors import EngineError
 from bistream.gpu.recording import GraphRecorder
 from bistream.token2mel.batching import Buckets, Span, without_context
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.cuda.buffers import FlowBuffers
-from bistream.token2mel.cuda.layout import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
-from bistream.token2mel.cuda.packing import FlowWeights, pack_encoder, pack_few
-from bistream.token2mel.cuda.solver import CudaSolver
+from bistream.token2mel.cuda.batch import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
+from bistream.token2mel.cuda.launches import CudaSolver
+from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_of
+from bistream.token2mel.cuda.weights import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.first_step import FIRST_CHUNKS, FirstStep
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
