@@ -4,11 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+
+class MetaField(IntEnum):
+    """The int32 numbers of a row, see ``RowPlan``. The only declaration: kernels take the places of their numbers from here."""
+
+    SLOT = 0
+    FRAMES = 1
+    CONTEXT = 2
+    OVERLAP = 4  # 3 is free
+    FIRST_FRAME = 5
+    STARTS = 6
+    FADES = 7
+    KEPT_SOURCE = 8
+    NEW_COLUMN = 9  # first column of the row's new frames among those of all rows
+    OUT_FRAME = 10
+    EMITTED = 11
+    NEXT_FIRST = 12
+    KEY_LOW = 13
+    KEY_HIGH = 14
+    BEFORE = 15  # frames of all rows before
+
+
+class RateField(IntEnum):
+    """The int32 numbers of a rate, see ``Rate``."""
+
+    RATE = 0
+    EXTRA = 1
+    GAP = 2
+    BEGIN = 3  # first position of the rate in ``memory.Workspace.real``
+
+
+class SegmentField(IntEnum):
+    """The int32 numbers of a convolution in a sum of them, for ``kernels_convolution.sum_windows``; rows are those of the activations."""
+
+    IN_ROW = 0
+    TAPS = 1
+    WRAP = 2
+    DILATION = 3
+    PAD = 4
+    WEIGHT_TILE = 5
+    RESIDUALS = 6  # how many, at most MAX_RESIDUALS
+    RESIDUAL_ROW = 7
+    OUT_ROW = 9  # -1: the sum itself goes nowhere
+    ACTIVES = 10  # how many, at most MAX_ACTIVES
+    ACTIVE_ROW = 11
+    VALUES = 14  # row of bias and of the first alpha
+
+
 META_NUMBERS = 16
+SEGMENT_NUMBERS = 16
+MAX_RESIDUALS = SegmentField.OUT_ROW - SegmentField.RESIDUAL_ROW
+MAX_ACTIVES = SegmentField.VALUES - SegmentField.ACTIVE_ROW
 FRAME_GAP = 4  # positions without a row before, between and behind rows of one position per frame: what their convolutions reach
 
 
@@ -57,9 +108,9 @@ def group_rows(lengths: Sequence[int]) -> list[list[int]]:
 class RowPlan:
     """One session in a call. Frames count from the first frame of the call, except first_frame, which is the session's own.
 
-    slot: of its state. context: frames that are kept from the call before; anchor: first frame whose phase continues the kept
-    one; overlap: first frame that is not out yet; kept_source: frames whose source is kept; emitted: first frame that stays
-    withheld; next_first: first frame of the next call; out_frame: where its audio begins in the output.
+    slot: of its state. context: frames that are kept from the call before; overlap: first frame that is not out yet; kept_source: frames
+    whose source is kept; emitted: first frame that stays withheld; next_first: first frame of the next call; out_frame: where its audio
+    begins in the output.
     """
 
     slot: int
@@ -77,18 +128,32 @@ class RowPlan:
 
 
 def pack_rows(plans: Sequence[RowPlan], out: NDArray[np.int32], rates: Sequence[Rate]) -> None:
-    """Rows of ``out`` [rows + 1, 16] in the order that the kernels read; rows without a session have no frames.
+    """Rows of ``out`` [rows + 1, META_NUMBERS]; rows without a session have no frames.
 
     The last row: positions in use at each rate.
     """
     out[:] = 0
     new_column = frames = 0
     for row, plan in enumerate(plans):
-        low, high = (np.uint32(word).view(np.int32) for word in plan.key)
-        out[row] = (
-            plan.slot, plan.frames, plan.context, plan.overlap, plan.overlap, plan.first_frame, plan.starts, plan.fades,
-            plan.kept_source, new_column, plan.out_frame, plan.emitted, plan.next_first, low, high, frames,
-        )  # fmt: skip
+        low, high = (int(np.uint32(word).view(np.int32)) for word in plan.key)
+        numbers = {
+            MetaField.SLOT: plan.slot,
+            MetaField.FRAMES: plan.frames,
+            MetaField.CONTEXT: plan.context,
+            MetaField.OVERLAP: plan.overlap,
+            MetaField.FIRST_FRAME: plan.first_frame,
+            MetaField.STARTS: plan.starts,
+            MetaField.FADES: plan.fades,
+            MetaField.KEPT_SOURCE: plan.kept_source,
+            MetaField.NEW_COLUMN: new_column,
+            MetaField.OUT_FRAME: plan.out_frame,
+            MetaField.EMITTED: plan.emitted,
+            MetaField.NEXT_FIRST: plan.next_first,
+            MetaField.KEY_LOW: low,
+            MetaField.KEY_HIGH: high,
+            MetaField.BEFORE: frames,
+        }
+        out[row, list(numbers)] = list(numbers.values())
         new_column += plan.frames - plan.context
         frames += plan.frames
     out[-1, : len(rates)] = [rate.positions(frames, len(plans)) for rate in rates]

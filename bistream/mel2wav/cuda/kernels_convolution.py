@@ -24,20 +24,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from bistream.gpu.arithmetic import snake_of_channels
 from bistream.gpu.barriers import barriers
+from bistream.mel2wav.cuda.batch import SEGMENT_NUMBERS, SegmentField
 
-FIELDS = gl.constexpr(16)  # of a segment in the table, see ``launches_convolution._row``
-IN_ROW = gl.constexpr(0)
-TAPS = gl.constexpr(1)
-WRAP = gl.constexpr(2)
-DILATION = gl.constexpr(3)
-PAD = gl.constexpr(4)
-WEIGHT_TILE = gl.constexpr(5)
-RESIDUALS = gl.constexpr(6)
-RESIDUAL_ROW = gl.constexpr(7)  # and 8
-OUT_ROW = gl.constexpr(9)
-ACTIVES = gl.constexpr(10)
-ACTIVE_ROW = gl.constexpr(11)  # to 13
-VALUES = gl.constexpr(14)  # row of bias and of the first alpha
+FIELDS = gl.constexpr(SEGMENT_NUMBERS)
+IN_ROW = gl.constexpr(int(SegmentField.IN_ROW))
+TAPS = gl.constexpr(int(SegmentField.TAPS))
+WRAP = gl.constexpr(int(SegmentField.WRAP))
+DILATION = gl.constexpr(int(SegmentField.DILATION))
+PAD = gl.constexpr(int(SegmentField.PAD))
+WEIGHT_TILE = gl.constexpr(int(SegmentField.WEIGHT_TILE))
+RESIDUALS = gl.constexpr(int(SegmentField.RESIDUALS))
+RESIDUAL_ROW = gl.constexpr(int(SegmentField.RESIDUAL_ROW))
+OUT_ROW = gl.constexpr(int(SegmentField.OUT_ROW))
+ACTIVES = gl.constexpr(int(SegmentField.ACTIVES))
+ACTIVE_ROW = gl.constexpr(int(SegmentField.ACTIVE_ROW))
+VALUES = gl.constexpr(int(SegmentField.VALUES))
 
 HALO = gl.constexpr(16)  # rows that the window grows by
 SLICE = gl.constexpr(64)  # channels of a window and of a result
@@ -308,7 +309,8 @@ def sum_windows(
     """out = (sum over segments of convolution and residuals + bias) * scale, once per group. Grid: any number of programs.
 
     x_desc, out_desc: [N, 64] tiles, halo_desc: [16, 64] tiles of activations, any number of them after one another; w_desc: [64, 64]
-    tiles of weights. table: int32 [GROUPS, SEGMENTS, 16]. bias, alpha: [any, BLOCKS * 64]. real: int8 per position, 0 in gaps.
+    tiles of weights. table: int32 [GROUPS, SEGMENTS, FIELDS], see ``batch.SegmentField``. bias, alpha: [any, BLOCKS * 64].
+    real: int8 per position, 0 in gaps.
     extent: positions in use. PANELS, BLOCKS: input and output channels / 64. SHARE: results in succession that use the same windows.
     ROWS: of a window, a multiple of 64 and at least N + 64; WINDOWS, SLOTS: windows and tiles of weights in flight. STAGES: places
     for residuals and results. KIND: "snake", "leaky" or "elu" (to out and what 16 bit lost to the first active row).

@@ -1,30 +1,21 @@
 # mypy: ignore-errors
 """STFT of the source, and audio of the windows of the inverse STFT. All float32.
 
-meta: int32 [rows, 16], see ``batch.pack_rows``.
+meta: int32 [rows, META_NUMBERS], see ``batch.MetaField``.
 """
 
 import triton
 import triton.language as tl
 
 from bistream.gpu.dependent_launch import begin
-from bistream.mel2wav.cuda.kernels_resampling import META
+from bistream.mel2wav.cuda.batch import META_NUMBERS, MetaField
 
-SLOT = tl.constexpr(0)
-FRAMES = tl.constexpr(1)
-CONTEXT = tl.constexpr(2)
-OVERLAP = tl.constexpr(4)
-FIRST_FRAME = tl.constexpr(5)
-STARTS = tl.constexpr(6)
-FADES = tl.constexpr(7)
-KEPT = tl.constexpr(8)
-NEW_COLUMN = tl.constexpr(9)
-OUT_FRAME = tl.constexpr(10)
-EMITTED = tl.constexpr(11)
-NEXT_FIRST = tl.constexpr(12)
-KEY_LOW = tl.constexpr(13)
-KEY_HIGH = tl.constexpr(14)
-BEFORE = tl.constexpr(15)
+META = tl.constexpr(META_NUMBERS)
+SLOT = tl.constexpr(int(MetaField.SLOT))
+FRAMES = tl.constexpr(int(MetaField.FRAMES))
+OVERLAP = tl.constexpr(int(MetaField.OVERLAP))
+FADES = tl.constexpr(int(MetaField.FADES))
+
 TWO_PI = tl.constexpr(6.283185307179586)
 
 

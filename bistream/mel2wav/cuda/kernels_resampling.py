@@ -11,10 +11,11 @@ import triton.language as tl
 
 from bistream.gpu.arithmetic import fast_sine, snake
 from bistream.gpu.dependent_launch import begin
+from bistream.mel2wav.cuda.batch import META_NUMBERS, MetaField
 
-META = tl.constexpr(16)  # int32 numbers per row, see ``batch``
-META_FRAMES = tl.constexpr(1)
-META_BEFORE = tl.constexpr(15)
+META = tl.constexpr(META_NUMBERS)
+FRAMES = tl.constexpr(int(MetaField.FRAMES))
+BEFORE = tl.constexpr(int(MetaField.BEFORE))
 
 
 _SIZES = [
@@ -42,8 +43,8 @@ def convolve(
     basis [FEATURES, SPAN] in ``alpha``: real parts, then imaginary parts.
     """
     row = tl.program_id(2)
-    frames = tl.load(meta_ptr + row * META + META_FRAMES)
-    before = tl.load(meta_ptr + row * META + META_BEFORE)
+    frames = tl.load(meta_ptr + row * META + FRAMES)
+    before = tl.load(meta_ptr + row * META + BEFORE)
     in_length = frames * in_rate + in_extra
     out_length = frames * out_rate + out_extra
     first = tl.program_id(0) * TILE - GAP

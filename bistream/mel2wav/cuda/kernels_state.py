@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """The rows of a call: what sessions kept, gathered at its beginning, and the state of the next call, kept at its end. All float32.
 
-meta: int32 [rows, 16], see ``batch.pack_rows``. Sessions keep their state in slots: ``slot_mel`` [slots, STATE, BINS],
+meta: int32 [rows, META_NUMBERS], see ``batch.MetaField``. Sessions keep their state in slots: ``slot_mel`` [slots, STATE, BINS],
 ``slot_source`` [slots, STATE * 480], ``slot_withheld`` [slots, OVERLAP * 480], with STATE and OVERLAP in frames.
 """
 
@@ -9,23 +9,24 @@ import triton
 import triton.language as tl
 
 from bistream.gpu.dependent_launch import begin
-from bistream.mel2wav.cuda.kernels_resampling import META
+from bistream.mel2wav.cuda.batch import META_NUMBERS, MetaField, RateField
 
-SLOT = tl.constexpr(0)
-FRAMES = tl.constexpr(1)
-CONTEXT = tl.constexpr(2)
-OVERLAP = tl.constexpr(4)
-FIRST_FRAME = tl.constexpr(5)
-STARTS = tl.constexpr(6)
-FADES = tl.constexpr(7)
-KEPT = tl.constexpr(8)
-NEW_COLUMN = tl.constexpr(9)
-OUT_FRAME = tl.constexpr(10)
-EMITTED = tl.constexpr(11)
-NEXT_FIRST = tl.constexpr(12)
-KEY_LOW = tl.constexpr(13)
-KEY_HIGH = tl.constexpr(14)
-BEFORE = tl.constexpr(15)
+META = tl.constexpr(META_NUMBERS)
+SLOT = tl.constexpr(int(MetaField.SLOT))
+FRAMES = tl.constexpr(int(MetaField.FRAMES))
+CONTEXT = tl.constexpr(int(MetaField.CONTEXT))
+OVERLAP = tl.constexpr(int(MetaField.OVERLAP))
+NEW_COLUMN = tl.constexpr(int(MetaField.NEW_COLUMN))
+OUT_FRAME = tl.constexpr(int(MetaField.OUT_FRAME))
+EMITTED = tl.constexpr(int(MetaField.EMITTED))
+NEXT_FIRST = tl.constexpr(int(MetaField.NEXT_FIRST))
+BEFORE = tl.constexpr(int(MetaField.BEFORE))
+RATE_NUMBERS = tl.constexpr(len(RateField))
+RATE_RATE = tl.constexpr(int(RateField.RATE))
+RATE_EXTRA = tl.constexpr(int(RateField.EXTRA))
+RATE_GAP = tl.constexpr(int(RateField.GAP))
+RATE_BEGIN = tl.constexpr(int(RateField.BEGIN))
+
 TWO_PI = tl.constexpr(6.283185307179586)
 
 
@@ -68,20 +69,20 @@ def gather_mel(
 def mark_real(meta_ptr, real_ptr, rates_ptr, TILE: tl.constexpr, PDL: tl.constexpr):
     """int8, 1 where a row has a position and 0 in the gaps around it, for every rate. Grid: (tiles, rows, rates).
 
-    rates: int32 [rates, 4]: rate, positions of a row beyond it, gap, first position of the rate in ``real``.
+    rates: int32 [rates, 4], see ``batch.RateField``.
     """
     row = tl.program_id(1)
-    rates_ptr += tl.program_id(2) * 4
+    rates_ptr += tl.program_id(2) * RATE_NUMBERS
     frames = tl.load(meta_ptr + row * META + FRAMES)
-    rate = tl.load(rates_ptr)
-    gap = tl.load(rates_ptr + 2)
-    length = frames * rate + tl.load(rates_ptr + 1)
+    rate = tl.load(rates_ptr + RATE_RATE)
+    gap = tl.load(rates_ptr + RATE_GAP)
+    length = frames * rate + tl.load(rates_ptr + RATE_EXTRA)
     first = tl.program_id(0) * TILE - gap
     if (first >= length + gap) | (frames == 0):
         return
     begin(PDL)
     position = first + tl.arange(0, TILE)
-    start = tl.load(rates_ptr + 3) + tl.load(meta_ptr + row * META + BEFORE) * rate + (row + 1) * gap
+    start = tl.load(rates_ptr + RATE_BEGIN) + tl.load(meta_ptr + row * META + BEFORE) * rate + (row + 1) * gap
     is_real = (position >= 0) & (position < length)
     # no further than to the other rows: positions beyond the rate lie in the gap behind each row
     in_reach = (position >= length - frames * rate - gap) & (position < frames * rate + gap)

@@ -1,6 +1,6 @@
 """The whole vocoder for one bucket: the kernels in order. What a graph records. Called by ``runner.CudaVocoderStage``.
 
-In: ``meta`` int32 [rows, 16], new mel frames ``new_mel`` [bins, columns], the state of the sessions in their slots.
+In: ``meta`` int32 [rows, META_NUMBERS], new mel frames ``new_mel`` [bins, columns], the state of the sessions in their slots.
 Out: ``out`` float32, the audio that is due, rows after one another; the next call's state in the slots.
 """
 
@@ -10,11 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bistream.mel2wav.cuda import kernels_fourier, kernels_resampling, kernels_source, kernels_state
-from bistream.mel2wav.cuda.batch import FRAME_GAP, Bucket, Rate
+from bistream.mel2wav.cuda.batch import FRAME_GAP, Bucket, Rate, RateField
 from bistream.mel2wav.cuda.launches_convolution import Area, Use, WindowLaunch
 from bistream.mel2wav.cuda.memory import MEL_WIDTH, Slots, Workspace, capacity_of
 from bistream.mel2wav.cuda.tuning import resampling_tile
@@ -72,8 +73,12 @@ class VocoderCall:
         self._capacities = [capacity_of(rate, bucket) for rate in self.rates]
         begins = [sum(self._capacities[:index]) for index in range(len(self.rates))]
         self._reals = [workspace.real[begin : begin + count] for begin, count in zip(begins, self._capacities, strict=True)]
-        numbers = [[rate.rate, rate.extra, rate.gap, begin] for rate, begin in zip(self.rates, begins, strict=True)]
-        self._rate_numbers = torch.tensor(numbers, dtype=torch.int32, device=workspace.meta.device)
+        numbers = np.zeros((len(self.rates), len(RateField)), np.int32)
+        numbers[:, RateField.RATE] = [rate.rate for rate in self.rates]
+        numbers[:, RateField.EXTRA] = [rate.extra for rate in self.rates]
+        numbers[:, RateField.GAP] = [rate.gap for rate in self.rates]
+        numbers[:, RateField.BEGIN] = begins
+        self._rate_numbers = torch.from_numpy(numbers).to(workspace.meta.device)
         self._plan_frames()
         self._sources: list[tuple[Area, list[WindowLaunch]]] = []
         self._blocks: list[list[WindowLaunch]] = []

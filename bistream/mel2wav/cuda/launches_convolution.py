@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.mel2wav.cuda import kernels_convolution
+from bistream.mel2wav.cuda.batch import MAX_ACTIVES, MAX_RESIDUALS, SEGMENT_NUMBERS, SegmentField
 from bistream.mel2wav.cuda.tuning import TILE_POSITIONS, shared_memory, tile_positions, window_share
 from bistream.mel2wav.cuda.weights_tiles import SLICE, Part, WindowSum
 
@@ -85,10 +86,20 @@ class WindowLaunch:
 
 def _row(part: Part, use: Use, group: int, in_capacity: int, out_capacity: int) -> list[int]:
     """A segment's line of the kernel's table."""
-    residuals = [*(slot * in_capacity for slot in use.residuals), 0, 0][:2]
-    actives = [*(slot * out_capacity for slot in use.actives), 0, 0, 0][:3]
-    out = -1 if use.out is None else use.out * out_capacity
-    return [
-        use.source * in_capacity, part.taps, part.wrap, part.dilation, part.pad, part.first_tile, len(use.residuals), *residuals,
-        out, len(use.actives), *actives, group, 0,
-    ]  # fmt: skip
+    assert len(use.residuals) <= MAX_RESIDUALS and len(use.actives) <= MAX_ACTIVES
+    numbers = [0] * SEGMENT_NUMBERS
+    numbers[SegmentField.IN_ROW] = use.source * in_capacity
+    numbers[SegmentField.TAPS] = part.taps
+    numbers[SegmentField.WRAP] = part.wrap
+    numbers[SegmentField.DILATION] = part.dilation
+    numbers[SegmentField.PAD] = part.pad
+    numbers[SegmentField.WEIGHT_TILE] = part.first_tile
+    numbers[SegmentField.RESIDUALS] = len(use.residuals)
+    for index, slot in enumerate(use.residuals):
+        numbers[SegmentField.RESIDUAL_ROW + index] = slot * in_capacity
+    numbers[SegmentField.OUT_ROW] = -1 if use.out is None else use.out * out_capacity
+    numbers[SegmentField.ACTIVES] = len(use.actives)
+    for index, slot in enumerate(use.actives):
+        numbers[SegmentField.ACTIVE_ROW + index] = slot * out_capacity
+    numbers[SegmentField.VALUES] = group
+    return numbers

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """First kernel of a step: what the host wrote about each row becomes device state, ids become vectors.
 
-The host writes a step's rows into a ring of pinned memory (``FIELDS`` int32 numbers per row) that the kernel reads over
+The host writes a step's rows into a ring of pinned memory (``batch.RowField``) that the kernel reads over
 the bus, so a step needs no copy of its own. ``clock`` says where in the ring: [0] the next step, [1] the one in progress.
 """
 
@@ -9,14 +9,11 @@ import triton
 import triton.language as tl
 
 from bistream.gpu.arithmetic import packed_column, squares
+from bistream.text2token.cuda.batch import NUM_FIELDS, RowField
 
-SLOT = tl.constexpr(0)
-POSITION = tl.constexpr(1)  # -1: the row only pads the step
-START = tl.constexpr(2)  # first position that this step writes in the row's sequence
-TOKEN = tl.constexpr(3)  # -1: the last id sampled in the slot
-SAMPLES = tl.constexpr(4)  # 1: an id is sampled from the row's scores
-ORDER = tl.constexpr(5)  # the row that attention's program of this number serves
-FIELDS = tl.constexpr(8)
+SLOT = tl.constexpr(int(RowField.SLOT))
+TOKEN = tl.constexpr(int(RowField.TOKEN))
+FIELDS = tl.constexpr(NUM_FIELDS)
 
 
 @triton.jit

@@ -29,7 +29,7 @@ from bistream.text2token.cuda import (
     kernels_qkv,
     kernels_sampler,
 )
-from bistream.text2token.cuda.batch import ORDER
+from bistream.text2token.cuda.batch import RowField
 from bistream.text2token.cuda.memory import CudaCache, StepBuffers
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
 from bistream.text2token.cuda.weights import PackedLayer, PackedWeights
@@ -42,6 +42,7 @@ GROUP_COLUMNS = 64  # of a bulk copy there
 GATE_UP_FEATURES = 80  # of a program of gate_up_many: 64 + 16
 PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_...
 SAMPLER_WARPS = 16
+_ATTENTION_FIELDS = (RowField.SLOT, RowField.POSITION, RowField.START, RowField.ORDER)  # in the order of attend_rows
 
 
 class CudaStep:
@@ -113,7 +114,8 @@ class CudaStep:
     def _qkv(self, index: int, layer: PackedLayer, rows: int) -> None:
         buffers, weights, config = self.buffers, self.weights, self.config
         squares = buffers.squares[2 * index]
-        tables = (weights.cos, weights.sin, buffers.rows[0], buffers.rows[1], buffers.table, buffers.table.stride(0))
+        slots, positions = buffers.rows[RowField.SLOT], buffers.rows[RowField.POSITION]
+        tables = (weights.cos, weights.sin, slots, positions, buffers.table, buffers.table.stride(0))
         results = (buffers.query, self.cache.blocks[index], rows)
         sizes: dict[str, Any] = {**self._norm, **self._heads, "FIRST": index == 0}
         if rows <= self.tuning.qkv_small_rows:
@@ -136,7 +138,7 @@ class CudaStep:
         stages, in_flight = few if rows <= GROUP_ROWS else tuning.attention_many
         self._run(
             kernels_attention.attend_rows, (config.num_key_value_heads, rows),
-            buffers.query, self.cache.blocks[index], buffers.rows[0], buffers.rows[1], buffers.rows[2], buffers.rows[ORDER],
+            buffers.query, self.cache.blocks[index], *(buffers.rows[field] for field in _ATTENTION_FIELDS),
             buffers.table, buffers.table.stride(0), buffers.attended, rows,
             **self._heads, SHARE=config.num_attention_heads // config.num_key_value_heads, SCALE=math.log2(math.e) / HEAD_SIZE**0.5,
             STAGES=stages, IN_FLIGHT=in_flight, LATE=tuning.attention_late, PACKED=rows <= tuning.output_small_rows, warps=4,

@@ -15,7 +15,7 @@ from torch import Tensor
 from bistream.config import LanguageModelConfig
 from bistream.gpu.recording import GraphRecorder
 from bistream.text2token.cuda import kernels_turns
-from bistream.text2token.cuda.batch import NUM_START_NUMBERS, bucket_sizes, write_rows, write_starts
+from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField, bucket_sizes, write_rows, write_starts
 from bistream.text2token.cuda.launches import CudaStep
 from bistream.text2token.cuda.memory import BLOCK_SIZE, CudaCache, StepBuffers
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
@@ -120,7 +120,7 @@ class CudaRunner:
                     recorder.warm_up(launch)
                 if progress is not None:
                     progress(done, len(self.buckets))
-            self._start_numbers[0, 0, 0] = self.filler_slot
+            self._start_numbers[0, 0, StartField.SLOT] = self.filler_slot
             self._launch_begin_turns(0, 1)
             self.buffers.clock.zero_()
             self.stream.synchronize()

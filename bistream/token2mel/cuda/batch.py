@@ -2,13 +2,19 @@
 
 New tokens of all sessions follow one another without padding, and so do their frames. Every array has a fixed place in one
 int32 buffer, so that one copy brings a whole batch to the device. ``runner`` owns two such buffers (host and device).
+
+``BatchArrays`` and the enumerations of fields are the only declaration of what travels; kernels take the places of their numbers from
+here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +25,56 @@ from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, LOOKAHEAD_HISTORY_TOKENS, UPSAMPLE_HISTORY_TOKENS, form_offset
 
-IntArray32 = NDArray[np.int32]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-CHUNK_ITEM_NUMBERS = 8  # see ``_fill_chunk_items``
-WINDOW_ITEM_NUMBERS = 4  # see ``_fill_window_items``
+IntArray32 = NDArray[np.int32]
+Shape = tuple[int, ...]
+Array = TypeVar("Array")  # what stands for an array: its shape, the array on the host, the one on the device
+Other = TypeVar("Other")
+Buffer = TypeVar("Buffer", IntArray32, "Tensor")
+
+
+class SessionField(IntEnum):
+    """Numbers of a session, at one rate."""
+
+    FIRST_ROW = 0
+    ROWS = 1  # new ones
+    CHUNKS = 2  # stored ones
+
+
+class TileField(IntEnum):
+    """Numbers of a tile of one session's rows; the list of tiles begins with their number."""
+
+    SESSION = 0
+    FIRST = 1  # row of the session's new part
+
+
+class ChunkItemField(IntEnum):
+    """Work of the attention for few rows: a chunk of new frames with a split of its keys."""
+
+    FIRST_ROW = 0
+    ROWS = 1
+    STORED = 2  # chunks of the session
+    CHUNK = 3  # number in the session's new part
+    SESSION = 4
+    SPLIT = 5
+    SPLITS = 6
+
+
+class WindowItemField(IntEnum):
+    """Work of the convolutions for few rows: a window of new frames of one session."""
+
+    FIRST_ROW = 0
+    FIRST_FRAME = 1  # of the session's new part
+    ROWS = 2
+    PAGE = 3  # the one before the session's new part
+
+
+CHUNK_ITEM_NUMBERS = 8  # one more than there are: records on multiples of 32 bytes
+WINDOW_ITEM_NUMBERS = len(WindowItemField)
 WINDOW_FRAMES = 30  # new frames of one window of a convolution for few rows
+TILES_HEAD = 1  # numbers before the first tile of a list
 _ALIGNMENT = 16  # numbers: kernels read wide only what starts on a multiple of 64 bytes
 
 
@@ -49,35 +100,99 @@ class TileSizes:
     key_splits: int
 
 
-def segment_sizes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every array of a batch. Their meaning is in ``fill``."""
+@dataclass(frozen=True)
+class RateArrays(Generic[Array]):
+    """Arrays at token or at frame rate; see ``_fill_rows`` for those of each row."""
+
+    live: Array  # [1], rows of this call
+    session: Array  # [sessions, SessionField]
+    tiles: Array  # [1 + 2 * tiles], of the encoder's attention: how many, then TileField of each, the sessions in turn
+    index: Array  # [rows]
+    last: Array
+    keep: Array
+    tail: Array
+    position: Array
+
+
+@dataclass(frozen=True)
+class BatchArrays(Generic[Array]):
+    """Every array of a batch. What they hold is said where they are filled."""
+
+    tokens: RateArrays[Array]
+    frames: RateArrays[Array]
+    table: Array  # [sessions, chunks], page of each stored chunk
+    estimator_tiles: Array  # as ``RateArrays.tiles``, of the estimator's attention for many rows, the longest first
+    chunk_items: Array  # [1]
+    chunk_item: Array  # [items, CHUNK_ITEM_NUMBERS]
+    frame_splits: Array  # [frames]
+    window_items: Array  # [1]
+    window_item: Array  # [items, WINDOW_ITEM_NUMBERS]
+    frame_session: Array  # [frames]
+    frame_noise: Array  # row of the noise
+    frame_free: Array  # row of the table of ``first_step``
+    ids: Array
+    present: Array
+    lookahead_window: Array
+    lookahead_exists: Array
+    history_window: Array
+    centre: Array
+
+    def map(self, function: Callable[[Array], Other]) -> BatchArrays[Other]:
+        """``function`` of every array, in the order of declaration."""
+        mapped: BatchArrays[Other] = _map(function, self)
+        return mapped
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(_leaves(self))
+
+
+def _map(function: Callable[[Any], Any], node: Any) -> Any:
+    if not isinstance(node, BatchArrays | RateArrays):
+        return function(node)
+    return type(node)(**{field.name: _map(function, getattr(node, field.name)) for field in dataclasses.fields(node)})
+
+
+def _leaves(node: Any) -> list[Any]:
+    if not isinstance(node, BatchArrays | RateArrays):
+        return [node]
+    return [leaf for field in dataclasses.fields(node) for leaf in _leaves(getattr(node, field.name))]
+
+
+def batch_shapes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> BatchArrays[Shape]:
+    """The shape of every array of a batch."""
     tokens, sessions = bucket.tokens, bucket.sessions
     frames = tokens * config.token_mel_ratio
     extended = tokens + sessions * LOOKAHEAD_HISTORY_TOKENS
     lookahead = config.pre_lookahead_len
-    return {
-        "live_tokens": (1,),
-        "live_frames": (1,),
-        "session_tokens": (sessions, 3),
-        "session_frames": (sessions, 3),
-        "table": (sessions, table_chunks(config)),
-        "tiles_estimator": (1 + 2 * max_tiles(frames, tiles.estimator, sessions),),
-        "chunk_items": (1,),
-        "chunk_item": (max(tiles.key_items, max_tiles(frames, config.estimator.static_chunk_size, sessions)), CHUNK_ITEM_NUMBERS),
-        "frame_splits": (frames,),
-        "window_items": (1,),
-        "window_item": (max_tiles(frames, WINDOW_FRAMES, sessions), WINDOW_ITEM_NUMBERS),
-        "tiles_tokens": (1 + 2 * max_tiles(tokens, tiles.tokens, sessions),),
-        "tiles_frames": (1 + 2 * max_tiles(frames, tiles.frames, sessions),),
-        **{f"token_{name}": (tokens,) for name in ("index", "last", "keep", "tail", "position")},
-        **{f"frame_{name}": (frames,) for name in ("index", "last", "keep", "tail", "position", "session", "noise", "free")},
-        "ids": (extended + sessions * lookahead,),
-        "present": (extended + sessions * lookahead,),
-        "lookahead_window": (extended, lookahead + 1),
-        "lookahead_exists": (extended,),
-        "history_window": (tokens, LOOKAHEAD_HISTORY_TOKENS + 1),
-        "centre": (tokens,),
-    }
+
+    def at_rate(rows: int, tile: int) -> RateArrays[Shape]:
+        of_row = {name: (rows,) for name in ("index", "last", "keep", "tail", "position")}
+        return RateArrays(live=(1,), session=(sessions, len(SessionField)), tiles=tile_list(rows, tile), **of_row)
+
+    def tile_list(rows: int, tile: int) -> Shape:
+        return (TILES_HEAD + len(TileField) * max_tiles(rows, tile, sessions),)
+
+    chunk_items = max(tiles.key_items, max_tiles(frames, config.estimator.static_chunk_size, sessions))
+    return BatchArrays(
+        tokens=at_rate(tokens, tiles.tokens),
+        frames=at_rate(frames, tiles.frames),
+        table=(sessions, table_chunks(config)),
+        estimator_tiles=tile_list(frames, tiles.estimator),
+        chunk_items=(1,),
+        chunk_item=(chunk_items, CHUNK_ITEM_NUMBERS),
+        frame_splits=(frames,),
+        window_items=(1,),
+        window_item=(max_tiles(frames, WINDOW_FRAMES, sessions), WINDOW_ITEM_NUMBERS),
+        frame_session=(frames,),
+        frame_noise=(frames,),
+        frame_free=(frames,),
+        ids=(extended + sessions * lookahead,),
+        present=(extended + sessions * lookahead,),
+        lookahead_window=(extended, lookahead + 1),
+        lookahead_exists=(extended,),
+        history_window=(tokens, LOOKAHEAD_HISTORY_TOKENS + 1),
+        centre=(tokens,),
+    )
 
 
 def table_chunks(config: FlowConfig) -> int:
@@ -90,22 +205,30 @@ def max_tiles(rows: int, tile: int, sessions: int) -> int:
     return rows // tile + sessions
 
 
-def segment_offsets(shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, int], int]:
-    """Where each array begins, and the size of the whole buffer."""
-    offsets, end = {}, 0
-    for name, shape in shapes.items():
-        offsets[name] = end
-        end += -(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT
-    return offsets, end
+def batch_size(shapes: BatchArrays[Shape]) -> int:
+    """Numbers of the whole buffer."""
+    return sum(_padded(shape) for shape in shapes)
 
 
-def views(buffer: IntArray32, shapes: dict[str, tuple[int, ...]]) -> dict[str, IntArray32]:
-    """The arrays of one buffer by name."""
-    offsets, _ = segment_offsets(shapes)
-    return {name: buffer[offsets[name] : offsets[name] + math.prod(shape)].reshape(shape) for name, shape in shapes.items()}
+def views(buffer: Buffer, shapes: BatchArrays[Shape]) -> BatchArrays[Buffer]:
+    """The arrays of one buffer, one after another, each on a multiple of ``_ALIGNMENT``."""
+    end = 0
+
+    def take(shape: Shape) -> Buffer:
+        nonlocal end
+        begin, end = end, end + _padded(shape)
+        return buffer[begin : begin + math.prod(shape)].reshape(shape)
+
+    return shapes.map(take)
 
 
-def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], tiles: TileSizes, config: FlowConfig, left_context_chunks: int = 0) -> None:
+def _padded(shape: Shape) -> int:
+    return -(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT
+
+
+def fill(
+    arrays: BatchArrays[IntArray32], spans: Sequence[Span], tiles: TileSizes, config: FlowConfig, left_context_chunks: int = 0
+) -> None:
     """Write a batch. What lies behind the live tokens, frames, sessions, tiles and items keeps older numbers, which are valid indices.
 
     left_context_chunks: how far attention reaches back; 0: everything.
@@ -118,28 +241,28 @@ def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], tiles: TileSizes,
     first = np.cumsum(lengths) - lengths
     session, local = _expand(lengths)
     total = len(local)
-    arrays["live_tokens"][0] = total
-    arrays["live_frames"][0] = total * ratio
     for row, span in enumerate(spans):
-        arrays["table"][row, : len(span.context_pages)] = span.context_pages
-    for name, rate in (("tokens", 1), ("frames", ratio)):
-        for column, values in enumerate((first * rate, lengths * rate, chunks)):
-            arrays[f"session_{name}"][: len(spans), column] = values
-    _fill_longest_first(arrays["tiles_estimator"], lengths * ratio, chunks * chunk * ratio, tiles.estimator, chunk * ratio)
-    _fill_tiles(arrays["tiles_tokens"], lengths, tiles.tokens)
-    _fill_tiles(arrays["tiles_frames"], lengths * ratio, tiles.frames)
+        arrays.table[row, : len(span.context_pages)] = span.context_pages
+    for at_rate, rate in ((arrays.tokens, 1), (arrays.frames, ratio)):
+        at_rate.live[0] = total * rate
+        at_rate.session[: len(spans), SessionField.FIRST_ROW] = first * rate
+        at_rate.session[: len(spans), SessionField.ROWS] = lengths * rate
+        at_rate.session[: len(spans), SessionField.CHUNKS] = chunks
+    _fill_longest_first(arrays.estimator_tiles, lengths * ratio, chunks * chunk * ratio, tiles.estimator, chunk * ratio)
+    _fill_tiles(arrays.tokens.tiles, lengths, tiles.tokens)
+    _fill_tiles(arrays.frames.tiles, lengths * ratio, tiles.frames)
     _fill_chunk_items(arrays, lengths * ratio, chunks, tiles, config.estimator.static_chunk_size, left_context_chunks)
     _fill_window_items(arrays, lengths * ratio, last)
     pages = _kept_pages(spans, total, chunk)
     context = chunks[session] * chunk
-    _fill_rows(arrays, "token", local, last[session], pages, context, chunk, UPSAMPLE_HISTORY_TOKENS)
+    _fill_rows(arrays.tokens, local, last[session], pages, context, chunk, UPSAMPLE_HISTORY_TOKENS)
     frame_local = (local[:, None] * ratio + np.arange(ratio)).ravel()
     frame_session, frame_pages = np.repeat(session, ratio), np.repeat(pages, ratio)
     frame_context = np.repeat(context * ratio, ratio)
-    _fill_rows(arrays, "frame", frame_local, last[frame_session], frame_pages, frame_context, chunk * ratio, CONV_HISTORY_FRAMES)
-    arrays["frame_session"][: len(frame_local)] = frame_session
-    arrays["frame_noise"][: len(frame_local)] = np.minimum(starts[frame_session] * ratio + frame_local, MAX_FRAMES - 1)
-    _fill_first_step(arrays["frame_free"], (starts[session] + local), (starts + lengths)[session], chunk, ratio)
+    _fill_rows(arrays.frames, frame_local, last[frame_session], frame_pages, frame_context, chunk * ratio, CONV_HISTORY_FRAMES)
+    arrays.frame_session[: len(frame_local)] = frame_session
+    arrays.frame_noise[: len(frame_local)] = np.minimum(starts[frame_session] * ratio + frame_local, MAX_FRAMES - 1)
+    _fill_first_step(arrays.frame_free, (starts[session] + local), (starts + lengths)[session], chunk, ratio)
     _fill_lookahead(arrays, spans, lengths, starts, config.pre_lookahead_len)
 
 
@@ -170,8 +293,7 @@ def _kept_pages(spans: Sequence[Span], total: int, chunk: int) -> NDArray[np.int
 
 
 def _fill_rows(
-    arrays: dict[str, IntArray32],
-    rate: str,
+    arrays: RateArrays[IntArray32],
     local: NDArray[np.int64],
     last: NDArray[np.int64],
     pages: NDArray[np.int64],
@@ -185,11 +307,11 @@ def _fill_rows(
     within = local % chunk
     is_kept = pages >= 0
     slot = within - (chunk - history)
-    arrays[f"{rate}_index"][:rows] = local
-    arrays[f"{rate}_last"][:rows] = last
-    arrays[f"{rate}_keep"][:rows] = np.where(is_kept, pages * chunk + within, -1)
-    arrays[f"{rate}_tail"][:rows] = np.where(is_kept & (slot >= 0), pages * history + slot, -1)
-    arrays[f"{rate}_position"][:rows] = context + local
+    arrays.index[:rows] = local
+    arrays.last[:rows] = last
+    arrays.keep[:rows] = np.where(is_kept, pages * chunk + within, -1)
+    arrays.tail[:rows] = np.where(is_kept & (slot >= 0), pages * history + slot, -1)
+    arrays.position[:rows] = context + local
 
 
 def _fill_tiles(out: IntArray32, lengths: NDArray[np.int64], tile: int) -> None:
@@ -212,54 +334,57 @@ def _fill_longest_first(out: IntArray32, lengths: NDArray[np.int64], stored: NDA
 def _write_tiles(out: IntArray32, session: NDArray[np.int64], first: NDArray[np.int64]) -> None:
     count = len(session)
     out[0] = count
-    out[1 : 1 + 2 * count : 2] = session
-    out[2 : 2 + 2 * count : 2] = first
+    tiles = out[TILES_HEAD : TILES_HEAD + len(TileField) * count].reshape(count, len(TileField))
+    tiles[:, TileField.SESSION] = session
+    tiles[:, TileField.FIRST] = first
 
 
 def _fill_chunk_items(
-    arrays: dict[str, IntArray32],
+    arrays: BatchArrays[IntArray32],
     lengths: NDArray[np.int64],
     stored: NDArray[np.int64],
     tiles: TileSizes,
     chunk: int,
     left_context_chunks: int,
 ) -> None:
-    """Work of the attention for few rows: a chunk of new frames with a split of its keys, the sessions in turn.
-
-    chunk_items: how many. chunk_item: first row, rows, stored chunks of the session, number of the chunk in the session's new part,
-    session, split, splits. frame_splits: of each row, the splits that have keys.
-    """
+    """chunk_items: how many. chunk_item: ``ChunkItemField`` of each, the sessions in turn. frame_splits: of each row, the splits that
+    have keys."""
     session, number = _expand(-(-lengths // chunk))
     splits = max(1, min(tiles.key_splits, tiles.key_items // len(session)))
     first = (np.cumsum(lengths) - lengths)[session] + number * chunk
     rows = np.minimum(lengths[session] - number * chunk, chunk)
     items = len(session) * splits
-    arrays["chunk_items"][0] = items
-    out = arrays["chunk_item"][:items].reshape(len(session), splits, CHUNK_ITEM_NUMBERS)
-    for column, values in enumerate((first, rows, stored[session], number, session)):
-        out[:, :, column] = values[:, None]
-    out[:, :, 5] = np.arange(splits)
-    out[:, :, 6] = splits
+    arrays.chunk_items[0] = items
+    out = arrays.chunk_item[:items].reshape(len(session), splits, CHUNK_ITEM_NUMBERS)
+    out[:, :, ChunkItemField.FIRST_ROW] = first[:, None]
+    out[:, :, ChunkItemField.ROWS] = rows[:, None]
+    out[:, :, ChunkItemField.STORED] = stored[session][:, None]
+    out[:, :, ChunkItemField.CHUNK] = number[:, None]
+    out[:, :, ChunkItemField.SESSION] = session[:, None]
+    out[:, :, ChunkItemField.SPLIT] = np.arange(splits)
+    out[:, :, ChunkItemField.SPLITS] = splits
     keys = stored[session] + number + 1
     if left_context_chunks:
         keys = np.minimum(keys, left_context_chunks + 1)
-    arrays["frame_splits"][: lengths.sum()] = np.repeat(np.minimum(keys, splits), rows)
+    arrays.frame_splits[: lengths.sum()] = np.repeat(np.minimum(keys, splits), rows)
 
 
-def _fill_window_items(arrays: dict[str, IntArray32], lengths: NDArray[np.int64], last: NDArray[np.int64]) -> None:
-    """Windows of the convolutions for few rows, the sessions in turn. window_items: how many. window_item: first row, its frame in the
-    session's new part, rows, the page before the new part."""
+def _fill_window_items(arrays: BatchArrays[IntArray32], lengths: NDArray[np.int64], last: NDArray[np.int64]) -> None:
+    """window_items: how many. window_item: ``WindowItemField`` of each, the sessions in turn."""
     session, number = _expand(-(-lengths // WINDOW_FRAMES))
     frame = number * WINDOW_FRAMES
     first = (np.cumsum(lengths) - lengths)[session] + frame
     rows = np.minimum(lengths[session] - frame, WINDOW_FRAMES)
-    arrays["window_items"][0] = len(session)
-    for column, values in enumerate((first, frame, rows, last[session])):
-        arrays["window_item"][: len(session), column] = values
+    arrays.window_items[0] = len(session)
+    out = arrays.window_item[: len(session)]
+    out[:, WindowItemField.FIRST_ROW] = first
+    out[:, WindowItemField.FIRST_FRAME] = frame
+    out[:, WindowItemField.ROWS] = rows
+    out[:, WindowItemField.PAGE] = last[session]
 
 
 def _fill_lookahead(
-    arrays: dict[str, IntArray32], spans: Sequence[Span], lengths: NDArray[np.int64], starts: NDArray[np.int64], lookahead: int
+    arrays: BatchArrays[IntArray32], spans: Sequence[Span], lengths: NDArray[np.int64], starts: NDArray[np.int64], lookahead: int
 ) -> None:
     """Token vectors of each span with history and lookahead, and the windows of the two lookahead convolutions over them.
 
@@ -270,18 +395,18 @@ def _fill_lookahead(
     history = LOOKAHEAD_HISTORY_TOKENS
     vectors = lengths + history + lookahead
     first_vector = np.cumsum(vectors) - vectors
-    arrays["present"][: vectors.sum()] = 0
+    arrays.present[: vectors.sum()] = 0
     for row, span in enumerate(spans):
         begin = max(0, span.start - history)
         end = min(len(span.tokens), span.end + lookahead)
         at = int(first_vector[row]) + begin - (span.start - history)
-        arrays["ids"][at : at + end - begin] = span.tokens[begin:end]
-        arrays["present"][at : at + end - begin] = 1
+        arrays.ids[at : at + end - begin] = span.tokens[begin:end]
+        arrays.present[at : at + end - begin] = 1
     session, local = _expand(lengths + history)
     first_mixed = np.cumsum(lengths + history) - (lengths + history)
     mixed = len(local)
-    arrays["lookahead_window"][:mixed] = (first_vector[session] + local)[:, None] + np.arange(lookahead + 1)
-    arrays["lookahead_exists"][:mixed] = starts[session] + local >= history
+    arrays.lookahead_window[:mixed] = (first_vector[session] + local)[:, None] + np.arange(lookahead + 1)
+    arrays.lookahead_exists[:mixed] = starts[session] + local >= history
     session, local = _expand(lengths)
-    arrays["history_window"][: len(local)] = (first_mixed[session] + local)[:, None] + np.arange(history + 1)
-    arrays["centre"][: len(local)] = first_vector[session] + local + history
+    arrays.history_window[: len(local)] = (first_mixed[session] + local)[:, None] + np.arange(history + 1)
+    arrays.centre[: len(local)] = first_vector[session] + local + history

@@ -22,8 +22,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from bistream.gpu.arithmetic import fast_inverse, fast_mish, layer_norm, soften
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
+from bistream.token2mel.cuda.batch import CHUNK_ITEM_NUMBERS, ChunkItemField
 from bistream.token2mel.cuda.pieces_few import TILE, add_rows, copy_rows, product_layout
 
+ITEM_NUMBERS = gl.constexpr(CHUNK_ITEM_NUMBERS)
+ITEM_FIRST_ROW = gl.constexpr(int(ChunkItemField.FIRST_ROW))
+ITEM_ROWS = gl.constexpr(int(ChunkItemField.ROWS))
+ITEM_STORED = gl.constexpr(int(ChunkItemField.STORED))
+ITEM_CHUNK = gl.constexpr(int(ChunkItemField.CHUNK))
+ITEM_SESSION = gl.constexpr(int(ChunkItemField.SESSION))
+ITEM_SPLIT = gl.constexpr(int(ChunkItemField.SPLIT))
+ITEM_SPLITS = gl.constexpr(int(ChunkItemField.SPLITS))
 HIDDEN = gl.constexpr(-1.0e30)  # score of what is not there; finite, so that differences are numbers
 
 
@@ -157,8 +166,8 @@ def attend_few(
 
     With SPLITS 1 the head's part of the output is added to ``odd``. With more, values go to ``parts``, 16 bit
     [SPLITS, rows, HEADS, HEAD], and the logarithm (base 2) of their sum to ``lse``, float32 [SPLITS, rows, HEADS]: see ``join_few``.
-    count: int32, number of items. item: int32 [items, 8], see ``batch``. wv: [HEADS * HEAD, WIDTH]. wo: [HEADS * HEAD, WIDTH], the
-    output projection's transpose. ``even`` is cleared.
+    count: int32, number of items. item: int32 [items, ITEM_NUMBERS], see ``batch.ChunkItemField``. wv: [HEADS * HEAD, WIDTH].
+    wo: [HEADS * HEAD, WIDTH], the output projection's transpose. ``even`` is cleared.
     """
     start_successor()
     head = gl.program_id(0) % HEADS
@@ -174,14 +183,14 @@ def attend_few(
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [num_warps, 1], [1, 0])
     DTYPE: gl.constexpr = page_ptr.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, WIDTH], DTYPE)
-    record = item_ptr + item * 8
-    first_row = gl.load(record)
-    count = gl.load(record + 1)
-    stored = gl.load(record + 2)
-    chunk = gl.load(record + 3)
-    table = table_ptr + gl.load(record + 4) * TABLE
-    split = gl.load(record + 5)
-    splits = gl.load(record + 6)
+    record = item_ptr + item * ITEM_NUMBERS
+    first_row = gl.load(record + ITEM_FIRST_ROW)
+    count = gl.load(record + ITEM_ROWS)
+    stored = gl.load(record + ITEM_STORED)
+    chunk = gl.load(record + ITEM_CHUNK)
+    table = table_ptr + gl.load(record + ITEM_SESSION) * TABLE
+    split = gl.load(record + ITEM_SPLIT)
+    splits = gl.load(record + ITEM_SPLITS)
     last = stored + chunk  # the tile's own chunk among the keys
     first_key = (gl.maximum(last - LEFT, 0) if LEFT else 0) + split
     if first_key > last:

@@ -22,7 +22,15 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from bistream.gpu.barriers import barriers, ring_barriers
+from bistream.token2mel.cuda.batch import TILES_HEAD, SessionField, TileField
 
+_TILE_NUMBERS = gl.constexpr(len(TileField))
+_TILE_SESSION = gl.constexpr(TILES_HEAD + int(TileField.SESSION))
+_TILE_FIRST = gl.constexpr(TILES_HEAD + int(TileField.FIRST))
+_SESSION_NUMBERS = gl.constexpr(len(SessionField))
+_FIRST_ROW = gl.constexpr(int(SessionField.FIRST_ROW))
+_NEW_ROWS = gl.constexpr(int(SessionField.ROWS))
+_CHUNKS = gl.constexpr(int(SessionField.CHUNKS))
 _HIDDEN = gl.constexpr(-1.0e30)  # score of a key that is not visible; finite, so that a row without keys so far stays finite
 _SLACK = gl.constexpr(8.0)  # the base of the weights follows the highest score only by steps of this size: weights stay below 2^8
 _WARPS = gl.constexpr(4)  # of each group
@@ -46,11 +54,12 @@ _FADE_OPERANDS = gl.constexpr(",".join(["=f"] * 128 + [str(index) for index in r
 @gluon.jit
 def _piece(tile_ptr, session_ptr, tile, rows):
     """A tile's session, first frame, the session's first packed row (in this half), new frames and stored chunks."""
-    session = gl.load(tile_ptr + 1 + 2 * tile)
-    first_frame = gl.load(tile_ptr + 2 + 2 * tile)
-    first_row = gl.load(session_ptr + 3 * session) + gl.program_id(1) * rows
-    frames = gl.load(session_ptr + 3 * session + 1)
-    chunks = gl.load(session_ptr + 3 * session + 2)
+    session = gl.load(tile_ptr + _TILE_SESSION + _TILE_NUMBERS * tile)
+    first_frame = gl.load(tile_ptr + _TILE_FIRST + _TILE_NUMBERS * tile)
+    record = session_ptr + _SESSION_NUMBERS * session
+    first_row = gl.load(record + _FIRST_ROW) + gl.program_id(1) * rows
+    frames = gl.load(record + _NEW_ROWS)
+    chunks = gl.load(record + _CHUNKS)
     return session, first_frame, first_row, frames, chunks
 
 
@@ -272,8 +281,7 @@ def attend_pages_large(
 ):  # fmt: skip
     """softmax(query . X) X for FRAMES frames of one session and all heads: [2 rows, HEADS, WIDTH]. Grid: (programs, halves).
 
-    tile: int32 [1 + 2 tiles]: how many tiles there are, then session and first frame of each.
-    session: int32 [sessions, 3]: first packed row, new frames, stored chunks. table: pages of each session's stored chunks.
+    tile: ``BatchArrays.estimator_tiles``. session: ``RateArrays.session``. table: pages of each session's stored chunks.
     A frame sees stored chunks and the new chunks up to its own; ``LEFT`` > 0 bounds how many chunks back.
 
     Any number of programs: program p computes tiles p, p + programs, ... of its half. As many programs as multiprocessors in all are

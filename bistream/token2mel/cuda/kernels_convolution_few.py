@@ -11,19 +11,25 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from bistream.gpu.arithmetic import fast_mish, layer_norm
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
+from bistream.token2mel.cuda.batch import WINDOW_ITEM_NUMBERS, WindowItemField
 from bistream.token2mel.cuda.pieces_few import copy_rows, prefetch, product
 
+ITEM_NUMBERS = gl.constexpr(WINDOW_ITEM_NUMBERS)
+ITEM_FIRST_ROW = gl.constexpr(int(WindowItemField.FIRST_ROW))
+ITEM_FIRST_FRAME = gl.constexpr(int(WindowItemField.FIRST_FRAME))
+ITEM_ROWS = gl.constexpr(int(WindowItemField.ROWS))
+ITEM_PAGE = gl.constexpr(int(WindowItemField.PAGE))
 PARTS = gl.constexpr(4)  # three taps and the shortcut
 
 
 @gluon.jit
 def _window(item_ptr, keep_ptr, item, local):
     """First row, its frame, rows and page of a window; where the tails of its rows are kept, or -1."""
-    record = item_ptr + item * 4
-    first_row = gl.load(record)
-    first_frame = gl.load(record + 1)
-    count = gl.load(record + 2)
-    page = gl.load(record + 3)
+    record = item_ptr + item * ITEM_NUMBERS
+    first_row = gl.load(record + ITEM_FIRST_ROW)
+    first_frame = gl.load(record + ITEM_FIRST_FRAME)
+    count = gl.load(record + ITEM_ROWS)
+    page = gl.load(record + ITEM_PAGE)
     exists = (first_frame - 2 + local >= 0) & (local >= 2) & (local < count + 2)
     keep = gl.load(keep_ptr + first_row - 2 + local, mask=exists, other=-1).to(gl.int64)
     return first_row, first_frame, count, page, keep
@@ -66,8 +72,8 @@ def window_few(
     [rows, WIDTH]), if there are more. "raw": mish(LayerNorm(x)) + time of 16 bit x.
     w: [WIDTH / FEATURES, PARTS, FEATURES, CHANNELS]. SHORTCUT: the fourth part and its bias, float32 to ``shortcut``.
     SAVE: the source in 16 bit to ``save`` [rows, WIDTH].
-    count: int32, number of windows. item: int32 [windows, 4]: first row, its frame in the session's new part, rows, the page before the
-    new part. keep: int32 [rows], 2 * page + slot of a kept tail, or -1. tail: [pages, 2, TAIL_WIDTH], from ``tail_column`` on.
+    count: int32, number of windows. item: int32 [windows, ITEM_NUMBERS], see ``batch.WindowItemField``.
+    keep: int32 [rows], 2 * page + slot of a kept tail, or -1. tail: [pages, 2, TAIL_WIDTH], from ``tail_column`` on.
     """
     start_successor()
     GROUPS: gl.constexpr = WIDTH // FEATURES

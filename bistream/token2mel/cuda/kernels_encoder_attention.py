@@ -11,6 +11,15 @@ import triton.language as tl
 
 from bistream.gpu.arithmetic import soften_masked
 from bistream.gpu.dependent_launch import begin
+from bistream.token2mel.cuda.batch import TILES_HEAD, SessionField, TileField
+
+TILE_NUMBERS = tl.constexpr(len(TileField))
+TILE_SESSION = tl.constexpr(TILES_HEAD + int(TileField.SESSION))
+TILE_FIRST = tl.constexpr(TILES_HEAD + int(TileField.FIRST))
+SESSION_NUMBERS = tl.constexpr(len(SessionField))
+FIRST_ROW = tl.constexpr(int(SessionField.FIRST_ROW))
+NEW_ROWS = tl.constexpr(int(SessionField.ROWS))
+CHUNKS = tl.constexpr(int(SessionField.CHUNKS))
 
 
 @triton.jit
@@ -63,18 +72,19 @@ def attend_relative(
 ):  # fmt: skip
     """softmax((query + u) . keys + turned . positions) values -> [rows, WIDTH]. Grid: (tiles, HEADS).
 
-    tile, session, table as in ``kernels_attention_many.attend_pages_large``. bias: u, [WIDTH].
+    tile, session: ``RateArrays.tiles`` and ``session``. table: pages of each session's stored chunks. bias: u, [WIDTH].
     """
     tile = tl.program_id(0)
     head = tl.program_id(1)
     if tile >= tl.load(tile_ptr):
         return
     begin(PDL)
-    session = tl.load(tile_ptr + 1 + 2 * tile)
-    first_frame = tl.load(tile_ptr + 2 + 2 * tile)
-    first_row = tl.load(session_ptr + 3 * session)
-    frames = tl.load(session_ptr + 3 * session + 1)
-    chunks = tl.load(session_ptr + 3 * session + 2)
+    session = tl.load(tile_ptr + TILE_SESSION + TILE_NUMBERS * tile)
+    first_frame = tl.load(tile_ptr + TILE_FIRST + TILE_NUMBERS * tile)
+    record = session_ptr + SESSION_NUMBERS * session
+    first_row = tl.load(record + FIRST_ROW)
+    frames = tl.load(record + NEW_ROWS)
+    chunks = tl.load(record + CHUNKS)
     stored = chunks * CHUNK
 
     frame = first_frame + tl.arange(0, FRAMES)

@@ -5,14 +5,12 @@ In: the batch's arrays, prompt mel and speakers on the device. Out: ``buffers.me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.token2mel.cuda import kernels_euler_step
-from bistream.token2mel.cuda.batch import Bucket
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket
 from bistream.token2mel.cuda.launches_encoder import CudaEncoder
 from bistream.token2mel.cuda.launches_few import FewEstimator
 from bistream.token2mel.cuda.launches_many import ManyEstimator
@@ -34,7 +32,7 @@ class CudaSolver:
         weights: FlowWeights,
         pages: FlowPages,
         buffers: FlowBuffers,
-        arrays: Mapping[str, Tensor],
+        arrays: BatchArrays[Tensor],
         prompt_mel: Tensor,
         speakers: Tensor,
         bucket: Bucket,
@@ -75,13 +73,13 @@ class CudaSolver:
         """Noise and conditions of both guidance halves (the second has no conditions)."""
         network, frames, bins = self.network, self.frames, self.network.config.output_size
         speakers = network.speaker_projection(F.normalize(self.speakers, dim=1).to(network.dtype))
-        noise = network.matching.noise[self.arrays["frame_noise"]]
+        noise = network.matching.noise[self.arrays.frame_noise]
         inputs = self.buffers.inputs
         self.buffers.mel[:frames] = noise
         inputs[:frames, :bins] = noise
         inputs[frames : 2 * frames, :bins] = noise
         inputs[:frames, bins : 2 * bins] = mu
-        inputs[:frames, 2 * bins : 3 * bins] = speakers[self.arrays["frame_session"]]
+        inputs[:frames, 2 * bins : 3 * bins] = speakers[self.arrays.frame_session]
         inputs[:frames, 3 * bins :] = self.prompt_mel[:frames]
         inputs[frames : 2 * frames, bins:] = 0.0
 
@@ -92,8 +90,8 @@ class CudaSolver:
         norm, projection = estimator.final_block.norm, estimator.final_projection
         bins, width = projection.weight.shape[0], projection.weight.shape[2]
         kernels_euler_step.finish_step[(self.frames // _STEP_ROWS,)](
-            buffers.raw, norm.weight, norm.bias, projection.weight, projection.bias, self.arrays["live_frames"], buffers.mel,
-            buffers.inputs, self.free_velocities, self.arrays["frame_free"], size, matching.guidance,
+            buffers.raw, norm.weight, norm.bias, projection.weight, projection.bias, self.arrays.frames.live, buffers.mel,
+            buffers.inputs, self.free_velocities, self.arrays.frame_free, size, matching.guidance,
             rows=self.frames, WIDTH=width, BINS=bins, FEATURES=1 << (bins - 1).bit_length(), INPUTS=buffers.inputs.shape[1],
             TILE=_STEP_ROWS, KNOWN=is_known, EPS=norm.eps, num_warps=4,
         )  # fmt: skip

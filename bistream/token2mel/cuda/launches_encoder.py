@@ -6,7 +6,6 @@ Attention layers run as kernels; what comes before and between them is small and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from bistream.config import FlowConfig
 from bistream.token2mel.cuda import kernels_convolution_many, kernels_encoder_attention, kernels_encoder_linear
-from bistream.token2mel.cuda.batch import Bucket, max_tiles
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket, RateArrays, max_tiles
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import Tuning, tile_sizes
 from bistream.token2mel.cuda.weights import EncoderWeights
@@ -36,7 +35,7 @@ class CudaEncoder:
         weights: EncoderWeights,
         pages: FlowPages,
         buffers: FlowBuffers,
-        arrays: Mapping[str, Tensor],
+        arrays: BatchArrays[Tensor],
         bucket: Bucket,
         tuning: Tuning,
         left_context_chunks: int,
@@ -62,13 +61,13 @@ class CudaEncoder:
         layers = [layer for layer in encoder.token_layers if isinstance(layer, ConformerLayer)]
         for index, layer in enumerate(layers):
             memory = self.pages.token_keys_values[index]
-            self._layer(layer, index, "token", memory, tokens, is_last=index == len(layers) - 1)
+            self._layer(layer, index, self.arrays.tokens, memory, self.tiles.tokens, is_last=index == len(layers) - 1)
         self._upsample(tokens)
         x = _embed(encoder.frame_embed, buffers.upsampled.view(-1)[: frames * self.width].view(frames, self.width))
         buffers.encoder_x[:frames] = x
         for index, layer in enumerate(layer for layer in encoder.frame_layers if isinstance(layer, ConformerLayer)):
             memory = self.pages.frame_keys_values[index]
-            self._layer(layer, len(layers) + index, "frame", memory, frames, is_last=False)
+            self._layer(layer, len(layers) + index, self.arrays.frames, memory, self.tiles.frames, is_last=False)
         norm = encoder.norm
         normed = F.layer_norm(buffers.encoder_x[:frames], (self.width,), norm.weight.float(), norm.bias.float(), norm.eps)
         projected: Tensor = self.network.encoder_projection(normed.to(self.network.dtype))
@@ -77,13 +76,13 @@ class CudaEncoder:
     def _embed_tokens(self) -> Tensor:
         """Embedding and the two lookahead convolutions, [tokens, width]."""
         arrays, network, lookahead = self.arrays, self.network, self.network.encoder.lookahead
-        vectors = _embed(network.encoder.embed, F.embedding(arrays["ids"], network.token_embedding.weight))
-        vectors = vectors * arrays["present"][:, None]
-        window = vectors[arrays["lookahead_window"]].flatten(1)
+        vectors = _embed(network.encoder.embed, F.embedding(arrays.ids, network.token_embedding.weight))
+        vectors = vectors * arrays.present[:, None]
+        window = vectors[arrays.lookahead_window].flatten(1)
         mixed = F.leaky_relu(F.linear(window, lookahead.conv1.weight.flatten(1), lookahead.conv1.bias), 0.01)
-        mixed = mixed * arrays["lookahead_exists"][:, None]
-        out = F.linear(mixed[arrays["history_window"]].flatten(1), lookahead.conv2.weight.flatten(1), lookahead.conv2.bias)
-        return out + vectors[arrays["centre"]]
+        mixed = mixed * arrays.lookahead_exists[:, None]
+        out = F.linear(mixed[arrays.history_window].flatten(1), lookahead.conv2.weight.flatten(1), lookahead.conv2.bias)
+        return out + vectors[arrays.centre]
 
     def _upsample(self, tokens: int) -> None:
         """encoder_copy [tokens, width] -> upsampled [tokens, ratio * width], which is [frames, width]."""
@@ -92,35 +91,37 @@ class CudaEncoder:
         out_width = weights.upsample_weight.shape[0]
         tails = self.pages.upsample_tail
         kernels_convolution_many.window_linear[(tokens // rows, out_width // min(features, out_width))](
-            buffers.encoder_copy, self.width, weights.upsample_weight, weights.upsample_bias, arrays["live_tokens"], arrays["token_index"],
-            arrays["token_last"], arrays["token_tail"], tails, 0, 0, buffers.upsampled,
+            buffers.encoder_copy, self.width, weights.upsample_weight, weights.upsample_bias, arrays.tokens.live, arrays.tokens.index,
+            arrays.tokens.last, arrays.tokens.tail, tails, 0, 0, buffers.upsampled,
             rows=tokens, CHANNELS=self.width, WIDTH=out_width, TAIL_WIDTH=self.width, TILE=rows, FEATURES=min(features, out_width),
             STEP=math.gcd(self.width, depth), STAGES=stages, **_options(warps),
         )  # fmt: skip
 
-    def _layer(self, layer: ConformerLayer, index: int, rate: str, memory: Tensor, rows: int, is_last: bool) -> None:
-        """One conformer layer on ``encoder_x``; the last one's result goes to ``encoder_copy`` in 16 bit."""
-        buffers, live = self.buffers, self.arrays[f"live_{rate}s"]
+    def _layer(self, layer: ConformerLayer, index: int, at_rate: RateArrays[Tensor], memory: Tensor, tile: int, is_last: bool) -> None:
+        """One conformer layer on ``encoder_x``; the last one's result goes to ``encoder_copy`` in 16 bit.
+
+        tile: rows of an attention program.
+        """
+        buffers, live, rows = self.buffers, at_rate.live, len(at_rate.index)
         attention = layer.attention
         self._norm_linear(layer.norm_attention, attention.to_qkv, "", buffers.qkv, live, rows)
-        self._attend(layer, index, rate, memory, rows)
+        self._attend(layer, index, at_rate, memory, tile)
         self._onto_residual(attention.to_out, buffers.encoder_attended, live, rows, False)
         self._norm_linear(layer.norm_feed_forward, layer.linear_in, "silu", buffers.encoder_hidden, live, rows)
         self._onto_residual(layer.linear_out, buffers.encoder_hidden, live, rows, is_last)
 
-    def _attend(self, layer: ConformerLayer, index: int, rate: str, memory: Tensor, rows: int) -> None:
-        arrays, buffers, attention = self.arrays, self.buffers, layer.attention
-        live, table = arrays[f"live_{rate}s"], self.weights.position_table
+    def _attend(self, layer: ConformerLayer, index: int, at_rate: RateArrays[Tensor], memory: Tensor, tile: int) -> None:
+        buffers, attention, rows, pages = self.buffers, layer.attention, len(at_rate.index), self.arrays.table
+        table = self.weights.position_table
         sizes = {"WIDTH": self.width, "HEADS": self.heads, "HEAD": self.width // self.heads}
         kernels_encoder_attention.position_rows[(rows // _POSITION_ROWS, self.heads)](
-            buffers.qkv, attention.position_bias, self.weights.position_projections[index], table, live, arrays[f"{rate}_position"],
-            arrays[f"{rate}_keep"], memory, buffers.turned, TILE=_POSITION_ROWS, **sizes, **_options(4),
+            buffers.qkv, attention.position_bias, self.weights.position_projections[index], table, at_rate.live,
+            at_rate.position, at_rate.keep, memory, buffers.turned, TILE=_POSITION_ROWS, **sizes, **_options(4),
         )  # fmt: skip
-        tile = self.tiles.tokens if rate == "token" else self.tiles.frames
         kernels_encoder_attention.attend_relative[(max_tiles(rows, tile, self.bucket.sessions), self.heads)](
-            buffers.qkv, attention.content_bias, buffers.turned, table, memory, arrays[f"tiles_{rate}s"], arrays[f"session_{rate}s"],
-            arrays["table"], buffers.encoder_attended, math.log2(math.e) / math.sqrt(self.width // self.heads),
-            CHUNK=memory.shape[1], TABLE=arrays["table"].shape[1], LEFT=self.left_context_chunks, FRAMES=tile, KEYS=_KEYS, STAGES=2,
+            buffers.qkv, attention.content_bias, buffers.turned, table, memory, at_rate.tiles, at_rate.session,
+            pages, buffers.encoder_attended, math.log2(math.e) / math.sqrt(self.width // self.heads),
+            CHUNK=memory.shape[1], TABLE=pages.shape[1], LEFT=self.left_context_chunks, FRAMES=tile, KEYS=_KEYS, STAGES=2,
             **sizes, **_options(4),
         )  # fmt: skip
 

@@ -11,7 +11,6 @@ predecessor works. For that, two neighbouring kernels should fit on a multiproce
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from bistream.config import EstimatorConfig
 from bistream.token2mel.cuda import kernels_attention_few, kernels_convolution_few, kernels_feed_forward
-from bistream.token2mel.cuda.batch import WINDOW_FRAMES
+from bistream.token2mel.cuda.batch import WINDOW_FRAMES, BatchArrays
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import FewTiles
 from bistream.token2mel.cuda.weights import FewWeights
@@ -55,7 +54,7 @@ class FewEstimator:
         weights: FewWeights,
         pages: FlowPages,
         buffers: FlowBuffers,
-        arrays: Mapping[str, Tensor],
+        arrays: BatchArrays[Tensor],
         tiles: FewTiles,
         left_context_chunks: int,
     ) -> None:
@@ -92,7 +91,7 @@ class _Batch:
     network: Estimator
     weights: FewWeights
     pages: FlowPages
-    arrays: Mapping[str, Tensor]
+    arrays: BatchArrays[Tensor]
     tiles: FewTiles
     left_context_chunks: int
 
@@ -103,7 +102,7 @@ class _Half:
     def __init__(self, batch: _Batch, buffers: FlowBuffers, half: int) -> None:
         self.batch = batch
         self.half = half
-        self.frames = len(batch.arrays["frame_index"])
+        self.frames = len(batch.arrays.frames.index)
         rows = slice(half * self.frames, (half + 1) * self.frames)
         self.inputs, self.x, self.odd, self.shortcut, self.middle, self.normed, self.query = (
             tensor[rows]
@@ -115,7 +114,7 @@ class _Half:
         self.parts, self.lse = buffers.parts[splits], buffers.lse[splits]
         config = batch.config
         self.width = config.channels[0]
-        self.live = batch.arrays["live_frames"]
+        self.live = batch.arrays.frames.live
         self._tail_width = sum(conv_inputs(config))
         self._heads = {"WIDTH": self.width, "HEADS": config.num_heads, "HEAD": config.attention_head_dim}
         self._units = [unit for unit in batch.network.units if isinstance(unit, Unit)]
@@ -159,7 +158,7 @@ class _Half:
         is_first = self._tail_column == 0  # it follows another stream's kernel, whose end it must wait for
         kernels_convolution_few.window_few[(_WINDOW_PROGRAMS,)](
             source.rows, source.rows.stride(0), self.source, norm.weight, norm.bias, time, batch.weights.windows[conv, features], conv.bias,
-            (shortcut or conv).bias, arrays["window_items"], arrays["window_item"], arrays["frame_tail"],
+            (shortcut or conv).bias, arrays.window_items, arrays.window_item, arrays.frames.tail,
             batch.pages.tail[self._step][self.half], self._tail_column, out, self.shortcut, self.source,
             CHANNELS=channels, FEATURES=features, STEP=math.gcd(channels, self.width), SOURCE=source.kind,
             SHORTCUT=shortcut is not None, SAVE=save is not None, WINDOW=_WINDOW, WIDTH=self.width, TAIL_WIDTH=self._tail_width, EPS=_EPS,
@@ -178,7 +177,7 @@ class _Half:
         before = residual.block2.norm if residual is not None else norm
         kernels_attention_few.query_few[(batch.config.num_heads * self.frames // rows,)](
             self.x if residual is None else self.shortcut, self.active, before.weight, before.bias, norm.weight, norm.bias,
-            block.to_query.weight, batch.weights.keys[block], block.to_out.bias, self.live, batch.arrays["frame_keep"], self.odd,
+            block.to_query.weight, batch.weights.keys[block], block.to_out.bias, self.live, batch.arrays.frames.keep, self.odd,
             self.normed, self._memory(), self.query, FIRST=residual is not None, ROWS=rows, EPS=_EPS, **self._heads, **_options(4),
         )  # fmt: skip
 
@@ -187,15 +186,15 @@ class _Half:
         batch, arrays, heads, rows = self.batch, self.batch.arrays, self.batch.config.num_heads, self.batch.tiles.rows
         values, output = block.to_keys_values.weight[block.to_query.weight.shape[0] :], batch.weights.outputs[block]
         splits = batch.tiles.key_splits
-        kernels_attention_few.attend_few[(heads * len(arrays["chunk_item"]),)](
-            self.query, self.normed, self._memory(), arrays["chunk_items"], arrays["chunk_item"], arrays["table"], values, output,
+        kernels_attention_few.attend_few[(heads * len(arrays.chunk_item),)](
+            self.query, self.normed, self._memory(), arrays.chunk_items, arrays.chunk_item, arrays.table, values, output,
             self.parts, self.lse, self.odd, self.x, self._scale, self.frames, CHUNK=batch.pages.chunk_frames,
-            TABLE=arrays["table"].shape[1], LEFT=batch.left_context_chunks, SPLITS=splits, SLOTS=batch.tiles.slots, **self._heads,
+            TABLE=arrays.table.shape[1], LEFT=batch.left_context_chunks, SPLITS=splits, SLOTS=batch.tiles.slots, **self._heads,
             **_options(4),
         )  # fmt: skip
         if splits > 1:
             kernels_attention_few.join_few[(heads * self.frames // rows,)](
-                self.parts, self.lse, arrays["frame_splits"], output, self.live, self.odd, self.frames,
+                self.parts, self.lse, arrays.frame_splits, output, self.live, self.odd, self.frames,
                 SPLITS=splits, ROWS=rows, **self._heads, **_options(8),
             )  # fmt: skip
 

@@ -8,7 +8,6 @@ for all multiprocessors. Rows, state and results as in ``launches_few``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from bistream.config import EstimatorConfig
 from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.token2mel.cuda import kernels_attention_many, kernels_block_many, kernels_convolution_many
-from bistream.token2mel.cuda.batch import Bucket, max_tiles
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket, max_tiles
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import Tuning
 from bistream.token2mel.estimator import Estimator, TransformerBlock, Unit, conv_inputs
@@ -40,13 +39,13 @@ class ManyEstimator:
         network: Estimator,
         pages: FlowPages,
         buffers: FlowBuffers,
-        arrays: Mapping[str, Tensor],
+        arrays: BatchArrays[Tensor],
         bucket: Bucket,
         tuning: Tuning,
         left_context_chunks: int,
     ) -> None:
         units = [_UnitWeights(unit) for unit in network.units if isinstance(unit, Unit)]
-        tiles = max_tiles(len(arrays["frame_index"]), tuning.attention[0], bucket.sessions)
+        tiles = max_tiles(len(arrays.frames.index), tuning.attention[0], bucket.sessions)
         batch = _Batch(config, network, pages, arrays, tuning, units, tiles)
         self._halves = [_Half(batch, buffers, half, left_context_chunks) for half in range(GUIDANCE_ROWS)]
         self._device = buffers.x.device
@@ -107,7 +106,7 @@ class _Batch:
     config: EstimatorConfig
     network: Estimator
     pages: FlowPages
-    arrays: Mapping[str, Tensor]
+    arrays: BatchArrays[Tensor]
     tuning: Tuning
     units: list[_UnitWeights]
     tiles: int
@@ -119,11 +118,11 @@ class _Half:
     def __init__(self, batch: _Batch, buffers: FlowBuffers, half: int, left_context_chunks: int) -> None:
         self.batch = batch
         self.half = half
-        self.frames = len(batch.arrays["frame_index"])
+        self.frames = len(batch.arrays.frames.index)
         rows = slice(half * self.frames, (half + 1) * self.frames)
         width = batch.config.channels[0]
         self.width = width
-        self.live = batch.arrays["live_frames"]
+        self.live = batch.arrays.frames.live
         self.inputs, self.joined = buffers.inputs[rows], buffers.joined[rows]
         self.x, self.normed, self.raw, self.active, self.source = (
             tensor[rows] for tensor in (buffers.x, buffers.normed, buffers.raw, buffers.active, buffers.source)
@@ -190,7 +189,7 @@ class _Half:
         arrays, column = self.batch.arrays, self._tail_column
         self._tail_column += conv.weight.shape[2]
         return (
-            source, source.stride(0), conv.weight, conv.bias, self.live, arrays["frame_index"], arrays["frame_last"], arrays["frame_tail"],
+            source, source.stride(0), conv.weight, conv.bias, self.live, arrays.frames.index, arrays.frames.last, arrays.frames.tail,
             self.batch.pages.tail[self._step][self.half], 0, column,
         )  # fmt: skip
 
@@ -209,7 +208,7 @@ class _Half:
         return memory
 
     def _keep(self) -> tuple[Tensor, Tensor, int]:
-        return self.batch.arrays["frame_keep"], self._memory(), 0
+        return self.batch.arrays.frames.keep, self._memory(), 0
 
     def _attend_aside(self) -> None:
         rest = torch.cuda.current_stream(self.x.device)
@@ -222,10 +221,10 @@ class _Half:
         batch, arrays = self.batch, self.batch.arrays
         frames, keys, warps = batch.tuning.attention
         kernels_attention_many.attend_pages_large[(self._attention_programs, 1)](
-            self.query, self.normed, self._memory(), 0, arrays["tiles_estimator"], arrays["session_frames"], arrays["table"],
+            self.query, self.normed, self._memory(), 0, arrays.estimator_tiles, arrays.frames.session, arrays.table,
             self.attended, self._scale,
             rows=self.frames, WIDTH=self.width, HEADS=batch.config.num_heads, CHUNK=batch.pages.chunk_frames,
-            TABLE=arrays["table"].shape[1], LEFT=self._left, FRAMES=frames, KEYS=keys, num_warps=warps,
+            TABLE=arrays.table.shape[1], LEFT=self._left, FRAMES=frames, KEYS=keys, num_warps=warps,
         )  # fmt: skip
 
     def _between(self, block: _BlockWeights | None, following: _BlockWeights | None, out: Any) -> None:
@@ -236,7 +235,7 @@ class _Half:
         after = following.module if following is not None else module  # not read without a following block
         query = following or some
         # the last block of a unit keeps nothing; its pages' address is not used
-        keep = self._keep() if following is not None else (self.batch.arrays["frame_keep"], self.normed, 0)
+        keep = self._keep() if following is not None else (self.batch.arrays.frames.keep, self.normed, 0)
         heads = self.batch.config.num_heads // (1 if block is not None else self._query_parts)
         kernels_block_many.block_rows[(self.frames // _ROWS, self.batch.config.num_heads // heads)](
             self._attended_tile if block is not None else self._normed_tile,

@@ -20,7 +20,7 @@ from bistream.errors import EngineError
 from bistream.gpu.recording import GraphRecorder
 from bistream.token2mel.batching import Buckets, Span, without_context
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.cuda.batch import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket, IntArray32, Shape, batch_shapes, batch_size, fill, views
 from bistream.token2mel.cuda.launches import CudaSolver
 from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_of
@@ -40,7 +40,7 @@ class _Call:
     bucket: Bucket
     tuning: Tuning
     numbers: Tensor  # the batch on the host; what lies behind a batch's rows are numbers of older ones, hence valid indices
-    host: dict[str, IntArray32]
+    host: BatchArrays[IntArray32]
     solver: CudaSolver
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -72,8 +72,8 @@ class CudaFlowRunner(FlowRunner):
         features = {tiles.window_features for _, tiles in few if tiles is not None}
         few_weights = pack_few(network.matching.estimator, config.estimator.num_heads, features) if features else None
         self._weights = FlowWeights(pack_encoder(network.encoder, MAX_FRAMES), few_weights)
-        shapes = [segment_sizes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
-        size = max(segment_offsets(shape)[1] for shape in shapes)
+        shapes = [batch_shapes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
+        size = max(batch_size(shape) for shape in shapes)
         pinned = device.type == "cuda"
         self._device_numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._host_mel = torch.zeros(frames, config.output_size, pin_memory=pinned)
@@ -85,11 +85,10 @@ class CudaFlowRunner(FlowRunner):
         self._first_step = FirstStep(config, network.matching, left_context_chunks)
         self._calls = [self._make_call(*item) for item in zip(self._buckets, tunings, shapes, strict=True)]
 
-    def _make_call(self, bucket: Bucket, tuning: Tuning, shapes: dict[str, tuple[int, ...]]) -> _Call:
-        offsets, size = segment_offsets(shapes)
-        numbers = torch.zeros(size, dtype=torch.int32, pin_memory=self.network.device.type == "cuda")
+    def _make_call(self, bucket: Bucket, tuning: Tuning, shapes: BatchArrays[Shape]) -> _Call:
+        numbers = torch.zeros(batch_size(shapes), dtype=torch.int32, pin_memory=self.network.device.type == "cuda")
         host = views(numbers.numpy(), shapes)
-        arrays = {name: self._device_numbers[at : at + host[name].size].view(host[name].shape) for name, at in offsets.items()}
+        arrays = views(self._device_numbers, shapes)
         solver = CudaSolver(
             self.network, self._weights, self._flow_pages, self._buffers, arrays, self._device_mel,
             self._device_speakers, bucket, tuning, self.left_context_chunks, self._first_step.velocities,

@@ -10,7 +10,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bistream.config import VocoderConfig
-from bistream.mel2wav.cuda.batch import BUCKETS, FRAME_GAP, META_NUMBERS, Rate, RowPlan, bucket_of, group_rows, pack_rows
+from bistream.mel2wav.cuda.batch import (
+    BUCKETS,
+    FRAME_GAP,
+    MAX_ACTIVES,
+    MAX_RESIDUALS,
+    META_NUMBERS,
+    SEGMENT_NUMBERS,
+    MetaField,
+    Rate,
+    RowPlan,
+    SegmentField,
+    bucket_of,
+    group_rows,
+    pack_rows,
+)
 from bistream.mel2wav.cuda.weights import F0_SCALE, pack_weights, split_sum
 from bistream.mel2wav.cuda.weights_tiles import SLICE, TileList
 from bistream.mel2wav.hift import HiFT
@@ -48,9 +62,14 @@ def test_rows_without_a_session_have_no_frames() -> None:
     plan = RowPlan(3, 66, 16, 8, 42, False, True, 8, 5, 58, 50, (0xFFFFFFFF, 1))
     pack_rows([plan, plan], out, RATES)
     assert out[2:-1].max() == 0
-    assert out[0].tolist() == [3, 66, 16, 8, 8, 42, 0, 1, 8, 0, 5, 58, 50, -1, 1, 0]
-    assert out[1, 9] == 50  # its new frames lie behind those of the row before
-    assert out[1, 15] == 66  # and so do all its frames
+    first = {field: int(out[0, field]) for field in MetaField}
+    assert (first[MetaField.SLOT], first[MetaField.FRAMES], first[MetaField.CONTEXT]) == (3, 66, 16)
+    assert (first[MetaField.OVERLAP], first[MetaField.FIRST_FRAME], first[MetaField.KEPT_SOURCE]) == (8, 42, 8)
+    assert (first[MetaField.STARTS], first[MetaField.FADES]) == (0, 1)
+    assert (first[MetaField.OUT_FRAME], first[MetaField.EMITTED], first[MetaField.NEXT_FIRST]) == (5, 58, 50)
+    assert (first[MetaField.KEY_LOW], first[MetaField.KEY_HIGH]) == (-1, 1)
+    assert out[:2, MetaField.NEW_COLUMN].tolist() == [0, 50]  # new frames lie behind those of the row before
+    assert out[:2, MetaField.BEFORE].tolist() == [0, 66]  # and so do all frames
     assert out[-1, :3].tolist() == [132 + 3 * FRAME_GAP, 8 * 132 + 3 * GAP, 120 * 132 + 3 * GAP]
 
 
@@ -115,3 +134,8 @@ def test_transposed_convolutions_as_interleaved_convolutions() -> None:
         out = torch.einsum("qck,okc->qo", rows, conv.weight).view(12 * conv.up, conv.features) + conv.bias
         found = out[conv.crop : conv.crop + 11 * conv.up].T
         torch.testing.assert_close(found, up(x)[0], rtol=0, atol=1e-4)
+
+
+def test_every_field_has_a_number_of_its_own() -> None:
+    assert max(MetaField) < META_NUMBERS and max(SegmentField) < SEGMENT_NUMBERS
+    assert (MAX_RESIDUALS, MAX_ACTIVES) == (2, 3)  # they stand between two fields

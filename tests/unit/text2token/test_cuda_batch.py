@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, ORDER, bucket_sizes, write_rows, write_starts
+from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, StartField, bucket_sizes, write_rows, write_starts
 from bistream.text2token.cuda.memory import packed_index
 from bistream.text2token.cuda.weights import pack_tiles, pack_weights
 from bistream.text2token.engine import SamplingSpec, TurnLimits
@@ -43,15 +43,18 @@ def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], pa
     for segment in segments:
         for offset, token_id in enumerate((-1,) if segment.ids is None else segment.ids):
             last = offset == segment.num_rows - 1
-            expected = [segment.slot, segment.position + offset, segment.position, token_id, int(segment.samples and last)]
-            assert target[row, :5].tolist() == expected
+            assert target[row, [RowField.SLOT, RowField.TOKEN]].tolist() == [segment.slot, token_id]
+            assert target[row, [RowField.POSITION, RowField.START]].tolist() == [segment.position + offset, segment.position]
+            assert target[row, RowField.SAMPLES] == (segment.samples and last)
             row += 1
         ends += [row - 1] if segment.samples else []
     assert sampling == ends
-    assert (target[count:, 0] == FILLER).all() and (target[count:, 1] == -1).all() and not target[count:, 2:ORDER].any()
-    order = target[:, ORDER].tolist()
+    assert (target[count:, RowField.SLOT] == FILLER).all() and (target[count:, RowField.POSITION] == -1).all()
+    assert not target[count:, [RowField.START, RowField.TOKEN, RowField.SAMPLES]].any()
+    order = target[:, RowField.ORDER].tolist()
     assert sorted(order) == list(range(len(target)))
-    assert target[order, 1].tolist() == sorted(target[:, 1].tolist(), reverse=True), "the longest context does not come first"
+    positions = target[:, RowField.POSITION].tolist()
+    assert [positions[row] for row in order] == sorted(positions, reverse=True), "the longest context does not come first"
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,13 +74,16 @@ def test_turn_starts_say_what_the_plain_sampler_state_would_hold(limits: TurnLim
     numbers = np.zeros((1, NUM_START_NUMBERS), dtype=np.int64)
     blocks = np.zeros((1, 6), dtype=np.int32)
     write_starts(numbers, blocks, [start], SPACE)
-    row = numbers[0].tolist()
-    assert row[:5] == [2, 3 if new else 0, state.max_new[2], state.min_new[2], state.record_on_length[2]]
-    assert [row[5] >> bit & 1 for bit in range(3)] == state.forbidden[2].tolist()
-    assert [row[6] >> bit & 1 for bit in range(3)] == state.forbidden_early[2].tolist()
+    row = {field: numbers[0, field].item() for field in StartField}
+    assert (row[StartField.SLOT], row[StartField.NUM_BLOCKS]) == (2, 3 if new else 0)
+    assert (row[StartField.MAX_NEW], row[StartField.MIN_NEW]) == (state.max_new[2], state.min_new[2])
+    assert row[StartField.RECORD_ON_LENGTH] == state.record_on_length[2]
+    assert [row[StartField.FORBIDDEN] >> bit & 1 for bit in range(3)] == state.forbidden[2].tolist()
+    assert [row[StartField.FORBIDDEN_EARLY] >> bit & 1 for bit in range(3)] == state.forbidden_early[2].tolist()
     if new:
-        assert row[7:11] == [state.top_k[2], state.win_size[2], state.min_repeats[2], state.key[2]]
-        floats = numbers[0, 11:13].astype(np.int32).view(np.float32).tolist()
+        assert (row[StartField.TOP_K], row[StartField.WIN_SIZE]) == (state.top_k[2], state.win_size[2])
+        assert (row[StartField.MIN_REPEATS], row[StartField.KEY]) == (state.min_repeats[2], state.key[2])
+        floats = numbers[0, [StartField.TOP_P, StartField.TEMPERATURE]].astype(np.int32).view(np.float32).tolist()
         assert floats == [state.top_p[2], state.temperature[2]]
         assert blocks[0].tolist() == [5, 3, 8, 0, 0, 0]
 

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from bistream.config import CheckpointConfig, FlowConfig
 from bistream.token2mel.batching import Span
-from bistream.token2mel.cuda.batch import Bucket, TileSizes, fill, segment_offsets, segment_sizes, views
+from bistream.token2mel.cuda.batch import (
+    TILES_HEAD,
+    BatchArrays,
+    Bucket,
+    IntArray32,
+    TileField,
+    TileSizes,
+    batch_shapes,
+    batch_size,
+    fill,
+    views,
+)
 from bistream.token2mel.cuda.tuning import BUCKETS, tile_sizes, tuning_of
 from bistream.token2mel.cuda.weights import position_angles, upsample_window
 from bistream.token2mel.encoder import position_table
@@ -38,9 +49,9 @@ def spans(draw: st.DrawFn) -> list[Span]:
     return found
 
 
-def packed(batch: list[Span]) -> dict[str, np.ndarray]:
-    shapes = segment_sizes(BUCKET, TILES, TINY)
-    arrays = views(np.zeros(segment_offsets(shapes)[1], np.int32), shapes)
+def packed(batch: list[Span]) -> BatchArrays[IntArray32]:
+    shapes = batch_shapes(BUCKET, TILES, TINY)
+    arrays = views(np.zeros(batch_size(shapes), np.int32), shapes)
     fill(arrays, batch, TILES, TINY)
     return arrays
 
@@ -59,46 +70,62 @@ def test_every_row_knows_its_place(batch: list[Span]) -> None:
     row = 0
     for number, span in enumerate(batch):
         chunks = len(span.context_pages)
-        assert arrays["session_tokens"][number].tolist() == [row, span.length, chunks]
-        assert arrays["session_frames"][number].tolist() == [2 * row, 2 * span.length, chunks]
-        assert arrays["table"][number, :chunks].tolist() == list(span.context_pages)
+        assert arrays.tokens.session[number].tolist() == [row, span.length, chunks]
+        assert arrays.frames.session[number].tolist() == [2 * row, 2 * span.length, chunks]
+        assert arrays.table[number, :chunks].tolist() == list(span.context_pages)
         for local in range(span.length):
             page = span.keep_pages[local // CHUNK] if local // CHUNK < len(span.keep_pages) else SCRATCH_PAGE
             within = local % CHUNK
             is_kept = page != SCRATCH_PAGE
-            assert arrays["token_index"][row + local] == local
-            assert arrays["token_last"][row + local] == (span.context_pages or (ZERO_PAGE,))[-1]
-            assert arrays["token_keep"][row + local] == (page * CHUNK + within if is_kept else -1)
-            assert arrays["token_tail"][row + local] == (2 * page + within - (CHUNK - 2) if is_kept and within >= CHUNK - 2 else -1)
-            assert arrays["token_position"][row + local] == chunks * CHUNK + local
+            assert arrays.tokens.index[row + local] == local
+            assert arrays.tokens.last[row + local] == (span.context_pages or (ZERO_PAGE,))[-1]
+            assert arrays.tokens.keep[row + local] == (page * CHUNK + within if is_kept else -1)
+            assert arrays.tokens.tail[row + local] == (2 * page + within - (CHUNK - 2) if is_kept and within >= CHUNK - 2 else -1)
+            assert arrays.tokens.position[row + local] == chunks * CHUNK + local
             for frame in (2 * local, 2 * local + 1):
                 at, within_frame = 2 * row + frame, frame % (2 * CHUNK)
-                assert arrays["frame_index"][at] == frame and arrays["frame_session"][at] == number
-                assert arrays["frame_keep"][at] == (page * 2 * CHUNK + within_frame if is_kept else -1)
-                assert arrays["frame_noise"][at] == 2 * span.start + frame
-                assert arrays["frame_free"][at] == free_row(span, 2 * span.start + frame)
+                assert arrays.frames.index[at] == frame and arrays.frame_session[at] == number
+                assert arrays.frames.keep[at] == (page * 2 * CHUNK + within_frame if is_kept else -1)
+                assert arrays.frame_noise[at] == 2 * span.start + frame
+                assert arrays.frame_free[at] == free_row(span, 2 * span.start + frame)
         row += span.length
-    assert arrays["live_tokens"][0] == row and arrays["live_frames"][0] == 2 * row
+    assert arrays.tokens.live[0] == row and arrays.frames.live[0] == 2 * row
+
+
+def test_every_array_has_a_place_of_its_own_on_an_aligned_address() -> None:
+    shapes = batch_shapes(BUCKET, TILES, TINY)
+    buffer = np.zeros(batch_size(shapes), np.int32)
+    taken = np.zeros(len(buffer), bool)
+    for array, shape in zip(views(buffer, shapes), shapes, strict=True):
+        begin = (array.ctypes.data - buffer.ctypes.data) // buffer.itemsize
+        assert array.shape == shape and begin % 16 == 0
+        assert not taken[begin : begin + array.size].any()
+        taken[begin : begin + array.size] = True
 
 
 @settings(max_examples=60, deadline=None)
 @given(spans())
 def test_tiles_cover_every_frame_once(batch: list[Span]) -> None:
     arrays = packed(batch)
-    for name, size, rate in (("estimator", 16, 2), ("tokens", 32, 1), ("frames", 32, 2)):
-        tiles = arrays[f"tiles_{name}"]
-        found = tiles[1 : 1 + 2 * tiles[0]].reshape(-1, 2).tolist()
+    for tiles, size, rate in ((arrays.estimator_tiles, 16, 2), (arrays.tokens.tiles, 32, 1), (arrays.frames.tiles, 32, 2)):
+        found = listed(tiles)
         expected = [[number, first] for number, span in enumerate(batch) for first in range(0, rate * span.length, size)]
-        assert (sorted(found) if name == "estimator" else found) == expected
+        assert (sorted(found) if tiles is arrays.estimator_tiles else found) == expected
+
+
+def listed(tiles: IntArray32) -> list[list[int]]:
+    """Session and first row of each tile of a list."""
+    rows: list[list[int]] = tiles[TILES_HEAD : TILES_HEAD + len(TileField) * tiles[0]].reshape(-1, len(TileField)).tolist()
+    assert (TileField.SESSION, TileField.FIRST) == (0, 1)
+    return rows
 
 
 @settings(max_examples=60, deadline=None)
 @given(spans())
 def test_the_estimator_begins_with_the_longest_tiles(batch: list[Span]) -> None:
     """Work of a tile: keys up to the end of its last frame's chunk, as far as there are any; half of it where half the rows are missing."""
-    tiles = packed(batch)["tiles_estimator"]
     work = []
-    for number, first in tiles[1 : 1 + 2 * tiles[0]].reshape(-1, 2).tolist():
+    for number, first in listed(packed(batch).estimator_tiles):
         frames, stored = 2 * batch[number].length, 2 * CHUNK * len(batch[number].context_pages)
         frame = min(first + 16, frames) - 1
         keys = stored + sum(1 for key in range(frames) if key // (2 * CHUNK) <= frame // (2 * CHUNK))
@@ -113,17 +140,17 @@ def test_lookahead_windows_show_the_right_tokens(batch: list[Span]) -> None:
     arrays = packed(batch)
 
     def token(vector: int) -> int | None:
-        return int(arrays["ids"][vector]) if arrays["present"][vector] else None
+        return int(arrays.ids[vector]) if arrays.present[vector] else None
 
     row = 0
     for span in batch:
         known = dict(enumerate(span.tokens))
         for local in range(span.length):
             position = span.start + local
-            assert token(arrays["centre"][row]) == known[position]
-            for back, mixed in zip((2, 1, 0), arrays["history_window"][row], strict=True):
-                assert bool(arrays["lookahead_exists"][mixed]) == (position - back >= 0)
-                seen = [token(vector) for vector in arrays["lookahead_window"][mixed]]
+            assert token(arrays.centre[row]) == known[position]
+            for back, mixed in zip((2, 1, 0), arrays.history_window[row], strict=True):
+                assert bool(arrays.lookahead_exists[mixed]) == (position - back >= 0)
+                seen = [token(vector) for vector in arrays.lookahead_window[mixed]]
                 assert seen == [known.get(position - back + ahead) for ahead in range(TINY.pre_lookahead_len + 1)]
             row += 1
 

@@ -11,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.token2mel.batching import Span
-from bistream.token2mel.cuda.batch import WINDOW_FRAMES, Bucket, TileSizes, fill, segment_offsets, segment_sizes, views
+from bistream.token2mel.cuda.batch import (
+    WINDOW_FRAMES,
+    BatchArrays,
+    Bucket,
+    ChunkItemField,
+    IntArray32,
+    TileSizes,
+    batch_shapes,
+    batch_size,
+    fill,
+    views,
+)
 from bistream.token2mel.cuda.weights import lane_order, pack_few, window_parts
 from bistream.token2mel.estimator import Estimator
 from bistream.token2mel.layers import WindowLinear
@@ -37,9 +48,9 @@ def spans(draw: st.DrawFn) -> list[Span]:
     return found
 
 
-def packed(batch: list[Span], left_context_chunks: int = 0, tiles: TileSizes = TILES) -> dict[str, np.ndarray]:
-    shapes = segment_sizes(BUCKET, tiles, TINY)
-    arrays = views(np.full(segment_offsets(shapes)[1], -7, np.int32), shapes)
+def packed(batch: list[Span], left_context_chunks: int = 0, tiles: TileSizes = TILES) -> BatchArrays[IntArray32]:
+    shapes = batch_shapes(BUCKET, tiles, TINY)
+    arrays = views(np.full(batch_size(shapes), -7, np.int32), shapes)
     fill(arrays, batch, tiles, TINY, left_context_chunks)
     return arrays
 
@@ -53,10 +64,10 @@ def tile_sizes(draw: st.DrawFn) -> TileSizes:
 @given(spans(), st.sampled_from([0, 1, 3]), tile_sizes())
 def test_every_new_frame_meets_every_visible_chunk_once(batch: list[Span], left: int, tiles: TileSizes) -> None:
     arrays = packed(batch, left, tiles)
-    items = arrays["chunk_item"][: int(arrays["chunk_items"][0])]
+    items = arrays.chunk_item[: int(arrays.chunk_items[0])]
     met: dict[int, list[int]] = {}
     with_keys: dict[int, int] = {}
-    for first, rows, stored, chunk, session, split, splits in items[:, :7].tolist():
+    for first, rows, stored, chunk, session, split, splits in items[:, : len(ChunkItemField)].tolist():
         last = stored + chunk
         assert splits <= tiles.key_splits
         keys = list(range((max(last - left, 0) if left else 0) + split, last + 1, splits))
@@ -64,13 +75,13 @@ def test_every_new_frame_meets_every_visible_chunk_once(batch: list[Span], left:
         for row in range(first, first + rows):
             met.setdefault(row, []).extend(keys)
             with_keys[row] = with_keys.get(row, 0) + bool(keys)
-            assert not keys or split < arrays["frame_splits"][row]  # the splits with keys are the first ones
+            assert not keys or split < arrays.frame_splits[row]  # the splits with keys are the first ones
     row = 0
     for span in batch:
         for frame in range(2 * span.length):
             last = len(span.context_pages) + frame // CHUNK_FRAMES
             assert sorted(met[row]) == list(range(max(last - left, 0) if left else 0, last + 1))
-            assert arrays["frame_splits"][row] == with_keys[row]
+            assert arrays.frame_splits[row] == with_keys[row]
             row += 1
     assert len(met) == row
 
@@ -80,9 +91,9 @@ def test_every_new_frame_meets_every_visible_chunk_once(batch: list[Span], left:
 def test_items_fit_the_bucket_and_fill_the_gpu_only_when_there_is_room(batch: list[Span], tiles: TileSizes) -> None:
     arrays = packed(batch, tiles=tiles)
     chunks = sum(-(-2 * span.length // CHUNK_FRAMES) for span in batch)
-    items = int(arrays["chunk_items"][0])
-    assert chunks <= items <= max(tiles.key_items, chunks) and items <= len(arrays["chunk_item"])
-    assert int(arrays["window_items"][0]) <= len(arrays["window_item"])
+    items = int(arrays.chunk_items[0])
+    assert chunks <= items <= max(tiles.key_items, chunks) and items <= len(arrays.chunk_item)
+    assert int(arrays.window_items[0]) <= len(arrays.window_item)
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,19 +101,19 @@ def test_items_fit_the_bucket_and_fill_the_gpu_only_when_there_is_room(batch: li
 def test_windows_cover_every_frame_once_and_know_their_history(batch: list[Span]) -> None:
     arrays = packed(batch)
     covered = []
-    for first, frame, rows, page in arrays["window_item"][: int(arrays["window_items"][0])].tolist():
+    for first, frame, rows, page in arrays.window_item[: int(arrays.window_items[0])].tolist():
         assert 0 < rows <= WINDOW_FRAMES
         covered += list(range(first, first + rows))
-        assert arrays["frame_index"][first] == frame
-        session = int(arrays["frame_session"][first])
-        assert session == arrays["frame_session"][first + rows - 1]  # never two sessions
+        assert arrays.frames.index[first] == frame
+        session = int(arrays.frame_session[first])
+        assert session == arrays.frame_session[first + rows - 1]  # never two sessions
         assert page == (batch[session].context_pages or (ZERO_PAGE,))[-1]
     assert covered == list(range(2 * sum(span.length for span in batch)))
 
 
 def test_a_full_bucket_has_room_for_its_items() -> None:
     arrays = packed([Span(make_tokens(51), 0, 51, make_prompt(3, 0))] * 5)
-    assert int(arrays["chunk_items"][0]) <= len(arrays["chunk_item"]) and int(arrays["window_items"][0]) <= len(arrays["window_item"])
+    assert int(arrays.chunk_items[0]) <= len(arrays.chunk_item) and int(arrays.window_items[0]) <= len(arrays.window_item)
 
 
 @pytest.mark.parametrize("width", [64, 256])
