@@ -16,8 +16,6 @@ FRAMES = tl.constexpr(int(MetaField.FRAMES))
 OVERLAP = tl.constexpr(int(MetaField.OVERLAP))
 FADES = tl.constexpr(int(MetaField.FADES))
 
-TWO_PI = tl.constexpr(6.283185307179586)
-
 
 @triton.jit(do_not_specialize=["source_size", "out_size"])
 def transform(

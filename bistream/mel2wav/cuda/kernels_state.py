@@ -27,8 +27,6 @@ RATE_EXTRA = tl.constexpr(int(RateField.EXTRA))
 RATE_GAP = tl.constexpr(int(RateField.GAP))
 RATE_BEGIN = tl.constexpr(int(RateField.BEGIN))
 
-TWO_PI = tl.constexpr(6.283185307179586)
-
 
 @triton.jit(do_not_specialize=["new_stride", "size", "split"])
 def gather_mel(

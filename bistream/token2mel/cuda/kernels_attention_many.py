@@ -22,15 +22,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from bistream.gpu.barriers import barriers, ring_barriers
-from bistream.token2mel.cuda.batch import TILES_HEAD, SessionField, TileField
+from bistream.token2mel.cuda.pieces_attention import load_tile
 
-_TILE_NUMBERS = gl.constexpr(len(TileField))
-_TILE_SESSION = gl.constexpr(TILES_HEAD + int(TileField.SESSION))
-_TILE_FIRST = gl.constexpr(TILES_HEAD + int(TileField.FIRST))
-_SESSION_NUMBERS = gl.constexpr(len(SessionField))
-_FIRST_ROW = gl.constexpr(int(SessionField.FIRST_ROW))
-_NEW_ROWS = gl.constexpr(int(SessionField.ROWS))
-_CHUNKS = gl.constexpr(int(SessionField.CHUNKS))
 _HIDDEN = gl.constexpr(-1.0e30)  # score of a key that is not visible; finite, so that a row without keys so far stays finite
 _SLACK = gl.constexpr(8.0)  # the base of the weights follows the highest score only by steps of this size: weights stay below 2^8
 _WARPS = gl.constexpr(4)  # of each group
@@ -54,13 +47,8 @@ _FADE_OPERANDS = gl.constexpr(",".join(["=f"] * 128 + [str(index) for index in r
 @gluon.jit
 def _piece(tile_ptr, session_ptr, tile, rows):
     """A tile's session, first frame, the session's first packed row (in this half), new frames and stored chunks."""
-    session = gl.load(tile_ptr + _TILE_SESSION + _TILE_NUMBERS * tile)
-    first_frame = gl.load(tile_ptr + _TILE_FIRST + _TILE_NUMBERS * tile)
-    record = session_ptr + _SESSION_NUMBERS * session
-    first_row = gl.load(record + _FIRST_ROW) + gl.program_id(1) * rows
-    frames = gl.load(record + _NEW_ROWS)
-    chunks = gl.load(record + _CHUNKS)
-    return session, first_frame, first_row, frames, chunks
+    session, first_frame, first_row, frames, chunks = load_tile(tile_ptr, session_ptr, tile)
+    return session, first_frame, first_row + gl.program_id(1) * rows, frames, chunks
 
 
 @gluon.jit

@@ -11,15 +11,7 @@ import triton.language as tl
 
 from bistream.gpu.arithmetic import soften_masked
 from bistream.gpu.dependent_launch import begin
-from bistream.token2mel.cuda.batch import TILES_HEAD, SessionField, TileField
-
-TILE_NUMBERS = tl.constexpr(len(TileField))
-TILE_SESSION = tl.constexpr(TILES_HEAD + int(TileField.SESSION))
-TILE_FIRST = tl.constexpr(TILES_HEAD + int(TileField.FIRST))
-SESSION_NUMBERS = tl.constexpr(len(SessionField))
-FIRST_ROW = tl.constexpr(int(SessionField.FIRST_ROW))
-NEW_ROWS = tl.constexpr(int(SessionField.ROWS))
-CHUNKS = tl.constexpr(int(SessionField.CHUNKS))
+from bistream.token2mel.cuda.pieces_attention import load_tile
 
 
 @triton.jit
@@ -79,12 +71,7 @@ def attend_relative(
     if tile >= tl.load(tile_ptr):
         return
     begin(PDL)
-    session = tl.load(tile_ptr + TILE_SESSION + TILE_NUMBERS * tile)
-    first_frame = tl.load(tile_ptr + TILE_FIRST + TILE_NUMBERS * tile)
-    record = session_ptr + SESSION_NUMBERS * session
-    first_row = tl.load(record + FIRST_ROW)
-    frames = tl.load(record + NEW_ROWS)
-    chunks = tl.load(record + CHUNKS)
+    session, first_frame, first_row, frames, chunks = load_tile(tile_ptr, session_ptr, tile)
     stored = chunks * CHUNK
 
     frame = first_frame + tl.arange(0, FRAMES)
