@@ -4,7 +4,7 @@
 ====================================================  ==========  ==============
 modules                                               file lines  function lines
 ====================================================  ==========  ==============
-kernels: ``kernels_*.py``, ``bistream/gpu/*pieces*``  400         100
+kernels and their pieces (``KERNELS``)                400         100
 ``model.py`` of ``model_repo``: glue                  200         60
 all others                                            300         60
 tests                                                 no budget
@@ -29,7 +29,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bistream", "model_repo", "gateway", "training", "plugins", "deploy", "client", "scripts", "benchmarks", "tests")
-KERNELS = ("*/kernels_*.py", "bistream/gpu/*pieces*.py")
+KERNELS = (
+    "*/cuda/kernels_*.py",
+    "*/cuda/pieces_*.py",
+    "bistream/gpu/arithmetic.py",
+    "bistream/gpu/barriers.py",
+    "bistream/gpu/dependent_launch.py",
+)
 REASONS = {  # "path" or "path:function" -> why it may be over its budget
     "bistream/mel2wav/hift.py": "one network; its parts are read side by side",
 }

@@ -21,7 +21,7 @@ def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: Ti
     """The stage of ``choice`` (None: of ``vocoder_tier``), ready to serve. Raises ``ConfigError``, ``CheckpointError``."""
     choice = choice or vocoder_tier(config, checkpoint)
     if choice.tier is Tier.KERNELS:
-        from bistream.mel2wav.cuda.stage import CudaVocoderStage  # noqa: PLC0415  (imports triton)
+        from bistream.mel2wav.cuda.runner import CudaVocoderStage  # noqa: PLC0415  (imports triton)
 
         stage = CudaVocoderStage(config, checkpoint)
         stage.record()

@@ -57,8 +57,8 @@ def make_step_runner(
 ) -> StepRunner:
     """settings.block_size: that of the tier in ``BLOCK_SIZES``. weights: on ``device``, for the kernels on any."""
     if tier is Tier.KERNELS:
-        from bistream.text2token.cuda.graph_runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)
-        from bistream.text2token.cuda.packing import pack_weights  # noqa: PLC0415
+        from bistream.text2token.cuda.runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)
+        from bistream.text2token.cuda.weights import pack_weights  # noqa: PLC0415
 
         return CudaRunner(sizes, pack_weights(weights, sizes, device), settings, progress=progress)
     return EagerRunner(Qwen2Model(sizes, weights), settings, RepetitionAwareSampler())

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda.kernels_attention_large import attend_pages_large
+from bistream.token2mel.cuda.kernels_attention_many import attend_pages_large
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

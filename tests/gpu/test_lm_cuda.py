@@ -26,10 +26,10 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.text2token.cuda.graph_runner import CudaRunner
-from bistream.text2token.cuda.host_rows import bucket_sizes
-from bistream.text2token.cuda.packing import pack_weights
+from bistream.text2token.cuda.batch import bucket_sizes
+from bistream.text2token.cuda.runner import CudaRunner
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
+from bistream.text2token.cuda.weights import pack_weights
 
 # torch and triton of a GPU host are not the pinned ones: their warnings are not ours
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

@@ -28,9 +28,9 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.mel2wav.cuda.stage import CudaVocoderStage
+from bistream.mel2wav.cuda.runner import CudaVocoderStage
 from bistream.token2mel.cuda import tuning
-from bistream.token2mel.cuda.layout import Bucket
+from bistream.token2mel.cuda.batch import Bucket
 from bistream.token2mel.cuda.runner import CudaFlowRunner
 from bistream.token2mel.first_step import FIRST_CHUNKS
 
@@ -47,16 +47,15 @@ SIZES = CheckpointConfig(
 FLOAT16_DB = 50.0
 # The same kernels twice; torch may choose other ones for its few matrix products. For few rows, sums over programs arrive in any order:
 # at full size two runs are 68 dB from one another.
-REPEAT_DB = {"few": 60.0, "some": 60.0, "several": 60.0, "many": 80.0, "general": 80.0}
-# One or two buckets of each kind of kernel; larger calls go to several of them. "general": what computes other sizes.
+REPEAT_DB = {"few": 60.0, "some": 60.0, "several": 60.0, "many": 80.0}
+# One or two buckets of each kind of kernel; larger calls go to several of them.
 BUCKETS = {
     "few": (Bucket(64, 4), Bucket(192, 8)),
     "some": (Bucket(256, 16),),
     "several": (Bucket(320, 16),),
     "many": (Bucket(1664, 64),),
-    "general": (Bucket(320, 16),),
 }
-TUNINGS = {"few": tuning.FEW[64], "some": tuning.FEW[256], "several": tuning.FEW[384], "many": tuning.MANY, "general": tuning.FEW[384]}
+TUNINGS = {"few": tuning.FEW[64], "some": tuning.FEW[256], "several": tuning.FEW[384], "many": tuning.MANY}
 KINDS = sorted(BUCKETS)
 
 
@@ -91,8 +90,6 @@ def cuda_stage(kind: str, record: bool = True, **changes: object) -> FlowStage:
     assert stage.pages is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.cuda.runner.tuning_of", lambda bucket: TUNINGS[kind])
-        if kind == "general":
-            patch.setattr("bistream.token2mel.cuda.runner.fits_few", lambda sizes: False)
         runner = CudaFlowRunner(stage.runner.network, stage.pages, stage.left_context_chunks, BUCKETS[kind], record)
         if record:
             runner.record()
@@ -204,7 +201,7 @@ def test_a_session_with_nan_fails_alone() -> None:
         assert snr_db(found, exact) > FLOAT16_DB
 
 
-@pytest.mark.parametrize("kind", ["few", "general"])
+@pytest.mark.parametrize("kind", ["few", "several"])
 @pytest.mark.parametrize("hops", [(500, 10), (60, 500, 60)], ids=str)
 def test_a_call_beyond_the_largest_bucket_is_computed(kind: str, hops: tuple[int, ...]) -> None:
     counts = [(count,) for count in hops]

@@ -29,10 +29,10 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.mel2wav.cuda.stage import CudaVocoderStage
-from bistream.mel2wav.cuda.tiles import TileList, WindowSum
+from bistream.mel2wav.cuda.launches_convolution import Area, Use, WindowLaunch
+from bistream.mel2wav.cuda.runner import CudaVocoderStage
 from bistream.mel2wav.cuda.weights import F0_SCALE, split_sum
-from bistream.mel2wav.cuda.windows import Area, Use, WindowLaunch
+from bistream.mel2wav.cuda.weights_tiles import TileList, WindowSum
 
 # torch and triton of a GPU host are not the pinned ones: their warnings are not ours
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

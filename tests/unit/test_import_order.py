@@ -17,7 +17,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     for line in """
     types errors rates resample control_files
     config wire wire_arrays
-    checkpoint device limits tensor_tiles
+    checkpoint device limits
     gpu
     text voice token2mel mel2wav
     text2token token2wav
@@ -30,6 +30,10 @@ RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": (frozenset({"tokenizer", "front_end"}), frozenset({"text_in"})),
     "token2wav": (frozenset({"renderer"}), frozenset({"hop_jobs", "speech_stages"}), frozenset({"factory"}), frozenset({"service"})),
+    "gpu": (
+        frozenset({"recording", "tier"}),  # of every tier
+        frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}),  # of kernels: these import triton
+    ),
     "orchestration": tuple(
         frozenset(line.split())
         for line in """
@@ -42,6 +46,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         """.strip().splitlines()
     ),
 }
+IMPORT_TRITON = {"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
 CLIENT_MAY_IMPORT = {"wire", "errors", "limits", "rates", "resample"}
 
@@ -124,6 +129,27 @@ def test_the_token2wav_service_knows_no_network() -> None:
 def test_clients_import_only_the_contract() -> None:
     imported = {name for path in sources("client") for name, _ in imported_parts(path)}
     assert imported <= CLIENT_MAY_IMPORT
+
+
+def test_only_kernel_code_imports_triton() -> None:
+    """What chooses a tier, and the tiers without kernels of our own, work where Triton is not installed."""
+    for path in sources("bistream"):
+        place = path.relative_to(ROOT / "bistream").parts
+        is_kernel_code = "cuda" in place or (place[0] == "gpu" and path.stem in IMPORT_TRITON)
+        kernel_parts = {f"gpu.{name}" for name in IMPORT_TRITON}
+        if not is_kernel_code:
+            assert not any(".".join(names[:2]) in kernel_parts for names, _ in imported_modules(path)), path
+            assert "triton" not in top_level_packages(path), path
+
+
+def top_level_packages(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    return found
 
 
 def test_only_model_code_knows_the_python_backend() -> None:

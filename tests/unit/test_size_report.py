@@ -51,7 +51,7 @@ def test_tests_have_no_budget(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [(KERNEL, True), ("bistream/gpu/pieces.py", True), ("bistream/gpu/copy_pieces_hopper.py", True), ("bistream/gpu/tier.py", False)],
+    [(KERNEL, True), ("bistream/gpu/barriers.py", True), ("bistream/token2mel/cuda/pieces_few.py", True), ("bistream/gpu/tier.py", False)],
 )
 def test_what_a_kernel_is(name: str, expected: bool) -> None:
     assert is_kernel(name) == expected

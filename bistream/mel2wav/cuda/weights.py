@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bistream.mel2wav.cuda.tiles import SLICE, Part, TileList, WindowSum
+from bistream.mel2wav.cuda.weights_tiles import SLICE, Part, TileList, WindowSum
 from bistream.mel2wav.hift import HiFT, ResBlock
 
 _SPECTRUM_WIDTH = 32  # channels of the source's spectrum (18 are in use), and of the result's, 16 for real and 16 for imaginary parts

@@ -6,7 +6,7 @@ join what came before: M' = max(M, m0..m3), N = N * exp2(M - M') + n0 * exp2(m0 
 the result is O / N. The same kernel serves every number of rows, so a row's numbers never depend on its neighbours.
 
 A block of one key/value head is 16 kB in one piece, in the order in which the matrix instruction (m16n8k16) takes its right
-operand (``cache.py``), so a warp needs no change of layout. All blocks that are older than the step are on their
+operand (``memory.py``), so a warp needs no change of layout. All blocks that are older than the step are on their
 way before the predecessor has finished. What lies in a block behind a row's position is finite and has weight zero.
 """
 
@@ -14,7 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from bistream.text2token.cuda.kernels_gluon import packed_column, start_successor, wait_predecessor
+from bistream.gpu.arithmetic import packed_column
+from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 
 SPLIT = gl.constexpr(64)
 WARPS = gl.constexpr(4)  # part of the definition of a result: so many splits join at once
@@ -113,7 +114,7 @@ def attend_rows(
     """Grid: (KV_HEADS, rows). Shared memory: STAGES * 64 kB.
 
     IN_FLIGHT: blocks under way at a time, beside the newest, before the wait. LATE: successors start behind the wait.
-    PACKED: the result is for ``kernels_small``. row_order: the row of each program; long rows start first.
+    PACKED: the result is for the kernels for few rows. row_order: the row of each program; long rows start first.
     """
     if not LATE:
         start_successor()

@@ -9,12 +9,14 @@ consecutive ids, one per warp, so that most reductions stay within a warp.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from bistream.text2token.cuda.kernels_gluon import wait_predecessor
+from bistream.gpu.dependent_launch import wait_predecessor
+from bistream.text2token import sequence
+from bistream.text2token.cuda.batch import RowField
 
-SLOT = gl.constexpr(0)  # fields of a row, as in kernels_rows
-SAMPLES = gl.constexpr(4)
-INACTIVE = gl.constexpr(-1)  # codes of sequence.py
-NOT_FINITE = gl.constexpr(-2)
+SLOT = gl.constexpr(int(RowField.SLOT))
+SAMPLES = gl.constexpr(int(RowField.SAMPLES))
+INACTIVE = gl.constexpr(sequence.INACTIVE)
+NOT_FINITE = gl.constexpr(sequence.NOT_FINITE)
 SMALLEST_TEMPERATURE = gl.constexpr(1e-4)  # as in sampler.py
 GROUPS = gl.constexpr(16)
 FEW = gl.constexpr(32)  # candidates that every group puts forward

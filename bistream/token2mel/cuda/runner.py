@@ -11,21 +11,21 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bistream.errors import EngineError
+from bistream.gpu.recording import GraphRecorder
 from bistream.token2mel.batching import Buckets, Span, without_context
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.cuda.buffers import FlowBuffers
-from bistream.token2mel.cuda.estimator_few import fits_few
-from bistream.token2mel.cuda.layout import Bucket, IntArray32, fill, segment_offsets, segment_sizes, views
-from bistream.token2mel.cuda.packing import FlowWeights, pack_encoder, pack_few
-from bistream.token2mel.cuda.solver import CudaSolver
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket, IntArray32, Shape, batch_shapes, batch_size, views
+from bistream.token2mel.cuda.batch_filling import fill
+from bistream.token2mel.cuda.launches import CudaSolver
+from bistream.token2mel.cuda.memory import FlowBuffers
 from bistream.token2mel.cuda.tuning import BUCKETS, Tuning, tile_sizes, tuning_of
+from bistream.token2mel.cuda.weights import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.first_step import FIRST_CHUNKS, FirstStep
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
@@ -41,7 +41,7 @@ class _Call:
     bucket: Bucket
     tuning: Tuning
     numbers: Tensor  # the batch on the host; what lies behind a batch's rows are numbers of older ones, hence valid indices
-    host: dict[str, IntArray32]
+    host: BatchArrays[IntArray32]
     solver: CudaSolver
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -65,7 +65,7 @@ class CudaFlowRunner(FlowRunner):
         tunings = [tuning_of(bucket) for bucket in self._buckets]
         largest = self._buckets[-1]
         frames = largest.tokens * config.token_mel_ratio
-        few = list(zip(self._buckets, (tuning.few for tuning in tunings), strict=True)) if fits_few(config.estimator) else []
+        few = list(zip(self._buckets, (tuning.few for tuning in tunings), strict=True))
         rows = {bucket: GUIDANCE_ROWS * config.token_mel_ratio * bucket.tokens for bucket in self._buckets}
         few_rows = max((rows[bucket] for bucket, tiles in few if tiles is not None), default=0)
         split_rows = max((rows[bucket] * tiles.key_splits for bucket, tiles in few if tiles is not None), default=0)
@@ -73,8 +73,8 @@ class CudaFlowRunner(FlowRunner):
         features = {tiles.window_features for _, tiles in few if tiles is not None}
         few_weights = pack_few(network.matching.estimator, config.estimator.num_heads, features) if features else None
         self._weights = FlowWeights(pack_encoder(network.encoder, MAX_FRAMES), few_weights)
-        shapes = [segment_sizes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
-        size = max(segment_offsets(shape)[1] for shape in shapes)
+        shapes = [batch_shapes(bucket, tile_sizes(tuning), config) for bucket, tuning in zip(self._buckets, tunings, strict=True)]
+        size = max(batch_size(shape) for shape in shapes)
         pinned = device.type == "cuda"
         self._device_numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._host_mel = torch.zeros(frames, config.output_size, pin_memory=pinned)
@@ -82,15 +82,14 @@ class CudaFlowRunner(FlowRunner):
         self._mel_frames = 0  # of the device's prompt mel that are not zero
         self._host_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, pin_memory=pinned)
         self._device_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, device=device)
-        self._pool: Any = None  # memory that the graphs share
+        self._recorder = GraphRecorder(device)
         self._first_step = FirstStep(config, network.matching, left_context_chunks)
         self._calls = [self._make_call(*item) for item in zip(self._buckets, tunings, shapes, strict=True)]
 
-    def _make_call(self, bucket: Bucket, tuning: Tuning, shapes: dict[str, tuple[int, ...]]) -> _Call:
-        offsets, size = segment_offsets(shapes)
-        numbers = torch.zeros(size, dtype=torch.int32, pin_memory=self.network.device.type == "cuda")
+    def _make_call(self, bucket: Bucket, tuning: Tuning, shapes: BatchArrays[Shape]) -> _Call:
+        numbers = torch.zeros(batch_size(shapes), dtype=torch.int32, pin_memory=self.network.device.type == "cuda")
         host = views(numbers.numpy(), shapes)
-        arrays = {name: self._device_numbers[at : at + host[name].size].view(host[name].shape) for name, at in offsets.items()}
+        arrays = views(self._device_numbers, shapes)
         solver = CudaSolver(
             self.network, self._weights, self._flow_pages, self._buffers, arrays, self._device_mel,
             self._device_speakers, bucket, tuning, self.left_context_chunks, self._first_step.velocities,
@@ -179,21 +178,10 @@ class CudaFlowRunner(FlowRunner):
         self._mel_frames = reach
 
     def _record_call(self, call: _Call) -> None:
-        """Run once, so that every kernel is compiled, then record. The batch on the device is computed (again); that changes nothing."""
-        if self.network.device.type != "cuda":
-            return
-        stream = torch.cuda.Stream(self.network.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self.network.device))
-        with torch.cuda.stream(stream), torch.no_grad():
-            call.solver.launch()
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                call.solver.launch()
-        torch.cuda.current_stream(self.network.device).wait_stream(stream)
-        call.graph = graph
+        """The batch on the device is computed (again); that changes nothing."""
+        if self.network.device.type == "cuda":
+            with torch.no_grad():
+                call.graph = self._recorder.record(call.solver.launch)
 
     def _clear(self) -> None:
         """An empty batch on the device."""

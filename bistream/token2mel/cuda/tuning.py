@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bistream.token2mel.cuda.layout import Bucket, TileSizes
+from bistream.token2mel.cuda.batch import Bucket, TileSizes
 
 Tile = tuple[int, int, int, int, int]  # rows, features, depth step, pipeline stages, warps
 _ENCODER_ROWS = 32  # query rows of an attention program of the encoder
@@ -15,7 +15,7 @@ _ENCODER_ROWS = 32  # query rows of an attention program of the encoder
 
 @dataclass(frozen=True)
 class FewTiles:
-    """Of ``estimator_few``. rows, feed_rows: of a program of the linear layers and of the feed-forward. window_features: of a program of
+    """Of ``launches_few``. rows, feed_rows: of a program of the linear layers and of the feed-forward. window_features: of a program of
     the convolutions. slots: key tiles of an attention program that are on their way at a time.
 
     The keys of a tile are split into parts while all tiles together have at most ``key_items``; a tile has at most ``key_splits``.
@@ -31,7 +31,7 @@ class FewTiles:
 
 @dataclass(frozen=True)
 class Tuning:
-    """few: None for many rows. attention (frames, keys, warps), conv, residual: of ``estimator_many``."""
+    """few: None for many rows. attention (frames, keys, warps), conv, residual: of ``launches_many``."""
 
     few: FewTiles | None
     encoder_tile: Tile

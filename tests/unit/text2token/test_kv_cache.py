@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bistream.text2token.cuda.cache import CudaCache
+from bistream.text2token.cuda.memory import CudaCache
 from bistream.text2token.kv_cache import PagedCache
 from tests.unit.text2token.tiny import CONFIG
 

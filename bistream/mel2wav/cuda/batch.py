@@ -1,0 +1,159 @@
+"""One call of the vocoder as integers, and the sizes of recorded calls. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class MetaField(IntEnum):
+    """The int32 numbers of a row, see ``RowPlan``. The only declaration: kernels take the places of their numbers from here."""
+
+    SLOT = 0
+    FRAMES = 1
+    CONTEXT = 2
+    OVERLAP = 4  # 3 is free
+    FIRST_FRAME = 5
+    STARTS = 6
+    FADES = 7
+    KEPT_SOURCE = 8
+    NEW_COLUMN = 9  # first column of the row's new frames among those of all rows
+    OUT_FRAME = 10
+    EMITTED = 11
+    NEXT_FIRST = 12
+    KEY_LOW = 13
+    KEY_HIGH = 14
+    BEFORE = 15  # frames of all rows before
+
+
+class RateField(IntEnum):
+    """The int32 numbers of a rate, see ``Rate``."""
+
+    RATE = 0
+    EXTRA = 1
+    GAP = 2
+    BEGIN = 3  # first position of the rate in ``memory.Workspace.real``
+
+
+class SegmentField(IntEnum):
+    """The int32 numbers of a convolution in a sum of them, for ``kernels_convolution.sum_windows``; rows are those of the activations."""
+
+    IN_ROW = 0
+    TAPS = 1
+    WRAP = 2
+    DILATION = 3
+    PAD = 4
+    WEIGHT_TILE = 5
+    RESIDUALS = 6  # how many, at most MAX_RESIDUALS
+    RESIDUAL_ROW = 7
+    OUT_ROW = 9  # -1: the sum itself goes nowhere
+    ACTIVES = 10  # how many, at most MAX_ACTIVES
+    ACTIVE_ROW = 11
+    VALUES = 14  # row of bias and of the first alpha
+
+
+META_NUMBERS = 16
+SEGMENT_NUMBERS = 16
+MAX_RESIDUALS = SegmentField.OUT_ROW - SegmentField.RESIDUAL_ROW
+MAX_ACTIVES = SegmentField.VALUES - SegmentField.ACTIVE_ROW
+FRAME_GAP = 4  # positions without a row before, between and behind rows of one position per frame: what their convolutions reach
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Positions of a row: ``rate`` per frame and ``extra`` at its end; ``gap``: zeros around every row."""
+
+    rate: int
+    extra: int
+    gap: int
+
+    def positions(self, frames: int, rows: int) -> int:
+        """From the gap before the first row to the end of the gap behind the last one; ``extra`` positions lie in the gaps."""
+        return frames * self.rate + (rows + 1) * self.gap
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Capacity of one recorded call: sessions, and frames of each one."""
+
+    rows: int
+    frames: int
+
+
+BUCKETS = tuple(Bucket(rows, frames) for frames in (40, 72, 136, 288) for rows in (2, 16, 64) if rows * frames <= 64 * 72)
+
+
+def bucket_of(rows: int, frames: int) -> Bucket | None:
+    """The smallest bucket that holds a call; None: there is none."""
+    fitting = [bucket for bucket in BUCKETS if bucket.rows >= rows and bucket.frames >= frames]
+    return min(fitting, key=lambda bucket: bucket.rows * bucket.frames) if fitting else None
+
+
+def group_rows(lengths: Sequence[int]) -> list[list[int]]:
+    """Positions in groups that each fit a bucket, longest first. Every length must fit one."""
+    groups: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
+        if groups and bucket_of(len(groups[-1]) + 1, lengths[groups[-1][0]]) is not None:
+            groups[-1].append(position)
+        else:
+            groups.append([position])
+    return groups
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """One session in a call. Frames count from the first frame of the call, except first_frame, which is the session's own.
+
+    slot: of its state. context: frames that are kept from the call before; overlap: first frame that is not out yet; kept_source: frames
+    whose source is kept; emitted: first frame that stays withheld; next_first: first frame of the next call; out_frame: where its audio
+    begins in the output.
+    """
+
+    slot: int
+    frames: int
+    context: int
+    overlap: int
+    first_frame: int
+    starts: bool
+    fades: bool
+    kept_source: int
+    out_frame: int
+    emitted: int
+    next_first: int
+    key: tuple[int, int]
+
+
+def pack_rows(plans: Sequence[RowPlan], out: NDArray[np.int32], rates: Sequence[Rate]) -> None:
+    """Rows of ``out`` [rows + 1, META_NUMBERS]; rows without a session have no frames.
+
+    The last row: positions in use at each rate.
+    """
+    out[:] = 0
+    new_column = frames = 0
+    for row, plan in enumerate(plans):
+        low, high = (int(np.uint32(word).view(np.int32)) for word in plan.key)
+        numbers = {
+            MetaField.SLOT: plan.slot,
+            MetaField.FRAMES: plan.frames,
+            MetaField.CONTEXT: plan.context,
+            MetaField.OVERLAP: plan.overlap,
+            MetaField.FIRST_FRAME: plan.first_frame,
+            MetaField.STARTS: plan.starts,
+            MetaField.FADES: plan.fades,
+            MetaField.KEPT_SOURCE: plan.kept_source,
+            MetaField.NEW_COLUMN: new_column,
+            MetaField.OUT_FRAME: plan.out_frame,
+            MetaField.EMITTED: plan.emitted,
+            MetaField.NEXT_FIRST: plan.next_first,
+            MetaField.KEY_LOW: low,
+            MetaField.KEY_HIGH: high,
+            MetaField.BEFORE: frames,
+        }
+        out[row, list(numbers)] = list(numbers.values())
+        new_column += plan.frames - plan.context
+        frames += plan.frames
+    out[-1, : len(rates)] = [rate.positions(frames, len(plans)) for rate in rates]

@@ -1,0 +1,134 @@
+"""What surrounds the CUDA kernels of the language model and needs no GPU: rows, turn starts, buckets, packed weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, RowField, StartField, bucket_sizes, write_rows, write_starts
+from bistream.text2token.cuda.memory import packed_index
+from bistream.text2token.cuda.weights import pack_tiles, pack_weights
+from bistream.text2token.engine import SamplingSpec, TurnLimits
+from bistream.text2token.sampler import SamplerState
+from bistream.text2token.sequence import Segment, SlotReset, TurnStart
+from bistream.text2token.sizes import kernels_need
+from bistream.text2token.weights import build_weights
+from tests.unit.text2token.tiny import CONFIG, SPACE, random_state
+
+CPU = torch.device("cpu")
+FILLER = 99
+SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
+SEGMENTS = st.lists(
+    st.builds(
+        Segment,
+        slot=st.integers(0, 90),
+        position=st.integers(0, 5000),
+        ids=st.none() | st.lists(st.integers(0, SPACE.size - 1), min_size=1, max_size=9).map(tuple),
+        samples=st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEGMENTS, st.integers(0, 5))
+def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], padding: int) -> None:
+    count = sum(segment.num_rows for segment in segments)
+    target = np.full((count + padding, NUM_FIELDS), 7, dtype=np.int32)
+    sampling = write_rows(target, segments, FILLER)
+    row = 0
+    ends = []
+    for segment in segments:
+        for offset, token_id in enumerate((-1,) if segment.ids is None else segment.ids):
+            last = offset == segment.num_rows - 1
+            assert target[row, [RowField.SLOT, RowField.TOKEN]].tolist() == [segment.slot, token_id]
+            assert target[row, [RowField.POSITION, RowField.START]].tolist() == [segment.position + offset, segment.position]
+            assert target[row, RowField.SAMPLES] == (segment.samples and last)
+            row += 1
+        ends += [row - 1] if segment.samples else []
+    assert sampling == ends
+    assert (target[count:, RowField.SLOT] == FILLER).all() and (target[count:, RowField.POSITION] == -1).all()
+    assert not target[count:, [RowField.START, RowField.TOKEN, RowField.SAMPLES]].any()
+    order = target[:, RowField.ORDER].tolist()
+    assert sorted(order) == list(range(len(target)))
+    positions = target[:, RowField.POSITION].tolist()
+    assert [positions[row] for row in order] == sorted(positions, reverse=True), "the longest context does not come first"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill)),
+    st.builds(
+        SamplingSpec, st.floats(0.1, 1.0), st.integers(1, 500), st.integers(0, 64), st.floats(0, 2), st.floats(0, 10),
+        st.integers(-(2**63), 2**63 - 1),
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_turn_starts_say_what_the_plain_sampler_state_would_hold(limits: TurnLimits, spec: SamplingSpec, new: bool) -> None:
+    reset = SlotReset("a", spec, (5, 3, 8)) if new else None
+    start = TurnStart(2, limits, limits.max_new_ids, reset)
+    state = SamplerState(4, SPACE, 64, CPU)
+    state.start_turns([start])
+    numbers = np.zeros((1, NUM_START_NUMBERS), dtype=np.int64)
+    blocks = np.zeros((1, 6), dtype=np.int32)
+    write_starts(numbers, blocks, [start], SPACE)
+    row = {field: numbers[0, field].item() for field in StartField}
+    assert (row[StartField.SLOT], row[StartField.NUM_BLOCKS]) == (2, 3 if new else 0)
+    assert (row[StartField.MAX_NEW], row[StartField.MIN_NEW]) == (state.max_new[2], state.min_new[2])
+    assert row[StartField.RECORD_ON_LENGTH] == state.record_on_length[2]
+    assert [row[StartField.FORBIDDEN] >> bit & 1 for bit in range(3)] == state.forbidden[2].tolist()
+    assert [row[StartField.FORBIDDEN_EARLY] >> bit & 1 for bit in range(3)] == state.forbidden_early[2].tolist()
+    if new:
+        assert (row[StartField.TOP_K], row[StartField.WIN_SIZE]) == (state.top_k[2], state.win_size[2])
+        assert (row[StartField.MIN_REPEATS], row[StartField.KEY]) == (state.min_repeats[2], state.key[2])
+        floats = numbers[0, [StartField.TOP_P, StartField.TEMPERATURE]].astype(np.int32).view(np.float32).tolist()
+        assert floats == [state.top_p[2], state.temperature[2]]
+        assert blocks[0].tolist() == [5, 3, 8, 0, 0, 0]
+
+
+@given(st.integers(1, 2000))
+def test_buckets_ascend_to_the_most_rows(max_rows: int) -> None:
+    sizes = bucket_sizes(max_rows)
+    assert list(sizes) == sorted(set(sizes)) and sizes[-1] == max_rows and sizes[0] == 1
+    assert all(wide <= max(2 * narrow, narrow + 64) for narrow, wide in zip(sizes, sizes[1:], strict=False))
+
+
+def test_packed_tiles_hold_every_weight_where_its_lane_reads_it() -> None:
+    """Lane n * 4 + q of a warp: feature n of 8, of every 32 columns sp * 16 + kh * 8 + q * 2 + k0."""
+    matrix = torch.arange(20 * 300, dtype=torch.float32).view(20, 300)
+    tiles = pack_tiles(matrix, 128)
+    assert tiles.shape == (3, 4, 3, 256)
+    for feature, column in ((0, 0), (7, 31), (8, 128), (13, 255), (19, 299), (11, 77)):
+        chunk, within = divmod(column, 128)
+        k32, k = divmod(within, 32)
+        lane = feature % 8 * 4 + k % 8 // 2
+        place = lane * 8 + k // 16 * 4 + k % 16 // 8 * 2 + k % 2
+        assert tiles[feature // 8, k32, chunk, place] == matrix[feature, column]
+    assert tiles.sum() == matrix.sum(), "padding is not zero"
+
+
+def test_packed_index_is_the_order_within_a_lane() -> None:
+    index = torch.arange(32)
+    assert sorted(packed_index(index).tolist()) == index.tolist()
+    assert [int(packed_index(torch.tensor(k))) for k in (0, 1, 8, 9, 16, 17, 24, 25, 2)] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_norms_are_folded_into_the_projections_behind_them() -> None:
+    config = type(CONFIG)(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        text_vocab_size=50, speech_token_size=30, max_position_embeddings=64,
+    )  # fmt: skip
+    assert kernels_need(config, torch.bfloat16) == () and kernels_need(CONFIG, torch.bfloat16) != ()
+    weights = build_weights(random_state(config), config, CPU, torch.float32)
+    packed = pack_weights(weights, config, CPU)
+    layer = weights.layers[0]
+    folded = layer.gate_up_weight * layer.post_norm
+    alternating = torch.cat([folded[start + half * 256 : start + half * 256 + 16] for start in range(0, 256, 16) for half in (0, 1)])
+    assert torch.equal(packed.layers[0].gate_up.rows, alternating.to(torch.bfloat16))
+    head = (weights.head_weight * weights.final_norm).to(torch.bfloat16)
+    assert torch.equal(packed.head.rows, head)
+    assert packed.step_bytes == 2 * sum(
+        matrix.numel() for matrix in (layer.qkv_weight, layer.output_weight, folded, layer.down_weight, head)
+    )
