@@ -34,7 +34,7 @@ from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 from bistream.token2mel.weights import build_network
 from bistream.types import VoicePrompt
 from tests.gpu.checks import BOUNDS, DEVICE, Draw, poison, settled
-from tests.unit.token2mel.flow_fixtures import random_state
+from tests.unit.token2mel.random_weights import random_state
 
 __all__ = ["GUIDANCE_ROWS", "ConformerLayer", "Source", "TransformerBlock", "WindowLinear"]
 

@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda import kernels_attention_large
 from tests.gpu.checks import Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import BATCHES, STEP, FlowBench, attend, launch, same_bits
 
@@ -36,7 +35,3 @@ def test_attend_pages_large(half: int, batch: str, dtype: torch.dtype, left: int
     assert_close(launches.attended[:live], attended, bench.bound)
     assert_untouched(bench.outside(bench.buffers.attended, half, live))
     assert same_bits(bench.pages.context, pages)
-
-
-def test_all_kernels_of_the_file_are_tested() -> None:
-    assert [name for name in vars(kernels_attention_large) if name.endswith("_large")] == ["attend_pages_large"]

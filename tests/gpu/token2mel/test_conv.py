@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda import kernels_conv
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import BATCHES, CHUNK, STEP, FlowBench, WindowLinear, convolve, kept, launch, layer_norm, same_bits
 
@@ -135,8 +134,3 @@ def test_finish_step(batch: str, dtype: torch.dtype, is_known: bool) -> None:
         assert torch.equal(buffers.inputs[half * frames :][:live, :bins], mel.to(dtype))
         assert_untouched(buffers.inputs[half * frames + written : (half + 1) * frames])
     assert_untouched(buffers.inputs[:, bins:], buffers.mel[written:])
-
-
-def test_all_kernels_of_the_estimators_are_tested() -> None:
-    names = {name for name in vars(kernels_conv) if name.startswith(("window_", "finish_"))}
-    assert names == {"window_linear", "window_activate", "window_residual", "finish_step"}

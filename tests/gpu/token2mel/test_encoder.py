@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda import kernels_encoder
 from tests.gpu.checks import DEVICE, Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import (
     BATCHES,
@@ -117,8 +116,3 @@ def test_position_rows_and_attend_relative(kind: str, batch: str, dtype: torch.d
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 def test_bounded_context(batch: str, ratio: int, left: int) -> None:
     check("few256", batch, torch.float16, ratio, left)
-
-
-def test_all_kernels_of_the_file_are_tested() -> None:
-    names = {name for name in vars(kernels_encoder) if name.startswith(("position_", "attend_"))}
-    assert names == {"position_rows", "attend_relative"}

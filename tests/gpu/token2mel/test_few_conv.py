@@ -11,7 +11,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda import kernels_few_conv
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import BATCHES, CHUNK, STEP, FlowBench, Source, WindowLinear, convolve, kept, launch, layer_norm, same_bits
 
@@ -114,7 +113,3 @@ def test_rows_without_shortcut(kind: str, batch: str, dtype: torch.dtype, half: 
     launches, conv = bench.half(half), bench.network.matching.estimator.final_block.conv
     rows = bench.rows(Draw(kind, batch, dtype, half), launches.active)
     check(bench, half, conv, Source(launches.active, "rows"), rows, None, False, COLUMN)
-
-
-def test_all_kernels_of_the_file_are_tested() -> None:
-    assert {name for name in vars(kernels_few_conv) if name.endswith("_few")} == {"window_few"}

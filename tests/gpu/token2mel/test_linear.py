@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda import kernels_linear
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import BATCHES, FlowBench, encoder_layer, launch, layer_norm, same_bits
 
@@ -72,8 +71,3 @@ def test_residual_linear(batch: str, dtype: torch.dtype, kind: str, ratio: int, 
     else:
         assert_close(buffers.encoder_x[:live], exact, SUM_BOUND)
         assert_untouched(buffers.encoder_copy, buffers.encoder_x[written:])
-
-
-def test_all_kernels_of_the_encoder_are_tested() -> None:
-    names = {name for name in vars(kernels_linear) if "linear" in name or name.startswith("norm_")}
-    assert names == {"norm_linear", "norm_rows", "linear", "residual_linear"}

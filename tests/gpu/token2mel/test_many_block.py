@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.token2mel.cuda import kernels_many_block
 from tests.gpu.checks import Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import (
     BATCHES,
@@ -101,7 +100,3 @@ def test_the_end_of_a_unit(batch: str, dtype: torch.dtype, column: int | None, h
     if column is not None:
         assert_untouched(buffers.joined[:, 256 - column : 512 - column], buffers.source)
     assert same_bits(buffers.x, before) and same_bits(bench.pages.context, pages)
-
-
-def test_all_kernels_of_the_file_are_tested() -> None:
-    assert [name for name in vars(kernels_many_block) if name.startswith("block_")] == ["block_rows"]
