@@ -90,7 +90,7 @@ def give_state(bench: StepBench, draw: Draw, slots: Tensor, logits: Tensor) -> S
     state.temperature.copy_(pick(TEMPERATURES, 1))
     state.win_size.copy_(pick((10, 0, 64, 1), 3))
     state.min_repeats.copy_(pick((1, 2, 0, 7), 5))
-    state.key.copy_(draw.integers(-(2**62), 2**62, count, dtype=torch.int64))
+    state.key.copy_(draw.integers(-(2**61), 2**61, count, dtype=torch.int64))
     state.num_decided.copy_(draw.integers(0, 200, count, dtype=torch.int64))
     state.history.copy_(draw.integers(0, bench.vocab, count, 64, dtype=torch.int64))
     likely = torch.nan_to_num(logits).argmax(dim=1)
