@@ -32,7 +32,9 @@ TARGET_TEXT=${TARGET_TEXT:-"Every word of this text was sent on its own, twenty 
 and the first sound left the server long before the last word had arrived."}
 TEXT_RATE=${TEXT_RATE:-20}                     # pieces per second that the demo sends
 NUM_TASKS=${NUM_TASKS:-4}                      # sessions at a time in the benchmark of stage 5
-PYTEST_ARGUMENTS=${PYTEST_ARGUMENTS:-}         # for `run.sh test`
+PYTEST_ARGUMENTS=${PYTEST_ARGUMENTS:-}         # for `run.sh test` and `run.sh test-gpu`
+PYTHON_GPU=${PYTHON_GPU:-$VENV/bin/python}     # runs `run.sh test-gpu`, which installs nothing: any Python with torch, triton, pytest,
+                                               # e.g. PYTHON_GPU=python3 on a GPU host without the virtual environment
 
 DEMO=$BUILD/demo
 export TRITON_SERVER TRITON_BACKENDS
@@ -41,6 +43,7 @@ help() {
   cat <<'TEXT'
 bash run.sh demo          speaks a text through the real server, without GPU or download of weights -> build/demo/demo.wav
 bash run.sh test          sets up what it needs and runs all tests that need no GPU
+bash run.sh test-gpu      runs the tests that need a Hopper GPU, with PYTHON_GPU as it is
 bash run.sh setup         makes the virtual environment and installs the server
 bash run.sh serve         makes the model repository and serves it (stages 2 and 3)
 bash run.sh check         lint, formatting, types, import order, size report
@@ -210,6 +213,15 @@ run_tests() {
   "$VENV/bin/python" -m pytest -q tests/triton $PYTEST_ARGUMENTS
 }
 
+run_gpu_tests() {
+  command -v "$PYTHON_GPU" >/dev/null || fail "$PYTHON_GPU does not exist; set PYTHON_GPU to a Python with torch, triton and pytest"
+  export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
+  "$PYTHON_GPU" scripts/check_gpu.py || exit 1
+  say "tests on the GPU (kernels are compiled when they first run: minutes)"
+  # shellcheck disable=SC2086  # several arguments
+  "$PYTHON_GPU" -m pytest -q tests/gpu $PYTEST_ARGUMENTS
+}
+
 check() {
   setup_development
   "$VENV/bin/ruff" check .
@@ -224,6 +236,7 @@ check() {
 case ${1:-help} in
   demo | setup | serve | check) "$1" ;;
   test) run_tests ;;
+  test-gpu) run_gpu_tests ;;
   help | -h | --help) help ;;
   [0-9]*)
     [[ $# -eq 2 && $1 =~ ^[0-6]$ && $2 =~ ^[0-6]$ && $1 -le $2 ]] || fail "usage: bash run.sh START STOP, from 0 to 6, START not behind STOP"

@@ -22,7 +22,7 @@ from bistream.mel2wav.factory import make_vocoder
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.types import VoicePrompt
 from tests.unit.mel2wav.tiny import random_state as vocoder_state
-from tests.unit.token2mel.flow_fixtures import random_state as flow_state
+from tests.unit.token2mel.random_weights import random_state as flow_state
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):

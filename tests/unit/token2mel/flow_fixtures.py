@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowE
 from bistream.errors import BistreamError
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
-from bistream.token2mel.weights import expected_shapes
 from bistream.types import VoicePrompt
+from tests.unit.token2mel.random_weights import random_state
 
 TINY = FlowConfig(
     encoder=FlowEncoderConfig(input_size=24, output_size=24, attention_heads=2, linear_units=32, num_blocks=2, num_up_blocks=1),
@@ -29,17 +28,6 @@ MEL_BINS = TINY.output_size
 EXACT = 2e-5
 """Largest difference of two ways to compute the same frames in float32: stored state, batches and padding change only the
 order of sums inside matrix products (padded keys add exact zeros). Seen: 2e-6."""
-
-
-def random_state(config: FlowConfig = TINY, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Weights scaled by fan-in, so that activations stay near one and every path matters."""
-    generator = torch.Generator().manual_seed(seed)
-    state = {}
-    for key, shape in expected_shapes(config).items():
-        is_scale = len(shape) == 1 and key.endswith("weight")
-        tensor = torch.randn(shape, generator=generator)
-        state[key] = 1 + 0.1 * tensor if is_scale else tensor / math.sqrt(max(1, math.prod(shape[1:])))
-    return state
 
 
 def make_stage(

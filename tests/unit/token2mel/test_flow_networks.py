@@ -17,7 +17,8 @@ from bistream.token2mel.flow_matching import noise_buffer, time_steps
 from bistream.token2mel.memory import attention_bias
 from bistream.token2mel.pages import page_bytes
 from bistream.token2mel.weights import build_network, expected_shapes
-from tests.unit.token2mel.flow_fixtures import TINY, random_state
+from tests.unit.token2mel.flow_fixtures import TINY
+from tests.unit.token2mel.random_weights import random_state
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ def test_state_of_a_second_of_audio_at_full_size_in_16_bit() -> None:
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_by_name(damage: object, words: list[str]) -> None:
-    state = random_state()
+    state = random_state(TINY)
     assert callable(damage)
     damage(state)
     with pytest.raises(CheckpointError) as caught:
@@ -64,7 +65,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(damage: object, words: list
 def test_sizes_of_another_architecture_are_refused(change: dict[str, object]) -> None:
     config = dataclasses.replace(TINY, **change)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"cosyvoice2\.yaml"):
-        build_network(random_state(), config, CPU, torch.float32)
+        build_network(random_state(TINY), config, CPU, torch.float32)
 
 
 rows = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=3)

@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""Says in one sentence what the GPU tests need and this Python or machine lacks; the exit code is 1 then. For ``run.sh test-gpu``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+MODULES = ("numpy", "torch", "triton", "pytest")
+
+
+def obstacle(absent: Sequence[str], capability: tuple[int, int] | None, needed: tuple[int, int]) -> str:
+    """What stands in the way, as a sentence; empty when nothing does. capability: of the GPU, None without one."""
+    if absent:
+        return f"The GPU tests need {', '.join(absent)}, which {sys.executable} lacks; set PYTHON_GPU to a Python that has them."
+    number = ".".join(map(str, needed))
+    if capability is None:
+        return f"The GPU tests need a CUDA GPU of compute capability {number}, and torch finds none; run them on a host that has one."
+    if capability != needed:
+        found = ".".join(map(str, capability))
+        return f"The GPU tests need a GPU of compute capability {number}, and this one has {found}; run them on another host."
+    return ""
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    absent = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    capability, needed = None, (0, 0)
+    if not absent:
+        import torch  # noqa: PLC0415  (it may not be there)
+
+        from bistream.gpu.tier import KERNELS_CAPABILITY as needed  # noqa: PLC0415
+
+        capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    sentence = obstacle(absent, capability, needed)
+    if sentence:
+        print(f"run.sh: {sentence}", file=sys.stderr)
+    return int(bool(sentence))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""A transformer block for few rows. Kernels: ``query_few``, ``attend_few``, ``join_few``, ``feed_forward_few``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("needs a Hopper GPU", allow_module_level=True)
+
+from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
+from tests.gpu.token2mel.bench import (
+    BATCHES,
+    CHUNK,
+    STEP,
+    FlowBench,
+    attend,
+    by_head,
+    feed_forward,
+    folded_query,
+    kept,
+    launch,
+    layer_norm,
+    same_bits,
+    values_of,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+FEW = ("few64", "few128", "few256", "few384")
+CASES = [(kind, batch, torch.float16) for kind in FEW for batch in BATCHES] + [(kind, "ragged", torch.bfloat16) for kind in FEW]
+BLOCK = 3
+
+
+cases = pytest.mark.parametrize(("kind", "batch", "dtype"), CASES, ids=str)
+halves = pytest.mark.parametrize("half", [0, 1])
+
+
+@halves
+@pytest.mark.parametrize("first", [False, True])
+@cases
+def test_query_few(kind: str, batch: str, dtype: torch.dtype, first: bool, half: int) -> None:
+    draw, bench = Draw(kind, batch, dtype, first, half), FlowBench(kind, batch, dtype)
+    launches, block, live, buffers = bench.half(half, block=BLOCK), bench.block(BLOCK), bench.live, bench.buffers
+    residual = bench.unit(BLOCK // 2).residual if first else None
+    x = bench.rows(draw, launches.shortcut if first else launches.x).double()
+    if residual is not None:
+        x = x + F.mish(layer_norm(bench.rows(draw, launches.active), residual.block2.norm))
+    pages = bench.pages.context.clone()
+    launch(launches._query, block, residual)
+    assert_close(launches.odd[:live], x + block.to_out.bias.double(), SUM_BOUND)
+    normed = launches.normed[:live]
+    assert_close(normed, layer_norm(x, block.norm_attention), bench.bound)
+    assert_close(launches.query[:live], folded_query(block, normed), bench.bound)
+    expected = pages.clone()
+    expected[STEP, BLOCK, half] = kept(pages[STEP, BLOCK, half], normed, bench.sessions(2), CHUNK)
+    assert same_bits(bench.pages.context, expected)
+    assert_untouched(bench.outside(buffers.odd, half, live), bench.outside(buffers.normed, half, live))
+    assert_untouched(bench.outside(buffers.query, half, bench.written(bench.tuning.few.rows)))
+
+
+def add_attention(bench: FlowBench, draw: Draw, half: int) -> None:
+    """What ``attend_few`` and ``join_few`` write."""
+    launches, block, live, buffers = bench.half(half, block=BLOCK), bench.block(BLOCK), bench.live, bench.buffers
+    memory = bench.pages.context[STEP, BLOCK, half]
+    bench.store(draw, memory, 2)
+    query, normed = bench.rows(draw, launches.query), bench.rows(draw, launches.normed)
+    before = bench.rows(draw, launches.odd).clone()
+    launch(launches._attend, block)
+    output = by_head(block.to_out.weight.T)  # [heads, size, width]
+    added = launches.odd[:live] - before
+    attended, _ = attend(bench, memory, query, normed)
+    assert_close(added, torch.einsum("fhd,hdw->fw", values_of(block, attended), output), bench.bound)
+    assert not launches.x[:live].any(), "the other buffer of the stream is cleared"
+    assert_untouched(bench.outside(buffers.odd, half, live), bench.outside(buffers.x, half, live))
+    if bench.tuning.few.key_splits > 1:
+        check_splits(bench, half, query, normed, memory, added)
+    else:
+        assert_untouched(buffers.parts, buffers.lse)
+
+
+def check_splits(bench: FlowBench, half: int, query: Tensor, normed: Tensor, memory: Tensor, added: Tensor) -> None:
+    """The parts of ``attend_few`` are those of its splits, and ``join_few`` adds what they come to."""
+    launches, block, live, most = bench.half(half), bench.block(BLOCK), bench.live, bench.tuning.few.key_splits
+    splits = int(bench.arrays["chunk_item"][0, 6])
+    parts = launches.parts.unflatten(0, (most, bench.frames))
+    lse = launches.lse.unflatten(0, (most, bench.frames))
+    sums = torch.full((most, live, lse.shape[-1]), -torch.inf, dtype=torch.float64, device=query.device)
+    values = torch.zeros(*sums.shape, parts.shape[-1], dtype=torch.float64, device=query.device)
+    for split in range(splits):
+        attended, exact_sums = attend(bench, memory, query, normed, split, splits)
+        has_keys = exact_sums[:, 0].isfinite()
+        assert_untouched(parts[split, :live][~has_keys], lse[split, :live][~has_keys], parts[split, live:], lse[split, live:])
+        if has_keys.any():
+            assert_close(lse[split, :live][has_keys], exact_sums[has_keys], SUM_BOUND)
+            assert_close(parts[split, :live][has_keys], values_of(block, attended)[has_keys], bench.bound)
+        sums[split, has_keys] = lse[split, :live][has_keys].double()
+        values[split, has_keys] = parts[split, :live][has_keys].double()
+    assert_untouched(parts[splits:], lse[splits:])
+    shares = torch.softmax(sums * torch.log(torch.tensor(2.0, dtype=torch.float64)), dim=0)
+    joined = (values * shares[..., None]).sum(0)
+    assert_close(added, torch.einsum("fhd,hdw->fw", joined, by_head(block.to_out.weight.T)), bench.bound)
+
+
+@halves
+@cases
+def test_attend_few_and_join_few(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
+    """One split in bucket few384, where the output projection is part of ``attend_few``; up to two or eight in the others."""
+    add_attention(FlowBench(kind, batch, dtype), Draw(kind, batch, dtype, half), half)
+
+
+@pytest.mark.parametrize("left", [1, 3])
+@pytest.mark.parametrize("batch", sorted(BATCHES))
+@pytest.mark.parametrize("kind", FEW)
+def test_attend_few_with_bounded_context(kind: str, batch: str, left: int) -> None:
+    add_attention(FlowBench(kind, batch, left=left), Draw(kind, batch, left), 1)
+
+
+@halves
+@cases
+def test_feed_forward_few(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
+    draw, bench = Draw(kind, batch, dtype, half), FlowBench(kind, batch, dtype)
+    launches, block, live = bench.half(half), bench.block(BLOCK), bench.live
+    x, before = bench.rows(draw, launches.odd), bench.rows(draw, launches.x).clone()
+    launch(launches._feed_forward, block)
+    assert_close(launches.x[:live].double() - before.double() - x.double(), feed_forward(block, x), bench.bound)
+    assert_untouched(bench.outside(bench.buffers.x, half, live), bench.outside(bench.buffers.odd, half, live))
