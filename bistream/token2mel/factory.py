@@ -1,25 +1,51 @@
-"""Chooses the runner of a flow stage: the only module outside ``cuda/`` and ``graphs/`` that imports them, and only where they can run."""
+"""Chooses the tier of a flow stage, its pages and its runner: the only module outside ``cuda/`` and ``graphs/`` that imports them.
+
+Runners are imported only where they can run.
+"""
 
 from __future__ import annotations
 
-from bistream.config import RuntimeConfig
+import torch
+
+from bistream.config import FlowConfig, RuntimeConfig
 from bistream.gpu.tier import Tier, choose_tier
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.flow import FlowNetwork
+from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FlowRunner
 from bistream.token2mel.sizes import kernels_need
 
 
-def make_runner(config: RuntimeConfig, network: FlowNetwork, pages: FlowPages | None) -> FlowRunner:
-    """The runner of the tier that ``config.kernels``, the device and the network give. pages: None computes every prefix plainly."""
-    device = network.device
-    if pages is not None:
-        choice = choose_tier("flow", config.kernels, device, network.dtype, kernels_need(network.config))
-        if choice.tier is Tier.KERNELS:
-            from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
+def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> Tier:
+    """What ``config.kernels``, the device and the network's sizes give. Raises ``ConfigError`` when what is asked for cannot serve."""
+    return choose_tier("flow", config.kernels, device, dtype, kernels_need(sizes)).tier
 
-            runner = CudaFlowRunner(network, pages, config.left_context_chunks)
-            runner.record()
-            return runner
-    return FlowRunner(network, pages, config.left_context_chunks, None if device.type == "cpu" else Buckets())
+
+def page_rows(tier: Tier, sizes: FlowConfig) -> int | None:
+    """``rows_per_page`` of ``FlowPages``; None: as many as a chunk has frames."""
+    return rows_per_page(sizes) if tier is Tier.GRAPHS else None
+
+
+def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> FlowPages:
+    """pages: that there is memory for, those that the tier needs for itself included."""
+    scratch = scratch_page_count(pages) if tier is Tier.GRAPHS else 0
+    return FlowPages(sizes, max(1, pages - scratch), dtype, device, page_rows(tier, sizes), scratch)
+
+
+def make_runner(tier: Tier, config: RuntimeConfig, network: FlowNetwork, pages: FlowPages | None) -> FlowRunner:
+    """The runner of ``tier``. pages: those of ``make_pages``; None computes every prefix plainly."""
+    left = config.left_context_chunks
+    if pages is not None and tier is Tier.KERNELS:
+        from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
+
+        runner = CudaFlowRunner(network, pages, left)
+        runner.record()
+        return runner
+    if pages is not None and tier is Tier.GRAPHS:
+        from bistream.token2mel.graphs.runner import GraphFlowRunner  # noqa: PLC0415  (imports flex_attention)
+
+        graph_runner = GraphFlowRunner(network, pages, left)
+        graph_runner.record()
+        return graph_runner
+    return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
