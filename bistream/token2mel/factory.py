@@ -11,7 +11,7 @@ from bistream.config import FlowConfig, RuntimeConfig
 from bistream.gpu.tier import Tier, choose_tier
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.flow import FlowNetwork
-from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count
+from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count, whole_pages
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FlowRunner
 from bistream.token2mel.sizes import kernels_need
@@ -29,8 +29,10 @@ def page_rows(tier: Tier, sizes: FlowConfig) -> int | None:
 
 def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> FlowPages:
     """pages: that there is memory for, those that the tier needs for itself included."""
-    scratch = scratch_page_count(pages) if tier is Tier.GRAPHS else 0
-    return FlowPages(sizes, max(1, pages - scratch), dtype, device, page_rows(tier, sizes), scratch)
+    if tier is not Tier.GRAPHS:
+        return FlowPages(sizes, pages, dtype, device)
+    scratch = scratch_page_count(pages)
+    return FlowPages(sizes, max(1, whole_pages(pages) - scratch), dtype, device, rows_per_page(sizes), scratch)
 
 
 def make_runner(tier: Tier, config: RuntimeConfig, network: FlowNetwork, pages: FlowPages | None) -> FlowRunner:

@@ -24,11 +24,17 @@ PAGE_ROWS_STEP = 64  # a page is whole blocks of the attention
 MAX_SCRATCH_PAGES = 64  # the incomplete last chunks of as many sessions; 37 MB each at full size
 MIN_SCRATCH_PAGES = 2
 _SCRATCH_SHARE = 8  # one of so many pages
+_PAGES_STEP = 32
 
 
 def rows_per_page(config: FlowConfig) -> int:
     """Rows of a tile and of a page of block inputs; the first ``static_chunk_size`` of them hold frames."""
     return -(-config.estimator.static_chunk_size // PAGE_ROWS_STEP) * PAGE_ROWS_STEP
+
+
+def whole_pages(pages: int) -> int:
+    """Fewer pages than ``pages``, the same number after every start though free memory differs a little: kernels are compiled for it."""
+    return pages - pages % _PAGES_STEP if pages >= 10 * _PAGES_STEP else pages
 
 
 def scratch_page_count(pages: int) -> int:

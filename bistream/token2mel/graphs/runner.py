@@ -66,6 +66,8 @@ class GraphFlowRunner(FlowRunner):
 
     def record(self) -> None:
         """Record the graphs of all sizes; compiles what Inductor's cache does not hold. Largest first: the others fit its memory."""
+        if self.network.device.type != "cuda":
+            return
         began, recorder = time.monotonic(), Recorder(self.network.device)
         for call in reversed(self._calls):
             call.memory.clear()

@@ -7,10 +7,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 
 from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig
+from bistream.gpu.tier import Tier
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.token2mel.weights import expected_shapes
@@ -50,9 +52,14 @@ def make_stage(
     dtype: str = "float32",
     reserve_tokens: int = 100,
     checkpoint: CheckpointConfig = CHECKPOINT,
+    tier: Tier = Tier.PLAIN,
 ) -> FlowStage:
-    """A stage on a model directory that holds nothing but ``flow.pt`` and is gone when it is loaded."""
-    with tempfile.TemporaryDirectory() as directory:
+    """A stage on a model directory that holds nothing but ``flow.pt`` and is gone when it is loaded.
+
+    tier: ``GRAPHS`` runs the same functions uncompiled, which serves only here.
+    """
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bistream.token2mel.stage.flow_tier", lambda *_: tier)
         torch.save(random_state(checkpoint.flow), Path(directory) / "flow.pt")
         config = RuntimeConfig(
             model_dir=directory,
