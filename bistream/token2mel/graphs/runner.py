@@ -2,6 +2,8 @@
 
 A graph reads its batch from fixed places, so it serves contexts of any length. What no graph holds (full attention, a span longer
 than the largest batch) runs on the plain network from the start of its sequence.
+
+Compiled kernels stay in Inductor's cache (``TORCHINDUCTOR_CACHE_DIR``); those of the attention depend on the number of pages.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class _Call:
 
 
 class GraphFlowRunner(FlowRunner):
-    """pages: with the rows that ``batch.rows_per_page`` says, and with scratch pages. tiles: of each size of batch, smallest first.
+    """pages: with the rows that ``batch.rows_per_page`` says, and with scratch pages. tiles: sizes of batches, smallest first.
 
     operations: None compiles them on a GPU and takes them as they are elsewhere.
     """
@@ -51,7 +53,7 @@ class GraphFlowRunner(FlowRunner):
         network: FlowNetwork,
         pages: FlowPages,
         left_context_chunks: int,
-        tiles: Sequence[int] = TILES,
+        tiles: Sequence[int] | None = None,
         operations: Operations | None = None,
     ) -> None:
         super().__init__(network, pages, left_context_chunks, None if network.device.type == "cpu" else Buckets())
@@ -62,7 +64,7 @@ class GraphFlowRunner(FlowRunner):
             operations = plain_operations() if device.type == "cpu" else compiled_operations(device, network.dtype, width)
         estimator = PackedEstimator(pack(network.matching.estimator), pages, operations)
         self._solver = PackedSolver(network.matching, estimator, pages, rows)
-        self._calls = [_Call(count, BatchMemory(count, config, self._layout, network.dtype, device)) for count in tiles]
+        self._calls = [_Call(count, BatchMemory(count, config, self._layout, network.dtype, device)) for count in tiles or TILES]
 
     def record(self) -> None:
         """Record the graphs of all sizes; compiles what Inductor's cache does not hold. Largest first: the others fit its memory."""
@@ -73,6 +75,7 @@ class GraphFlowRunner(FlowRunner):
             call.memory.clear()
             call.graph = recorder.record(lambda call=call: self._launch(call))  # type: ignore[misc]
             _log.info("flow: graph for %d chunks ready after %.1f s", call.tiles, time.monotonic() - began)
+        torch.cuda.empty_cache()  # what the first runs took outside the graphs' memory
 
     def compute(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
         """As ``FlowRunner.compute``."""
