@@ -21,7 +21,7 @@ from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 IntArray32 = NDArray[np.int32]
 
 PAGE_ROWS_STEP = 64  # a page is whole blocks of the attention
-MAX_SCRATCH_PAGES = 64  # the incomplete last chunks of as many sessions; 37 MB each at full size
+MAX_SCRATCH_PAGES = 64  # the incomplete last chunks of as many sessions; 38 MB each at full size, 2.4 GB in all
 MIN_SCRATCH_PAGES = 2
 _SCRATCH_SHARE = 8  # one of so many pages
 _PAGES_STEP = 32

@@ -30,7 +30,7 @@ from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
 
 _log = logging.getLogger(__name__)
 
-TILES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # a tile is a chunk of one session, or the part of it that is there
+TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, or the part of it that is there
 
 
 @dataclass
