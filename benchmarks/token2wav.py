@@ -7,6 +7,8 @@ First hop: 18 new tokens (15 spoken, 3 lookahead; 12 spoken where it says so), t
 from 2 to 10 s. The prompt's tokens behind its last chunk of 25 that was complete with its lookahead are computed with the first hop:
 1 to 25 of them, and always 25 in the table by prompt length, whose prompts are whole chunks (the worst case). Steady hop: 25 tokens
 that end on a chunk boundary, as the hop policy makes them, with 10 s of stored context.
+The flow's state takes at most ``STATE_SHARE`` of the free memory. Sessions that do not fit in it are measured in a smaller number, the
+largest that fits, which the result says.
 Naive: eager, the whole prefix again in every hop, one session at a time.
 Prints tables; the last line is one JSON object. ``--size tiny`` runs on a CPU in seconds.
 """
@@ -31,6 +33,7 @@ from benchmarks._token2wav_load import Load, LoadResult
 from benchmarks._token2wav_rig import FIRST_HOP_TOKENS, SIZES, SMALL_FIRST_HOP_TOKENS, Rig, random_model
 from bistream.config import RuntimeConfig
 from bistream.rates import CHUNK_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.token2mel.pages import free_memory_bytes
 
 PROMPT_S = 3.0
 FIRST_HOP_PROMPT_S = (2.0, 10.0)
@@ -40,7 +43,7 @@ GROWTH_S = (2.0, 20.0)  # of speech, behind the prompt
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is measured at one size. Context of the growth measurement includes the prompt."""
+    """What is measured at one size. Context of the growth measurement includes the prompt. flow_state_mb: at most."""
 
     sessions: tuple[int, ...]
     prompts_s: tuple[float, ...]
@@ -61,6 +64,9 @@ PLANS = {
 }
 
 
+STATE_SHARE = 0.8  # the rest is for the vocoder, recorded graphs and what the networks compute with
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
@@ -71,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    device, plan, sizes = torch.device(name), PLANS[options.size], SIZES[options.size]
+    device, sizes = torch.device(name), SIZES[options.size]
+    asked = PLANS[options.size]
+    plan = dataclasses.replace(asked, flow_state_mb=min(asked.flow_state_mb, int(STATE_SHARE * free_memory_bytes(device)) >> 20))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the references are float32
     config = RuntimeConfig(device=name, dtype=options.dtype, kernels=options.kernels, flow_state_mb=plan.flow_state_mb, max_sessions=512)
     parts = set(options.parts.split(","))
@@ -85,7 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         rig = Rig(directory, sizes, config)
-        metrics |= {"startup_s": round(rig.startup_s, 1), "state_mb_per_audio_s": round(rig.flow.page_bytes / 1e6, 2)}
+        metrics |= {
+            "startup_s": round(rig.startup_s, 1),
+            "state_mb_per_audio_s": round(rig.flow.page_bytes / 1e6, 2),
+            "state_audio_s": rig.flow.pool.total * CHUNK_TOKENS / SPEECH_TOKENS_PER_SECOND,
+        }
+        plan = fitting_plan(plan, rig.flow.pool.total, rig.flow.reserve_chunks)
         if "hops" in parts:
             metrics |= measure_hops(rig, plan)
         if "growth" in parts:
@@ -94,13 +107,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
             metrics |= measure_load(rig, plan)
         if device.type == "cuda":
             metrics["gpu_memory_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 1)
+            metrics["gpu_memory_reserved_gb"] = round(torch.cuda.max_memory_reserved(device) / 1e9, 1)
     derive(metrics)
     described = {
         "size": options.size, "dtype": str(rig.flow.dtype).removeprefix("torch."), "kernels": config.kernels, "prompt_s": PROMPT_S,
         "first_hop_prompt_s": FIRST_HOP_PROMPT_S,
         "first_hop_tokens": FIRST_HOP_TOKENS, "steady_hop_tokens": CHUNK_TOKENS, "steady_context_s": CONTEXT_S, **dataclasses.asdict(plan),
     }  # fmt: skip
+    fields = ("sessions", "growth_sessions", "load_sessions")
+    described["reduced_from"] = {field: getattr(asked, field) for field in fields if getattr(asked, field) != getattr(plan, field)}
     report("token2wav", device, described, metrics, options.out)
+
+
+def fitting_plan(plan: Plan, pages: int, reserve: int) -> Plan:
+    """The plan with numbers of sessions whose state fits in ``pages`` (one second each), of which a session reserves ``reserve``."""
+
+    def fitting(counts: Sequence[int], speech_s: float, voices_s: float) -> tuple[int, ...]:
+        largest = max(1, int(pages - voices_s) // max(reserve, round(speech_s) + 2))  # 2: the hops around the wanted context
+        found = tuple(sorted({min(count, largest) for count in counts}))
+        if found != tuple(counts):
+            print(f"flow state for {pages} s of audio: {found} sessions instead of {tuple(counts)}")
+        return found
+
+    longest = plan.load_voices * (FIRST_HOP_PROMPT_S[1] + 1)
+    return dataclasses.replace(
+        plan,
+        sessions=fitting(plan.sessions, CONTEXT_S - PROMPT_S, longest),
+        growth_sessions=fitting(plan.growth_sessions, GROWTH_S[1], 8 * PROMPT_S),
+        load_sessions=fitting(plan.load_sessions, 0.0, longest),
+    )
 
 
 def measure_hops(rig: Rig, plan: Plan) -> dict[str, Any]:
@@ -123,7 +158,7 @@ def measure_hops(rig: Rig, plan: Plan) -> dict[str, Any]:
         by_prompt[f"{prompt_s:g}"] = found
         rows.append([prompt_s, *found.values()])
     table(rows)
-    largest = min(64, plan.sessions[-1])
+    largest = max(count for count in plan.sessions if count <= 64)
     seconds = CHUNK_TOKENS / SPEECH_TOKENS_PER_SECOND
     return {
         "first_hop_ms": first,

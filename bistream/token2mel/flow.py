@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bistream.config import FlowConfig
 from bistream.token2mel.encoder import FlowEncoder
 from bistream.token2mel.flow_matching import FlowMatching
-from bistream.token2mel.memory import FlowMemory, attention_bias
+from bistream.token2mel.memory import EncoderMemory, FlowMemory, attention_bias
 from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS
 
 
@@ -71,13 +71,23 @@ class FlowNetwork(nn.Module):
     def forward(self, batch: FlowBatch, memory: FlowMemory) -> Tensor:
         """Mel of the new frames, float32 [S, ratio * T, bins]; frames beyond a row's length are padding."""
         ratio = self.config.token_mel_ratio
-        token_bias, frame_bias = self._bias(batch, 1), self._bias(batch, ratio)
+        frame_bias = self._bias(batch, ratio)
+        conditions = self.conditions(batch, frame_bias, memory.encoder())
+        solved: Tensor = self.matching.solve(batch.starts * ratio, conditions, frame_bias, memory)
+        return solved
+
+    def conditions(self, batch: FlowBatch, frame_bias: Tensor, memory: EncoderMemory) -> Tensor:
+        """What the solver is given beside the noise, [S, ratio * T, channels]: encoded tokens, speaker and prompt mel."""
         vectors = self.token_embedding(batch.token_ids)
-        hidden = self.encoder(vectors, batch.present, batch.starts, token_bias, frame_bias, memory.encoder())
+        hidden = self.encoder(vectors, batch.present, batch.starts, self._bias(batch, 1), frame_bias, memory)
         mu = self.encoder_projection(hidden)
         speaker = self.speaker_projection(F.normalize(batch.speaker, dim=1).to(self.dtype))
-        solved: Tensor = self.matching.solve(batch.starts * ratio, mu, speaker, batch.prompt_mel.to(self.dtype), frame_bias, memory)
-        return solved
+        return torch.cat([mu, speaker[:, None, :].expand(-1, mu.shape[1], -1), batch.prompt_mel.to(self.dtype)], dim=-1)
+
+    @torch.no_grad()
+    def encode(self, batch: FlowBatch, memory: EncoderMemory) -> Tensor:
+        """``conditions`` alone, for a solver of another tier."""
+        return self.conditions(batch, self._bias(batch, self.config.token_mel_ratio), memory)
 
     def _bias(self, batch: FlowBatch, ratio: int) -> Tensor:
         """The additive attention mask at ``ratio`` frames per token."""

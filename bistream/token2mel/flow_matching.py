@@ -57,23 +57,21 @@ class FlowMatching(nn.Module):
         self.noise = noise_buffer(mel_bins).T.contiguous().to(weight.device)  # [frames, bins]
         self.time_biases = self.estimator.time_biases(torch.tensor(times, device=weight.device))  # [steps, units, width]
 
-    def solve(self, first_frames: Tensor, mu: Tensor, speaker: Tensor, prompt_mel: Tensor, bias: Tensor, memory: FlowMemory) -> Tensor:
+    def solve(self, first_frames: Tensor, conditions: Tensor, bias: Tensor, memory: FlowMemory) -> Tensor:
         """Solve the new frames of S rows.
 
         first_frames: int64 [S], absolute frame of each row's first new frame.
-        mu: [S, T, bins]; speaker: [S, bins]; prompt_mel: [S, T, bins], zero after the prompt.
-        bias: [S, 1, T, K]. Returns float32 [S, T, bins].
+        conditions: [S, T, channels], see ``flow.FlowNetwork.conditions``. bias: [S, 1, T, K]. Returns float32 [S, T, bins].
 
         The estimator sees 2 S rows: all rows with their conditions, then all rows with zeros in their place.
         """
-        frames = mu.shape[1]
-        index = first_frames[:, None] + torch.arange(frames, device=mu.device)
+        frames, dtype = conditions.shape[1], conditions.dtype
+        index = first_frames[:, None] + torch.arange(frames, device=conditions.device)
         x = self.noise[index.clamp_(max=MAX_FRAMES - 1)]  # frames past the buffer are padding
-        conditions = torch.cat([mu, speaker[:, None, :].expand(-1, frames, -1), prompt_mel], dim=-1)
         conditions = torch.cat([conditions, torch.zeros_like(conditions)])
         bias = bias.repeat(2, 1, 1, 1)
         for step, size in enumerate(self.step_sizes):
-            inputs = torch.cat([x.to(mu.dtype).repeat(2, 1, 1), conditions], dim=-1)
+            inputs = torch.cat([x.to(dtype).repeat(2, 1, 1), conditions], dim=-1)
             velocity = self.estimator(inputs, self.time_biases[step : step + 1], bias, memory.step(step))
             guided, free = velocity.float().chunk(2)
             x = x + size * ((1.0 + self.guidance) * guided - self.guidance * free)

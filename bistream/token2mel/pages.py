@@ -8,8 +8,9 @@ One page is the state of one complete chunk of 25 tokens (50 frames), for every 
     upsampling tail     the last two token frames before upsampling           [page, 2, width]
 
 At full size in 16 bit that is 30.1 MB per second of audio (28.7 + 0.7 + 0.7), against 115 MB with keys and values of the
-estimator. ``ZERO_PAGE`` is the zero padding of convolutions and tables. A page is written as a whole before it is read, so
-a page that held another session's numbers needs no clearing.
+estimator. The tier ``graphs`` gives a page of estimator context 64 rows instead of 50, 38.1 MB in all. ``ZERO_PAGE`` is the zero
+padding of convolutions and tables. A page is written as a whole before it is read, so a page that held another session's numbers
+needs no clearing.
 """
 
 from __future__ import annotations
@@ -30,24 +31,42 @@ HOST_MEMORY_BYTES = 8 * 2**30  # a desktop's; torch touches pages of state only 
 
 
 class FlowPages:
-    """The tensors behind the page numbers."""
+    """The tensors behind the page numbers.
 
-    def __init__(self, config: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> None:
+    total: pages that can be owned. scratch: numbers of further pages, for state that nobody keeps but a batch reads while it is computed.
+    context_rows: ``context`` with all rows of its pages, where they have more than a chunk has frames (``rows_per_page``); the rows after
+    those frames are zeros.
+    """
+
+    def __init__(
+        self,
+        config: FlowConfig,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        rows_per_page: int | None = None,
+        scratch_pages: int = 0,
+    ) -> None:
         encoder, estimator = config.encoder, config.estimator
         self.chunk_tokens = encoder.static_chunk_size
         self.chunk_frames = estimator.static_chunk_size
         self.token_layers = encoder.num_blocks
-        steps, rows = config.n_timesteps, pages + FIRST_PAGE
+        self.total = pages
+        self.scratch = range(FIRST_PAGE + pages, FIRST_PAGE + pages + scratch_pages)
+        steps, rows = config.n_timesteps, self.scratch.stop
+        page_rows = rows_per_page or self.chunk_frames
         width = encoder.output_size
         shapes = {
-            "context": (steps, block_count(estimator), GUIDANCE_ROWS, rows, self.chunk_frames, estimator.channels[0]),
+            "context": (steps, block_count(estimator), GUIDANCE_ROWS, rows, page_rows, estimator.channels[0]),
             "tail": (steps, GUIDANCE_ROWS, rows, CONV_HISTORY_FRAMES, sum(conv_inputs(estimator))),
             "token_keys_values": (encoder.num_blocks, rows, self.chunk_tokens, 2 * width),
             "frame_keys_values": (encoder.num_up_blocks, rows, self.chunk_frames, 2 * width),
             "upsample_tail": (rows, UPSAMPLE_HISTORY_TOKENS, width),
         }
         tensors = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-        self.context = tensors["context"]
+        self.context_rows = tensors["context"]
+        self.context_rows[..., self.chunk_frames :, :].zero_()
+        self.context = self.context_rows[..., : self.chunk_frames, :]
         self.tail = tensors["tail"]
         self.token_keys_values = tensors["token_keys_values"]
         self.frame_keys_values = tensors["frame_keys_values"]
@@ -58,11 +77,11 @@ class FlowPages:
         self.upsample_tail[ZERO_PAGE].zero_()
 
 
-def page_bytes(config: FlowConfig, dtype: torch.dtype) -> int:
-    """Bytes of one page (one second of audio)."""
+def page_bytes(config: FlowConfig, dtype: torch.dtype, rows_per_page: int | None = None) -> int:
+    """Bytes of one page (one second of audio). rows_per_page: of the estimator's context, where they are more than a chunk's frames."""
     encoder, estimator = config.encoder, config.estimator
     chunk_tokens, chunk_frames = encoder.static_chunk_size, estimator.static_chunk_size
-    context = block_count(estimator) * chunk_frames * estimator.channels[0]
+    context = block_count(estimator) * (rows_per_page or chunk_frames) * estimator.channels[0]
     tail = CONV_HISTORY_FRAMES * sum(conv_inputs(estimator))
     keys_values = 2 * encoder.output_size * (encoder.num_blocks * chunk_tokens + encoder.num_up_blocks * chunk_frames)
     upsample = UPSAMPLE_HISTORY_TOKENS * encoder.output_size

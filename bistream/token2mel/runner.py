@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bistream.errors import EngineError
-from bistream.token2mel.batching import Buckets, Span, batch_shape, group_spans, pack
+from bistream.token2mel.batching import Buckets, Span, batch_shape, group_spans, pack, without_context
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.memory import BlankMemory, FlowMemory
 from bistream.token2mel.pages import FlowPages, PagedMemory, PageTables
@@ -52,7 +52,22 @@ class FlowRunner:
                 results[index] = mel if is_finite else EngineError(NOT_FINITE)
         return results
 
+    def compute_from_the_start(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        """Like ``compute`` without reading stored state: for tiers that store it in another form than the plain network."""
+        config = self.network.config
+        whole = [without_context(span, config.encoder.static_chunk_size) for span in spans]
+        return [
+            result if isinstance(result, EngineError) else result[:, span.start * config.token_mel_ratio :]
+            for span, result in zip(spans, FlowRunner.compute(self, whole), strict=True)
+        ]
+
     def _compute_group(self, spans: Sequence[Span]) -> list[Tensor]:
+        mel = self.network(*self._batch(spans))
+        ratio = self.network.config.token_mel_ratio
+        return [mel[row, : span.length * ratio].T for row, span in enumerate(spans)]
+
+    def _batch(self, spans: Sequence[Span]) -> tuple[FlowBatch, FlowMemory]:
+        """Padded arrays of a group on the device, and the memory that its pages are."""
         config = self.network.config
         shape = batch_shape(spans, config.encoder.static_chunk_size, self.buckets)
         arrays = pack(spans, shape, lookahead=config.pre_lookahead_len, ratio=config.token_mel_ratio, mel_bins=config.output_size)
@@ -72,8 +87,7 @@ class FlowRunner:
         if self.pages is not None and shape.table_chunks + shape.keep_chunks:
             tables = PageTables(self._to_device(arrays.context), self._to_device(arrays.last), self._to_device(arrays.keep))
             memory = PagedMemory(self.pages, tables)
-        mel = self.network(batch, memory)
-        return [mel[row, : span.length * config.token_mel_ratio].T for row, span in enumerate(spans)]
+        return batch, memory
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.network.device, non_blocking=True)

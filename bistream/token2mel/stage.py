@@ -34,9 +34,9 @@ from bistream.gpu.tier import Tier
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint
-from bistream.token2mel.factory import flow_tier, make_runner
+from bistream.token2mel.factory import flow_tier, make_pages, make_runner, page_rows
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool, Prefix
-from bistream.token2mel.pages import FlowPages, free_memory_bytes, page_bytes
+from bistream.token2mel.pages import free_memory_bytes, page_bytes
 from bistream.token2mel.state import FlowState, FlowStatus
 from bistream.token2mel.state_budget import AUTO_SESSION_S, state_pages
 from bistream.token2mel.weights import load_network
@@ -83,15 +83,16 @@ class FlowStage:
         self.reference_final = config.final_mode == "reference"
         choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
         self.tiers = () if choice is None else (choice,)
-        self.page_bytes = page_bytes(self.config, self.dtype)
+        tier = Tier.PLAIN if choice is None else choice.tier
+        self.page_bytes = page_bytes(self.config, self.dtype, page_rows(tier, self.config))
         page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
         free = free_memory_bytes(self.device)
         # Bounded context: the stored chunks a hop reads, and as many new ones while it runs; and as many of the prompt.
         session_s = max(AUTO_SESSION_S, 3 * self.left_context_chunks * page_s)
         total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, free, session_s) if incremental else 0
-        self.pool = PagePool(total)
-        self.pages = FlowPages(self.config, total, self.dtype, self.device) if incremental else None
-        self.runner = make_runner(Tier.PLAIN if choice is None else choice.tier, config, network, self.pages)
+        self.pages = make_pages(tier, self.config, total, self.dtype, self.device) if incremental else None
+        self.pool = PagePool(self.pages.total if self.pages else 0)
+        self.runner = make_runner(tier, config, network, self.pages)
         self._states: list[FlowState] = []  # of accounts that were open when the last session came
         self._warned_at = -math.inf
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-from bistream.config import VocoderConfig
 from bistream.mel2wav.cuda.network import Slots, VocoderCall, Workspace
 from bistream.mel2wav.cuda.network import _packed as packed_rows
 from bistream.mel2wav.cuda.rows import META_NUMBERS, Bucket, Rate, RowPlan, pack_rows
-from bistream.mel2wav.cuda.weights import VocoderWeights, pack_weights
 from bistream.mel2wav.cuda.windows import Area
+from torch import Tensor, nn
+
+from bistream.config import VocoderConfig
+from bistream.mel2wav.cuda.weights import VocoderWeights, pack_weights
 from bistream.mel2wav.hift import HiFT, ResBlock
 from bistream.mel2wav.noise import normal_noise
 from bistream.mel2wav.weights import load_hift

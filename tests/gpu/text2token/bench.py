@@ -10,14 +10,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from bistream.config import LanguageModelConfig
 from bistream.text2token.cuda.buffers import StepBuffers
 from bistream.text2token.cuda.cache import BLOCK_SIZE, CudaCache, packed_index
 from bistream.text2token.cuda.host_rows import NUM_FIELDS, NUM_START_NUMBERS, write_starts
 from bistream.text2token.cuda.packing import pack_weights
 from bistream.text2token.cuda.step import CudaStep
+from torch import Tensor
+
+from bistream.config import LanguageModelConfig
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
 from bistream.text2token.engine import SamplingSpec, TurnLimits
 from bistream.text2token.sampler import DEFAULT_HISTORY, SamplerState, uniforms

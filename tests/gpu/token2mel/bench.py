@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-from bistream.config import EstimatorConfig, FlowConfig, FlowEncoderConfig
-from bistream.token2mel.batching import Span
-from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.buffers import FlowBuffers
 from bistream.token2mel.cuda.estimator_few import _Source as Source
 from bistream.token2mel.cuda.layout import Bucket, fill, segment_offsets, segment_sizes, views
 from bistream.token2mel.cuda.packing import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.cuda.solver import CudaSolver
+from torch import Tensor, nn
+
+from bistream.config import EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.token2mel.batching import Span
+from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.tuning import FEW, MANY, tile_sizes
 from bistream.token2mel.encoder import ConformerLayer
 from bistream.token2mel.estimator import TransformerBlock, Unit

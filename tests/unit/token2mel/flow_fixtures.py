@@ -6,11 +6,13 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 
 from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig
 from bistream.errors import BistreamError
+from bistream.gpu.tier import Tier, TierChoice
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import VoicePrompt
@@ -39,9 +41,14 @@ def make_stage(
     dtype: str = "float32",
     reserve_tokens: int = 100,
     checkpoint: CheckpointConfig = CHECKPOINT,
+    tier: Tier = Tier.PLAIN,
 ) -> FlowStage:
-    """A stage on a model directory that holds nothing but ``flow.pt`` and is gone when it is loaded."""
-    with tempfile.TemporaryDirectory() as directory:
+    """A stage on a model directory that holds nothing but ``flow.pt`` and is gone when it is loaded.
+
+    tier: ``GRAPHS`` runs the same functions uncompiled, which serves only here.
+    """
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bistream.token2mel.stage.flow_tier", lambda *_: TierChoice("flow", tier, "a test", ()))
         torch.save(random_state(checkpoint.flow), Path(directory) / "flow.pt")
         config = RuntimeConfig(
             model_dir=directory,

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CheckpointError, ConfigError, EngineError, InvalidInputError
+from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
-from bistream.token2mel.memory import FlowMemory
+from bistream.token2mel.memory import EncoderMemory, FlowMemory
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import VoicePrompt
@@ -33,9 +34,9 @@ from tests.unit.token2mel.flow_fixtures import (
 )
 
 
-@pytest.fixture(scope="module")
-def stage() -> FlowStage:
-    return make_stage()
+@pytest.fixture(scope="module", params=[Tier.PLAIN, Tier.GRAPHS], ids=lambda tier: tier.value)
+def stage(request: pytest.FixtureRequest) -> FlowStage:
+    return make_stage(tier=request.param)
 
 
 def _stage_with_pages(chunks: int, reserve_tokens: int = 100) -> FlowStage:
@@ -128,14 +129,14 @@ def test_warming_a_voice_computes_its_state_once(stage: FlowStage, monkeypatch: 
     expected = run(make_stage(), prompt, [tokens])[0]
     stage.warm(prompt)
     lengths: list[int] = []
-    forward = FlowNetwork.forward
+    conditions = FlowNetwork.conditions
 
-    def counted(self: FlowNetwork, batch: FlowBatch, memory: FlowMemory) -> torch.Tensor:
+    def counted(self: FlowNetwork, batch: FlowBatch, frame_bias: torch.Tensor, memory: EncoderMemory) -> torch.Tensor:
         lengths.extend(batch.lengths.tolist())
-        return forward(self, batch, memory)
+        return conditions(self, batch, frame_bias, memory)
 
-    monkeypatch.setattr(FlowNetwork, "forward", counted)
-    assert_same(run(stage, prompt, [tokens])[0], expected, 0)
+    monkeypatch.setattr(FlowNetwork, "conditions", counted)
+    assert_same(run(stage, prompt, [tokens])[0], expected)
     assert lengths == [80 - 75 + 15]
     broken = dataclasses.replace(prompt, speech_feat=np.full_like(prompt.speech_feat, np.inf))
     with pytest.raises(EngineError):
@@ -161,7 +162,7 @@ def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FlowNetwork, "forward", broken)
+        patch.setattr(FlowNetwork, "conditions", broken)
         result = stage.hop([FlowHop(state, make_tokens(10), False)])[0]
     assert isinstance(result, EngineError) and "device lost" not in str(result)
     assert state.account.closed and not state.account.pages  # at once: nobody has to close it
@@ -172,8 +173,9 @@ def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage
     stage.check_integrity()
 
 
-def test_an_exception_fails_its_group_and_not_the_call(stage: FlowStage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_fails_its_group_and_not_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans of very different lengths are computed apart."""
+    stage = make_stage()
     prompt, tokens = make_prompt(0), make_tokens(60)
     expected = run(stage, prompt, [tokens[:8]], last_is_final=False)[0]
     long, short = stage.open(prompt), stage.open(prompt)

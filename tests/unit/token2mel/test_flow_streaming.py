@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.unit.token2mel.flow_fixtures import (
@@ -26,15 +27,24 @@ from tests.unit.token2mel.flow_fixtures import (
 
 
 @functools.cache
-def stage(incremental: bool = True, left_context_chunks: int = 0, final_mode: str = "streaming") -> FlowStage:
-    return make_stage(incremental=incremental, left_context_chunks=left_context_chunks, final_mode=final_mode)
+def stage(incremental: bool = True, left_context_chunks: int = 0, final_mode: str = "streaming", tier: Tier = Tier.PLAIN) -> FlowStage:
+    return make_stage(incremental=incremental, left_context_chunks=left_context_chunks, final_mode=final_mode, tier=tier)
 
 
+both_tiers = pytest.mark.parametrize("tier", [Tier.PLAIN, Tier.GRAPHS], ids=lambda tier: tier.value)
+
+
+@both_tiers
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(prompt_sizes, hop_sizes, st.sampled_from([0, 0, 1, 2]), st.booleans())
-def test_incremental_equals_the_whole_prefix(prompt_tokens: int, sizes: list[int], left: int, final: bool) -> None:
+@given(
+    prompt_tokens=prompt_sizes,
+    sizes=hop_sizes,
+    left=st.sampled_from([0, 0, 1, 2]),
+    final=st.booleans(),
+)
+def test_incremental_equals_the_whole_prefix(tier: Tier, prompt_tokens: int, sizes: list[int], left: int, final: bool) -> None:
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(sum(sizes))
-    incremental, plain = stage(True, left), stage(False, left)
+    incremental, plain = stage(True, left, tier=tier), stage(False, left)
     state = incremental.open(prompt)
     emitted = seen = 0
     for index, size in enumerate(sizes):
@@ -50,11 +60,15 @@ def test_incremental_equals_the_whole_prefix(prompt_tokens: int, sizes: list[int
     incremental.check_integrity()
 
 
+@both_tiers
 @settings(max_examples=10, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4), st.sampled_from([0, 1]))
-def test_a_batch_equals_its_sessions_alone(sessions: list[tuple[int, list[int], int]], left: int) -> None:
+@given(
+    sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4),
+    left=st.sampled_from([0, 1]),
+)
+def test_a_batch_equals_its_sessions_alone(tier: Tier, sessions: list[tuple[int, list[int], int]], left: int) -> None:
     """Sessions with different voices, positions and hop sizes share calls; each starts some hops after the others."""
-    subject = stage(True, left)
+    subject = stage(True, left, tier=tier)
     pieces = [cut(make_tokens(sum(sizes), seed), sizes) for seed, (_, sizes, _) in enumerate(sessions)]
     prompts = [make_prompt(tokens, seed) for seed, (tokens, _, _) in enumerate(sessions)]
     alone = [run(subject, prompt, hops) for prompt, hops in zip(prompts, pieces, strict=True)]
@@ -71,9 +85,10 @@ def test_a_batch_equals_its_sessions_alone(sessions: list[tuple[int, list[int], 
     subject.check_integrity()
 
 
+@both_tiers
 @pytest.mark.parametrize("prompt_tokens", [0, 37, 50, 750])
-def test_a_hop_larger_than_the_rest_commits_several_chunks(prompt_tokens: int) -> None:
-    subject, plain = stage(), stage(False)
+def test_a_hop_larger_than_the_rest_commits_several_chunks(tier: Tier, prompt_tokens: int) -> None:
+    subject, plain = stage(tier=tier), stage(False)
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(140)
     state = subject.open(prompt)
     hop_mel(subject, state, tokens[:100])
@@ -84,9 +99,9 @@ def test_a_hop_larger_than_the_rest_commits_several_chunks(prompt_tokens: int) -
     subject.check_integrity()
 
 
-@pytest.mark.parametrize("incremental", [True, False])
-def test_reference_final_mode_is_the_offline_result(incremental: bool) -> None:
-    subject = stage(incremental, 0, "reference")
+@pytest.mark.parametrize("incremental, tier", [(True, Tier.PLAIN), (False, Tier.PLAIN), (True, Tier.GRAPHS)])
+def test_reference_final_mode_is_the_offline_result(incremental: bool, tier: Tier) -> None:
+    subject = stage(incremental, 0, "reference", tier)
     prompt, tokens = make_prompt(37), make_tokens(60)
     first, last = run(subject, prompt, cut(tokens, [40, 20]))
     assert_same(last, subject.synthesize(tokens, prompt)[:, first.shape[1] :], 0)
@@ -128,8 +143,9 @@ def test_padding_to_buckets_changes_nothing() -> None:
             assert_same(mel, expected[row][index])
 
 
-def test_bounded_context_costs_constant_memory_and_changes_the_result() -> None:
-    subject, unlimited = stage(True, 1), stage()
+@both_tiers
+def test_bounded_context_costs_constant_memory_and_changes_the_result(tier: Tier) -> None:
+    subject, unlimited = stage(True, 1, tier=tier), stage()
     prompt, tokens = make_prompt(50), make_tokens(200)
     state = subject.open(prompt)
     mels = []
@@ -144,12 +160,13 @@ def test_bounded_context_costs_constant_memory_and_changes_the_result() -> None:
     subject.check_integrity()
 
 
+@both_tiers
 @pytest.mark.parametrize("dtype, floor_db", [("bfloat16", 40), ("float16", 58)])
-def test_16_bit_stays_close_to_float32(dtype: str, floor_db: float) -> None:
+def test_16_bit_stays_close_to_float32(dtype: str, floor_db: float, tier: Tier) -> None:
     """Floors are 7 dB under what these weights give; a wrong cast of state or solver lands far below."""
     prompt, pieces = make_prompt(50), cut(make_tokens(90), [30, 30, 30])
     exact = torch.cat(run(stage(), prompt, pieces), dim=1)
-    half = torch.cat(run(make_stage(dtype=dtype), prompt, pieces), dim=1)
+    half = torch.cat(run(make_stage(dtype=dtype, tier=tier), prompt, pieces), dim=1)
     assert half.dtype == torch.float32
     snr_db = 10 * torch.log10(exact.pow(2).sum() / (half - exact).pow(2).sum())
     assert snr_db > floor_db

@@ -1,0 +1,72 @@
+"""Attention of query tiles over pages: ``flex_attention`` on a GPU, and the same sums written out.
+
+A tile of queries sees the pages of its list; the pages are keys and values at once, shared by all heads (``weights``). Lists name
+pages of the memory, so nothing is gathered, and their lengths are read on the device, so that one recorded graph serves contexts
+of every length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+# Queries and keys of a program, warps, and copies of the keys in flight: the first that fits a processor's shared memory.
+_TILES = ((64, 64, 4, 2), (64, 32, 4, 3), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 16, 4, 1))
+_USABLE_SHARED_MEMORY = 0.9
+
+
+def kernel_options(width: int, bytes_per_number: int, shared_memory: int) -> dict[str, int]:
+    """Sizes for ``flex_attention`` where keys are ``width`` numbers and a program has so many bytes of shared memory.
+
+    The library's own choice takes 128 queries per program on GPUs that it has no measurements of, more than a tile has.
+    """
+    for queries, keys, warps, stages in _TILES:  # noqa: B007  (the last one where none fits)
+        if (queries + 2 * keys * stages) * width * bytes_per_number <= _USABLE_SHARED_MEMORY * shared_memory:
+            break
+    return {"BLOCK_M": queries, "BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
+
+
+def attend_flex(
+    query: Tensor, pages: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float, options: Any
+) -> Tensor:
+    """query: [tiles, rows, heads * width]; the result has its shape. Zeros for a tile that sees nothing.
+
+    pages: [pages, rows, width]. visible: int32 [tiles], pages of each tile's list; lists: int32 [tiles, longest].
+    page_live: int32 [pages], rows of each page that are keys. To be compiled: uncompiled, the library ignores the lists.
+    """
+    tiles, rows, _ = query.shape
+    width = pages.shape[2]
+
+    def is_key(batch: Tensor, head: Tensor, query_row: Tensor, key_row: Tensor) -> Tensor:
+        return key_row % rows < page_live[key_row // rows]
+
+    keys = pages.view(1, 1, -1, width)
+    count, index = visible[None, None], lists[None, None]
+    lengths = (tiles * rows, keys.shape[2])
+    mask = BlockMask(lengths, count, index, None, None, None, None, None, None, (rows, rows), is_key)
+    split = query.view(1, tiles * rows, heads, width).transpose(1, 2)
+    out = flex_attention(split, keys, keys, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options)
+    return out.transpose(1, 2).reshape(query.shape)
+
+
+def attend_gathered(query: Tensor, pages: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float) -> Tensor:
+    """The same by gathering each tile's keys: for the CPU, and what ``attend_flex`` is tested against."""
+    tiles, rows, _ = query.shape
+    longest = int(visible.max())
+    if longest == 0:
+        return torch.zeros_like(query)
+    index = lists[:, :longest].long()
+    keys = pages[index]  # [tiles, longest, rows, width]
+    is_listed = torch.arange(longest, device=query.device) < visible[:, None]
+    is_live = torch.arange(rows, device=query.device) < page_live[index][:, :, None]
+    is_key = (is_listed[:, :, None] & is_live).flatten(1)
+    keys = keys.flatten(1, 2).masked_fill(~is_listed.repeat_interleave(rows, dim=1)[:, :, None], 0.0)[:, None]
+    split = query.view(tiles, rows, heads, -1).transpose(1, 2)
+    mask = is_key[:, None, None, :].expand(-1, 1, rows, -1)
+    out = F.scaled_dot_product_attention(split, keys.expand(-1, heads, -1, -1), keys.expand(-1, heads, -1, -1), attn_mask=mask, scale=scale)
+    out = torch.where(is_key.any(dim=1)[:, None, None, None], out, 0.0)
+    return out.transpose(1, 2).flatten(2)

@@ -1,0 +1,57 @@
+"""The fixed places that one size of batch reads and writes: its numbers on host and device, its conditions, its results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistream.config import FlowConfig
+from bistream.token2mel.batching import Span
+from bistream.token2mel.graphs.batch import IntArray32, Layout, array_shapes, fill
+
+
+class BatchMemory:
+    """For at most ``tiles`` tiles. conditions: [tiles, rows, channels]; mel: float32 [tiles, rows, bins]; is_finite: bool [tiles]."""
+
+    def __init__(self, tiles: int, config: FlowConfig, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+        shapes = array_shapes(tiles, layout)
+        size = sum(math.prod(shape) for shape in shapes.values())
+        self._layout = layout
+        self._numbers = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device_numbers = torch.zeros(size, dtype=torch.int32, device=device)
+        self._host: dict[str, IntArray32] = {}
+        self.arrays: dict[str, Tensor] = {}
+        numbers, begin = self._numbers.numpy(), 0
+        for name, shape in shapes.items():
+            end = begin + math.prod(shape)
+            self._host[name] = numbers[begin:end].reshape(shape)
+            self.arrays[name] = self._device_numbers[begin:end].view(shape)
+            begin = end
+        channels = config.estimator.in_channels - config.output_size
+        self.conditions = torch.zeros(tiles, layout.rows, channels, dtype=dtype, device=device)
+        self.mel = torch.zeros(tiles, layout.rows, config.output_size, device=device)
+        self.is_finite = torch.zeros(tiles, dtype=torch.bool, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """No tile is alive."""
+        fill(self._host, (), (), self._layout)
+        self._device_numbers.copy_(self._numbers)
+
+    def bring(self, spans: Sequence[Span], first_conditions: Sequence[int], conditions: Tensor) -> None:
+        """A batch. conditions: [rows, channels]; see ``batch.fill``."""
+        fill(self._host, spans, first_conditions, self._layout)
+        self._device_numbers.copy_(self._numbers, non_blocking=True)
+        count = sum(self._layout.tiles(span) for span in spans)
+        index = self.arrays["condition"][:count].flatten()
+        self.conditions[:count].flatten(0, 1).copy_(conditions.index_select(0, index))
+
+    def results(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[Tensor, list[bool]]:
+        """Mel of these packed rows, [bins, rows], and whether each tile is finite. Waits for the device."""
+        index = torch.from_numpy(rows).to(self.mel.device, non_blocking=True)
+        mel = self.mel.flatten(0, 1).index_select(0, index).T.contiguous()
+        return mel, self.is_finite.tolist()

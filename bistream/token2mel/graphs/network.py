@@ -1,0 +1,167 @@
+"""The estimator and its solver over packed tiles: the launches that a graph records.
+
+``BatchTensors`` is what one batch reads and ``FlowPages`` what it reads and writes; everything has fixed places. The arithmetic
+is that of ``estimator.Estimator`` and ``flow_matching.FlowMatching``, with attention folded (``weights``) and the residual stream
+and its norms in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bistream.token2mel.flow_matching import FlowMatching
+from bistream.token2mel.graphs.operations import Operations, many_compilations
+from bistream.token2mel.graphs.weights import BlockWeights, EstimatorWeights, LinearWeights, ResidualWeights
+from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
+from bistream.token2mel.sizes import CONV_HISTORY_FRAMES
+
+
+@dataclass(frozen=True)
+class BatchTensors:
+    """Both guidance halves of a batch, made from its arrays (``batch.fill``): the second half's tiles and pages follow the first's.
+
+    rows, tail_rows: see ``operations.window``. page_live: int32 [2 * pages].
+    """
+
+    live: Tensor
+    page: Tensor
+    visible: Tensor
+    lists: Tensor
+    rows: Tensor
+    tail_rows: Tensor
+    page_live: Tensor
+
+
+def batch_tensors(arrays: Mapping[str, Tensor], pages: FlowPages, rows: int) -> BatchTensors:
+    """rows: of a tile. Launches a few small kernels, once per batch."""
+    count = pages.context.shape[3]
+    device = arrays["live"].device
+    page_live = torch.full((count,), pages.chunk_frames, dtype=torch.int32, device=device)
+    page_live[pages.scratch.start : pages.scratch.stop] = arrays["scratch_live"][: len(pages.scratch)]
+    previous, last = _halves(arrays["previous"].long(), len(arrays["previous"])), _halves(arrays["last"].long(), count)
+    is_first = torch.cat([arrays["previous"]] * GUIDANCE_ROWS) < 0
+    tap = torch.arange(rows, device=device)[:, None] + torch.arange(-CONV_HISTORY_FRAMES, 1, device=device)  # [rows, 3]
+    own = torch.arange(len(is_first), device=device)[:, None, None] * rows + tap.clamp(min=0)
+    before = previous.clamp(min=0)[:, None, None] * rows + pages.chunk_frames + tap
+    stored = last[:, None, None] * CONV_HISTORY_FRAMES + CONV_HISTORY_FRAMES + tap
+    is_before, is_stored = (tap < 0) & ~is_first[:, None, None], (tap < 0) & is_first[:, None, None]
+    return BatchTensors(
+        live=torch.cat([arrays["live"]] * GUIDANCE_ROWS),
+        page=_halves(arrays["page"].long(), count),
+        visible=torch.cat([arrays["visible"]] * GUIDANCE_ROWS),
+        lists=_halves(arrays["lists"], count),
+        rows=torch.where(is_before, before, own),
+        tail_rows=torch.where(is_stored, stored, -1),
+        page_live=torch.cat([page_live] * GUIDANCE_ROWS),
+    )
+
+
+def _halves(index: Tensor, offset: int) -> Tensor:
+    """An index for the first half, and after it the one for the second, which lies ``offset`` further."""
+    return torch.cat([index + half * offset for half in range(GUIDANCE_ROWS)])
+
+
+class PackedEstimator:
+    """One evaluation per call. x: the residual stream, float32; delta: what is added to it by the next function."""
+
+    def __init__(self, weights: EstimatorWeights, pages: FlowPages, operations: Operations) -> None:
+        self._weights = weights
+        self._pages = pages
+        self._operations = operations
+
+    def velocity(self, inputs: Tensor, time_biases: Tensor, step: int, batch: BatchTensors) -> Tensor:
+        """inputs: [2 * tiles, rows, in_channels]; time_biases: [units, width]. Returns [2 * tiles, rows, out_channels]."""
+        weights, call = self._weights, _Evaluation(self._pages, self._operations, step, batch)
+        *earlier, up = range(len(weights.units))
+        x = inputs
+        for number in earlier:
+            x = self._unit(x, number, time_biases, call)
+            if number == 0:
+                skip, x = x, call.convolve(x, weights.down_conv)
+        x = self._unit(torch.cat([x, skip], dim=2), up, time_biases, call)
+        x = call.convolve(x, weights.up_conv)
+        norm = weights.final_block.norm
+        x = self._operations.activate_stream(call.convolve(x, weights.final_block.linear), **norm.arguments).to(inputs.dtype)
+        return _linear(x, weights.final_projection)
+
+    def _unit(self, x: Tensor, number: int, time_biases: Tensor, call: _Evaluation) -> Tensor:
+        unit = self._weights.units[number]
+        stream, delta = call.residual(x, unit.residual, time_biases[number : number + 1])
+        for block in unit.blocks:
+            stream, delta = call.transform(stream, delta, block)
+        return self._operations.settle(stream, delta)
+
+
+class _Evaluation:
+    """Counts convolutions and blocks, as their state lies in network order."""
+
+    def __init__(self, pages: FlowPages, operations: Operations, step: int, batch: BatchTensors) -> None:
+        self._operations = operations
+        self._batch = batch
+        self._chunk = pages.chunk_frames
+        self._blocks = iter(pages.context_rows[step].flatten(1, 2).unbind(0))  # of each: [2 * pages, rows, width]
+        self._tail = pages.tail[step].flatten(0, 1)  # [2 * pages, 2, all convolutions]
+        self._channel = 0
+
+    def convolve(self, x: Tensor, linear: LinearWeights) -> Tensor:
+        batch, first = self._batch, self._channel
+        self._channel += x.shape[2]
+        tail = self._tail[:, :, first : self._channel]
+        windows = self._operations.window(x, tail, batch.rows, batch.tail_rows, batch.page, chunk=self._chunk)
+        return _linear(windows, linear)
+
+    def residual(self, x: Tensor, weights: ResidualWeights, time_bias: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = weights.first, weights.second
+        hidden = self._operations.activate(self.convolve(x, first.linear), time_bias, **first.norm.arguments)
+        stream = self._operations.activate_stream(self.convolve(hidden, second.linear), **second.norm.arguments)
+        return stream, _linear(x, weights.shortcut)
+
+    def transform(self, x: Tensor, delta: Tensor, weights: BlockWeights) -> tuple[Tensor, Tensor]:
+        """One transformer block."""
+        operations, batch, pages = self._operations, self._batch, next(self._blocks)
+        x, normed = operations.add_norm_store(x, delta, batch.live, pages, batch.page, **weights.norm_attention.arguments)
+        query = F.linear(normed, weights.query)
+        attended = operations.attend(query, pages, batch.visible, batch.lists, batch.page_live, weights.heads, weights.scale)
+        x, normed = operations.add_norm(x, _linear(attended, weights.output), **weights.norm_feed_forward.arguments)
+        return x, _linear(F.gelu(_linear(normed, weights.linear_in)), weights.linear_out)
+
+
+def _linear(x: Tensor, weights: LinearWeights) -> Tensor:
+    return F.linear(x, weights.weight, weights.bias)
+
+
+class PackedSolver:
+    """All Euler steps over a batch; see ``FlowMatching.solve``."""
+
+    def __init__(self, matching: FlowMatching, estimator: PackedEstimator, pages: FlowPages, rows: int) -> None:
+        self._matching = matching
+        self._estimator = estimator
+        self._pages = pages
+        self._rows = rows
+
+    @torch.no_grad()
+    def launch(self, arrays: Mapping[str, Tensor], conditions: Tensor, mel: Tensor, is_finite: Tensor) -> None:
+        """Queue everything on the current stream.
+
+        conditions: [tiles, rows, channels] in the network's dtype. Out: mel, float32 [tiles, rows, bins], and is_finite, bool [tiles].
+        """
+        matching = self._matching
+        with many_compilations():
+            batch = batch_tensors(arrays, self._pages, self._rows)
+            x = matching.noise[arrays["noise"].long()]
+            bins = x.shape[2]
+            conditioned = (*x.shape[:2], bins + conditions.shape[2])
+            inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
+            inputs[: len(x), :, bins:] = conditions
+            for step, size in enumerate(matching.step_sizes):
+                inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
+                guided, unguided = self._estimator.velocity(inputs, matching.time_biases[step], step, batch).float().chunk(2)
+                x = x + size * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
+        mel.copy_(x)
+        is_live = torch.arange(self._rows, device=x.device) < arrays["live"][:, None]
+        is_finite.copy_((torch.isfinite(x).all(dim=2) | ~is_live).all(dim=1))

@@ -1,0 +1,138 @@
+"""Runs spans on a CUDA GPU of any kind: the encoder as it is, the solver as one recorded graph per size of batch.
+
+A graph reads its batch from fixed places, so it serves contexts of any length. What no graph holds (full attention, a span longer
+than the largest batch) runs on the plain network from the start of its sequence.
+
+Compiled kernels stay in Inductor's cache (``TORCHINDUCTOR_CACHE_DIR``); those of the attention depend on the number of pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bistream.errors import EngineError
+from bistream.token2mel.batching import Buckets, Span, group_spans
+from bistream.token2mel.flow import FlowNetwork
+from bistream.token2mel.graphs.batch import Layout, group, output_rows
+from bistream.token2mel.graphs.memory import BatchMemory
+from bistream.token2mel.graphs.network import PackedEstimator, PackedSolver
+from bistream.token2mel.graphs.operations import Operations, compiled_operations, plain_operations
+from bistream.token2mel.graphs.recording import Recorder
+from bistream.token2mel.graphs.weights import pack
+from bistream.token2mel.pages import FlowPages
+from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
+
+_log = logging.getLogger(__name__)
+
+TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, or the part of it that is there
+
+
+@dataclass
+class _Call:
+    """What batches of one size run on. graph: None until it was recorded, and where graphs are off."""
+
+    tiles: int
+    memory: BatchMemory
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class GraphFlowRunner(FlowRunner):
+    """pages: with the rows that ``batch.rows_per_page`` says, and with scratch pages. tiles: sizes of batches, smallest first.
+
+    operations: None compiles them on a GPU and takes them as they are elsewhere.
+    """
+
+    def __init__(
+        self,
+        network: FlowNetwork,
+        pages: FlowPages,
+        left_context_chunks: int,
+        tiles: Sequence[int] | None = None,
+        operations: Operations | None = None,
+    ) -> None:
+        super().__init__(network, pages, left_context_chunks, None if network.device.type == "cpu" else Buckets())
+        config, device = network.config, network.device
+        rows, width = pages.context_rows.shape[-2:]
+        self._layout = Layout(pages.chunk_frames, rows, config.token_mel_ratio, pages.scratch, left_context_chunks)
+        if operations is None:
+            operations = plain_operations() if device.type == "cpu" else compiled_operations(device, network.dtype, width)
+        estimator = PackedEstimator(pack(network.matching.estimator), pages, operations)
+        self._solver = PackedSolver(network.matching, estimator, pages, rows)
+        self._calls = [_Call(count, BatchMemory(count, config, self._layout, network.dtype, device)) for count in tiles or TILES]
+
+    def record(self) -> None:
+        """Record the graphs of all sizes; compiles what Inductor's cache does not hold. Largest first: the others fit its memory."""
+        if self.network.device.type != "cuda":
+            return
+        began, recorder = time.monotonic(), Recorder(self.network.device)
+        for call in reversed(self._calls):
+            call.memory.clear()
+            call.graph = recorder.record(lambda call=call: self._launch(call))  # type: ignore[misc]
+            _log.info("flow: graph for %d chunks ready after %.1f s", call.tiles, time.monotonic() - began)
+        torch.cuda.empty_cache()  # what the first runs took outside the graphs' memory
+
+    def compute(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        """As ``FlowRunner.compute``."""
+        results: list[Tensor | EngineError] = [EngineError(FAILED) for _ in spans]
+        packed = [index for index, span in enumerate(spans) if self._fits(span)]
+        others = [index for index in range(len(spans)) if index not in set(packed)]
+        for index, result in zip(others, self.compute_from_the_start([spans[index] for index in others]), strict=True):
+            results[index] = result
+        for members in group([spans[index] for index in packed], self._layout, self._calls[-1].tiles):
+            indices = [packed[member] for member in members]
+            try:
+                mels = self._compute_batch([spans[index] for index in indices])
+            except Exception:
+                _log.exception("the flow failed on %d sequences", len(indices))
+                continue
+            for index, mel in zip(indices, mels, strict=True):
+                results[index] = mel
+        return results
+
+    def _fits(self, span: Span) -> bool:
+        layout = self._layout
+        return span.streaming and layout.tiles(span) <= self._calls[-1].tiles and layout.scratch(span) <= len(layout.scratch_pages)
+
+    @torch.no_grad()
+    def _compute_batch(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        layout = self._layout
+        tiles = [layout.tiles(span) for span in spans]
+        call = next(call for call in self._calls if call.tiles >= sum(tiles))
+        first_conditions, conditions = self._encode(spans)
+        call.memory.bring(spans, first_conditions, conditions)
+        if call.graph is None:
+            self._launch(call)
+        else:
+            call.graph.replay()
+        mel, is_finite = call.memory.results(output_rows(spans, layout))
+        results: list[Tensor | EngineError] = []
+        tile = frame = 0
+        for span, count in zip(spans, tiles, strict=True):
+            frames = span.length * layout.ratio
+            good = all(is_finite[tile : tile + count])
+            results.append(mel[:, frame : frame + frames] if good else EngineError(NOT_FINITE))
+            tile, frame = tile + count, frame + frames
+        return results
+
+    def _encode(self, spans: Sequence[Span]) -> tuple[list[int], Tensor]:
+        """Conditions of all spans, [rows, channels], and the row where each span begins."""
+        found: list[Tensor] = []
+        first, end = [0] * len(spans), 0
+        for members in group_spans(spans, self.network.config.encoder.static_chunk_size):
+            batch, memory = self._batch([spans[index] for index in members])
+            conditions = self.network.encode(batch, memory.encoder())
+            found.append(conditions.flatten(0, 1))
+            for row, index in enumerate(members):
+                first[index] = end + row * conditions.shape[1]
+            end += len(found[-1])
+        return first, torch.cat(found)
+
+    def _launch(self, call: _Call) -> None:
+        memory = call.memory
+        self._solver.launch(memory.arrays, memory.conditions, memory.mel, memory.is_finite)

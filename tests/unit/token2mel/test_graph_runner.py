@@ -1,0 +1,162 @@
+"""The tier of recorded graphs, unrecorded on the CPU: any cut into batches, any chunk, any old content of pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bistream.config import CheckpointConfig
+from bistream.gpu.tier import Tier
+from bistream.token2mel.batching import Span
+from bistream.token2mel.estimator import TransformerBlock, Unit
+from bistream.token2mel.graphs.attention import attend_gathered, kernel_options
+from bistream.token2mel.graphs.runner import GraphFlowRunner
+from bistream.token2mel.graphs.weights import pack
+from bistream.token2mel.memory import BlankStepMemory
+from bistream.token2mel.page_pool import ZERO_PAGE
+from bistream.token2mel.stage import FlowHop, FlowStage
+from tests.unit.token2mel.flow_fixtures import (
+    TINY,
+    assert_same,
+    cut,
+    hop_mel,
+    hop_sizes,
+    make_prompt,
+    make_stage,
+    make_tokens,
+    prompt_sizes,
+    run,
+)
+
+
+def graph_stage(tiles: Sequence[int], **options: object) -> FlowStage:
+    """A stage whose batches have these sizes."""
+    stage = make_stage(tier=Tier.GRAPHS, **options)  # type: ignore[arg-type]
+    assert stage.pages is not None
+    stage.runner = GraphFlowRunner(stage.runner.network, stage.pages, stage.left_context_chunks, tiles)
+    return stage
+
+
+@pytest.fixture(scope="module")
+def plain() -> FlowStage:
+    return make_stage()
+
+
+@settings(max_examples=7, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(prompt_sizes, hop_sizes), min_size=2, max_size=4), st.sampled_from([(1,), (1, 2), (2, 3, 5)]))
+def test_any_sizes_of_batches_give_the_same(plain: FlowStage, sessions: list[tuple[int, list[int]]], tiles: tuple[int, ...]) -> None:
+    """Calls are split into batches, and spans beyond the largest one go to the plain network, whose state the next hop reads."""
+    subject = graph_stage(tiles)
+    count = max(len(sizes) for _, sizes in sessions)
+    pieces = [cut(make_tokens(sum(sizes), seed), [*sizes, *[0] * (count - len(sizes))]) for seed, (_, sizes) in enumerate(sessions)]
+    prompts = [make_prompt(tokens, seed) for seed, (tokens, _) in enumerate(sessions)]
+    states = [subject.open(prompt) for prompt in prompts]
+    expected = [run(plain, prompt, hops) for prompt, hops in zip(prompts, pieces, strict=True)]
+    for step in range(count):
+        hops = [FlowHop(state, piece[step], step == count - 1) for state, piece in zip(states, pieces, strict=True)]
+        for row, mel in enumerate(subject.hop(hops)):
+            assert isinstance(mel, Tensor), mel
+            assert_same(mel, expected[row][step])
+    subject.check_integrity()
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_nothing_that_a_page_held_before_is_read(left: int) -> None:
+    subject, pieces = graph_stage((1, 4), left_context_chunks=left), cut(make_tokens(140), [18, 25, 60, 7, 30])
+    pages = subject.pages
+    assert pages is not None
+    for store in (pages.context.permute(3, 0, 1, 2, 4, 5), pages.tail.permute(2, 0, 1, 3, 4)):
+        store[:ZERO_PAGE].fill_(float("nan"))
+        store[ZERO_PAGE + 1 :].fill_(float("nan"))
+    expected = run(make_stage(left_context_chunks=left), make_prompt(37), pieces)
+    for mel, exact in zip(run(subject, make_prompt(37), pieces), expected, strict=True):
+        assert_same(mel, exact)
+    assert not pages.context_rows[..., TINY.estimator.static_chunk_size :, :].any(), "rows after a chunk's frames stay zeros"
+
+
+@pytest.mark.parametrize("chunk_tokens", [8, 32, 40])
+def test_other_sizes_of_chunks(chunk_tokens: int) -> None:
+    flow = dataclasses.replace(
+        TINY,
+        encoder=dataclasses.replace(TINY.encoder, static_chunk_size=chunk_tokens),
+        estimator=dataclasses.replace(TINY.estimator, static_chunk_size=2 * chunk_tokens),
+    )
+    checkpoint = CheckpointConfig(flow=flow)
+    pieces = cut(make_tokens(120), [18, 45, 57])
+    expected = run(make_stage(checkpoint=checkpoint), make_prompt(50), pieces)
+    for mel, exact in zip(run(graph_stage((1, 8), checkpoint=checkpoint), make_prompt(50), pieces), expected, strict=True):
+        assert_same(mel, exact)
+
+
+def test_streams_run_packed_and_offline_synthesis_on_the_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = graph_stage((2,))
+    runner = subject.runner
+    assert isinstance(runner, GraphFlowRunner)
+    plainly: list[Span] = []
+    compute = runner.compute_from_the_start
+
+    def recorded(spans: Sequence[Span]) -> list[Tensor | Exception]:
+        plainly.extend(spans)
+        return compute(spans)  # type: ignore[return-value]
+
+    monkeypatch.setattr(runner, "compute_from_the_start", recorded)
+    state = subject.open(make_prompt(10))
+    hop_mel(subject, state, make_tokens(30))
+    assert not plainly
+    hop_mel(subject, state, make_tokens(60))
+    assert [span.streaming for span in plainly] == [True], "three chunks do not fit two tiles"
+    subject.synthesize(make_tokens(5), make_prompt(10))
+    assert [span.streaming for span in plainly] == [True, False]
+    state.close()
+
+
+def test_a_stage_reports_the_memory_that_its_pages_take() -> None:
+    stages = make_stage(), make_stage(tier=Tier.GRAPHS)
+    for stage in stages:
+        assert stage.pages is not None
+        tensors = (stage.pages.context_rows, stage.pages.tail, stage.pages.token_keys_values, stage.pages.frame_keys_values)
+        size = sum(tensor.nbytes for tensor in (*tensors, stage.pages.upsample_tail))
+        assert stage.page_bytes * stage.pages.upsample_tail.shape[0] == size
+        assert abs(size / 2**20 - 64) < 1.0
+        assert stage.pool.total + len(stage.pages.scratch) + 2 == stage.pages.upsample_tail.shape[0]
+
+
+def test_folded_projections_are_the_projections() -> None:
+    estimator = make_stage().runner.network.matching.estimator
+    unit = estimator.units[0]
+    assert isinstance(unit, Unit)
+    block = unit.blocks[0]
+    assert isinstance(block, TransformerBlock)
+    weights = pack(estimator).units[0].blocks[0]
+    generator = torch.Generator().manual_seed(0)
+    query, keys = torch.randn(64, 16, generator=generator), torch.randn(3 * 64, 16, generator=generator)
+    with torch.no_grad():
+        bias = torch.zeros(1, 1, 64, 3 * 64)
+
+        class Keys(BlankStepMemory):
+            def extend_attention(self, x: Tensor) -> Tensor:
+                return keys[None]
+
+        expected = block._attend(query[None], bias, Keys())
+        index = torch.arange(3, dtype=torch.int32)[None]
+        folded = torch.nn.functional.linear(query[None], weights.query)
+        live = torch.full((3,), 64, dtype=torch.int32)
+        attended = attend_gathered(folded, keys.view(3, 64, 16), torch.tensor([3]), index, live, weights.heads, weights.scale)
+        found = torch.nn.functional.linear(attended, weights.output.weight, weights.output.bias)
+    assert_same(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("kilobytes", [48, 64, 99, 163, 227])
+@pytest.mark.parametrize("width", [64, 256, 512])
+def test_programs_of_the_attention_fit_the_gpu(kilobytes: int, width: int) -> None:
+    options = kernel_options(width, 2, kilobytes * 1024)
+    assert 64 % options["BLOCK_M"] == 0 and 64 % options["BLOCK_N"] == 0
+    if width < 512 or kilobytes > 64:
+        used = (options["BLOCK_M"] + 2 * options["num_stages"] * options["BLOCK_N"]) * width * 2
+        assert used <= kilobytes * 1024
