@@ -39,7 +39,7 @@ class StepFunctions(NamedTuple):
 def compiled_functions(tuning: GraphTuning, backend: str = "inductor") -> StepFunctions:
     """The layer is compiled for every row count (attention wants to know it), the others for one row, for the most rows and for any."""
     # sums over splits are written out, so that joining them is one kernel
-    options: dict[str, Any] = {"unroll_reductions_threshold": tuning.most_splits, "combo_kernels": tuning.combine_kernels}
+    options: dict[str, Any] = {"unroll_reductions_threshold": tuning.most_splits, "combo_kernels": bool(tuning.combine_kernels)}
     compiled = functools.partial(torch.compile, fullgraph=True, backend=backend)
     return StepFunctions(
         begin_rows=compiled(layer.begin_rows),

@@ -268,8 +268,9 @@ def test_numbers_that_are_none_stay_in_their_session(plain_attention: None, monk
 def test_a_larger_top_k_sorts_more_candidates_from_then_on(plain_attention: None, caplog: pytest.LogCaptureFixture) -> None:
     runner = make_runner()
     assert runner.step.state.top_k_in_use == CANDIDATES
+    vocabulary = SPACE.speech_token_size + 3
     with caplog.at_level("INFO"):
-        for top_k, expected in ((CANDIDATES, 32), (33, 64), (40, 64), (10**9, SPACE.speech_token_size + 3), (2000, SPACE.speech_token_size + 3)):
+        for top_k, expected in ((CANDIDATES, 32), (33, 64), (40, 64), (10**9, vocabulary), (2000, vocabulary)):
             runner.run(plan_of(Segment(0, 0, (5,), True), starts=(start_of(0, (1,), top_k=top_k),)))()
             assert runner.step.state.top_k_in_use == expected
     assert len(caplog.records) == 2
