@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -41,7 +41,6 @@ FEW_TURNS = 8
 MOST_COMPILATIONS = 1024  # of one function, all runners of the process together
 
 Progress = Callable[[int, int], None]  # row counts prepared, row counts in all
-T = TypeVar("T")
 
 
 def bucket_sizes(most: int, smallest: int = 1) -> tuple[int, ...]:
@@ -124,9 +123,10 @@ class GraphStepRunner:
             replay()
             return chosen
         launch = functools.partial(self.step.launch, self._fields[:bucket])
-        chosen = _compiling(launch)
-        if self._record:
-            self._graphs[key] = self._queue.record(launch)
+        with _compiling():
+            chosen = launch()
+            if self._record:
+                self._graphs[key] = self._queue.record(launch)
         return chosen
 
     def _begin_turns(self, entry: int, starts: Sequence[TurnStart]) -> None:
@@ -144,9 +144,10 @@ class GraphStepRunner:
             self._turn_graphs[bucket]()
             return
         launch = functools.partial(self.step.begin_turns, self._turn_numbers[:bucket], self._turn_blocks[:bucket])
-        _compiling(launch)
-        if self._record:
-            self._turn_graphs[bucket], _ = self._queue.record(launch)
+        with _compiling():
+            launch()
+            if self._record:
+                self._turn_graphs[bucket], _ = self._queue.record(launch)
 
     def _pad_turns(self, numbers: Tensor) -> None:
         numbers.zero_()
@@ -181,7 +182,8 @@ class GraphStepRunner:
             self._queue.finish()
 
 
-def _compiling(launch: Callable[[], T]) -> T:
-    """Run what may be compiled on the way: once per row count and per size of network, more often than PyTorch expects."""
-    with torch._dynamo.config.patch(recompile_limit=MOST_COMPILATIONS, accumulated_recompile_limit=MOST_COMPILATIONS):
-        return launch()
+def _compiling() -> AbstractContextManager[None]:
+    """For what is compiled once per row count and per size of network, more often than PyTorch expects."""
+    limits = {"recompile_limit": MOST_COMPILATIONS, "accumulated_recompile_limit": MOST_COMPILATIONS}
+    context: AbstractContextManager[None] = torch._dynamo.config.patch(limits)
+    return context

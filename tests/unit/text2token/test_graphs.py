@@ -188,6 +188,7 @@ def test_rows_that_only_pad_a_step_touch_nothing(plain_attention: None) -> None:
     runner.run(plan_of(Segment(0, 19, (4, 5, 6), False)))()  # a bucket of 4 rows
     memory[:, :, 14, 19:22] = runner.cache.blocks[:, :, 14, 19:22]
     assert torch.equal(runner.cache.blocks[:, :, : SMALL.num_blocks], memory[:, :, : SMALL.num_blocks])
+    assert not memory[:, :, [block for block in range(SMALL.num_blocks) if block not in (14, 3)]].any()
     for name, value in before.items():
         assert torch.equal(getattr(runner.step.state, name)[: SMALL.max_sessions], value[: SMALL.max_sessions]), name
 
