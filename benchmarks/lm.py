@@ -1,6 +1,7 @@
 """Speed of the language model engine: steps, turns, many sessions; random weights.
 
-    python benchmarks/lm.py [--size full|small] [--device auto] [--out benchmarks/results/lm-h200.json]
+    python benchmarks/lm.py [--size full|small] [--device auto] [--kernels auto] [--out benchmarks/results/lm-h200.json]
+    python benchmarks/lm.py --kernels graphs --profile [--tuning num_warps=4 num_stages=2]      # kernel by kernel, nothing else
 
 Measured: a step of 1, 8, 64 and 256 decoding sequences (contexts of 500 to 1000 positions) with sampling, as the engine runs
 it; the time that reading the weights once would take (their bytes over the measured copy bandwidth); append-to-token latency
@@ -13,10 +14,12 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import math
 import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._common import percentiles, report, synchronize, table
 from benchmarks._lm_sessions import LoadResult, idle_turn_ms, speak_in_real_time
 from bistream.config import LanguageModelConfig
-from bistream.gpu.tier import choose_tier
+from bistream.gpu.tier import Tier, choose_tier
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
@@ -34,7 +37,7 @@ from bistream.text2token.sizes import kernels_need
 from bistream.text2token.step_runner import StepRunner
 from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, make_step_runner
 from bistream.text2token.torch_engine import TorchEngine
-from bistream.text2token.weights import LayerWeights, ModelWeights, token_space
+from bistream.text2token.weights import LayerWeights, ModelWeights, expected_shapes, token_space
 
 SIZES = {
     "full": LanguageModelConfig(),
@@ -45,11 +48,12 @@ SIZES = {
 }  # fmt: skip
 
 
-def random_weights(config: LanguageModelConfig, device: torch.device) -> ModelWeights:
+def random_weights(config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> ModelWeights:
+    """dtype: that of the plain tier's weights; the others pack float32."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def normal(*shape: int, std: float = 0.03) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device) * std
+        return (torch.randn(shape, generator=generator, device=device) * std).to(dtype)
 
     hidden, inner = config.hidden_size, config.intermediate_size
     qkv = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_size
@@ -61,17 +65,34 @@ def random_weights(config: LanguageModelConfig, device: torch.device) -> ModelWe
         for _ in range(config.num_hidden_layers)
     )  # fmt: skip
     rows = config.speech_token_size + 3
-    return ModelWeights(normal(token_space(config).size, hidden, std=0.5), layers, 1 + normal(hidden), normal(rows, hidden), normal(rows))
+    embedding = normal(token_space(config).size, hidden, std=0.5)
+    return ModelWeights(embedding, layers, 1 + normal(hidden), normal(rows, hidden).float(), normal(rows).float())
 
 
 def print_progress(done: int, total: int) -> None:
     print(f"  prepared {done} of {total} row counts")
 
 
-def weight_bytes_of(weights: ModelWeights) -> int:
-    """Bytes of weights that every step reads, the embedding's rows left aside, in 16 bit on a GPU."""
-    size: int = sum(getattr(layer, name).nbytes for layer in weights.layers for name in LayerWeights.__dataclass_fields__)
-    return size + weights.head_weight.numel() * weights.embedding.element_size()
+def weight_bytes_of(config: LanguageModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of weights that every step reads, the embedding's rows left aside, if all are ``dtype``."""
+    shapes = {key: shape for key, shape in expected_shapes(config).items() if ".layers." in key or key == "llm_decoder.weight"}
+    return sum(map(math.prod, shapes.values())) * dtype.itemsize
+
+
+def make_runner(options: argparse.Namespace, tier: Tier, settings: EngineSettings, device: torch.device, dtype: torch.dtype) -> StepRunner:
+    config = SIZES[options.size]
+    weights = random_weights(config, device, dtype if tier is Tier.PLAIN else torch.float32)
+    if not options.tuning:
+        return make_step_runner(tier, config, weights, settings, device, dtype, print_progress)
+    if tier is not Tier.GRAPHS:
+        sys.exit("--tuning is for the graphs tier; add --kernels graphs")
+    from bistream.text2token.graphs.runner import GraphStepRunner  # noqa: PLC0415  (loads PyTorch's compiler)
+    from bistream.text2token.graphs.tuning import GraphTuning  # noqa: PLC0415
+    from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415
+
+    tuning = GraphTuning(**{name: int(value) for name, value in (setting.split("=") for setting in options.tuning)})
+    folded = fold_weights(weights, config, device, dtype)
+    return GraphStepRunner(config, folded, settings, progress=print_progress, tuning=tuning)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -89,20 +110,23 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * size / statistics.median(times[2:])
 
 
-def step_ms(
-    runner: StepRunner, space: TokenSpace, rows: int, contexts: range, blocks_per_sequence: int, block_size: int, steps: int
-) -> float:
-    """Median milliseconds per step of ``rows`` decoding sequences, steps following one another as in the engine."""
+def decoding_plans(space: TokenSpace, rows: int, contexts: range, settings: EngineSettings) -> tuple[StepPlan, StepPlan]:
+    """``rows`` decoding sequences at the same positions again and again: the step in which their turns begin, and any further one."""
     limits = TurnLimits(1 << 40, forbidden=frozenset(space.specials))
-    needed = -(-contexts.stop // block_size)
+    needed = -(-contexts.stop // settings.block_size)
+    assert needed <= settings.blocks_per_sequence
     starts = tuple(
         TurnStart(slot, limits, 1 << 40, SlotReset(str(slot), SamplingSpec(seed=slot), tuple(range(slot * needed, (slot + 1) * needed))))
         for slot in range(rows)
     )
-    assert needed <= blocks_per_sequence
     segments = tuple(Segment(slot, contexts[(slot * 37) % len(contexts)], None, True) for slot in range(rows))
-    runner.run(StepPlan(starts, (), segments, ()))()
-    plan = StepPlan((), (), segments, ())
+    return StepPlan(starts, (), segments, ()), StepPlan((), (), segments, ())
+
+
+def step_ms(runner: StepRunner, rows: int, contexts: range, steps: int) -> float:
+    """Median milliseconds per step of ``rows`` decoding sequences, steps following one another as in the engine."""
+    first, plan = decoding_plans(runner.space, rows, contexts, runner.settings)
+    runner.run(first)()
     times = []
     for _ in range(5):
         waiting = deque(runner.run(plan) for _ in range(runner.run_ahead))
@@ -137,6 +161,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=256, help="simulated real-time sessions")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each of them speaks")
     parser.add_argument("--kernels", default="auto", choices=["auto", "kernels", "graphs", "plain"], help="which tier computes")
+    parser.add_argument("--tuning", nargs="*", metavar="NAME=NUMBER", help="fields of GraphTuning that are to differ (graphs tier)")
+    parser.add_argument("--profile", action="store_true", help="print steps and their kernels, and end")
     parser.add_argument("--no-baseline", action="store_true", help="leave out Hugging Face")
     parser.add_argument("--out", help="also write the result to this file")
     return parser.parse_args()
@@ -144,7 +170,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    if not options.no_baseline:
+    if not (options.no_baseline or options.profile):
         check_baseline()
     config = SIZES[options.size]
     device, dtype = device_and_dtype(options.device, "auto")
@@ -158,22 +184,20 @@ def main() -> None:
         kv_cache_tokens=max(options.sessions, *options.rows) * 1024, max_sequence_ids=2048,
     )  # fmt: skip
     began = time.perf_counter()
-    weights = random_weights(config, device)
-    weight_bytes = weight_bytes_of(weights)
-    runner = make_step_runner(
-        tier, config, weights, settings, device, lambda done, total: print(f"  prepared {done} of {total} row counts")
-    )
-    del weights
+    runner = make_runner(options, tier, settings, device, dtype)
     startup_s = time.perf_counter() - began
     assert hasattr(runner, "cache")
     runner.cache.blocks.normal_()
     synchronize(device)
-    floor_ms = weight_bytes / copy_bandwidth(device) * 1e3
-    steps = {
-        str(rows): round(step_ms(runner, runner.space, rows, contexts, settings.blocks_per_sequence, block_size, options.steps), 4)
-        for rows in options.rows
-    }
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the float32 weights that were packed
+    steps = {str(rows): round(step_ms(runner, rows, contexts, options.steps), 4) for rows in options.rows}
     memory_gb = torch.cuda.mem_get_info(device)[1] - torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    if options.profile:
+        print(f"ready after {startup_s:.1f} s, {memory_gb / 1e9:.2f} GB, step ms {steps}")
+        print_profiles(runner, options.rows, contexts)
+        return
+    floor_ms = weight_bytes_of(config, dtype) / copy_bandwidth(device) * 1e3
     engine = TorchEngine(runner, settings, runner=runner)
     gc.collect()
     gc.freeze()  # as the model process does once it has loaded (bistream/triton/startup.py)
@@ -202,6 +226,15 @@ def main() -> None:
     settings_used = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
     shown = {"size": options.size, "dtype": str(dtype), "contexts": [contexts.start, contexts.stop], "torch": torch.__version__}
     report("lm", device, {**shown, **settings_used, "seconds": options.seconds}, metrics, options.out)
+
+
+def print_profiles(runner: StepRunner, row_counts: Sequence[int], contexts: range) -> None:
+    from benchmarks._lm_profile import print_profile  # noqa: PLC0415  (CUDA only)
+
+    for rows in row_counts:
+        first, plan = decoding_plans(runner.space, rows, contexts, runner.settings)
+        runner.run(first)()
+        print_profile(runner, plan, rows)
 
 
 def print_tables(metrics: dict[str, object], load: LoadResult) -> None:

@@ -1,7 +1,7 @@
 """Keys and values of all sequences in one tensor of blocks. Which block belongs to whom is decided by ``block_pool``.
 
-Written by ``qwen2`` (every row, before attention) and by the step runner (copies of partial blocks); read by ``attention``.
-Memory is not cleared between owners: whoever reads masks what lies outside its sequence.
+Written by ``qwen2`` or ``graphs.layer`` (every row, before attention) and by the step runner (copies of partial blocks); read by
+attention. Memory is not cleared between owners: whoever reads masks what lies outside its sequence.
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ class PagedCache:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target), all at once: a source may be the target of another pair."""
-        sources = torch.tensor([source for source, _ in pairs], device=self.blocks.device)
-        targets = torch.tensor([target for _, target in pairs], device=self.blocks.device)
+        sources = torch.tensor([source for source, _ in pairs]).to(self.blocks.device, non_blocking=True)
+        targets = torch.tensor([target for _, target in pairs]).to(self.blocks.device, non_blocking=True)
         self.blocks[:, :, targets] = self.blocks[:, :, sources]

@@ -22,16 +22,25 @@ from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.weights import ModelWeights, load_weights
 
 logger = logging.getLogger(__name__)
-BLOCK_SIZES = {Tier.KERNELS: 64, Tier.GRAPHS: 16, Tier.PLAIN: 16}  # positions of a block of keys and values
+BLOCK_SIZES = {Tier.KERNELS: 64, Tier.GRAPHS: 64, Tier.PLAIN: 16}  # positions of a block of keys and values
 Progress = Callable[[int, int], None]  # row counts prepared, row counts in all
 
 
 def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """``auto`` is the first GPU in bfloat16, or the CPU in float32. Raises ``ConfigError`` for a device that is not there."""
+    """``auto`` is the first GPU in 16 bit, or the CPU in float32. Raises ``ConfigError`` for a device that is not there.
+
+    16 bit is bfloat16, or float16 on GPUs that would emulate it (compute capability below 8.0; never run on one).
+    """
     chosen = resolve_device(device)
-    default = "bfloat16" if chosen.type == "cuda" else "float32"
-    resolved: torch.dtype = getattr(torch, default if dtype == "auto" else dtype)
+    resolved: torch.dtype = _best_dtype(chosen) if dtype == "auto" else getattr(torch, dtype)
     return chosen, resolved
+
+
+def _best_dtype(device: torch.device) -> torch.dtype:
+    if device.type != "cuda":
+        return torch.float32
+    with torch.cuda.device(device):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def language_model_tier(config: RuntimeConfig, sizes: LanguageModelConfig) -> TierChoice:
@@ -45,22 +54,36 @@ def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Ti
     device, dtype = device_and_dtype(config.device, config.dtype)
     began = time.monotonic()
     # Packing folds norms into weights: from float32, so that a weight is rounded once.
-    source = (torch.device("cpu"), torch.float32) if tier is Tier.KERNELS else (device, dtype)
+    source = (device, dtype) if tier is Tier.PLAIN else (torch.device("cpu"), torch.float32)
     weights = load_weights(config.model_dir, sizes, *source)
-    runner = make_step_runner(tier, sizes, weights, settings_of(config, sizes, BLOCK_SIZES[tier]), device, _log_progress)
+    runner = make_step_runner(tier, sizes, weights, settings_of(config, sizes, BLOCK_SIZES[tier]), device, dtype, _log_progress)
     logger.info("the language model is ready after %.1f s", time.monotonic() - began)
     return runner
 
 
 def make_step_runner(
-    tier: Tier, sizes: LanguageModelConfig, weights: ModelWeights, settings: EngineSettings, device: torch.device, progress: Progress
+    tier: Tier,
+    sizes: LanguageModelConfig,
+    weights: ModelWeights,
+    settings: EngineSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
 ) -> StepRunner:
-    """settings.block_size: that of the tier in ``BLOCK_SIZES``. weights: on ``device``, for the kernels on any."""
+    """settings.block_size: that of the tier in ``BLOCK_SIZES``.
+
+    weights: on ``device`` and in ``dtype`` for the plain tier; for the others, which pack them, on any device and best in float32.
+    """
     if tier is Tier.KERNELS:
         from bistream.text2token.cuda.runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)
         from bistream.text2token.cuda.weights import pack_weights  # noqa: PLC0415
 
         return CudaRunner(sizes, pack_weights(weights, sizes, device), settings, progress=progress)
+    if tier is Tier.GRAPHS:
+        from bistream.text2token.graphs.runner import GraphStepRunner  # noqa: PLC0415  (loads PyTorch's compiler)
+        from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415
+
+        return GraphStepRunner(sizes, fold_weights(weights, sizes, device, dtype), settings, progress=progress)
     return EagerRunner(Qwen2Model(sizes, weights), settings, RepetitionAwareSampler())
 
 

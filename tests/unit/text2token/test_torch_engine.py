@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
-from bistream.errors import ConfigError, InvalidInputError
+from bistream.errors import InvalidInputError
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.step_runner import EagerRunner
-from bistream.text2token.step_runners import device_and_dtype
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink, ScriptedSampler
@@ -393,14 +392,3 @@ def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
         assert done.wait(30) and len(sink.ids) == 5
     finally:
         engine.close()
-
-
-@pytest.mark.parametrize("device", ["tpu9", "cuda:99", "meta"])
-def test_a_device_that_is_not_there_is_a_config_error(device: str) -> None:
-    with pytest.raises(ConfigError, match="device"):
-        device_and_dtype(device, "auto")
-
-
-def test_devices_and_types() -> None:
-    assert device_and_dtype("cpu", "auto") == (torch.device("cpu"), torch.float32)
-    assert device_and_dtype("cpu", "bfloat16") == (torch.device("cpu"), torch.bfloat16)

@@ -1,0 +1,189 @@
+"""Runs the scheduler's steps as recorded CUDA graphs of library code: a ``StepRunner`` for every CUDA GPU and every size of network.
+
+A step costs the host one pass over its segments, two small copies (rows in, chosen ids out) and one launch; the host learns of the ids
+through an event, up to ``run_ahead`` steps later, and nothing in a step waits for it.
+
+Weights and cache are bfloat16, or float16 on GPUs without it (compute capability below 8.0, such as the T4). PyTorch compiles for
+those as well, but this was never run on one.
+
+Results depend on a row's company: the matrix library chooses its kernels by the number of rows, and in 16 bit another order of sums
+can turn a close decision. So the same seed need not say the same in another mixture of sessions (the own kernels promise that).
+
+On the CPU the same functions run as they are, neither compiled nor recorded, for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from bistream.config import LanguageModelConfig
+from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, write_rows, write_starts
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.graphs.attention import BLOCK_SIZE
+from bistream.text2token.graphs.recording import WorkQueue
+from bistream.text2token.graphs.step import GraphStep, StepFunctions, compiled_functions
+from bistream.text2token.graphs.tuning import GraphTuning
+from bistream.text2token.graphs.weights import GraphWeights
+from bistream.text2token.kv_cache import PagedCache
+from bistream.text2token.sequence import StepPlan, TurnStart
+from bistream.text2token.step_runner import SampledRows
+from bistream.text2token.weights import token_space
+
+logger = logging.getLogger(__name__)
+DEPTH = 4  # steps that the rings hold: run_ahead, the one being written, and one whose ids are being read
+FEW_TURNS = 8
+MOST_COMPILATIONS = 1024  # of one function, all runners of the process together
+
+Progress = Callable[[int, int], None]  # row counts prepared, row counts in all
+
+
+def bucket_sizes(most: int, smallest: int = 1) -> tuple[int, ...]:
+    """Powers of two from ``smallest`` on, then ``most``: few, because each costs a compilation."""
+    sizes = (smallest << power for power in range(most.bit_length()))
+    return (*(size for size in sizes if size < most), most)
+
+
+class GraphStepRunner:
+    """Owns everything on the device: weights, cache, sampler state, graphs. ``record`` False launches kernel by kernel."""
+
+    run_ahead = 2
+
+    def __init__(
+        self,
+        config: LanguageModelConfig,
+        weights: GraphWeights,
+        settings: EngineSettings,
+        record: bool = True,
+        progress: Progress | None = None,
+        tuning: GraphTuning | None = None,
+    ) -> None:
+        assert settings.block_size == BLOCK_SIZE, "attention takes one block per tile"
+        device = weights.embedding.device
+        on_gpu = device.type == "cuda"
+        tuning = GraphTuning() if tuning is None else tuning
+        self.space = token_space(config)
+        self.settings = settings
+        self.buckets = bucket_sizes(settings.max_rows)
+        self._turn_buckets = tuple(sorted({min(FEW_TURNS, settings.max_sessions), settings.max_sessions}))
+        self._record = record and on_gpu
+        self._queue = WorkQueue(device, DEPTH)
+        with self._queue.entered():
+            self.step = GraphStep(config, weights, settings, compiled_functions(tuning) if on_gpu else StepFunctions(), tuning)
+            self._fields = torch.zeros((settings.max_rows, NUM_FIELDS), dtype=torch.int32, device=device)
+            self._turn_numbers = torch.zeros((settings.max_sessions, NUM_START_NUMBERS), dtype=torch.int64, device=device)
+            self._turn_blocks = torch.zeros((settings.max_sessions, settings.blocks_per_sequence), dtype=torch.int32, device=device)
+        # what the host writes and reads, one entry per step in flight
+        pinned = functools.partial(torch.zeros, pin_memory=on_gpu)
+        self._fields_in = pinned((DEPTH, *self._fields.shape), dtype=torch.int32)
+        self._turn_numbers_in = pinned((DEPTH, *self._turn_numbers.shape), dtype=torch.int64)
+        self._turn_blocks_in = pinned((DEPTH, *self._turn_blocks.shape), dtype=torch.int32)
+        self._chosen_out = pinned((DEPTH, settings.max_rows), dtype=torch.int32)
+        self._number = 0  # steps so far
+        self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}  # by rows and candidates
+        self._turn_graphs: dict[int, Callable[[], None]] = {}
+        self._prepare(progress)
+
+    @property
+    def cache(self) -> PagedCache:
+        return self.step.cache
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> SampledRows:
+        entry = self._number % DEPTH
+        self._number += 1
+        self._queue.wait(entry)  # the step that had this entry is long over; only a broken engine waits here
+        bucket = next(size for size in self.buckets if size >= plan.num_rows)
+        sampling = write_rows(self._fields_in[entry, :bucket].numpy(), plan.segments, self.settings.max_sessions)
+        with self._queue.entered():
+            if plan.copies:
+                self.step.cache.copy_blocks(plan.copies)
+            if plan.starts:
+                self._begin_turns(entry, plan.starts)
+            self._fields[:bucket].copy_(self._fields_in[entry, :bucket], non_blocking=True)
+            self._chosen_out[entry, :bucket].copy_(self._compute(bucket), non_blocking=True)
+            self._queue.mark(entry)
+        return functools.partial(self._wait, entry, sampling)
+
+    def _wait(self, entry: int, sampling: Sequence[int]) -> list[int]:
+        self._queue.wait(entry)
+        chosen: list[int] = self._chosen_out[entry, sampling].tolist() if sampling else []
+        return chosen
+
+    def _compute(self, bucket: int) -> Tensor:
+        """The step of the rows in ``_fields``: replayed, or (the first time) launched, and recorded for the next time."""
+        key = bucket, self.step.state.top_k_in_use
+        if key in self._graphs:
+            replay, chosen = self._graphs[key]
+            replay()
+            return chosen
+        launch = functools.partial(self.step.launch, self._fields[:bucket])
+        with _compiling():
+            chosen = launch()
+            if self._record:
+                self._graphs[key] = self._queue.record(launch)
+        return chosen
+
+    def _begin_turns(self, entry: int, starts: Sequence[TurnStart]) -> None:
+        self._widen(max((start.reset.spec.top_k for start in starts if start.reset is not None), default=1))
+        bucket = next(size for size in self._turn_buckets if size >= len(starts))
+        numbers, blocks = self._turn_numbers_in[entry, :bucket], self._turn_blocks_in[entry, :bucket]
+        write_starts(numbers.numpy(), blocks.numpy(), starts, self.space)
+        self._pad_turns(numbers[len(starts) :])
+        self._turn_numbers[:bucket].copy_(numbers, non_blocking=True)
+        self._turn_blocks[:bucket].copy_(blocks, non_blocking=True)
+        self._write_turns(bucket)
+
+    def _write_turns(self, bucket: int) -> None:
+        if bucket in self._turn_graphs:
+            self._turn_graphs[bucket]()
+            return
+        launch = functools.partial(self.step.begin_turns, self._turn_numbers[:bucket], self._turn_blocks[:bucket])
+        with _compiling():
+            launch()
+            if self._record:
+                self._turn_graphs[bucket], _ = self._queue.record(launch)
+
+    def _pad_turns(self, numbers: Tensor) -> None:
+        numbers.zero_()
+        numbers[:, 0] = self.settings.max_sessions
+
+    def _widen(self, top_k: int) -> None:
+        """Sort more candidates from now on if a session asks for more; each row count is recorded again when it comes."""
+        if top_k <= self.step.state.top_k_in_use or self.step.state.top_k_in_use >= self._vocabulary:
+            return
+        self.step.state.top_k_in_use = min(1 << (top_k - 1).bit_length(), self._vocabulary)
+        logger.info("a session samples from %d ids: steps are recorded anew for %d, which takes seconds for each row count",
+                    top_k, self.step.state.top_k_in_use)  # fmt: skip
+
+    @property
+    def _vocabulary(self) -> int:
+        return len(self.step.weights.head_bias)
+
+    @torch.inference_mode()
+    def _prepare(self, progress: Progress | None) -> None:
+        """Compile and record every row count with rows that are all padding, the largest first."""
+        with self._queue.entered():
+            padding = self._fields_in[0]
+            write_rows(padding.numpy(), (), self.settings.max_sessions)
+            self._fields.copy_(padding)
+            for done, bucket in enumerate(reversed(self.buckets), start=1):
+                self._compute(bucket)
+                if progress is not None:
+                    progress(done, len(self.buckets))
+            self._pad_turns(self._turn_numbers)
+            for bucket in reversed(self._turn_buckets):
+                self._write_turns(bucket)
+            self._queue.finish()
+
+
+def _compiling() -> AbstractContextManager[None]:
+    """For what is compiled once per row count and per size of network, more often than PyTorch expects."""
+    limits = {"recompile_limit": MOST_COMPILATIONS, "accumulated_recompile_limit": MOST_COMPILATIONS}
+    context: AbstractContextManager[None] = torch._dynamo.config.patch(limits)
+    return context

@@ -1,0 +1,234 @@
+"""The recorded step of library code on a CUDA GPU: true to the dense forward, recorded as launched, the engine's contract kept.
+
+Ids are compared in float32. In 16 bit they depend on the number of rows of a step, because the matrix library's choice does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+import torch
+
+from bistream.config import LanguageModelConfig
+from bistream.text2token.engine import EngineSequence, SamplingSpec, TurnEnd, TurnLimits
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
+from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
+from bistream.text2token.step_runners import device_and_dtype
+from bistream.text2token.torch_engine import TorchEngine
+from bistream.text2token.weights import ModelWeights, build_weights
+from tests.fakes import RecordingSink
+from tests.unit.text2token.engine_conformance import Bench, EngineConformance
+from tests.unit.text2token.tiny import SPACE, random_state
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from bistream.text2token.graphs.runner import GraphStepRunner
+from bistream.text2token.graphs.weights import fold_weights
+
+# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+DEVICE, SERVED = device_and_dtype("cuda", "auto")
+# real widths, two layers; the id space of the conformance suite
+NARROW = LanguageModelConfig(num_hidden_layers=2, text_vocab_size=200, speech_token_size=120, max_position_embeddings=4096)
+WIDE = LanguageModelConfig(num_hidden_layers=2, text_vocab_size=500, max_position_embeddings=4096)
+ODD = LanguageModelConfig(
+    hidden_size=160, intermediate_size=300, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=1,
+    text_vocab_size=500, speech_token_size=300, max_position_embeddings=4096,
+)  # fmt: skip
+SETTINGS = EngineSettings(max_sessions=12, max_rows=64, kv_cache_tokens=24 * 1024, block_size=64, max_sequence_ids=2048)
+MANY = EngineSettings(max_sessions=256, max_rows=256, kv_cache_tokens=256 * 1024, block_size=64, max_sequence_ids=1024)
+ALL_STOPS = frozenset(SPACE.specials)
+
+
+@cache
+def weights(config: LanguageModelConfig) -> ModelWeights:
+    """float32 numbers that 16 bit can hold (norms apart), so that mostly activations are rounded."""
+    state = {key: value.to(SERVED).float() for key, value in random_state(config).items()}
+    return build_weights(state, config, DEVICE, torch.float32)
+
+
+@cache
+def runner_of(
+    config: LanguageModelConfig = NARROW, settings: EngineSettings = SETTINGS, dtype: torch.dtype = SERVED, record: bool = True
+) -> GraphStepRunner:
+    return GraphStepRunner(config, fold_weights(weights(config), config, DEVICE, dtype), settings, record=record)
+
+
+def engine_of(runner: StepRunner) -> TorchEngine:
+    """A fresh engine: blocks and slots of the runner are free again, whatever is left in them."""
+    return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
+
+
+def drain(engine: TorchEngine) -> None:
+    while engine.step():
+        engine.check_integrity()
+
+
+def talk(
+    engine: TorchEngine, sessions: Sequence[EngineSequence], turns: Sequence[Sequence[Sequence[int]]], max_new: int
+) -> list[list[int]]:
+    """All sessions at once, turn after turn; what each of them said."""
+    said: list[list[int]] = [[] for _ in sessions]
+    for turn in range(max(map(len, turns))):
+        sinks = {}
+        for number, session in enumerate(sessions):
+            if turn < len(turns[number]):
+                sinks[number] = RecordingSink()
+                session.turn(turns[number][turn], TurnLimits(max_new, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sinks[number])
+        drain(engine)
+        for number, sink in sinks.items():
+            assert sink.result is not None and sink.result.end is TurnEnd.LENGTH
+            said[number] += sink.ids
+    return said
+
+
+def random_turns(rng: random.Random) -> list[list[int]]:
+    prompt = [SPACE.sos, *(rng.randrange(200) for _ in range(rng.randrange(1, 300)))]
+    return [prompt, *([rng.randrange(200) for _ in range(rng.randrange(1, 7))] for _ in range(rng.randrange(1, 4)))]
+
+
+def speak(runner: StepRunner, seed: int, specs: Sequence[SamplingSpec]) -> list[list[int]]:
+    """What sessions of these settings say to random prompts."""
+    rng = random.Random(seed)
+    engine = engine_of(runner)
+    return talk(engine, [engine.open(str(number), spec, 900) for number, spec in enumerate(specs)], [random_turns(rng) for _ in specs], 15)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(SERVED, 2e-2), (torch.float32, 1e-4)], ids=["served", "float32"])
+@pytest.mark.parametrize("config", [WIDE, ODD], ids=["full", "odd"])
+def test_rows_follow_the_dense_forward(config: LanguageModelConfig, dtype: torch.dtype, tolerance: float) -> None:
+    """Chunks of a prompt through every row count, in blocks in disorder, against float32."""
+    runner = runner_of(config, MANY, dtype)
+    model = Qwen2Model(config, weights(config))
+    ids = torch.randint(0, config.text_vocab_size, (1000,), generator=torch.Generator().manual_seed(0))
+    expected = model.logits(model.forward_dense(ids.to(DEVICE)))
+    blocks = tuple(random.Random(0).sample(range(MANY.num_blocks), 16))
+    starts = (TurnStart(3, TurnLimits(10), 10, SlotReset("a", SamplingSpec(), blocks)),)
+    position = 0
+    for count in (128, 100, 64, 1, 16, 3, 40, 90, 1, 1, 7, 2, 5, 12, 30, 256, 244):
+        rows = tuple(ids[position : position + count].tolist())
+        runner.run(StepPlan(starts, (), (Segment(3, position, rows, False),), ()))()
+        starts = ()
+        bucket = next(size for size in runner.buckets if size >= count)
+        with torch.inference_mode(), runner._queue.entered():
+            got = runner.step.scores(runner._fields[:bucket])[0][:count] + runner.step.weights.head_bias
+            torch.cuda.synchronize()
+        want = expected[position : position + count]
+        assert torch.linalg.vector_norm(got - want) / torch.linalg.vector_norm(want) < tolerance, (count, position)
+        position += count
+    assert position == len(ids)
+
+
+def test_rows_of_many_sequences_follow_the_dense_forward() -> None:
+    """256 sequences of different lengths decode together: every row has its own blocks, position and share of padding."""
+    runner, rng = runner_of(WIDE, MANY, torch.float32), random.Random(0)
+    model = Qwen2Model(WIDE, weights(WIDE))
+    sequences = [[rng.randrange(500) for _ in range(rng.randrange(2, 200))] for _ in range(256)]
+    blocks = rng.sample(range(MANY.num_blocks), 4 * 256)
+    for slot, ids in enumerate(sequences):
+        reset = SlotReset(str(slot), SamplingSpec(), tuple(blocks[slot * 4 : slot * 4 + 4]))
+        start = TurnStart(slot, TurnLimits(10), 10, reset)
+        runner.run(StepPlan((start,), (), (Segment(slot, 0, tuple(ids[:-1]), False),), ()))()
+    order = rng.sample(range(256), 256)
+    segments = tuple(Segment(slot, len(sequences[slot]) - 1, (sequences[slot][-1],), False) for slot in order)
+    runner.run(StepPlan((), (), segments, ()))()
+    with torch.inference_mode(), runner._queue.entered():
+        got = runner.step.scores(runner._fields)[0] + runner.step.weights.head_bias
+        torch.cuda.synchronize()
+    for row in range(0, 256, 17):
+        ids = torch.tensor(sequences[order[row]], device=DEVICE)
+        torch.testing.assert_close(got[row], model.logits(model.forward_dense(ids)[-1:])[0], rtol=1e-3, atol=1e-3)
+
+
+MIXED = tuple(SamplingSpec(seed=number, temperature=float(number % 3), top_k=(25, 5, 32)[number // 3 % 3]) for number in range(9))
+
+
+def test_it_says_what_the_plain_runner_says() -> None:
+    """In float32, with prompts, appended ids and decoding rows in every step; one session sorts more candidates than were recorded."""
+    runner = runner_of(NARROW, SETTINGS, torch.float32)
+    plain = EagerRunner(Qwen2Model(NARROW, weights(NARROW)), SETTINGS, RepetitionAwareSampler())
+    for specs in (MIXED, (*MIXED[:6], SamplingSpec(seed=9, top_k=60, top_p=0.95, temperature=1.3))):
+        assert speak(runner, 2, specs) == speak(plain, 2, specs)
+    assert {candidates for _, candidates in runner._graphs} == {32, 64}
+
+
+def test_recorded_and_launched_steps_say_the_same() -> None:
+    assert speak(runner_of(), 3, MIXED) == speak(runner_of(record=False), 3, MIXED)
+
+
+def test_a_shared_prompt_changes_nothing() -> None:
+    """Sessions of one voice share full blocks and copy the partial one."""
+    runner = runner_of(NARROW, SETTINGS, torch.float32)
+    prompt = [SPACE.sos, *range(1, 150)]
+    turns = [[[*prompt, number], [7, 8, number]] for number in range(4)]
+    said = []
+    for share in (True, False):
+        settings = EngineSettings(**{name: getattr(SETTINGS, name) for name in SETTINGS.__dataclass_fields__} | {"share_prefix": share})
+        engine = TorchEngine(runner, settings, threaded=False, runner=runner)
+        first = talk(engine, [engine.open("first", SamplingSpec(), 900)], turns[:1], 10)
+        said.append(first + talk(engine, [engine.open(str(number), SamplingSpec(), 900) for number in range(3)], turns[1:], 10))
+    assert said[0] == said[1]
+
+
+def test_numbers_that_are_none_fail_their_session_only() -> None:
+    """Scores come from a later row than the spoilt one; afterwards other sessions own the blocks."""
+    runner = GraphStepRunner(NARROW, fold_weights(weights(NARROW), NARROW, DEVICE, SERVED), SETTINGS)
+    poisoned = 123
+    runner.step.weights.embedding[poisoned] = float("nan")
+    torch.cuda.synchronize()
+    turn = [SPACE.sos, 5, 6, 7]
+    engine = engine_of(runner)
+    sinks = RecordingSink(), RecordingSink()
+    sessions = engine.open("good", SamplingSpec(), 300), engine.open("bad", SamplingSpec(), 300)
+    sessions[0].turn(turn, TurnLimits(20, forbidden=ALL_STOPS), sinks[0])
+    sessions[1].turn([SPACE.sos, 9, poisoned, *range(10, 90)], TurnLimits(20, forbidden=ALL_STOPS), sinks[1])
+    drain(engine)
+    assert sinks[0].result is not None and sinks[0].result.end is TurnEnd.LENGTH
+    assert sinks[1].result is not None and sinks[1].result.end is TurnEnd.ERROR
+    again = engine_of(runner)  # every block is free: some sessions get those that held what was no number
+    filling = [again.open(str(number), SamplingSpec(seed=number), 2000) for number in range(12)]
+    assert all(len(ids) == 20 for ids in talk(again, filling, [[turn]] * 12, 20))
+
+
+class FaultyRunner:
+    """The runner, that can be told to fail."""
+
+    def __init__(self, runner: GraphStepRunner) -> None:
+        self.run_ahead = runner.run_ahead
+        self.broken = False
+        self._runner = runner
+
+    def run(self, plan: StepPlan) -> SampledRows:
+        if self.broken:
+            raise RuntimeError("out of luck")
+        return self._runner.run(plan)
+
+    def break_down(self) -> None:
+        self.broken = True
+
+
+class TestGraphsEngine(EngineConformance):
+    """In float32: the suite asks for the same ids in any company."""
+
+    @pytest.fixture
+    def bench(self) -> Iterator[Bench]:
+        settings = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, block_size=64, max_sequence_ids=2048)
+        graphs = runner_of(NARROW, SETTINGS, torch.float32)
+        runner = FaultyRunner(graphs)
+        engine = TorchEngine(graphs, settings, threaded=False, runner=runner)
+
+        def drive(sinks: Sequence[RecordingSink]) -> None:
+            while any(sink.result is None for sink in sinks):
+                assert engine.step(), "the engine has nothing to do, but a turn has not ended"
+
+        yield Bench(engine, drive, lambda: [engine.step(), engine.step()] and None, runner.break_down)
+        engine.close()
+        engine.check_integrity()

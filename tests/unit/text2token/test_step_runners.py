@@ -1,0 +1,49 @@
+"""Which device, number format and runner the torch engine gets."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention
+
+from bistream.errors import ConfigError
+from bistream.gpu.tier import Tier
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.graphs.runner import GraphStepRunner
+from bistream.text2token.step_runner import EagerRunner
+from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, make_step_runner
+from tests.unit.text2token.tiny import CONFIG, tiny_model
+
+
+@pytest.mark.parametrize("device", ["tpu9", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_a_config_error(device: str) -> None:
+    with pytest.raises(ConfigError, match="device"):
+        device_and_dtype(device, "auto")
+
+
+def test_devices_and_types() -> None:
+    assert device_and_dtype("cpu", "auto") == (torch.device("cpu"), torch.float32)
+    assert device_and_dtype("cpu", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_that_would_emulate_bfloat16_gets_float16(native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native or including_emulation)
+    assert device_and_dtype("cuda:0", "auto") == (torch.device("cuda:0"), expected)
+    assert device_and_dtype("cuda:0", "float32") == (torch.device("cuda:0"), torch.float32)
+
+
+@pytest.mark.parametrize(("tier", "kind"), [(Tier.GRAPHS, GraphStepRunner), (Tier.PLAIN, EagerRunner)])
+def test_every_tier_has_its_runner(tier: Tier, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    block_size = BLOCK_SIZES[tier]
+    settings = EngineSettings(max_sessions=2, max_rows=4, kv_cache_tokens=4 * block_size, block_size=block_size)
+    done: list[tuple[int, int]] = []
+    weights, progress = tiny_model().weights, lambda *numbers: done.append(numbers)
+    runner = make_step_runner(tier, CONFIG, weights, settings, torch.device("cpu"), torch.float32, progress)
+    assert type(runner) is kind and runner.settings is settings
+    assert done == ([(1, 3), (2, 3), (3, 3)] if tier is Tier.GRAPHS else [])
