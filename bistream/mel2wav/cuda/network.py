@@ -15,11 +15,13 @@ from torch import Tensor
 
 from bistream.config import VocoderConfig
 from bistream.mel2wav.cuda import kernels_conv, kernels_signal
-from bistream.mel2wav.cuda.rows import FRAME_GAP, META_NUMBERS, Bucket, Rate
+from bistream.mel2wav.cuda.rows import FRAME_GAP, META_NUMBERS, Rate
 from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderWeights
 from bistream.mel2wav.cuda.windows import Area, Use, WindowLaunch
 from bistream.mel2wav.hift import HiFT
+from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.sizes import GAP
+from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 from bistream.rates import MEL_BINS, SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 
 _LAST_LEAKY_SLOPE = 0.01
@@ -40,17 +42,6 @@ def rates_of(config: VocoderConfig) -> list[Rate]:
 
 def _capacity(rate: Rate, bucket: Bucket) -> int:
     return -(-(rate.positions(bucket.rows * bucket.frames, bucket.rows) + 1) // _ROUND) * _ROUND
-
-
-class Slots:
-    """State of all sessions, one slot each: ``state_frames`` kept frames of mel and source, withheld audio, phases."""
-
-    def __init__(self, count: int, state_frames: int, harmonics: int, device: torch.device) -> None:
-        self.state_frames = state_frames
-        self.mel = torch.zeros(count, state_frames, MEL_BINS, device=device)
-        self.source = torch.zeros(count, state_frames * SAMPLES_PER_MEL_FRAME, device=device)
-        self.withheld = torch.zeros(count, VOCODER_OVERLAP_SAMPLES, device=device)
-        self.phase = torch.zeros(count, harmonics, dtype=torch.float64, device=device)
 
 
 class Workspace:
@@ -197,7 +188,7 @@ class VocoderCall:
         space, rows, frames = self.space, self.bucket.rows, self.bucket.frames
         kernels_signal.gather_mel[(-(-(frames + 2 * FRAME_GAP) // 8), rows)](
             self.slots.mel, space.new_mel, space.new_mel.shape[1], self.meta, space.mel, space.mel_parts, frames, self._capacities[0],
-            STATE=self.slots.state_frames, BINS=MEL_BINS, WIDTH=_MEL_WIDTH, GAP=FRAME_GAP, TILE=8, **self._options(4),
+            STATE=STATE_FRAMES, BINS=MEL_BINS, WIDTH=_MEL_WIDTH, GAP=FRAME_GAP, TILE=8, **self._options(4),
         )  # fmt: skip
         most = frames * self.rate + 1 + 2 * GAP
         kernels_signal.mark_real[(-(-most // 1024), rows, len(self.rates))](
@@ -222,7 +213,7 @@ class VocoderCall:
         kernels_signal.make_source[(frames, rows)](
             space.f0, space.advance, space.phase, source.l_linear.weight, source.l_linear.bias, self.noise_gain, self.slots.source,
             self.meta, space.source, frames, config.nsf_alpha, config.nsf_sigma, config.nsf_voiced_threshold, HARMONICS=harmonics,
-            STATE=self.slots.state_frames, SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
+            STATE=STATE_FRAMES, SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
         )  # fmt: skip
         kernels_signal.transform[(-(-(frames * self.rate + 1) // 64), rows)](
             space.source, self.weights.forward_basis, self.meta, space.spectrum, frames * SAMPLES_PER_MEL_FRAME, frames * self.rate + 1,
@@ -256,7 +247,7 @@ class VocoderCall:
         )  # fmt: skip
         kernels_signal.keep_state[(frames, rows)](
             space.mel, space.source, space.audio, self.meta, self.slots.mel, self.slots.source, self.slots.withheld, space.out, frames,
-            STATE=self.slots.state_frames, OVERLAP_FRAMES=VOCODER_OVERLAP_FRAMES, BINS=MEL_BINS, BIN_WIDTH=128,
+            STATE=STATE_FRAMES, OVERLAP_FRAMES=VOCODER_OVERLAP_FRAMES, BINS=MEL_BINS, BIN_WIDTH=128,
             SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
         )  # fmt: skip
 
