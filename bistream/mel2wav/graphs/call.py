@@ -23,6 +23,8 @@ from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 from bistream.rates import MEL_BINS, SAMPLES_PER_MEL_FRAME
 
+_RECOMPILE_LIMIT = 64  # PyTorch's own, 8, counts the compilations of all stages of a process together
+
 
 class Buffers:
     """What the calls of all buckets read and write: integers, new frames, audio that is due (frames in a row; the last one is waste)."""
@@ -67,7 +69,8 @@ class VocoderCall:
 
         In inference mode no tensor is a view of another one to the compiler, which would compile again for every base; hence the copy.
         """
-        with torch.inference_mode(), exact_float32(self._parts.benchmark):
+        limit = torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT)
+        with torch.inference_mode(), exact_float32(self._parts.benchmark), limit:
             parts, meta = self._parts, self._meta.clone()
             mel = parts.functions.gather_mel(parts.slots.mel, parts.buffers.new_mel, meta, self._positions[0])
             source, phase = self._source(mel, meta)

@@ -27,8 +27,6 @@ from bistream.mel2wav.slotted import SlottedVocoderStage
 
 _log = logging.getLogger(__name__)
 
-_RECOMPILE_LIMIT = 64  # PyTorch's own, 8, counts the compilations of all stages of a process together
-
 
 @dataclass(frozen=True)
 class GraphOptions:
@@ -82,8 +80,7 @@ class GraphVocoderStage(SlottedVocoderStage):
         self._buffers.meta.zero_()  # rows without sessions
         # Largest first: the compiler tunes for the first sizes that it sees, and the others fit into the memory of the first graph.
         for bucket in sorted(BUCKETS, key=lambda bucket: (bucket.rows * bucket.frames, bucket.rows), reverse=True):
-            with torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT):
-                self._graphs[bucket] = recorder.record(self._calls[bucket].launch)
+            self._graphs[bucket] = recorder.record(self._calls[bucket].launch)
             _log.debug("vocoder: graph of %d x %d frames ready after %.1f s", bucket.rows, bucket.frames, time.monotonic() - began)
         _log.info("vocoder: %d graphs ready after %.1f s", len(self._graphs), time.monotonic() - began)
 
