@@ -36,6 +36,9 @@ PROMPT_S = 3.0
 FIRST_HOP_PROMPT_S = (2.0, 10.0)
 CONTEXT_S = 10.0
 GROWTH_S = (2.0, 20.0)  # of speech, behind the prompt
+FLOW_STATE_SHARE = 0.7  # of the free memory
+STATE_MB_PER_S = 31.0  # of audio, at full size
+LOAD_S = 10.0  # of audio that a session under load keeps on average
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,26 @@ PLANS = {
 }
 
 
+def fitting(plan: Plan, device: torch.device) -> Plan:
+    """Less memory for the flow's state, and fewer sessions, on a GPU that has no room for the plan."""
+    if device.type != "cuda":
+        return plan
+    budget_mb = min(plan.flow_state_mb, int(FLOW_STATE_SHARE * torch.cuda.mem_get_info(device)[0] / 1e6))
+
+    def fit(counts: tuple[int, ...], audio_s: float) -> tuple[int, ...]:
+        return tuple(count for count in counts if count * audio_s * STATE_MB_PER_S <= budget_mb)
+
+    sessions, load = fit(plan.sessions, CONTEXT_S + 2.0), fit(plan.load_sessions, LOAD_S)
+    largest = max(sessions, default=1)
+    return dataclasses.replace(
+        plan,
+        flow_state_mb=budget_mb,
+        sessions=sessions or (1,),
+        growth_sessions=tuple(count for count in plan.growth_sessions if count <= largest),
+        load_sessions=load or (largest,),
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=sorted(SIZES), default="full")
@@ -71,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    device, plan, sizes = torch.device(name), PLANS[options.size], SIZES[options.size]
+    device, sizes = torch.device(name), SIZES[options.size]
+    plan = fitting(PLANS[options.size], device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the references are float32
     config = RuntimeConfig(device=name, dtype=options.dtype, kernels=options.kernels, flow_state_mb=plan.flow_state_mb, max_sessions=512)
     parts = set(options.parts.split(","))
