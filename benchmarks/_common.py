@@ -35,17 +35,22 @@ def hardware(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)}, {host}" if device.type == "cuda" else host
 
 
-def report(name: str, device: torch.device, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | None) -> None:
-    """Print the result as one line of JSON, and write it to ``out`` if given."""
-    result = {
+def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], hardware_name: str) -> dict[str, Any]:
+    """A result with what is the same for all of them."""
+    return {
         "name": name,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "hardware": hardware(device),
+        "hardware": hardware_name,
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "config": dict(config),
         "metrics": dict(metrics),
     }
+
+
+def report(name: str, device: torch.device, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | None) -> None:
+    """Print the result as one line of JSON, and write it to ``out`` if given."""
+    result = describe(name, config, metrics, hardware(device))
     if out is not None:
         Path(out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))

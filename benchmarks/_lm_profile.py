@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # public, but not listed
 from torch.profiler import ProfilerActivity, profile
 
 from bistream.text2token.sequence import StepPlan

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -90,7 +91,8 @@ def make_runner(options: argparse.Namespace, tier: Tier, settings: EngineSetting
     from bistream.text2token.graphs.tuning import GraphTuning  # noqa: PLC0415
     from bistream.text2token.graphs.weights import fold_weights  # noqa: PLC0415
 
-    tuning = GraphTuning(**{name: int(value) for name, value in (setting.split("=") for setting in options.tuning)})
+    values: dict[str, Any] = {name: int(value) for name, value in (setting.split("=") for setting in options.tuning)}
+    tuning = GraphTuning(**values)
     folded = fold_weights(weights, config, device, dtype)
     return GraphStepRunner(config, folded, settings, progress=print_progress, tuning=tuning)
 

@@ -26,4 +26,10 @@ def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: Ti
         stage = CudaVocoderStage(config, checkpoint)
         stage.record()
         return stage
+    if choice.tier is Tier.GRAPHS:
+        from bistream.mel2wav.graphs.stage import GraphVocoderStage  # noqa: PLC0415  (imports the compiler)
+
+        graphs = GraphVocoderStage(config, checkpoint)
+        graphs.record()
+        return graphs
     return VocoderStage(config, checkpoint)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from bistream.config import VocoderConfig
 
 CONDNET_INDICES = (0, 2, 4, 6, 8)  # upstream's f0 predictor is a Sequential; odd indices are activations
-_LAST_LEAKY_SLOPE = 0.01  # the activation before conv_post has PyTorch's default slope, unlike the others
-_MAX_MAGNITUDE = 100.0
-_SNAKE_EPSILON = 1e-9
+LAST_LEAKY_SLOPE = 0.01  # the activation before conv_post has PyTorch's default slope, unlike the others
+MAX_MAGNITUDE = 100.0
+SNAKE_EPSILON = 1e-9
 
 
 def stage_channels(config: VocoderConfig) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Snake(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # [B, C, T]
         alpha = self.alpha[:, None]
         wave = torch.sin(x * alpha)
-        return torch.addcmul(x, wave * wave, 1.0 / (alpha + _SNAKE_EPSILON))
+        return torch.addcmul(x, wave * wave, 1.0 / (alpha + SNAKE_EPSILON))
 
 
 class ResBlock(nn.Module):
@@ -159,10 +159,18 @@ class HarmonicSource(nn.Module):
 
     def forward(self, f0: Tensor, merged_noise: Tensor, start: SourceStart) -> tuple[Tensor, Tensor]:
         """f0 [B, T] in Hz, merged_noise [B, 480 T] -> source [B, 480 T] and the phase [B, H, T] (float64) at each frame's centre."""
-        advance = (f0[:, None, :] * self.overtones / self.config.sampling_rate) % 1  # cycles per sample [B, H, T]
+        advance = self.advance(f0)
         phase = self.frame_phase(advance, start)
-        sines = torch.sin(2 * math.pi * self._sample_phase(phase.float(), advance, start))  # [B, H, T, 480]
-        merged = torch.einsum("bhts,h->bts", sines, self.l_linear.weight[0])
+        return self.signal(f0, advance, phase.float(), merged_noise, start), phase
+
+    def advance(self, f0: Tensor) -> Tensor:
+        """f0 [B, T] in Hz -> cycles per sample [B, H, T], modulo 1."""
+        return (f0[:, None, :] * self.overtones / self.config.sampling_rate) % 1
+
+    def signal(self, f0: Tensor, advance: Tensor, phase: Tensor, merged_noise: Tensor, start: SourceStart) -> Tensor:
+        """Source [B, 480 T] from the phase [B, H, T] at the frames' centres: operations by element and one sum over the harmonics."""
+        sines = torch.sin(2 * math.pi * self._sample_phase(phase, advance, start))  # [B, H, T, 480]
+        merged = (sines * self.l_linear.weight[0][:, None, None]).sum(1)
         voiced = (f0 > self.config.nsf_voiced_threshold)[:, :, None]
         noise = merged_noise.view(f0.shape[0], -1, self.samples_per_frame)  # [B, T, 480]
         excitation = torch.where(
@@ -170,7 +178,7 @@ class HarmonicSource(nn.Module):
             self.config.nsf_alpha * merged + self.config.nsf_sigma * noise,
             self.config.nsf_alpha / 3 * noise,
         )
-        return torch.tanh(excitation + self.l_linear.bias).flatten(1), phase
+        return torch.tanh(excitation + self.l_linear.bias).flatten(1)
 
     def frame_phase(self, advance: Tensor, start: SourceStart) -> Tensor:
         """advance [B, H, T] in cycles per sample -> phase at each frame's centre, float64 [B, H, T], modulo 1."""
@@ -223,17 +231,26 @@ class FourierFrames(nn.Module):
 
     def stft(self, signal: Tensor, lengths: Tensor) -> Tensor:
         """signal [B, N], valid samples [B] -> real and imaginary parts [B, n_fft + 2, N / hop + 1]."""
+        return F.conv1d(self.reflect(signal, lengths)[:, None], self.forward_basis, stride=self.hop)
+
+    def reflect(self, signal: Tensor, lengths: Tensor) -> Tensor:
+        """signal [B, N], valid samples [B] -> [B, N + n_fft], each row reflected at its own ends."""
         half = self.n_fft // 2
         index = torch.arange(-half, signal.shape[1] + half, device=signal.device).abs()
         last = lengths[:, None] - 1
-        index = torch.where(index > last, 2 * last - index, index).clamp(min=0)  # [B, N + n_fft], reflected at each row's own ends
-        return F.conv1d(signal.gather(1, index)[:, None], self.forward_basis, stride=self.hop)
+        index = torch.where(index > last, 2 * last - index, index).clamp(min=0)
+        return signal.gather(1, index)
 
     def istft(self, magnitude: Tensor, phase: Tensor, lengths: Tensor) -> Tensor:
         """magnitude, phase [B, bins, F], zero magnitude beyond a row's end, valid samples [B] -> signal [B, (F - 1) hop]."""
         spectrum = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
         half, size = self.n_fft // 2, (magnitude.shape[2] - 1) * self.hop
         signal = F.conv_transpose1d(spectrum, self.inverse_basis, stride=self.hop)[:, 0, half : half + size]
+        return self.undo_windows(signal, lengths)
+
+    def undo_windows(self, signal: Tensor, lengths: Tensor) -> Tensor:
+        """Divide sums of overlapping frames [B, N], valid samples [B], by the sums of their squared windows."""
+        size = signal.shape[1]
         signal = (signal.reshape(signal.shape[0], -1, self.hop) / self.interior).flatten(1)
         edge = self.left_gain.shape[0]
         position = torch.arange(size, device=signal.device)
@@ -298,8 +315,8 @@ class HiFT(nn.Module):
             x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum), mask)
             blocks = self.resblocks[stage * num_kernels : (stage + 1) * num_kernels]
             x = torch.stack([block(x, mask) for block in blocks]).mean(0)
-        x = self.conv_post(_masked(F.leaky_relu(x, _LAST_LEAKY_SLOPE), mask))
+        x = self.conv_post(_masked(F.leaky_relu(x, LAST_LEAKY_SLOPE), mask))
         bins = self.config.istft_n_fft // 2 + 1
-        magnitude = _masked(x[:, :bins].exp().clamp(max=_MAX_MAGNITUDE), mask)
+        magnitude = _masked(x[:, :bins].exp().clamp(max=MAX_MAGNITUDE), mask)
         waveform = self.fourier.istft(magnitude, x[:, bins:].sin(), lengths)
         return waveform.clamp(-self.config.audio_limit, self.config.audio_limit)

@@ -31,7 +31,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": (frozenset({"tokenizer", "front_end"}), frozenset({"text_in"})),
     "token2wav": (frozenset({"renderer"}), frozenset({"hop_jobs", "speech_stages"}), frozenset({"factory"}), frozenset({"service"})),
     "gpu": (
-        frozenset({"recording", "tier"}),  # of every tier
+        frozenset({"precision", "recording", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}),  # of kernels: these import triton
     ),
     "orchestration": tuple(

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from bistream.mel2wav.cuda import kernels_fourier, kernels_resampling, kernels_source, kernels_state
-from bistream.mel2wav.cuda.batch import FRAME_GAP, Bucket, Rate, RateField
+from bistream.mel2wav.cuda.batch import FRAME_GAP, Rate, RateField
 from bistream.mel2wav.cuda.launches_convolution import Area, Use, WindowLaunch
-from bistream.mel2wav.cuda.memory import MEL_WIDTH, Slots, Workspace, capacity_of
+from bistream.mel2wav.cuda.memory import MEL_WIDTH, Workspace, capacity_of
 from bistream.mel2wav.cuda.tuning import resampling_tile
 from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderWeights
 from bistream.mel2wav.hift import HiFT
+from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.sizes import GAP, MEL_BINS
+from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 
 _LAST_LEAKY_SLOPE = 0.01
@@ -146,7 +148,7 @@ class VocoderCall:
         space, rows, frames = self.space, self.bucket.rows, self.bucket.frames
         kernels_state.gather_mel[(-(-(frames + 2 * FRAME_GAP) // 8), rows)](
             self.slots.mel, space.new_mel, space.new_mel.shape[1], self.meta, space.mel, space.mel_parts, frames, self._capacities[0],
-            STATE=self.slots.state_frames, BINS=MEL_BINS, WIDTH=MEL_WIDTH, GAP=FRAME_GAP, TILE=8, **self._options(4),
+            STATE=STATE_FRAMES, BINS=MEL_BINS, WIDTH=MEL_WIDTH, GAP=FRAME_GAP, TILE=8, **self._options(4),
         )  # fmt: skip
         most = frames * self.rate + 1 + 2 * GAP
         kernels_state.mark_real[(-(-most // 1024), rows, len(self.rates))](
@@ -171,7 +173,7 @@ class VocoderCall:
         kernels_source.make_source[(frames, rows)](
             space.f0, space.advance, space.phase, source.l_linear.weight, source.l_linear.bias, self.noise_gain, self.slots.source,
             self.meta, space.source, frames, config.nsf_alpha, config.nsf_sigma, config.nsf_voiced_threshold, HARMONICS=harmonics,
-            STATE=self.slots.state_frames, SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
+            STATE=STATE_FRAMES, SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
         )  # fmt: skip
         kernels_fourier.transform[(-(-(frames * self.rate + 1) // 64), rows)](
             space.source, self.weights.forward_basis, self.meta, space.spectrum, frames * SAMPLES_PER_MEL_FRAME, frames * self.rate + 1,
@@ -205,7 +207,7 @@ class VocoderCall:
         )  # fmt: skip
         kernels_state.keep_state[(frames, rows)](
             space.mel, space.source, space.audio, self.meta, self.slots.mel, self.slots.source, self.slots.withheld, space.out, frames,
-            STATE=self.slots.state_frames, OVERLAP_FRAMES=VOCODER_OVERLAP_FRAMES, BINS=MEL_BINS, BIN_WIDTH=128,
+            STATE=STATE_FRAMES, OVERLAP_FRAMES=VOCODER_OVERLAP_FRAMES, BINS=MEL_BINS, BIN_WIDTH=128,
             SAMPLES=SAMPLES_PER_MEL_FRAME, WIDTH=512, **self._options(4),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Device memory of the vocoder: the state of all sessions in slots, and what the calls of all buckets share."""
+"""Device memory that the calls of all buckets share. The state of sessions is in ``slotted.Slots``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from bistream.config import VocoderConfig
-from bistream.mel2wav.cuda.batch import FRAME_GAP, META_NUMBERS, Bucket, Rate
+from bistream.mel2wav.cuda.batch import FRAME_GAP, META_NUMBERS, Rate
 from bistream.mel2wav.hift import HiFT
+from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.sizes import GAP, MEL_BINS
-from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_SAMPLES
+from bistream.rates import SAMPLES_PER_MEL_FRAME
 
 MEL_WIDTH = 128  # channels of the mel as the convolutions read it
 STAGE_SLOTS = 10  # pieces of a stage's activations, see ``launches``
@@ -27,17 +28,6 @@ def rates_of(config: VocoderConfig) -> list[Rate]:
 def capacity_of(rate: Rate, bucket: Bucket) -> int:
     """Positions of memory for a full bucket at a rate, a multiple of every tile's size."""
     return -(-(rate.positions(bucket.rows * bucket.frames, bucket.rows) + 1) // _ROUND) * _ROUND
-
-
-class Slots:
-    """State of all sessions, one slot each: ``state_frames`` kept frames of mel and source, withheld audio, phases."""
-
-    def __init__(self, count: int, state_frames: int, harmonics: int, device: torch.device) -> None:
-        self.state_frames = state_frames
-        self.mel = torch.zeros(count, state_frames, MEL_BINS, device=device)
-        self.source = torch.zeros(count, state_frames * SAMPLES_PER_MEL_FRAME, device=device)
-        self.withheld = torch.zeros(count, VOCODER_OVERLAP_SAMPLES, device=device)
-        self.phase = torch.zeros(count, harmonics, dtype=torch.float64, device=device)
 
 
 class Workspace:

@@ -111,7 +111,7 @@ def test_rows_follow_the_dense_forward(config: LanguageModelConfig, dtype: torch
     ids = torch.randint(0, config.text_vocab_size, (1000,), generator=torch.Generator().manual_seed(0))
     expected = model.logits(model.forward_dense(ids.to(DEVICE)))
     blocks = tuple(random.Random(0).sample(range(MANY.num_blocks), 16))
-    starts = (TurnStart(3, TurnLimits(10), 10, SlotReset("a", SamplingSpec(), blocks)),)
+    starts: tuple[TurnStart, ...] = (TurnStart(3, TurnLimits(10), 10, SlotReset("a", SamplingSpec(), blocks)),)
     position = 0
     for count in (128, 100, 64, 1, 16, 3, 40, 90, 1, 1, 7, 2, 5, 12, 30, 256, 244):
         rows = tuple(ids[position : position + count].tolist())
@@ -144,8 +144,8 @@ def test_rows_of_many_sequences_follow_the_dense_forward() -> None:
         got = runner.step.scores(runner._fields)[0] + runner.step.weights.head_bias
         torch.cuda.synchronize()
     for row in range(0, 256, 17):
-        ids = torch.tensor(sequences[order[row]], device=DEVICE)
-        torch.testing.assert_close(got[row], model.logits(model.forward_dense(ids)[-1:])[0], rtol=1e-3, atol=1e-3)
+        whole = torch.tensor(sequences[order[row]], device=DEVICE)
+        torch.testing.assert_close(got[row], model.logits(model.forward_dense(whole)[-1:])[0], rtol=1e-3, atol=1e-3)
 
 
 MIXED = tuple(SamplingSpec(seed=number, temperature=float(number % 3), top_k=(25, 5, 32)[number // 3 % 3]) for number in range(9))
@@ -202,7 +202,7 @@ class FaultyRunner:
     """The runner, that can be told to fail."""
 
     def __init__(self, runner: GraphStepRunner) -> None:
-        self.run_ahead = runner.run_ahead
+        self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings
         self.broken = False
         self._runner = runner
 

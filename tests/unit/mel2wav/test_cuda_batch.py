@@ -1,4 +1,4 @@
-"""What the GPU vocoder decides without a GPU: buckets, groups, rows, and weights in another form."""
+"""What the kernels of the vocoder are given: rows of integers, and weights in another form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 
 from bistream.config import VocoderConfig
 from bistream.mel2wav.cuda.batch import (
-    BUCKETS,
     FRAME_GAP,
     MAX_ACTIVES,
     MAX_RESIDUALS,
@@ -19,39 +18,19 @@ from bistream.mel2wav.cuda.batch import (
     SEGMENT_NUMBERS,
     MetaField,
     Rate,
-    RowPlan,
     SegmentField,
-    bucket_of,
-    group_rows,
     pack_rows,
 )
 from bistream.mel2wav.cuda.weights import F0_SCALE, pack_weights, split_sum
 from bistream.mel2wav.cuda.weights_tiles import SLICE, TileList
 from bistream.mel2wav.hift import HiFT
+from bistream.mel2wav.hop_plan import BUCKETS, RowPlan
 from bistream.mel2wav.sizes import GAP
 from bistream.mel2wav.weights import fold_weight_norm
 from tests.unit.mel2wav.tiny import random_state
 
 WIDE = VocoderConfig(f0_channels=64, resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),))  # widths that the kernels have
 LONGEST = max(bucket.frames for bucket in BUCKETS)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, LONGEST), min_size=1, max_size=80))
-def test_groups_hold_every_row_once_and_fit(lengths: list[int]) -> None:
-    groups = group_rows(lengths)
-    assert sorted(position for group in groups for position in group) == list(range(len(lengths)))
-    for group in groups:
-        bucket = bucket_of(len(group), max(lengths[position] for position in group))
-        assert bucket is not None and bucket.rows >= len(group)
-
-
-def test_there_is_no_bucket_for_longer_rows() -> None:
-    assert bucket_of(1, LONGEST) is not None and bucket_of(1, LONGEST + 1) is None
-
-
-def test_64_sessions_go_into_one_call_for_first_and_steady_hops() -> None:
-    assert len(group_rows([30] * 64)) == 1 and len(group_rows([66] * 64)) == 1
 
 
 RATES = [Rate(1, 0, FRAME_GAP), Rate(8, 0, GAP), Rate(120, 1, GAP)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,8 @@ def attend_plainly(query: torch.Tensor, memory: torch.Tensor, lists: BlockLists,
     keys, values = memory[:, places].transpose(2, 3)  # [n, kv_heads, positions, head_size]
     grouped = query.view(len(query), keys.shape[1], -1, query.shape[-1])
     scores = (grouped @ keys.transpose(2, 3) * query.shape[-1] ** -0.5).masked_fill(~seen[:, None, None], -torch.inf)
-    return (torch.softmax(scores, dim=-1) @ values.masked_fill(~seen[:, None, :, None], 0.0)).flatten(1)
+    attended: torch.Tensor = torch.softmax(scores, dim=-1) @ values.masked_fill(~seen[:, None, :, None], 0.0)
+    return attended.flatten(1)
 
 
 @settings(max_examples=15, deadline=None)
@@ -158,7 +160,12 @@ def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_samples_what_the_plain_runner_samples(plain_attention: None) -> None:
     """Prompts, decoding rows and appended ids mixed, several settings; ids come from the device from the second step on."""
     runner, plain = make_runner(), EagerRunner(tiny_model(), SMALL, make_runner().step.sampler)
-    specs = ({"seed": 3}, {"temperature": 0.0}, {"seed": 4, "top_k": 5, "temperature": 1.5}, {"seed": 5, "top_p": 1.0})
+    specs: tuple[dict[str, Any], ...] = (
+        {"seed": 3},
+        {"temperature": 0.0},
+        {"seed": 4, "top_k": 5, "temperature": 1.5},
+        {"seed": 5, "top_p": 1.0},
+    )
     starts = tuple(start_of(slot, tuple(range(3 * slot, 3 * slot + 3)), **spec) for slot, spec in enumerate(specs))
     prompts = [Segment(slot, 0, tuple(range(7, 12 + slot)), True) for slot in range(4)]
     plans = [plan_of(*prompts[:2], starts=starts[:2]), plan_of(*prompts[2:], Segment(0, 5, None, True), starts=starts[2:])]
@@ -306,7 +313,7 @@ class FaultyRunner:
     """The runner, that can be told to fail."""
 
     def __init__(self, runner: GraphStepRunner) -> None:
-        self.run_ahead = runner.run_ahead
+        self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings
         self.broken = False
         self._runner = runner
 

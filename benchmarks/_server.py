@@ -1,0 +1,149 @@
+"""A server on random weights, started twice, and callers of it, for ``benchmarks/measure.py``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+START_TIMEOUT_S, EXIT_TIMEOUT_S = 900.0, 60.0
+TEXT, TEXT_RATE = "The quick brown fox jumps over", 10.0
+STARTS_PER_S, LONGEST_SPREAD_S = 16.0, 16.0  # of callers
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """callers: of each run. model_dir None: a random checkpoint of this size."""
+
+    kernels: str
+    size: str
+    model_dir: Path | None
+    callers: tuple[int, ...]
+    max_sessions: int
+
+
+def gpu_line(field: str) -> str | None:
+    """What ``nvidia-smi`` says of the first GPU; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def gpu_memory_gb() -> float | None:
+    """Memory in use on the first GPU, by whomever."""
+    used = gpu_line("memory.used")
+    return None if used is None else round(float(used) * 2**20 / 1e9, 2)
+
+
+def run(command: list[str], log: Path, environment: dict[str, str]) -> str:
+    """Output of a command. Raises ``RuntimeError`` with the end of its log when it fails."""
+    with log.open("w") as stream:
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + log.read_text()).splitlines()[-15:]
+        raise RuntimeError("\n".join([f"{' '.join(command)} ended with {done.returncode}:", *said]))
+    return done.stdout
+
+
+class Server:
+    """``scripts/serve.py`` on free ports, for a ``with`` statement. startup_s: until it takes sessions."""
+
+    def __init__(self, repository: Path, work: Path, environment: dict[str, str], name: str) -> None:
+        self._ready, self._log = work / f"{name}.ready", work / f"{name}.log"
+        self._ready.unlink(missing_ok=True)
+        self._command = [sys.executable, "scripts/serve.py", "--model-repository", str(repository), "--free-ports"]
+        self._command += ["--ready-file", str(self._ready), "--start-timeout-s", str(START_TIMEOUT_S)]
+        self._environment = environment
+        self.grpc, self.startup_s = "", 0.0
+
+    def __enter__(self) -> Server:
+        began = time.monotonic()
+        with self._log.open("w") as stream:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        while not (text := self._ready.read_text() if self._ready.exists() else ""):
+            if self._process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
+                self._end()
+                raise RuntimeError("\n".join(["The server did not start:", *self._log.read_text().splitlines()[-15:]]))
+            time.sleep(0.05)
+        self.grpc, self.startup_s = json.loads(text)["grpc"], round(time.monotonic() - began, 1)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """It drains, which takes seconds where no session runs."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(signal.SIGTERM)  # the second signal ends everything at once
+                self._process.wait(EXIT_TIMEOUT_S)
+
+
+def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str]) -> Path:
+    model_dir = plan.model_dir or work.parent / f"checkpoint-{plan.size}"
+    if not model_dir.exists():
+        device = "cuda" if gpu_line("name") else "cpu"
+        command = [sys.executable, "scripts/make_checkpoint.py", "--size", plan.size, "--device", device, str(model_dir)]
+        run(command, work / "checkpoint.log", environment)
+    repository = work / "model_repo"
+    command = [sys.executable, "scripts/make_model_repo.py", "--model-dir", str(model_dir), "--out", str(repository)]
+    settings = {"max_sessions": str(plan.max_sessions), "kernels": plan.kernels}
+    if plan.size == "tiny":
+        settings["num_threads"] = "1"
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    run(command, work / "repository.log", environment)
+    return repository
+
+
+def call(server: Server, callers: int, work: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """What ``benchmarks/sessions.py`` says of that many callers at a time."""
+    spread_s = 0.0 if callers == 1 else min(LONGEST_SPREAD_S, callers / STARTS_PER_S)
+    command = [sys.executable, "benchmarks/sessions.py", "--server", server.grpc, "--num-tasks", str(callers), "--spread-s", str(spread_s)]
+    command += ["--requests", "1", "--reference-audio", "assets/reference.wav", "--text", TEXT, "--text-rate", str(TEXT_RATE)]
+    command += ["--reference-text", (ROOT / "assets" / "reference.txt").read_text(encoding="utf-8").strip()]
+    with (work / f"callers-{callers}.log").open("w") as stream:
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if not lines or not lines[-1].startswith("{"):  # the exit code is 1 where a session failed, which is a result
+        raise RuntimeError(f"{callers} callers: the benchmark ended with {done.returncode} and said nothing; see {stream.name}")
+    summary: dict[str, Any] = json.loads(lines[-1])
+    return {**summary, "audio_s_per_s": round(summary["audio_s"] / summary["wall_s"], 1)}
+
+
+def measure_server(plan: ServerPlan, work: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """name, command, config and metrics of a result. The first call, which makes the voice, does not count."""
+    repository = make_repository(plan, work, environment)
+    before = gpu_memory_gb()
+    with Server(repository, work, environment, "server-cold") as server:
+        cold = server.startup_s
+        print(f"cold start {cold} s", flush=True)
+        call(server, 1, work, environment)
+        runs = []
+        for callers in plan.callers:
+            runs.append(call(server, callers, work, environment))
+            print(f"{callers} callers: {runs[-1]['time_to_first_audio_ms']}", flush=True)
+        after = gpu_memory_gb()
+    with Server(repository, work, environment, "server-warm") as server:
+        warm = server.startup_s
+    metrics: dict[str, Any] = {"runs": runs, "startup_s": {"cold": cold, "warm": warm}}
+    if before is not None and after is not None:
+        metrics["gpu_memory_gb"] = round(after - before, 2)
+    settings = {"kernels": plan.kernels, "max_sessions": plan.max_sessions, "checkpoint": f"{plan.size}, random"}
+    if plan.model_dir is not None:
+        settings["checkpoint"] = plan.model_dir.name
+    return {"name": "sessions", "config": {**settings, "text": TEXT, "text_rate": TEXT_RATE}, "metrics": metrics}

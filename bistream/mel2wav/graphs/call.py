@@ -1,0 +1,111 @@
+"""The whole vocoder for one bucket: from the integers of a call to the audio that is due and the next call's state. What a graph records.
+
+f0, phases, source and both Fourier transforms are computed in float32, without TF32: phases add up over a session. The rest is the
+decoder's dtype. A row's values never reach another row, and values outside a row are replaced, not multiplied, so a NaN stays in its row
+and does not outlive its session.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bistream.gpu.precision import exact_float32
+from bistream.mel2wav.graphs.decoder import Decoder
+from bistream.mel2wav.graphs.functions import Functions
+from bistream.mel2wav.graphs.meta import FRAMES, META_NUMBERS, OVERLAP, SLOT, STARTS
+from bistream.mel2wav.hift import HiFT, RowMasks, SourceStart
+from bistream.mel2wav.hop_plan import Bucket
+from bistream.mel2wav.slotted import STATE_FRAMES, Slots
+from bistream.rates import SAMPLES_PER_MEL_FRAME
+
+_RECOMPILE_LIMIT = 64  # PyTorch's own, 8, counts the compilations of all stages of a process together
+
+
+class Buffers:
+    """What the calls of all buckets read and write: integers, new frames, audio that is due (frames in a row; the last one is waste)."""
+
+    def __init__(self, rows: int, frames: int, mel_bins: int, device: torch.device) -> None:
+        self.meta = torch.zeros(rows, META_NUMBERS, dtype=torch.int64, device=device)
+        self.new_mel = torch.zeros(frames, mel_bins, device=device)
+        self.out = torch.zeros(frames + 1, SAMPLES_PER_MEL_FRAME, device=device)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the calls of all buckets share. fades: [2, samples], of the new and of the withheld audio. benchmark: see ``exact_float32``."""
+
+    hift: HiFT
+    decoder: Decoder
+    functions: Functions
+    slots: Slots
+    buffers: Buffers
+    fades: Tensor
+    noise_gain: Tensor
+    benchmark: bool
+
+
+class VocoderCall:
+    """One bucket."""
+
+    def __init__(self, parts: Parts, bucket: Bucket) -> None:
+        self._parts = parts
+        self._meta = parts.buffers.meta[: bucket.rows]
+        device = self._meta.device
+        rates = [math.prod(parts.hift.config.upsample_rates[:stage]) for stage in range(len(parts.hift.config.upsample_rates) + 1)]
+        self._rates = [(rate, int(rate == rates[-1])) for rate in rates]  # of the mel and of each stage; positions more than frames * rate
+        self._positions = [torch.arange(bucket.frames * rate + extra, device=device) for rate, extra in self._rates]
+        fourier = parts.hift.fourier
+        width = parts.decoder.spectrum_width - (fourier.n_fft + 2)
+        self._forward = F.pad(fourier.forward_basis[:, 0].T, (0, width)).contiguous()  # [n_fft, channels]
+        self._inverse = fourier.inverse_basis[:, 0].contiguous()  # [n_fft + 2, n_fft]
+
+    def launch(self) -> None:
+        """Queue everything on the current stream.
+
+        In inference mode no tensor is a view of another one to the compiler, which would compile again for every base; hence the copy.
+        """
+        limit = torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT)
+        with torch.inference_mode(), exact_float32(self._parts.benchmark), limit:
+            parts, meta = self._parts, self._meta.clone()
+            mel = parts.functions.gather_mel(parts.slots.mel, parts.buffers.new_mel, meta, self._positions[0])
+            source, phase = self._source(mel, meta)
+            audio = self._decode(mel, source, meta)
+            self._finish(mel, source, audio, phase, meta)
+
+    def _source(self, mel: Tensor, meta: Tensor) -> tuple[Tensor, Tensor]:
+        """mel [B, T, 80] -> source [B, 480 T] and phases [B, H, T]."""
+        parts = self._parts
+        frames = meta[:, FRAMES]
+        module = parts.hift.m_source
+        start = SourceStart(parts.slots.phase[meta[:, SLOT]], meta[:, OVERLAP], meta[:, STARTS] != 0, frames)
+        f0 = parts.hift.f0(mel.transpose(1, 2), RowMasks(frames, mel.shape[1], parts.hift.config))
+        advance = module.advance(f0)
+        phase = module.frame_phase(advance, start)
+        kept = parts.slots.source.view(-1, STATE_FRAMES, SAMPLES_PER_MEL_FRAME)
+        source = parts.functions.make_source(module, f0, advance, phase.float(), start, parts.noise_gain, kept, meta)
+        return source, phase
+
+    def _decode(self, mel: Tensor, source: Tensor, meta: Tensor) -> Tensor:
+        """Audio [B, 480 T], faded in from what was withheld."""
+        parts = self._parts
+        hift, functions, layout = parts.hift, parts.functions, parts.decoder.layout
+        lengths = [meta[:, FRAMES] * rate + extra for rate, extra in self._rates]
+        masks = [layout.mask(positions, length) for positions, length in zip(self._positions, lengths, strict=True)]
+        spectrum = functions.cut_windows(hift.fourier, source, meta) @ self._forward
+        polar = parts.decoder(mel, spectrum, masks)
+        spectrum = functions.polar_spectrum(hift.fourier, polar, parts.decoder.post_bias, layout.leave(masks[-1]))
+        audio: Tensor = functions.join_windows(hift, spectrum @ self._inverse, parts.fades, parts.slots.withheld, meta)
+        return audio
+
+    def _finish(self, mel: Tensor, source: Tensor, audio: Tensor, phase: Tensor, meta: Tensor) -> None:
+        """The next call's state to the slots, audio that is due to the output."""
+        slots, out = self._parts.slots, self._parts.buffers.out
+        *kept, place = self._parts.functions.keep(mel, source, audio, phase, slots.mel, slots.phase, out, meta)
+        for memory, values in zip((slots.mel, slots.source, slots.withheld, slots.phase), kept, strict=True):
+            memory.index_copy_(0, meta[:, SLOT], values)
+        out.index_copy_(0, place.flatten(), audio.view(-1, SAMPLES_PER_MEL_FRAME))

@@ -1,0 +1,142 @@
+"""The middle tier's vocoder on a CPU, unrecorded and in float32: equal to the plain stage, slots as good as new, few compilations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import CheckpointConfig, RuntimeConfig, VocoderConfig
+from bistream.errors import BusyError
+from bistream.mel2wav.graphs.call import VocoderCall
+from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
+from bistream.mel2wav.hop_plan import BUCKETS, Bucket
+from bistream.mel2wav.stage import VocoderHop, VocoderStage
+from bistream.types import FloatArray
+from tests.unit.mel2wav import tiny
+
+SMALL = VocoderConfig(base_channels=16, f0_channels=16)
+OTHER = VocoderConfig(  # other depths and numbers of blocks than the released sizes
+    base_channels=24, f0_channels=12, resblock_kernel_sizes=(3, 5), resblock_dilation_sizes=((1, 2), (2,)),
+    source_resblock_kernel_sizes=(3, 3, 5), source_resblock_dilation_sizes=((1,), (1, 3), (2,)),
+)  # fmt: skip
+LONGEST = max(bucket.frames for bucket in BUCKETS)
+SESSIONS = 5
+
+
+def make(directory: Path, sizes: VocoderConfig, **options: Any) -> tuple[VocoderStage, GraphVocoderStage]:
+    state = tiny.random_state(sizes)
+    base = tiny.write_model(directory, state)
+    config = RuntimeConfig(model_dir=base.model_dir, device="cpu", max_sessions=SESSIONS)
+    checkpoint = CheckpointConfig(vocoder=sizes)
+    chosen = GraphOptions(**{"backend": None, **options})
+    return VocoderStage(config, checkpoint), GraphVocoderStage(config, checkpoint, dtype=torch.float32, record=False, options=chosen)
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> tuple[VocoderStage, GraphVocoderStage]:
+    return make(tmp_path_factory.mktemp("model"), SMALL)
+
+
+def speak(stage: VocoderStage, sessions: Sequence[Sequence[int]], broken: Sequence[int] = ()) -> list[list[FloatArray]]:
+    """Pieces of each session, all sessions together hop by hop; the numbers are new frames. broken: sessions whose mel is NaN."""
+    states = [stage.open(1000 * index - 1) for index in range(len(sessions))]
+    mels = [tiny.voiced_mel(max(1, sum(cuts)), seed=index) for index, cuts in enumerate(sessions)]
+    for index in broken:
+        mels[index].fill_(float("nan"))
+    pieces: list[list[FloatArray]] = [[] for _ in sessions]
+    for turn in range(max(len(cuts) for cuts in sessions)):
+        members = [index for index, cuts in enumerate(sessions) if turn < len(cuts)]
+        begins = [sum(sessions[index][:turn]) for index in members]
+        hops = [
+            VocoderHop(states[index], mels[index][:, begin : begin + sessions[index][turn]], turn == len(sessions[index]) - 1)
+            for index, begin in zip(members, begins, strict=True)
+        ]
+        for index, piece in zip(members, stage.hop(hops), strict=True):
+            pieces[index].append(piece)
+    for state in states:
+        state.close()
+    return pieces
+
+
+def check_equal(found: Sequence[Sequence[FloatArray]], expected: Sequence[Sequence[FloatArray]]) -> None:
+    for pieces, exact in zip(found, expected, strict=True):
+        assert [len(piece) for piece in pieces] == [len(piece) for piece in exact]
+        for piece, other in zip(pieces, exact, strict=True):
+            np.testing.assert_allclose(piece, other, atol=2e-3)  # f0 in Hz is rounded, and the phase sums it up
+            assert len(piece) == 0 or np.square(piece - other).mean() < 1e-6 * np.square(other).mean()
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(st.lists(st.lists(st.integers(0, 45), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_any_sessions_speak_as_on_the_plain_network(stages: tuple[VocoderStage, GraphVocoderStage], sessions: list[list[int]]) -> None:
+    plain, graphs = stages
+    check_equal(speak(graphs, sessions), speak(plain, sessions))
+
+
+def test_a_hop_beyond_the_largest_bucket_comes_and_goes(stages: tuple[VocoderStage, GraphVocoderStage]) -> None:
+    sessions = [[30, LONGEST + 5, 25, 10], [20, 12, LONGEST]]
+    check_equal(speak(stages[1], sessions), speak(stages[0], sessions))
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("sizes", [SMALL, OTHER], ids=["small", "other"])
+def test_every_layout_and_size(tmp_path: Path, sizes: VocoderConfig, channels_last: bool) -> None:
+    plain, graphs = make(tmp_path, sizes, channels_last=channels_last)
+    sessions = [[20, 11, 30], [3, 40]]
+    check_equal(speak(graphs, sessions), speak(plain, sessions))
+
+
+def test_nan_stays_in_its_session_and_does_not_outlive_it(stages: tuple[VocoderStage, GraphVocoderStage]) -> None:
+    plain, graphs = stages
+    cuts = [[25, 20, 9]] * SESSIONS
+    exact = speak(plain, cuts)
+    found = speak(graphs, cuts, broken=(1, 3))
+    for index, pieces in enumerate(found):
+        if index in (1, 3):
+            assert not np.isfinite(np.concatenate(pieces)).all()
+        else:
+            check_equal([pieces], [exact[index]])
+    for value in (graphs._slots.mel, graphs._slots.source, graphs._slots.withheld, graphs._slots.phase):
+        value[1:] = float("nan")  # whatever dead sessions leave
+    check_equal(speak(graphs, cuts), exact)
+
+
+def test_slots_run_out_and_come_back(stages: tuple[VocoderStage, GraphVocoderStage]) -> None:
+    graphs = stages[1]
+    states = [graphs.open(seed) for seed in range(SESSIONS)]
+    with pytest.raises(BusyError):
+        graphs.open(0)
+    for _ in range(2):
+        for state in states:
+            state.close()
+    again = [graphs.open(seed) for seed in range(SESSIONS)]
+    assert len({state.slot for state in again}) == SESSIONS
+    for state in again:
+        state.close()
+
+
+def test_every_function_is_compiled_once_for_all_buckets(tmp_path: Path) -> None:
+    """Once for each width, that is: compilation takes about a second on a GPU host."""
+    compiled = 0
+
+    def count(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return module.forward
+
+    torch._dynamo.reset()
+    graphs = make(tmp_path, SMALL, backend=count)[1]
+    parts = next(iter(graphs._calls.values()))._parts
+    after = []
+    for bucket in (Bucket(5, 23), Bucket(7, 29), Bucket(2, 19)):
+        VocoderCall(parts, bucket).launch()
+        after.append(compiled)
+    # 3 widths: snake, two forms of add_and_snake, add_and_leak; the latter once more after the first convolution; 6 other functions
+    assert after == [3 * 4 + 1 + 6] * 3
