@@ -18,7 +18,7 @@ from bistream.gpu.precision import exact_float32
 from bistream.mel2wav.graphs.decoder import Decoder
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.graphs.meta import FRAMES, META_NUMBERS, OVERLAP, SLOT, STARTS
-from bistream.mel2wav.hift import HiFT, RowMasks, SourceStart
+from bistream.mel2wav.hift import HiFT, SourceStart
 from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 from bistream.rates import SAMPLES_PER_MEL_FRAME
@@ -73,32 +73,35 @@ class VocoderCall:
         with torch.inference_mode(), exact_float32(self._parts.benchmark), limit:
             parts, meta = self._parts, self._meta.clone()
             mel = parts.functions.gather_mel(parts.slots.mel, parts.buffers.new_mel, meta, self._positions[0])
-            source, phase = self._source(mel, meta)
-            audio = self._decode(mel, source, meta)
+            masks = self._masks(meta[:, FRAMES])
+            source, phase = self._source(mel, masks[0], meta)
+            audio = self._decode(mel, source, masks, meta)
             self._finish(mel, source, audio, phase, meta)
 
-    def _source(self, mel: Tensor, meta: Tensor) -> tuple[Tensor, Tensor]:
+    def _masks(self, frames: Tensor) -> list[Tensor]:
+        """Which positions are real, at the rate of the mel and after each stage: bool [B, positions, 1]."""
+        lengths = [frames * rate + extra for rate, extra in self._rates]
+        return [(place < length[:, None])[..., None] for place, length in zip(self._positions, lengths, strict=True)]
+
+    def _source(self, mel: Tensor, mask: Tensor, meta: Tensor) -> tuple[Tensor, Tensor]:
         """mel [B, T, 80] -> source [B, 480 T] and phases [B, H, T]."""
         parts = self._parts
-        frames = meta[:, FRAMES]
         module = parts.hift.m_source
-        start = SourceStart(parts.slots.phase[meta[:, SLOT]], meta[:, OVERLAP], meta[:, STARTS] != 0, frames)
-        f0 = parts.hift.f0(mel.transpose(1, 2), RowMasks(frames, mel.shape[1], parts.hift.config))
+        start = SourceStart(parts.slots.phase[meta[:, SLOT]], meta[:, OVERLAP], meta[:, STARTS] != 0, meta[:, FRAMES])
+        f0 = parts.hift.f0_predictor(mel.transpose(1, 2), mask.transpose(1, 2).float())
         advance = module.advance(f0)
         phase = module.frame_phase(advance, start)
         kept = parts.slots.source.view(-1, STATE_FRAMES, SAMPLES_PER_MEL_FRAME)
         source = parts.functions.make_source(module, f0, advance, phase.float(), start, parts.noise_gain, kept, meta)
         return source, phase
 
-    def _decode(self, mel: Tensor, source: Tensor, meta: Tensor) -> Tensor:
+    def _decode(self, mel: Tensor, source: Tensor, masks: list[Tensor], meta: Tensor) -> Tensor:
         """Audio [B, 480 T], faded in from what was withheld."""
         parts = self._parts
-        hift, functions, layout = parts.hift, parts.functions, parts.decoder.layout
-        lengths = [meta[:, FRAMES] * rate + extra for rate, extra in self._rates]
-        masks = [layout.mask(positions, length) for positions, length in zip(self._positions, lengths, strict=True)]
+        hift, functions = parts.hift, parts.functions
         spectrum = functions.cut_windows(hift.fourier, source, meta) @ self._forward
         polar = parts.decoder(mel, spectrum, masks)
-        spectrum = functions.polar_spectrum(hift.fourier, polar, parts.decoder.post_bias, layout.leave(masks[-1]))
+        spectrum = functions.polar_spectrum(hift.fourier, polar, parts.decoder.post_bias, masks[-1])
         audio: Tensor = functions.join_windows(hift, spectrum @ self._inverse, parts.fades, parts.slots.withheld, meta)
         return audio
 

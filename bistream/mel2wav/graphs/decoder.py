@@ -38,18 +38,13 @@ class Layout:
         return (x if self.channels_last else x.transpose(1, 2)).to(dtype).contiguous()
 
     def leave(self, x: Tensor) -> Tensor:
-        """[B, positions, channels] again; a view."""
+        """Between the layout and [B, positions, channels]; a view."""
         return x if self.channels_last else x.transpose(1, 2)
 
     def vector(self, values: Tensor) -> Tensor:
         """One float32 number per channel, in a shape that goes with activations."""
         values = values.detach().float().clone()
         return values if self.channels_last else values[:, None]
-
-    def mask(self, positions: Tensor, lengths: Tensor) -> Tensor:
-        """True where a row of these lengths [B] has a position."""
-        real = positions < lengths[:, None]
-        return real.unsqueeze(self.channels_dim)
 
     def convolve(self, x: Tensor, conv: Conv) -> Tensor:
         """As a convolution of images of one line: PyTorch knows memory layouts of images only."""
@@ -161,8 +156,11 @@ class Decoder:
         self._one, self._share = torch.tensor(1.0, device=device), torch.tensor(1.0 / kernels, device=device)
 
     def __call__(self, mel: Tensor, spectrum: Tensor, masks: Sequence[Tensor]) -> Tensor:
-        """mel [B, T, 80], spectrum [B, frames, spectrum_width], masks at the rate of the mel and of each stage -> the output of
-        ``conv_post`` without its bias, [B, frames, spectrum_width]."""
+        """mel [B, T, 80], spectrum [B, frames, spectrum_width], masks [B, positions, 1] at the rate of the mel and of each stage.
+
+        Returns the output of ``conv_post`` without its bias, [B, frames, spectrum_width].
+        """
+        masks = [self.layout.leave(mask) for mask in masks]
         functions, convolve = self._functions, self.layout.convolve
         waves = self.layout.enter(spectrum, self.dtype)
         x = convolve(self.layout.enter(mel, self.dtype), self._pre)

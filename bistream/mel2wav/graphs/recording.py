@@ -14,12 +14,15 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None  # one for all: libraries keep a workspace for every stream
 
     def record(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Run ``function`` once, so that everything is compiled, chosen and loaded, and record it then."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self._device))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
