@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Lists how large the code is, and fails when a file or a function is over its budget.
 
-====================================================  ==========  ==============
-modules                                               file lines  function lines
-====================================================  ==========  ==============
-kernels and their pieces (``KERNELS``)                400         100
-``model.py`` of ``model_repo``: glue                  200         60
-all others                                            300         60
-tests                                                 no budget
-====================================================  ==========  ==============
+==========================================  ==========  ================================
+modules                                     file lines  function lines
+==========================================  ==========  ================================
+kernels: those with a ``@jit`` function     400         100 with ``@jit``, 60 without it
+``model.py`` of ``model_repo``, glue        200         60
+all others                                  300         60
+tests                                       no budget
+==========================================  ==========  ================================
 
 A kernel gets more because accumulators, layouts and barriers live in one scope: a part that needs half of them as parameters is
 harder to read than the whole. What has no such state (loading a tile, an epilogue) is a function of its own in kernels too.
@@ -29,40 +29,21 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("bistream", "model_repo", "gateway", "training", "plugins", "deploy", "client", "scripts", "benchmarks", "tests")
-KERNELS = (
-    "*/cuda/kernels_*.py",
-    "*/cuda/pieces_*.py",
-    "bistream/gpu/arithmetic.py",
-    "bistream/gpu/barriers.py",
-    "bistream/gpu/dependent_launch.py",
-)
 REASONS = {  # "path" or "path:function" -> why it may be over its budget
     "bistream/mel2wav/hift.py": "one network; its parts are read side by side",
 }
 
 
-class Budget(NamedTuple):
-    file_lines: int
-    function_lines: int
+class Function(NamedTuple):
+    name: str
+    lines: int  # decorators left aside
+    is_jit: bool  # compiled by Triton or Gluon
 
 
 class Excess(NamedTuple):
     name: str  # "path" or "path:function"
     lines: int
     budget: int
-
-
-def is_kernel(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in KERNELS)
-
-
-def budget_of(name: str) -> Budget | None:
-    """``name``: path from the root of the repository."""
-    if name.startswith("tests/"):
-        return None
-    if is_kernel(name):
-        return Budget(400, 100)
-    return Budget(200, 60) if fnmatch(name, "model_repo/*/model.py") else Budget(300, 60)
 
 
 def sources(root: Path, folder: str) -> list[Path]:
@@ -73,28 +54,41 @@ def count_lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """(name, lines) of each function, decorators left aside."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+def is_jit(decorator: ast.expr) -> bool:
+    """Whether it is ``triton.jit`` or ``gluon.jit``, with arguments or without."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Attribute) and called.attr == "jit"
+
+
+def functions(path: Path) -> list[Function]:
+    return [
+        Function(node.name, (node.end_lineno or node.lineno) - node.lineno + 1, any(map(is_jit, node.decorator_list)))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def is_kernel(path: Path) -> bool:
+    return any(function.is_jit for function in functions(path))
 
 
 def excesses(root: Path, path: Path) -> Iterator[Excess]:
+    """What of a file is over its budget."""
     name = path.relative_to(root).as_posix()
-    budget = budget_of(name)
-    if budget is None:
+    if name.startswith("tests/"):
         return
-    if (lines := count_lines(path)) > budget.file_lines:
-        yield Excess(name, lines, budget.file_lines)
-    for function, length in functions(path):
-        if length > budget.function_lines:
-            yield Excess(f"{name}:{function}", length, budget.function_lines)
+    file_budget = 400 if is_kernel(path) else 200 if fnmatch(name, "model_repo/*/model.py") else 300
+    if (lines := count_lines(path)) > file_budget:
+        yield Excess(name, lines, file_budget)
+    for function in functions(path):
+        budget = 100 if function.is_jit else 60
+        if function.lines > budget:
+            yield Excess(f"{name}:{function.name}", function.lines, budget)
 
 
 def print_sizes(folder: str, paths: list[Path]) -> None:
     counts = [count_lines(path) for path in paths]
-    lengths = [length for path in paths for _, length in functions(path)]
+    lengths = [function.lines for path in paths for function in functions(path)]
     row = (len(counts), sum(counts), int(statistics.median(counts)), max(counts), len(lengths), max(lengths, default=0))
     print(f"{folder:12} {row[0]:5} {row[1]:6} {row[2]:6} {row[3]:7} {row[4]:9} {row[5]:7}")
 

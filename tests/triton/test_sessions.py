@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
+from numpy.typing import NDArray
 
 from bistream.rates import SAMPLES_PER_TOKEN
 from tests.triton.conftest import ROOT, wait_for
@@ -40,10 +41,17 @@ def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
 
 
 def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> None:
-    first, second = (ask(grpc_url, MODEL, target_text="Twice.", seed=7, **voice).waveform for _ in range(2))
-    other = ask(grpc_url, MODEL, target_text="Twice.", seed=8, **voice).waveform
-    assert np.array_equal(first, second)
-    assert not np.array_equal(first, other)
+    """Of a whole utterance all samples; of a stream their number, because its cuts, and with them the joints, follow the clock."""
+
+    def speak(**request: Any) -> NDArray[np.float32]:
+        answer = ask(grpc_url, MODEL, target_text="Twice.", **request, **voice)
+        assert answer.error is None
+        return answer.waveform
+
+    assert speak(seed=7).size == speak(seed=7).size
+    whole = speak(seed=7, speed=1.25)
+    assert np.array_equal(whole, speak(seed=7, speed=1.25))
+    assert not np.array_equal(whole, speak(seed=8, speed=1.25))
 
 
 def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) -> None:
