@@ -6,11 +6,12 @@ In: a callable that queues the work of a call on the current stream and reads an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Launch = Callable[[], object]  # queues a call on the current stream; its result is not used
+Result = TypeVar("Result")
 
 
 class GraphRecorder:
@@ -53,7 +54,15 @@ class GraphRecorder:
         (``inference_mode``, ``no_grad``) in which the tensors were made.
         """
         self.warm_up(launch)
+        return self.capture(launch)[0]
+
+    def capture(self, launch: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Record a call that has run before; also what it returned: tensors that every replay writes anew.
+
+        Other threads may use the device meanwhile.
+        """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            launch()
-        return graph
+        capture = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
+        with torch.cuda.device(self.device), capture:
+            result = launch()
+        return graph, result

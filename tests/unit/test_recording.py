@@ -39,7 +39,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         current.pop()
 
     @contextlib.contextmanager
-    def graph(_: object, pool: str, stream: FakeStream) -> Iterator[None]:
+    def graph(_: object, pool: str, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         events.append(("begin", pool, stream.name))
         current.append(stream)
         yield

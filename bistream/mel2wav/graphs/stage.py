@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.graphs.call import Buffers, Parts, VocoderCall
 from bistream.mel2wav.graphs.decoder import Decoder, Layout
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.graphs.meta import pack_rows
-from bistream.mel2wav.graphs.recording import Recorder
 from bistream.mel2wav.hop_plan import BUCKETS, Bucket, RowPlan
 from bistream.mel2wav.slotted import SlottedVocoderStage
 
@@ -76,7 +76,7 @@ class GraphVocoderStage(SlottedVocoderStage):
     def record(self) -> None:
         """Record the graphs of all buckets; the first time on a machine, most of it is compilation."""
         began = time.monotonic()
-        recorder = Recorder(self.device)
+        recorder = GraphRecorder(self.device)
         self._buffers.meta.zero_()  # rows without sessions
         # Largest first: the compiler tunes for the first sizes that it sees, and the others fit into the memory of the first graph.
         for bucket in sorted(BUCKETS, key=lambda bucket: (bucket.rows * bucket.frames, bucket.rows), reverse=True):

@@ -26,10 +26,10 @@ from bistream.config import LanguageModelConfig
 from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, write_rows, write_starts
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs.attention import BLOCK_SIZE
-from bistream.text2token.graphs.recording import WorkQueue
 from bistream.text2token.graphs.step import GraphStep, StepFunctions, compiled_functions
 from bistream.text2token.graphs.tuning import GraphTuning
 from bistream.text2token.graphs.weights import GraphWeights
+from bistream.text2token.graphs.work_queue import WorkQueue
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sequence import StepPlan, TurnStart
 from bistream.text2token.step_runner import SampledRows

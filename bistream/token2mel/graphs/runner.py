@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from bistream.errors import EngineError
+from bistream.gpu.recording import GraphRecorder
 from bistream.token2mel.batching import Buckets, Span, group_spans
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.graphs.batch import Layout, group, output_rows
 from bistream.token2mel.graphs.memory import BatchMemory
 from bistream.token2mel.graphs.network import PackedEstimator, PackedSolver
 from bistream.token2mel.graphs.operations import Operations, compiled_operations, plain_operations
-from bistream.token2mel.graphs.recording import Recorder
 from bistream.token2mel.graphs.weights import pack
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
@@ -70,7 +70,7 @@ class GraphFlowRunner(FlowRunner):
         """Record the graphs of all sizes; compiles what Inductor's cache does not hold. Largest first: the others fit its memory."""
         if self.network.device.type != "cuda":
             return
-        began, recorder = time.monotonic(), Recorder(self.network.device)
+        began, recorder = time.monotonic(), GraphRecorder(self.network.device)
         for call in reversed(self._calls):
             call.memory.clear()
             call.graph = recorder.record(lambda call=call: self._launch(call))  # type: ignore[misc]

@@ -1,12 +1,14 @@
-"""The queue of a runner's work on its device: a CUDA stream, events for the steps in flight, graphs that share one memory pool."""
+"""The queue of a runner's work on its device: a CUDA stream, events for the steps in flight, and graphs recorded on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+
+from bistream.gpu.recording import GraphRecorder
 
 T = TypeVar("T")
 
@@ -19,7 +21,7 @@ class WorkQueue:
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._events = [torch.cuda.Event() for _ in range(depth)] if on_gpu else []  # type: ignore[no-untyped-call]
-        self._pool: Any = None
+        self._recorder = None if self._stream is None else GraphRecorder(device, self._stream)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # weights were made there
 
@@ -49,10 +51,8 @@ class WorkQueue:
     def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """A function that runs ``compute`` again from one graph, and what ``compute`` returned: tensors that each run writes anew.
 
-        ``compute`` must have run before, or its compilation would be recorded. Other threads may use the device meanwhile.
+        ``compute`` must have run before, or its compilation would be recorded.
         """
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            result = compute()
-        self._pool = graph.pool()
+        assert self._recorder is not None
+        graph, result = self._recorder.capture(compute)
         return graph.replay, result
