@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,23 +14,47 @@ import pytest
 from scripts.check_gpu import obstacle
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCH = re.compile(r"\bkernels_\w+\.(\w+)")
 STAGES = ("text2token", "token2mel", "mel2wav")
-GENERAL = "estimator.py"  # serves sizes that no checkpoint has; tests/gpu/test_token2wav_cuda.py runs it as a whole
+IN_BACKTICKS = re.compile(r"`([^`]+)`")
 
 
 def launched(stage: str) -> set[str]:
-    """Names of the kernels that the host code of a stage launches."""
-    hosts = [path for path in (ROOT / "bistream" / stage / "cuda").glob("*.py") if not path.name.startswith("kernels_")]
-    return {name for path in hosts if path.name != GENERAL for name in LAUNCH.findall(path.read_text(encoding="utf-8"))}
+    """``module.kernel`` of all that the host code of a stage launches."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "bistream" / stage / "cuda").glob("*.py")]
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    names = {f"{node.value.id}.{node.attr}" for node in nodes if isinstance(node.value, ast.Name)}
+    return {name for name in names if name.startswith("kernels_")}
+
+
+def documented(stage: str) -> Iterator[tuple[str, str]]:
+    """``module.kernel`` and the path of its test, by the stage's table in docs/kernels.md; an empty cell repeats the one above."""
+    text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    section = text.split(f"(`{stage}`)\n")[1].split("\n## ")[0]
+    test = ""
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) < 6 or not IN_BACKTICKS.search(cells[2]):
+            continue
+        test = cells[4].strip("`") or test
+        module = ""
+        for name in IN_BACKTICKS.findall(cells[2]):
+            module = name.split(".")[0] if "." in name else module
+            yield f"{module}.{name.split('.')[-1]}", test
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_kernel_is_named_in_a_test_of_its_stage(stage: str) -> None:
-    tests = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "gpu" / stage).glob("test_*.py"))
-    kernels = launched(stage)
+def test_every_kernel_stands_in_the_table_with_the_test_that_names_it(stage: str) -> None:
+    kernels, rows = launched(stage), list(documented(stage))
     assert kernels, "no launch was found"
-    assert not {name for name in kernels if not re.search(rf"``{name}``", tests)}
+    assert {kernel for kernel, _ in rows} == kernels
+    for kernel, test in rows:
+        assert f"``{kernel.split('.')[1]}``" in (ROOT / test).read_text(encoding="utf-8"), f"{test} does not name {kernel}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_test_of_kernels_stands_in_the_table(stage: str) -> None:
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "gpu" / stage).glob("test_*.py")}
+    assert files == {test for _, test in documented(stage)}
 
 
 @pytest.mark.parametrize(

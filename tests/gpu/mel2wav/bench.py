@@ -13,18 +13,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from bistream.mel2wav.cuda.network import Slots, VocoderCall, Workspace
-from bistream.mel2wav.cuda.network import _packed as packed_rows
-from bistream.mel2wav.cuda.rows import META_NUMBERS, Bucket, Rate, RowPlan, pack_rows
-from bistream.mel2wav.cuda.windows import Area
 from torch import Tensor, nn
 
 from bistream.config import VocoderConfig
+from bistream.mel2wav.cuda.batch import META_NUMBERS, Rate, pack_rows
+from bistream.mel2wav.cuda.launches import VocoderCall
+from bistream.mel2wav.cuda.launches import _packed as packed_rows
+from bistream.mel2wav.cuda.launches_convolution import Area
+from bistream.mel2wav.cuda.memory import Workspace
 from bistream.mel2wav.cuda.weights import VocoderWeights, pack_weights
 from bistream.mel2wav.hift import HiFT, ResBlock
+from bistream.mel2wav.hop_plan import Bucket, RowPlan
 from bistream.mel2wav.noise import normal_noise
+from bistream.mel2wav.sizes import MEL_BINS
+from bistream.mel2wav.slotted import Slots
 from bistream.mel2wav.weights import load_hift
-from bistream.rates import MEL_BINS, SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
+from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from tests.gpu.checks import DEVICE, Draw, poison, settled
 from tests.unit.mel2wav.tiny import random_state
 
@@ -70,11 +74,11 @@ def packed_weights() -> VocoderWeights:
 
 @cache
 def _memory(bucket: Bucket) -> tuple[Slots, Workspace]:
-    return Slots(NUM_SLOTS, STATE_FRAMES, CONFIG.nb_harmonics + 1, DEVICE), Workspace(hift(), (bucket,), DTYPE, DEVICE)
+    return Slots(NUM_SLOTS, MEL_BINS, CONFIG.nb_harmonics + 1, DEVICE), Workspace(hift(), (bucket,), DTYPE, DEVICE)
 
 
 def _plan(number: int, kind: str, new: int, slot: int, out_frame: int) -> RowPlan:
-    """As ``stage._plan`` would say it. "first" and "final" have nothing before them, "next" and "end" have."""
+    """As ``runner._plan`` would say it. "first" and "final" have nothing before them, "next" and "end" have."""
     context = STATE_FRAMES if kind in ("next", "end") else 0
     overlap = CONTEXT_FRAMES if context else 0
     frames = context + new
@@ -122,7 +126,7 @@ class VocoderBench:
 
     def rows_of(self, tensor: Tensor, size: int) -> Tensor:
         """Memory of rows of one size as [rows, size, ...]."""
-        return tensor[: self.bucket.rows * size].unflatten(0, (self.bucket.rows, size))
+        return torch.unflatten(tensor[: self.bucket.rows * size], 0, (self.bucket.rows, size))
 
     def mark_real(self) -> None:
         """What ``mark_real`` writes, but by torch."""
@@ -138,6 +142,30 @@ class VocoderBench:
             slot[start : start + length] = draw.normal(length, slot.shape[1], dtype=slot.dtype)
             rows.append(slot[start : start + length].clone())
         return rows
+
+    def fill_source_inputs(self, draw: Draw) -> tuple[list[Tensor], Tensor]:
+        """Random features of the f0 predictor, which is left out then; phases and kept source.
+
+        Returns the features of each row, float64 [frames, channels], and the phases of the slots, float64 [slots, harmonics].
+        """
+        self.call._f0 = []
+        memory, split = self.call._f0_rows, self.call._capacities[0]
+        features = []
+        for start, length in self.starts(self.space.rates[0]):
+            high, low = draw.normal(length, memory.shape[1], dtype=DTYPE), (draw.normal(length, memory.shape[1]) * 2.0**-12).to(DTYPE)
+            memory[start : start + length], memory[split + start : split + start + length] = high, low
+            features.append(high.double() + low.double())
+        phases = draw.uniform(0.0, 1.0, *self.slots.phase.shape).double()
+        self.slots.phase.copy_(phases)
+        self.slots.source.copy_(draw.normal(*self.slots.source.shape))
+        return features, phases
+
+    def fill_results(self, draw: Draw) -> None:
+        """Random windows of audio, mel and source in all rows, and random withheld audio in all slots."""
+        space, frames = self.space, self.bucket.frames
+        sizes = ((space.windows, frames * self.call.rate + 1), (space.mel, frames), (space.source, frames * SAMPLES_PER_MEL_FRAME))
+        for tensor in (*(self.rows_of(memory, size) for memory, size in sizes), self.slots.withheld):
+            tensor.copy_(0.5 * draw.normal(*tensor.shape))
 
 
 def launch(method: Callable[..., None], *arguments: Any, **options: Any) -> None:

@@ -10,15 +10,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from bistream.text2token.cuda.buffers import StepBuffers
-from bistream.text2token.cuda.cache import BLOCK_SIZE, CudaCache, packed_index
-from bistream.text2token.cuda.host_rows import NUM_FIELDS, NUM_START_NUMBERS, write_starts
-from bistream.text2token.cuda.packing import pack_weights
-from bistream.text2token.cuda.step import CudaStep
 from torch import Tensor
 
 from bistream.config import LanguageModelConfig
+from bistream.text2token.cuda.batch import LAST_SAMPLED, NO_POSITION, NUM_FIELDS, NUM_START_NUMBERS, RowField, write_starts
+from bistream.text2token.cuda.launches import CudaStep
+from bistream.text2token.cuda.memory import BLOCK_SIZE, CudaCache, StepBuffers, packed_index
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
+from bistream.text2token.cuda.weights import pack_weights
 from bistream.text2token.engine import SamplingSpec, TurnLimits
 from bistream.text2token.sampler import DEFAULT_HISTORY, SamplerState, uniforms
 from bistream.text2token.sequence import SlotReset, TurnStart
@@ -27,10 +26,10 @@ from tests.gpu.checks import DEVICE, SENTINEL, SUM_BOUND, Draw, assert_close, as
 from tests.unit.text2token.tiny import random_state
 
 __all__ = [
-    "CASES", "DEPTH", "MEASURED_BEST", "NUM_FIELDS", "NUM_START_NUMBERS", "POSITIONS", "REAL", "SLOTS", "USED_SLOTS", "SamplerState",
-    "SamplingSpec", "SlotReset", "StepBench", "Tuning", "TurnLimits", "TurnStart", "cases", "copy_of", "folded", "fresh_bench",
-    "from_tiles", "give_positions", "pack", "rounded", "sums_of_squares", "tensors_of", "to_tiles", "token_space", "uniforms", "unpack",
-    "write_starts",
+    "CASES", "DEPTH", "LAST_SAMPLED", "MEASURED_BEST", "NUM_FIELDS", "NUM_START_NUMBERS", "POSITIONS", "REAL", "SLOTS", "USED_SLOTS",
+    "RowField", "SamplerState", "SamplingSpec", "SlotReset", "StepBench", "Tuning", "TurnLimits", "TurnStart", "cases", "copy_of",
+    "folded", "fresh_bench", "from_tiles", "give_positions", "pack", "rounded", "sums_of_squares", "tensors_of", "to_tiles",
+    "token_space", "uniforms", "unpack", "write_starts",
 ]  # fmt: skip
 
 SQUARE_SCALE = 2.0**24  # squares are summed as multiples of 2**-24
@@ -70,7 +69,7 @@ def _places(columns: int) -> Tensor:
 
 
 def pack(plain: Tensor) -> Tensor:
-    """Columns in the order of ``kernels_small``."""
+    """Columns in the order of the kernels for few rows."""
     packed = torch.empty_like(plain)
     packed[..., _places(plain.shape[-1])] = plain
     return packed
@@ -82,13 +81,13 @@ def unpack(packed: Tensor) -> Tensor:
 
 def to_tiles(matrix: Tensor) -> Tensor:
     """[..., 64, 64] -> [..., 4096]: the keys (position, dimension) or values (dimension, position) of a block of the cache."""
-    lines = pack(matrix).unflatten(-2, (8, 8)).unflatten(-1, (2, 32))
+    lines = torch.unflatten(torch.unflatten(pack(matrix), -2, (8, 8)), -1, (2, 32))
     return lines.transpose(-3, -2).flatten(-4)
 
 
 def from_tiles(tiles: Tensor) -> Tensor:
     """The reverse of ``to_tiles``."""
-    lines = tiles.unflatten(-1, (8, 2, 8, 32)).transpose(-3, -2)
+    lines = torch.unflatten(tiles, -1, (8, 2, 8, 32)).transpose(-3, -2)
     return unpack(lines.flatten(-2).flatten(-3, -2))
 
 
@@ -126,8 +125,8 @@ class StepBench:
             self.cache.blocks, buffers.x, buffers.xb, buffers.squares, buffers.query, buffers.attended, buffers.hidden, buffers.down_part,
             buffers.logits, buffers.results, buffers.rows,
         )  # fmt: skip
-        buffers.rows[1] = -1
-        buffers.rows[0] = SLOTS
+        buffers.rows[RowField.POSITION] = NO_POSITION
+        buffers.rows[RowField.SLOT] = SLOTS
         buffers.arrived.zero_()
         buffers.clock.zero_()
         self.table[:USED_SLOTS] = draw.permutation(self.num_blocks)[: USED_SLOTS * BLOCKS].view(USED_SLOTS, BLOCKS).int()
@@ -220,10 +219,10 @@ def give_positions(bench: StepBench, draw: Draw, rows: int) -> tuple[Tensor, Ten
     others = draw.permutation(POSITIONS)
     position = torch.cat([edges, others[~torch.isin(others, edges)]])[:rows]
     if rows > 4:
-        position[4::5] = -1
-    slot = torch.where(position < 0, SLOTS, torch.arange(rows, device=DEVICE) % USED_SLOTS)
-    bench.buffers.rows[0, :rows] = slot.int()
-    bench.buffers.rows[1, :rows] = position.int()
+        position[4::5] = NO_POSITION
+    slot = torch.where(position == NO_POSITION, SLOTS, torch.arange(rows, device=DEVICE) % USED_SLOTS)
+    bench.buffers.rows[RowField.SLOT, :rows] = slot.int()
+    bench.buffers.rows[RowField.POSITION, :rows] = position.int()
     return slot, position
 
 

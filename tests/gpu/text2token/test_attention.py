@@ -21,6 +21,7 @@ from tests.gpu.text2token.bench import (
     POSITIONS,
     SLOTS,
     USED_SLOTS,
+    RowField,
     StepBench,
     fresh_bench,
     give_positions,
@@ -60,8 +61,8 @@ def check(bench: StepBench, draw: Draw, rows: int, slot: Tensor, position: Tenso
     keys, values = fill_cache(bench, draw, index)
     query = draw.normal(rows, bench.config.num_attention_heads, 64, dtype=torch.bfloat16)
     buffers.query[:rows] = pack(query).flatten(1)
-    buffers.rows[2, :rows] = (position * draw.uniform(0.0, 1.0, rows)).int()  # where the step's part of the sequence begins
-    buffers.rows[5, :rows] = draw.permutation(rows).int()
+    buffers.rows[RowField.START, :rows] = (position * draw.uniform(0.0, 1.0, rows)).int()  # where the step's part of the sequence begins
+    buffers.rows[RowField.ORDER, :rows] = draw.permutation(rows).int()
     assert bench.attend(index, rows) is kernels_attention.attend_rows
     live = position >= 0
     found = buffers.attended[:rows]
@@ -85,15 +86,17 @@ def test_attend_rows_of_one_length(last: int, rows: int) -> None:
     bench = fresh_bench(draw, "real")
     slot = torch.arange(rows, device=bench.table.device) % USED_SLOTS
     position = torch.full_like(slot, last)
-    bench.buffers.rows[0, :rows], bench.buffers.rows[1, :rows] = slot.int(), position.int()
+    bench.buffers.rows[RowField.SLOT, :rows] = slot.int()
+    bench.buffers.rows[RowField.POSITION, :rows] = position.int()
     check(bench, draw, rows, slot, position)
 
 
 def test_padding_alone_writes_nothing() -> None:
     draw = Draw()
     bench = fresh_bench(draw, "real")
-    bench.buffers.rows[0, :4], bench.buffers.rows[2, :4] = SLOTS, 0
-    bench.buffers.rows[5, :4] = torch.arange(4)
+    bench.buffers.rows[RowField.SLOT, :4] = SLOTS
+    bench.buffers.rows[RowField.START, :4] = 0
+    bench.buffers.rows[RowField.ORDER, :4] = torch.arange(4)
     bench.attend(0, 4)
     assert_untouched(bench.buffers.attended)
 

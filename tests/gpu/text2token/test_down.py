@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.text2token.cuda import kernels_mlp, kernels_small
+from bistream.text2token.cuda import kernels_down
 from tests.gpu.checks import Draw
 from tests.gpu.text2token.bench import MEASURED_BEST, Tuning, cases, fresh_bench, pack, rounded
 
@@ -35,17 +35,17 @@ def check(name: str, rows: int, index: int, kernel: object, tuning: Tuning = MEA
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("name", "rows"), cases(1, 16))
 def test_down_small(name: str, rows: int, index: int) -> None:
-    check(name, rows, index, kernels_small.down_small)
+    check(name, rows, index, kernels_down.down_small)
 
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("name", "rows"), cases(17, 320))
 def test_down_many(name: str, rows: int, index: int) -> None:
-    check(name, rows, index, kernels_mlp.down_many)
+    check(name, rows, index, kernels_down.down_many)
 
 
 @pytest.mark.parametrize("patience", [0, 1])
 @pytest.mark.parametrize("rows", [17, 64, 65, 200])
 def test_down_many_where_programs_do_not_wait(rows: int, patience: int) -> None:
     """A program that has waited too long leaves its share of the addition to the last one."""
-    check("real", rows, 0, kernels_mlp.down_many, dataclasses.replace(MEASURED_BEST, down_patience=patience))
+    check("real", rows, 0, kernels_down.down_many, dataclasses.replace(MEASURED_BEST, down_patience=patience))

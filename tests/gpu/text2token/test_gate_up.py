@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.text2token.cuda import kernels_large, kernels_mlp, kernels_small
+from bistream.text2token.cuda import kernels_gate_up
 from tests.gpu.checks import BOUNDS, Draw, assert_close, assert_untouched
 from tests.gpu.text2token.bench import MEASURED_BEST, Tuning, cases, folded, fresh_bench, unpack
 
@@ -36,20 +36,20 @@ def check(name: str, rows: int, kernel: object, tuning: Tuning = MEASURED_BEST) 
 
 @pytest.mark.parametrize(("name", "rows"), cases(1, 16))
 def test_gate_up_small(name: str, rows: int) -> None:
-    check(name, rows, kernels_small.gate_up_small)
+    check(name, rows, kernels_gate_up.gate_up_small)
 
 
 @pytest.mark.parametrize(("name", "rows"), cases(17, 64))
 def test_gate_up_small_16_rows_at_a_time(name: str, rows: int) -> None:
     """``MANY``, which another tuning than the measured one can choose."""
-    check(name, rows, kernels_small.gate_up_small, SMALL_TO_64)
+    check(name, rows, kernels_gate_up.gate_up_small, SMALL_TO_64)
 
 
 @pytest.mark.parametrize(("name", "rows"), cases(17, 64))
 def test_gate_up_large(name: str, rows: int) -> None:
-    check(name, rows, kernels_large.gate_up_large)
+    check(name, rows, kernels_gate_up.gate_up_large)
 
 
 @pytest.mark.parametrize(("name", "rows"), cases(65, 320))
 def test_gate_up_many(name: str, rows: int) -> None:
-    check(name, rows, kernels_mlp.gate_up_many)
+    check(name, rows, kernels_gate_up.gate_up_many)

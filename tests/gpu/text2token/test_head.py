@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.text2token.cuda import kernels_large, kernels_small
+from bistream.text2token.cuda import kernels_head
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
 from tests.gpu.text2token.bench import cases, folded, fresh_bench
 
@@ -29,9 +29,9 @@ def check(name: str, rows: int, kernel: object) -> None:
 
 @pytest.mark.parametrize(("name", "rows"), cases(1, 16))
 def test_head_small(name: str, rows: int) -> None:
-    check(name, rows, kernels_small.head_small)
+    check(name, rows, kernels_head.head_small)
 
 
 @pytest.mark.parametrize(("name", "rows"), cases(17, 320))
 def test_head_large(name: str, rows: int) -> None:
-    check(name, rows, kernels_large.head_large)
+    check(name, rows, kernels_head.head_large)

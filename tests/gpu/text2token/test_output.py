@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.text2token.cuda import kernels_many, kernels_small
+from bistream.text2token.cuda import kernels_output
 from tests.gpu.checks import Draw
 from tests.gpu.text2token.bench import cases, fresh_bench, pack, rounded
 
@@ -29,9 +29,9 @@ def check(name: str, rows: int, index: int, kernel: object) -> None:
 
 @pytest.mark.parametrize(("name", "rows"), cases(1, 64))
 def test_output_small(name: str, rows: int) -> None:
-    check(name, rows, rows % 2, kernels_small.output_small)
+    check(name, rows, rows % 2, kernels_output.output_small)
 
 
 @pytest.mark.parametrize(("name", "rows"), cases(65, 320))
 def test_output_many(name: str, rows: int) -> None:
-    check(name, rows, rows % 2, kernels_many.output_many)
+    check(name, rows, rows % 2, kernels_output.output_many)

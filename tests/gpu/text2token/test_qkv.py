@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.text2token.cuda import kernels_many, kernels_small
+from bistream.text2token.cuda import kernels_qkv
 from tests.gpu.checks import BOUNDS, Draw, assert_close, assert_untouched
 from tests.gpu.text2token.bench import StepBench, cases, folded, fresh_bench, from_tiles, give_positions, unpack
 
@@ -30,9 +30,8 @@ def exact_heads(bench: StepBench, index: int, normed: Tensor, position: Tensor) 
     """Queries, keys and values, float64 [rows, heads, 64]."""
     layer, config = bench.weights.layers[index], bench.config
     heads = normed @ folded(layer.qkv_weight, layer.input_norm).T + layer.qkv_bias.double()
-    query, key, value = heads.unflatten(1, (-1, 64)).split(
-        [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads], dim=1
-    )
+    sizes = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+    query, key, value = torch.split(torch.unflatten(heads, 1, (-1, 64)), sizes, dim=1)
     angle = position.clamp(min=0)[:, None].double() / config.rope_theta ** (torch.arange(0, 64, 2, device=normed.device).double() / 64)
     return rotate(query, angle.cos(), angle.sin()), rotate(key, angle.cos(), angle.sin()), value
 
@@ -49,10 +48,8 @@ def check(name: str, rows: int, index: int, kernel: object) -> None:
     assert_close(unpack(found)[live], query, BOUND)
     assert_untouched(found[~live], bench.buffers.query[rows:])
     block, place = bench.table[slot[live], position[live] // 64].long(), position[live] % 64
-    keys, turned_values = from_tiles(bench.cache.blocks[index]).unbind(
-        2
-    )  # [blocks, kv_heads, 64, 64]; values come as [dimension, position]
-    values = turned_values.transpose(-1, -2)
+    keys, turned_values = from_tiles(bench.cache.blocks[index]).unbind(2)  # [blocks, kv_heads, 64, 64]
+    values = turned_values.transpose(-1, -2)  # they come as [dimension, position]
     for found, exact in ((keys, key), (values, value)):
         assert_close(found[block, :, place], exact, BOUND)
         found[block, :, place] = torch.nan
@@ -63,10 +60,10 @@ def check(name: str, rows: int, index: int, kernel: object) -> None:
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("name", "rows"), cases(1, 64))
 def test_qkv_small(name: str, rows: int, index: int) -> None:
-    check(name, rows, index, kernels_small.qkv_small)
+    check(name, rows, index, kernels_qkv.qkv_small)
 
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("name", "rows"), cases(65, 320))
 def test_qkv_many(name: str, rows: int, index: int) -> None:
-    check(name, rows, index, kernels_many.qkv_many)
+    check(name, rows, index, kernels_qkv.qkv_many)

@@ -18,7 +18,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
 
 from bistream.text2token.cuda import kernels_sampler
 from tests.gpu.checks import SENTINEL, Draw, assert_untouched, poison
-from tests.gpu.text2token.bench import DEPTH, SLOTS, SamplerState, StepBench, copy_of, fresh_bench, tensors_of, uniforms
+from tests.gpu.text2token.bench import DEPTH, SLOTS, RowField, SamplerState, StepBench, copy_of, fresh_bench, tensors_of, uniforms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -116,7 +116,7 @@ def check(name: str, rows: int, seed: int) -> None:
     samples[0] = True
     logits = give_scores(bench, draw, rows)
     state = give_state(bench, draw, slots, logits)
-    buffers.rows[0, :rows], buffers.rows[4, :rows] = slots.int(), samples.int()
+    buffers.rows[RowField.SLOT, :rows], buffers.rows[RowField.SAMPLES, :rows] = slots.int(), samples.int()
     poison(buffers.results)
     buffers.clock[:] = torch.tensor([SENTINEL, step])
     expected = copy_of(state)

@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bistream.token2mel.cuda.buffers import FlowBuffers
-from bistream.token2mel.cuda.estimator_few import _Source as Source
-from bistream.token2mel.cuda.layout import Bucket, fill, segment_offsets, segment_sizes, views
-from bistream.token2mel.cuda.packing import FlowWeights, pack_encoder, pack_few
-from bistream.token2mel.cuda.solver import CudaSolver
 from torch import Tensor, nn
 
 from bistream.config import EstimatorConfig, FlowConfig, FlowEncoderConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.cuda.tuning import FEW, MANY, tile_sizes
+from bistream.token2mel.cuda.batch import BatchArrays, Bucket, ChunkItemField, RateArrays, batch_shapes, batch_size, views
+from bistream.token2mel.cuda.batch_filling import fill
+from bistream.token2mel.cuda.launches import CudaSolver
+from bistream.token2mel.cuda.launches_few import _Source as Source
+from bistream.token2mel.cuda.memory import FlowBuffers
+from bistream.token2mel.cuda.tuning import FEW, MANY, FewTiles, tile_sizes
+from bistream.token2mel.cuda.weights import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.encoder import ConformerLayer
 from bistream.token2mel.estimator import TransformerBlock, Unit
 from bistream.token2mel.flow import FlowNetwork
@@ -36,7 +37,7 @@ from bistream.types import VoicePrompt
 from tests.gpu.checks import BOUNDS, DEVICE, Draw, poison, settled
 from tests.unit.token2mel.random_weights import random_state
 
-__all__ = ["GUIDANCE_ROWS", "ConformerLayer", "Source", "TransformerBlock", "WindowLinear"]
+__all__ = ["GUIDANCE_ROWS", "ChunkItemField", "ConformerLayer", "Source", "TransformerBlock", "WindowLinear"]
 
 # Real widths, which the kernels are written for; fewer layers and solver steps
 CONFIG = FlowConfig(
@@ -58,6 +59,9 @@ BATCHES: dict[str, tuple[tuple[int, int], ...]] = {
     "long": ((64, 30),),
     "full": ((33, 2), (1, 7), (50, 0), (25, 3), (26, 1), (15, 0), (51, 40), (32, 1)),
 }
+CASES = [*((batch, torch.float16) for batch in BATCHES), ("ragged", torch.bfloat16)]
+FEW_KINDS = tuple(kind for kind, (_, tuning) in KINDS.items() if tuning.few is not None)
+FEW_CASES = [(kind, *case) for kind in FEW_KINDS for case in CASES]
 STEP = 1  # solver step whose state is used
 CHUNK = CONFIG.estimator.static_chunk_size
 HEADS = CONFIG.estimator.num_heads
@@ -146,9 +150,9 @@ class FlowBench:
             poison(tensor)
             tensor.select(page, ZERO_PAGE).zero_()
         self.frames = bucket.tokens * CONFIG.token_mel_ratio
-        few = self.tuning.few
-        few_rows = GUIDANCE_ROWS * self.frames if few is not None else 0
-        self.buffers = FlowBuffers(CONFIG, self.frames, few_rows, few_rows * (few.key_splits if few is not None else 0), dtype, DEVICE)
+        few_rows = GUIDANCE_ROWS * self.frames if self.tuning.few is not None else 0
+        split_rows = few_rows * self.few.key_splits if few_rows else 0
+        self.buffers = FlowBuffers(CONFIG, self.frames, few_rows, split_rows, dtype, DEVICE)
         poison(*(value for value in vars(self.buffers).values() if isinstance(value, Tensor)))
         self.arrays = self._arrays(older)
         self.free_velocities = torch.zeros(1, CONFIG.output_size, device=DEVICE)
@@ -166,14 +170,14 @@ class FlowBench:
             (pages.upsample_tail, 0),
         )
 
-    def _arrays(self, older: list[Span]) -> dict[str, Tensor]:
+    def _arrays(self, older: list[Span]) -> BatchArrays[Tensor]:
         """The batch on the device. Behind its rows lie those of an older, full batch, as they would in the product."""
         sizes = tile_sizes(self.tuning)
-        shapes = segment_sizes(self.bucket, sizes, CONFIG)
-        host = views(np.zeros(segment_offsets(shapes)[1], np.int32), shapes)
+        shapes = batch_shapes(self.bucket, sizes, CONFIG)
+        host = views(np.zeros(batch_size(shapes), np.int32), shapes)
         fill(host, older, sizes, CONFIG, self.left)
         fill(host, self.spans, sizes, CONFIG, self.left)
-        return {name: torch.from_numpy(array).to(DEVICE) for name, array in host.items()}
+        return host.map(lambda array: torch.from_numpy(array).to(DEVICE))
 
     def _solver(self) -> CudaSolver:
         mel = torch.zeros(self.frames, CONFIG.output_size, device=DEVICE)
@@ -184,9 +188,19 @@ class FlowBench:
         )  # fmt: skip
 
     @property
+    def few(self) -> FewTiles:
+        """Tiles of a bucket of few rows."""
+        assert self.tuning.few is not None
+        return self.tuning.few
+
+    @property
     def live(self) -> int:
         """Frames of this batch."""
         return sum(span.length for span in self.spans) * CONFIG.token_mel_ratio
+
+    def at_rate(self, ratio: int) -> RateArrays[Tensor]:
+        """ratio: rows per token."""
+        return self.arrays.tokens if ratio == 1 else self.arrays.frames
 
     def sessions(self, ratio: int) -> list[Session]:
         """ratio: rows per token."""
@@ -204,7 +218,7 @@ class FlowBench:
 
     def half(self, number: int, column: int = 0, block: int = 0) -> Any:
         """The launches of a guidance half, in the middle of ``STEP``: at this column of the tails and this transformer block."""
-        half = self.solver.estimator._halves[number]  # type: ignore[union-attr]
+        half = self.solver.estimator._halves[number]
         half._step, half._tail_column, half._block = STEP, column, block
         return half
 
@@ -270,7 +284,7 @@ def attend(bench: FlowBench, memory: Tensor, query: Tensor, normed: Tensor, spli
 
 def by_head(weight: Tensor) -> Tensor:
     """A projection [HEADS * size, width] as float64 [HEADS, size, width]."""
-    return weight.double().unflatten(0, (HEADS, -1))
+    return torch.unflatten(weight.double(), 0, (HEADS, -1))
 
 
 def folded_query(block: TransformerBlock, normed: Tensor) -> Tensor:
@@ -320,9 +334,7 @@ def encoder_layer(bench: FlowBench, ratio: int) -> ConformerLayer:
     return layer
 
 
-def encoder_memory(bench: FlowBench, ratio: int) -> tuple[Tensor, int, str]:
-    """Keys and values that this layer keeps, [pages, chunk, 2 * width]; its number among all layers; and the name of the rate."""
+def encoder_memory(bench: FlowBench, ratio: int) -> tuple[Tensor, int]:
+    """Keys and values that this layer keeps, [pages, chunk, 2 * width], and its number among all layers."""
     layers = CONFIG.encoder.num_blocks
-    if ratio == 1:
-        return bench.pages.token_keys_values[-1], layers - 1, "token"
-    return bench.pages.frame_keys_values[0], layers, "frame"
+    return (bench.pages.token_keys_values[-1], layers - 1) if ratio == 1 else (bench.pages.frame_keys_values[0], layers)

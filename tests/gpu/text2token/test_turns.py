@@ -1,4 +1,4 @@
-"""What the host wrote becomes device state. Kernels: ``begin_rows``, ``begin_turns``."""
+"""Numbers of turns that begin become state of their slots. Kernel: ``begin_turns``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
-from bistream.text2token.cuda import kernels_rows
-from tests.gpu.checks import DEVICE, SENTINEL, Draw, assert_untouched, poison, poisoned, settled
+from bistream.text2token.cuda import kernels_turns
+from tests.gpu.checks import DEVICE, Draw, poisoned, settled
 from tests.gpu.text2token.bench import (
-    CASES,
-    DEPTH,
-    NUM_FIELDS,
     NUM_START_NUMBERS,
     SLOTS,
     SamplerState,
@@ -25,43 +22,13 @@ from tests.gpu.text2token.bench import (
     TurnLimits,
     TurnStart,
     copy_of,
-    fresh_bench,
-    sums_of_squares,
     tensors_of,
     token_space,
-    unpack,
     write_starts,
 )
 from tests.gpu.text2token.bench import REAL as CONFIG
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
-
-
-@pytest.mark.parametrize(("name", "rows"), CASES)
-def test_begin_rows(name: str, rows: int) -> None:
-    draw = Draw(name, rows)
-    bench = fresh_bench(draw, name)
-    buffers, embedding, step = bench.buffers, bench.packed.embedding, rows % DEPTH
-    poison(buffers.rows, buffers.arrived)
-    buffers.clock[:] = torch.tensor([step, SENTINEL])
-    fields = draw.integers(0, 1000, rows, NUM_FIELDS)
-    fields[:, 0] = draw.integers(0, SLOTS, rows)
-    fields[:, 3] = draw.integers(0, len(embedding), rows)
-    fields[::2, 3] = -1  # the last id sampled in the slot
-    buffers.ring[:] = SENTINEL
-    buffers.ring[step, :rows] = fields.cpu()
-    bench.state.last_id[:] = draw.integers(0, len(embedding), SLOTS + 1, dtype=torch.int64)
-    assert bench.begin(rows) is kernels_rows.begin_rows
-
-    assert torch.equal(buffers.rows[:, :rows], fields.T)
-    token = torch.where(fields[:, 3] < 0, bench.state.last_id[fields[:, 0].long()], fields[:, 3].long())
-    assert torch.equal(buffers.x[:rows], embedding[token].float())
-    xb = buffers.xb[:rows]
-    assert torch.equal(unpack(xb) if rows <= bench.tuning.qkv_small_rows else xb, embedding[token])
-    assert torch.equal(buffers.squares[0, :rows], sums_of_squares(embedding[token].float()))
-    assert not buffers.squares[1:, :rows].any() and not buffers.arrived.any()
-    assert buffers.clock.tolist() == [step, step]
-    assert_untouched(buffers.rows[:, rows:], buffers.x[rows:], buffers.xb[rows:], buffers.squares[:, rows:])
 
 
 def random_starts(turns: int, width: int) -> list[TurnStart]:
@@ -70,8 +37,10 @@ def random_starts(turns: int, width: int) -> list[TurnStart]:
     space = token_space(CONFIG)
     starts = []
     for turn, slot in enumerate(rng.permutation(SLOTS)[:turns].tolist()):
-        chosen = [frozenset(special for special in space.specials if rng.random() < 0.5) for _ in range(2)]
-        limits = TurnLimits(int(rng.integers(1, 10**6)), int(rng.integers(0, 50)), *chosen, space.fill if rng.random() < 0.5 else None)
+        forbidden, early = (frozenset(special for special in space.specials if rng.random() < 0.5) for _ in range(2))
+        limits = TurnLimits(
+            int(rng.integers(1, 10**6)), int(rng.integers(0, 50)), forbidden, early, space.fill if rng.random() < 0.5 else None
+        )
         spec = SamplingSpec(
             float(rng.uniform(0.1, 1.0)), int(rng.integers(1, 500)), int(rng.integers(0, 65)), float(rng.uniform(0.0, 2.0)),
             float(rng.uniform(0.0, 10.0)), int(rng.integers(-(2**63), 2**63)),
@@ -109,7 +78,7 @@ def test_begin_turns(turns: int, width: int) -> None:
     blocks = np.zeros((turns, width), np.int32)
     write_starts(numbers, blocks, starts, state.space)
     with settled():
-        kernels_rows.begin_turns[(turns,)](
+        kernels_turns.begin_turns[(turns,)](
             pinned(numbers), pinned(blocks), table, table.stride(0),
             state.top_p, state.top_k, state.temperature, state.win_size, state.min_repeats, state.key, state.num_decided,
             state.running.view(torch.uint8), state.num_new, state.max_new, state.min_new,

@@ -11,11 +11,10 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
-from tests.gpu.token2mel.bench import BATCHES, FlowBench, encoder_layer, launch, layer_norm, same_bits
+from tests.gpu.token2mel.bench import CASES, FlowBench, encoder_layer, launch, layer_norm, same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-CASES = [*((batch, torch.float16) for batch in BATCHES), ("ragged", torch.bfloat16)]
 cases = pytest.mark.parametrize(("batch", "dtype"), CASES, ids=str)
 rates = pytest.mark.parametrize("ratio", [1, 2])  # rows per token
 kinds = pytest.mark.parametrize("kind", ["few64", "few256", "many"])
@@ -32,8 +31,7 @@ def test_linear_behind_layer_norm(batch: str, dtype: torch.dtype, kind: str, rat
     norm, linear = (layer.norm_feed_forward, layer.linear_in) if activation else (layer.norm_attention, layer.attention.to_qkv)
     out = buffers.encoder_hidden if activation else buffers.qkv
     x = bench.rows(draw, buffers.encoder_x, live)
-    live_rows = bench.arrays["live_tokens" if ratio == 1 else "live_frames"]
-    launch(bench.solver.encoder._norm_linear, norm, linear, activation, out, live_rows, rows)
+    launch(bench.solver.encoder._norm_linear, norm, linear, activation, out, bench.at_rate(ratio).live, rows)
     normed, is_many = layer_norm(x, norm), kind == "many"
     if is_many:
         assert_close(buffers.encoder_copy[:live], normed, bench.bound)
@@ -60,8 +58,7 @@ def test_residual_linear(batch: str, dtype: torch.dtype, kind: str, ratio: int, 
     a = bench.rows(draw, given, live)
     x = bench.rows(draw, buffers.encoder_x, live).clone()
     before = buffers.encoder_x.clone()
-    live_rows = bench.arrays["live_tokens" if ratio == 1 else "live_frames"]
-    launch(bench.solver.encoder._onto_residual, linear, given, live_rows, rows, is_last)
+    launch(bench.solver.encoder._onto_residual, linear, given, bench.at_rate(ratio).live, rows, is_last)
     exact = x.double() + a.double() @ linear.weight.double().T + linear.bias.double()
     written = bench.written(bench.tuning.encoder_tile[0], live)
     if is_last:

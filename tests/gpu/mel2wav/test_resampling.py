@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -46,6 +46,7 @@ def test_transposed(batch: str, stage: int) -> None:
     bench = VocoderBench(batch, draw)
     call, coming, here = bench.call, bench.space.rates[stage], bench.space.rates[stage + 1]
     conv = bench.hift.ups[stage]
+    assert isinstance(conv, nn.ConvTranspose1d) and isinstance(conv.padding, tuple)
     source = bench.space.stage_in.view(-1, conv.in_channels)
     rows = []
     for start, length in bench.starts(coming):
@@ -82,6 +83,7 @@ def test_strided_with_snake(batch: str, stage: int) -> None:
         call._convolve, packed.source_down, bench.space.spectrum, call._spectrum, _packed(here), out, active=(packed.source_alpha, active)
     )
     conv = bench.hift.source_downs[stage]
+    assert isinstance(conv, nn.Conv1d)
     weight, bias = doubled(conv)
     exact = [F.conv1d(row.T[None], weight, bias, conv.stride, conv.padding)[0].T for row in rows]
     assert_rows(bench, out, here, exact, gaps=False)

@@ -24,7 +24,7 @@ LAYERS = len(CONFIG.resblock_dilation_sizes[0])
 batches = pytest.mark.parametrize("batch", sorted(BATCHES))
 stages = pytest.mark.parametrize("stage", range(len(CONFIG.upsample_rates)))
 layers = pytest.mark.parametrize("layer", range(LAYERS))
-# slots of a stage, as in ``network``
+# slots of a stage, as in ``launches``
 X, ACTIVES, HIDDENS, STREAMS = 0, (1, 2, 3), (4, 5, 6), (7, 8, 9)
 
 
@@ -54,11 +54,17 @@ def assert_rows(bench: VocoderBench, slot: Tensor, rate: Rate, rows: list[Tensor
     assert not slot[: len(gap)][gap].any()
 
 
+def _kernel_size(block: ResBlock) -> int:
+    conv = block.convs1[0]
+    assert isinstance(conv, nn.Conv1d)
+    return conv.kernel_size[0]
+
+
 def blocks_of(bench: VocoderBench, stage: int) -> list[ResBlock]:
     """Longest kernel first."""
     count = len(CONFIG.resblock_kernel_sizes)
     blocks = [block for block in bench.hift.resblocks[stage * count : (stage + 1) * count] if isinstance(block, ResBlock)]
-    return sorted(blocks, key=lambda block: -block.convs1[0].kernel_size[0])
+    return sorted(blocks, key=_kernel_size, reverse=True)
 
 
 def prepared(batch: str, *parameters: object) -> tuple[VocoderBench, Draw]:
@@ -166,7 +172,7 @@ def test_the_f0_predictor(batch: str, number: int) -> None:
     bench, draw = prepared(batch, number)
     rate, capacity = bench.space.rates[0], bench.call._capacities[0]
     conv = list(bench.hift.f0_predictor.condnet.values())[number]
-    assert isinstance(conv, nn.Conv1d)
+    assert isinstance(conv, nn.Conv1d) and conv.bias is not None
     memory = bench.space.mel_parts if number == 0 else bench.space.f0_parts
     read, write = (2 if number % 2 == 0 and number else 0), (0 if number % 2 == 0 else 2)  # two slots each, by turns
     high, low = memory[read * capacity : (read + 1) * capacity], memory[(read + 1) * capacity : (read + 2) * capacity]

@@ -1,4 +1,7 @@
-"""A transformer block for few rows. Kernels: ``query_few``, ``attend_few``, ``join_few``, ``feed_forward_few``."""
+"""Attention of the estimator. Kernels: ``query_few``, ``attend_few``, ``join_few`` for few rows, ``attend_pages_large`` for many.
+
+``tests/gpu/test_attention_cuda.py`` has other numbers of programs of the latter. Queries of many rows: ``test_block``.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import (
     BATCHES,
+    CASES,
     CHUNK,
+    FEW_CASES,
+    FEW_KINDS,
     STEP,
+    ChunkItemField,
     FlowBench,
     attend,
     by_head,
-    feed_forward,
     folded_query,
     kept,
     launch,
@@ -30,18 +36,15 @@ from tests.gpu.token2mel.bench import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-FEW = ("few64", "few128", "few256", "few384")
-CASES = [(kind, batch, torch.float16) for kind in FEW for batch in BATCHES] + [(kind, "ragged", torch.bfloat16) for kind in FEW]
 BLOCK = 3
 
-
-cases = pytest.mark.parametrize(("kind", "batch", "dtype"), CASES, ids=str)
+few_cases = pytest.mark.parametrize(("kind", "batch", "dtype"), FEW_CASES, ids=str)
 halves = pytest.mark.parametrize("half", [0, 1])
 
 
 @halves
 @pytest.mark.parametrize("first", [False, True])
-@cases
+@few_cases
 def test_query_few(kind: str, batch: str, dtype: torch.dtype, first: bool, half: int) -> None:
     draw, bench = Draw(kind, batch, dtype, first, half), FlowBench(kind, batch, dtype)
     launches, block, live, buffers = bench.half(half, block=BLOCK), bench.block(BLOCK), bench.live, bench.buffers
@@ -59,7 +62,7 @@ def test_query_few(kind: str, batch: str, dtype: torch.dtype, first: bool, half:
     expected[STEP, BLOCK, half] = kept(pages[STEP, BLOCK, half], normed, bench.sessions(2), CHUNK)
     assert same_bits(bench.pages.context, expected)
     assert_untouched(bench.outside(buffers.odd, half, live), bench.outside(buffers.normed, half, live))
-    assert_untouched(bench.outside(buffers.query, half, bench.written(bench.tuning.few.rows)))
+    assert_untouched(bench.outside(buffers.query, half, bench.written(bench.few.rows)))
 
 
 def add_attention(bench: FlowBench, draw: Draw, half: int) -> None:
@@ -76,7 +79,7 @@ def add_attention(bench: FlowBench, draw: Draw, half: int) -> None:
     assert_close(added, torch.einsum("fhd,hdw->fw", values_of(block, attended), output), bench.bound)
     assert not launches.x[:live].any(), "the other buffer of the stream is cleared"
     assert_untouched(bench.outside(buffers.odd, half, live), bench.outside(buffers.x, half, live))
-    if bench.tuning.few.key_splits > 1:
+    if bench.few.key_splits > 1:
         check_splits(bench, half, query, normed, memory, added)
     else:
         assert_untouched(buffers.parts, buffers.lse)
@@ -84,10 +87,10 @@ def add_attention(bench: FlowBench, draw: Draw, half: int) -> None:
 
 def check_splits(bench: FlowBench, half: int, query: Tensor, normed: Tensor, memory: Tensor, added: Tensor) -> None:
     """The parts of ``attend_few`` are those of its splits, and ``join_few`` adds what they come to."""
-    launches, block, live, most = bench.half(half), bench.block(BLOCK), bench.live, bench.tuning.few.key_splits
-    splits = int(bench.arrays["chunk_item"][0, 6])
-    parts = launches.parts.unflatten(0, (most, bench.frames))
-    lse = launches.lse.unflatten(0, (most, bench.frames))
+    launches, block, live, most = bench.half(half), bench.block(BLOCK), bench.live, bench.few.key_splits
+    splits = int(bench.arrays.chunk_item[0, ChunkItemField.SPLITS])
+    parts = torch.unflatten(launches.parts, 0, (most, bench.frames))
+    lse = torch.unflatten(launches.lse, 0, (most, bench.frames))
     sums = torch.full((most, live, lse.shape[-1]), -torch.inf, dtype=torch.float64, device=query.device)
     values = torch.zeros(*sums.shape, parts.shape[-1], dtype=torch.float64, device=query.device)
     for split in range(splits):
@@ -106,7 +109,7 @@ def check_splits(bench: FlowBench, half: int, query: Tensor, normed: Tensor, mem
 
 
 @halves
-@cases
+@few_cases
 def test_attend_few_and_join_few(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
     """One split in bucket few384, where the output projection is part of ``attend_few``; up to two or eight in the others."""
     add_attention(FlowBench(kind, batch, dtype), Draw(kind, batch, dtype, half), half)
@@ -114,17 +117,23 @@ def test_attend_few_and_join_few(kind: str, batch: str, dtype: torch.dtype, half
 
 @pytest.mark.parametrize("left", [1, 3])
 @pytest.mark.parametrize("batch", sorted(BATCHES))
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", FEW_KINDS)
 def test_attend_few_with_bounded_context(kind: str, batch: str, left: int) -> None:
     add_attention(FlowBench(kind, batch, left=left), Draw(kind, batch, left), 1)
 
 
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize(("batch", "dtype"), CASES, ids=str)
 @halves
-@cases
-def test_feed_forward_few(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
-    draw, bench = Draw(kind, batch, dtype, half), FlowBench(kind, batch, dtype)
-    launches, block, live = bench.half(half), bench.block(BLOCK), bench.live
-    x, before = bench.rows(draw, launches.odd), bench.rows(draw, launches.x).clone()
-    launch(launches._feed_forward, block)
-    assert_close(launches.x[:live].double() - before.double() - x.double(), feed_forward(block, x), bench.bound)
-    assert_untouched(bench.outside(bench.buffers.x, half, live), bench.outside(bench.buffers.odd, half, live))
+def test_attend_pages_large(half: int, batch: str, dtype: torch.dtype, left: int) -> None:
+    draw, bench = Draw(half, batch, dtype, left), FlowBench("many", batch, dtype, left)
+    launches, live = bench.half(half, block=BLOCK), bench.live
+    launches._attention_programs = launches._attention_programs_alone if half == 0 else launches._attention_programs_beside
+    memory = bench.pages.context[STEP, BLOCK, half]
+    bench.store(draw, memory, 2)
+    query, normed, pages = bench.rows(draw, launches.query), bench.rows(draw, launches.normed), bench.pages.context.clone()
+    launch(launches._attend)
+    attended, _ = attend(bench, memory, query, normed)
+    assert_close(launches.attended[:live], attended, bench.bound)
+    assert_untouched(bench.outside(bench.buffers.attended, half, live))
+    assert same_bits(bench.pages.context, pages)

@@ -1,6 +1,6 @@
-"""Convolutions of the estimator and of the encoder, and the end of a solver step.
+"""Causal convolutions of the estimator, and the encoder's upsampling.
 
-Kernels: ``window_linear``, ``window_activate``, ``window_residual``, ``finish_step``.
+Kernels: ``window_few`` for few rows; ``window_linear``, which also upsamples, ``window_activate`` and ``window_residual`` for many.
 """
 
 from __future__ import annotations
@@ -15,15 +15,118 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
 from tests.gpu.checks import SUM_BOUND, Draw, assert_close, assert_untouched
-from tests.gpu.token2mel.bench import BATCHES, CHUNK, STEP, FlowBench, WindowLinear, convolve, kept, launch, layer_norm, same_bits
+from tests.gpu.token2mel.bench import (
+    CASES,
+    CHUNK,
+    FEW_CASES,
+    STEP,
+    FlowBench,
+    Source,
+    WindowLinear,
+    convolve,
+    kept,
+    launch,
+    layer_norm,
+    same_bits,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-CASES = [*((batch, torch.float16) for batch in BATCHES), ("ragged", torch.bfloat16)]
 cases = pytest.mark.parametrize(("batch", "dtype"), CASES, ids=str)
+few_cases = pytest.mark.parametrize(("kind", "batch", "dtype"), FEW_CASES, ids=str)
 halves = pytest.mark.parametrize("half", [0, 1])
-TILE = 64  # of ManyEstimator
-COLUMN = 320
+TILE = 64  # rows of a program for many rows
+COLUMN = 320  # of the tails
+
+
+def check_few(
+    bench: FlowBench, half: int, conv: WindowLinear, source: Source, rows: Tensor, shortcut: WindowLinear | None, saves: bool, column: int
+) -> None:
+    """rows: what the convolution reads, [live, channels], in 16 bit or, where the kernel computes it, float64."""
+    launches, live, buffers, sessions = bench.half(half, column), bench.live, bench.buffers, bench.sessions(2)
+    channels, is_computed = rows.shape[1], rows.dtype == torch.float64
+    draw = Draw(half, channels)
+    columns = slice(column, column + channels)
+    tail = bench.pages.tail[STEP, half][..., columns]
+    bench.store(draw, tail, 2)
+    tails = bench.pages.tail.clone()
+    out = launches.active if source.rows.data_ptr() != launches.active.data_ptr() else launches.raw
+    source_before = buffers.source.clone()
+    launch(launches._convolve, conv, source, out, shortcut, buffers.source if saves else None)
+    exact = convolve(conv, rows, tails[STEP, half][..., columns], sessions)
+    assert_close(out[:live], exact, bench.bound)
+    assert_untouched(out[live:])
+    if shortcut is not None:
+        straight = rows.double() @ shortcut.weight.double()[:, 0].T + shortcut.bias.double()
+        assert_close(launches.shortcut[:live], straight, SUM_BOUND)
+    assert_untouched(launches.shortcut[live if shortcut is not None else 0 :])
+    if saves:
+        source_before[half * bench.frames :][:live] = rows
+    assert same_bits(buffers.source, source_before)
+    expected = tails.clone()
+    expected[STEP, half][..., columns] = kept(tails[STEP, half][..., columns], rows, sessions, CHUNK)
+    found = bench.pages.tail
+    if is_computed:
+        written = expected.isnan() != tails.isnan()
+        if written.any():
+            assert_close(found[written], expected[written], bench.bound)
+        found = found.masked_fill(written, torch.nan)
+        expected = expected.masked_fill(written, torch.nan)
+    assert same_bits(found, expected)
+
+
+@halves
+@pytest.mark.parametrize("column", [0, COLUMN])
+@few_cases
+def test_window_few_of_rows_with_shortcut(kind: str, batch: str, dtype: torch.dtype, column: int, half: int) -> None:
+    """The first convolution of all: 320 channels in 16 bit."""
+    bench = FlowBench(kind, batch, dtype)
+    residual, launches = bench.unit(0).residual, bench.half(half)
+    rows = bench.rows(Draw(kind, batch, dtype, column, half), launches.inputs)
+    check_few(bench, half, residual.block1.conv, Source(launches.inputs, "rows"), rows, residual.shortcut, False, column)
+
+
+@halves
+@few_cases
+def test_window_few_of_normalised_rows(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
+    """The second convolution of a residual block: mish(LayerNorm) and the time before it."""
+    bench = FlowBench(kind, batch, dtype)
+    residual, launches, time = bench.unit(1).residual, bench.half(half), bench.network.matching.time_biases[STEP, 1]
+    raw = bench.rows(Draw(kind, batch, dtype, half), launches.middle)
+    rows = F.mish(layer_norm(raw, residual.block1.norm)) + time.double()
+    check_few(bench, half, residual.block2.conv, Source(launches.middle, "raw", residual.block1.norm, time), rows, None, False, COLUMN)
+
+
+@halves
+@pytest.mark.parametrize("saves", [False, True])
+@few_cases
+def test_window_few_of_the_stream(kind: str, batch: str, dtype: torch.dtype, saves: bool, half: int) -> None:
+    """Float32 rows; saved in 16 bit behind the first unit, with a shortcut in the others."""
+    bench = FlowBench(kind, batch, dtype)
+    launches, residual = bench.half(half), bench.unit(1).residual
+    rows = bench.rows(Draw(kind, batch, dtype, saves, half), launches.x).to(dtype)
+    conv = bench.network.matching.estimator.down_conv if saves else residual.block1.conv
+    check_few(bench, half, conv, Source(launches.x, "stream"), rows, None if saves else residual.shortcut, saves, COLUMN)
+
+
+@halves
+@few_cases
+def test_window_few_of_the_stream_beside_what_was_saved(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
+    """The last unit: 512 channels, the second half of them from ``source``."""
+    bench, draw = FlowBench(kind, batch, dtype), Draw(kind, batch, dtype, half)
+    launches, residual = bench.half(half), bench.unit(2).residual
+    rows = torch.cat([bench.rows(draw, launches.x).to(dtype), bench.rows(draw, launches.source)], dim=1)
+    check_few(bench, half, residual.block1.conv, Source(launches.x, "stream"), rows, residual.shortcut, False, COLUMN)
+
+
+@halves
+@few_cases
+def test_window_few_of_rows_without_shortcut(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
+    """The final block."""
+    bench = FlowBench(kind, batch, dtype)
+    launches, conv = bench.half(half), bench.network.matching.estimator.final_block.conv
+    rows = bench.rows(Draw(kind, batch, dtype, half), launches.active)
+    check_few(bench, half, conv, Source(launches.active, "rows"), rows, None, False, COLUMN)
 
 
 @halves
@@ -108,29 +211,3 @@ def test_window_linear_upsamples(batch: str, dtype: torch.dtype, kind: str) -> N
     assert_close(found[:live], upsampled(bench.network.encoder.upsample, rows, tail, bench), bench.bound)
     assert_untouched(found[bench.written(bench.tuning.encoder_tile[0], live) :])
     assert same_bits(bench.pages.upsample_tail, kept(tail, rows, bench.sessions(1), 25))
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-@cases
-def test_finish_step(batch: str, dtype: torch.dtype, is_known: bool) -> None:
-    draw, bench = Draw(batch, dtype, is_known), FlowBench("many", batch, dtype)
-    live, frames, buffers, matching = bench.live, bench.frames, bench.buffers, bench.network.matching
-    final, projection = matching.estimator.final_block.norm, matching.estimator.final_projection
-    raws = [bench.rows(draw, buffers.raw[half * frames :]) for half in range(1 if is_known else 2)]
-    guided, *free = (F.mish(layer_norm(raw, final)) @ projection.weight.double()[:, 0].T + projection.bias.double() for raw in raws)
-    table = draw.normal(int(bench.arrays["frame_free"].max()) + 1, guided.shape[1])
-    if is_known:
-        bench.solver.free_velocities = table
-        free = [table[bench.arrays["frame_free"][:live].long()].double()]
-    before = bench.rows(draw, buffers.mel).clone()
-    size = 0.125
-    launch(bench.solver._finish_step, size, is_known)
-    exact = (1.0 + matching.guidance) * guided - matching.guidance * free[0]
-    mel = buffers.mel[:live]
-    assert_close((mel - before) / size, exact, bench.bound)
-    written = bench.written(16)
-    bins = mel.shape[1]
-    for half in range(2):
-        assert torch.equal(buffers.inputs[half * frames :][:live, :bins], mel.to(dtype))
-        assert_untouched(buffers.inputs[half * frames + written : (half + 1) * frames])
-    assert_untouched(buffers.inputs[:, bins:], buffers.mel[written:])

@@ -12,7 +12,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
 
 from tests.gpu.checks import Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import (
-    BATCHES,
+    CASES,
     CHUNK,
     STEP,
     FlowBench,
@@ -29,7 +29,6 @@ from tests.gpu.token2mel.bench import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-CASES = [*((batch, torch.float16) for batch in BATCHES), ("ragged", torch.bfloat16)]
 cases = pytest.mark.parametrize(("batch", "dtype"), CASES, ids=str)
 halves = pytest.mark.parametrize("half", [0, 1])
 TILE = 64

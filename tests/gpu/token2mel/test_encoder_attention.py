@@ -15,6 +15,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
 from tests.gpu.checks import DEVICE, Draw, assert_close, assert_untouched
 from tests.gpu.token2mel.bench import (
     BATCHES,
+    CASES,
     ConformerLayer,
     FlowBench,
     Session,
@@ -28,7 +29,6 @@ from tests.gpu.token2mel.bench import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-CASES = [*((batch, torch.float16) for batch in BATCHES), ("ragged", torch.bfloat16)]
 cases = pytest.mark.parametrize(("batch", "dtype"), CASES, ids=str)
 WIDTH, HEADS = 512, 8
 HALF = WIDTH // 2
@@ -45,7 +45,12 @@ def sinusoid(distance: Tensor) -> Tensor:
 
 
 def heads(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (HEADS, -1))
+    return torch.unflatten(x, -1, (HEADS, -1))
+
+
+def position_weight(layer: ConformerLayer) -> Tensor:
+    """float64 [HEADS, head, WIDTH]."""
+    return torch.unflatten(layer.attention.to_positions.weight.double(), 0, (HEADS, -1))
 
 
 def exact_turned(layer: ConformerLayer, query: Tensor, position: Tensor) -> Tensor:
@@ -53,7 +58,7 @@ def exact_turned(layer: ConformerLayer, query: Tensor, position: Tensor) -> Tens
 
     The score for a key at j is query . P sinusoid(position - j); sines and cosines of the difference taken apart.
     """
-    by_angle = torch.einsum("fhd,hdw->fhw", query, layer.attention.to_positions.weight.double().unflatten(0, (HEADS, -1)))
+    by_angle = torch.einsum("fhd,hdw->fhw", query, position_weight(layer))
     by_sin, by_cos = by_angle[..., 0::2], by_angle[..., 1::2]
     angle = position.double()[:, None, None] * rates(WIDTH)
     return torch.cat([by_sin * angle.sin() + by_cos * angle.cos(), by_cos * angle.sin() - by_sin * angle.cos()], dim=-1)
@@ -68,11 +73,12 @@ def keys_and_values(memory: Tensor, qkv: Tensor, session: Session) -> tuple[Tens
 
 def check(kind: str, batch: str, dtype: torch.dtype, ratio: int, left: int) -> None:
     draw, bench = Draw(kind, batch, dtype, ratio, left), FlowBench(kind, batch, dtype, left)
-    live, rows, buffers, layer = bench.live * ratio // 2, bench.bucket.tokens * ratio, bench.buffers, encoder_layer(bench, ratio)
-    memory, index, rate = encoder_memory(bench, ratio)
+    live, buffers, layer, encoder = bench.live * ratio // 2, bench.buffers, encoder_layer(bench, ratio), bench.solver.encoder
+    memory, index = encoder_memory(bench, ratio)
     bench.store(draw, memory, ratio)
     qkv, before = bench.rows(draw, buffers.qkv, live), memory.clone()
-    launch(bench.solver.encoder._attend, layer, index, rate, memory, rows)
+    tile = encoder.tiles.tokens if ratio == 1 else encoder.tiles.frames
+    launch(encoder._attend, layer, index, bench.at_rate(ratio), memory, tile)
 
     sessions, chunk = bench.sessions(ratio), memory.shape[1]
     position = torch.cat([len(session.stored) * chunk + torch.arange(session.rows, device=DEVICE) for session in sessions])
@@ -84,9 +90,10 @@ def check(kind: str, batch: str, dtype: torch.dtype, ratio: int, left: int) -> N
     assert_untouched(buffers.turned[bench.written(16, live) :])
     assert same_bits(memory, kept(before, qkv[:, WIDTH:], sessions, chunk))
 
-    table = bench.solver.encoder.weights.position_table.double()
-    found, weight = buffers.encoder_attended[:live], layer.attention.to_positions.weight.double().unflatten(0, (HEADS, -1))
-    outs, by_definition = [], []
+    table = encoder.weights.position_table.double()
+    found, weight = buffers.encoder_attended[:live], position_weight(layer)
+    outs: list[Tensor] = []
+    by_definition: list[Tensor] = []
     for session in sessions:
         own = slice(session.first, session.first + session.rows)
         key, value = keys_and_values(before, qkv, session)
