@@ -1,5 +1,8 @@
 """Runs spans on a CUDA GPU of any kind: the encoder as it is, the solver as one recorded graph per size of batch.
 
+The encoder runs on padded batches of few shapes: the matrix library takes milliseconds to choose its kernels for each product of a
+new shape, a tenth of a second for a whole encoder. The shapes of usual batches are run once while the graphs are recorded.
+
 A graph reads its batch from fixed places, so it serves contexts of any length. What no graph holds (full attention, a span longer
 than the largest batch) runs on the plain network from the start of its sequence.
 
@@ -8,28 +11,34 @@ Compiled kernels stay in Inductor's cache (``TORCHINDUCTOR_CACHE_DIR``); those o
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bistream.errors import EngineError
 from bistream.gpu.recording import GraphRecorder
-from bistream.token2mel.batching import Buckets, Span, group_spans
+from bistream.token2mel.batching import MAX_GROUP_TOKENS, Buckets, Span, group_spans
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.graphs.batch import Layout, group, output_rows
 from bistream.token2mel.graphs.memory import BatchMemory
 from bistream.token2mel.graphs.network import PackedEstimator, PackedSolver
 from bistream.token2mel.graphs.operations import Operations, compiled_operations, plain_operations
 from bistream.token2mel.graphs.weights import pack
+from bistream.token2mel.page_pool import ZERO_PAGE
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
+from bistream.types import VoicePrompt
 
 _log = logging.getLogger(__name__)
 
+ENCODER_BUCKETS = Buckets(token_step=25, chunk_step=8)
+WARM_ROWS, WARM_CHUNKS, WARM_CONTEXT = (1, 2, 4, 8, 16, 32, 64), (1, 2), (0, 8, 16)  # sessions; chunks of the new part; stored chunks
 TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, or the part of it that is there
 
 
@@ -56,7 +65,7 @@ class GraphFlowRunner(FlowRunner):
         tiles: Sequence[int] | None = None,
         operations: Operations | None = None,
     ) -> None:
-        super().__init__(network, pages, left_context_chunks, None if network.device.type == "cpu" else Buckets())
+        super().__init__(network, pages, left_context_chunks, None if network.device.type == "cpu" else ENCODER_BUCKETS)
         config, device = network.config, network.device
         rows, width = pages.context_rows.shape[-2:]
         self._layout = Layout(pages.chunk_frames, rows, config.token_mel_ratio, pages.scratch, left_context_chunks)
@@ -75,7 +84,22 @@ class GraphFlowRunner(FlowRunner):
             call.memory.clear()
             call.graph = recorder.record(lambda call=call: self._launch(call))  # type: ignore[misc]
             _log.info("flow: graph for %d chunks ready after %.1f s", call.tiles, time.monotonic() - began)
+        self._warm_encoder()
+        _log.info("flow: encoder ready after %.1f s", time.monotonic() - began)
         torch.cuda.empty_cache()  # what the first runs took outside the graphs' memory
+
+    @torch.no_grad()
+    def _warm_encoder(self) -> None:
+        config = self.network.config
+        chunk = config.encoder.static_chunk_size
+        nothing = np.zeros((0, config.output_size), np.float32)
+        prompt = VoicePrompt("", np.zeros(0, np.int32), nothing, np.ones(config.spk_embed_dim, np.float32))
+        for rows, new, context in itertools.product(WARM_ROWS, WARM_CHUNKS, WARM_CONTEXT):
+            if rows * (new + context) * chunk > MAX_GROUP_TOKENS:
+                continue
+            tokens = (0,) * ((context + new) * chunk)
+            span = Span(tokens, context * chunk, len(tokens), prompt, context_pages=(ZERO_PAGE,) * context)
+            self._encode([span] * rows)
 
     def compute(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
         """As ``FlowRunner.compute``."""
@@ -124,7 +148,7 @@ class GraphFlowRunner(FlowRunner):
         """Conditions of all spans, [rows, channels], and the row where each span begins."""
         found: list[Tensor] = []
         first, end = [0] * len(spans), 0
-        for members in group_spans(spans, self.network.config.encoder.static_chunk_size):
+        for members in group_spans(spans, self.network.config.encoder.static_chunk_size, min_fill=0.0):
             batch, memory = self._batch([spans[index] for index in members])
             conditions = self.network.encode(batch, memory.encoder())
             found.append(conditions.flatten(0, 1))

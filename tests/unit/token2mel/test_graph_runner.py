@@ -15,6 +15,7 @@ from bistream.config import CheckpointConfig
 from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.estimator import TransformerBlock, Unit
+from bistream.token2mel.graphs import runner as graph_runner
 from bistream.token2mel.graphs.attention import attend_gathered, kernel_options
 from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.graphs.weights import pack
@@ -160,3 +161,14 @@ def test_programs_of_the_attention_fit_the_gpu(kilobytes: int, width: int) -> No
     if width < 512 or kilobytes > 64:
         used = (options["BLOCK_M"] + 2 * options["num_stages"] * options["BLOCK_N"]) * width * 2
         assert used <= kilobytes * 1024
+
+
+def test_warming_the_encoder_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_runner, "WARM_ROWS", (1, 4))
+    stage = graph_stage((4, 8))
+    assert stage.pages is not None and isinstance(stage.runner, GraphFlowRunner)
+    stores = (stage.pages.token_keys_values, stage.pages.frame_keys_values, stage.pages.upsample_tail)
+    before = [torch.nan_to_num(store) for store in stores]
+    stage.runner._warm_encoder()
+    for store, kept in zip(stores, before, strict=True):
+        torch.testing.assert_close(torch.nan_to_num(store), kept, rtol=0, atol=0)
