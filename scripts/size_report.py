@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("bistream", "model_repo", "client", "scripts", "benchmarks", "tests")
+FOLDERS = ("bistream", "gateway", "model_repo", "client", "scripts", "benchmarks", "tests")
 FILE_LINES, NETWORK_LINES, FUNCTION_LINES, KERNEL_LINES, MODEL_LINES = 300, 500, 60, 100, 200
 NETWORKS = {
     "bistream/text2token/qwen2.py",
