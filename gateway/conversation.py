@@ -38,6 +38,7 @@ class Conversation:
         self._is_closed = False
         self._moved_at = gate.clock()  # when a request or an answer last went through
         self.on_close: Callable[[], None] = lambda: None  # the door ends the stream
+        self.send_at_once: Callable[[Answer], bool] = lambda answer: False  # the door's short way, while nobody writes
 
     # Requests
 
@@ -101,7 +102,11 @@ class Conversation:
         if answer.is_final:
             self._unfinished -= 1
             self._wake_sender()
-        self._answers.append(answer)
+        is_idle = self._taker is not None and not self._taker.done()
+        if not is_idle or not self.send_at_once(answer):
+            self._answers.append(answer)
+        elif self._unfinished or not self._requests_ended:
+            return  # sent, and more will come
         self._wake_taker()
 
     def drop_audio(self, session: Session) -> None:

@@ -99,6 +99,7 @@ class GrpcDoor:
     async def _stream(self, call: ServerCall) -> None:
         conversation = self._gate.converse(self._caller(call))
         closed = asyncio.get_running_loop().create_future()
+        conversation.send_at_once = lambda answer: _send_at_once(conversation, call, answer)
         conversation.on_close = lambda: None if closed.done() else closed.set_result(None)
         reader = asyncio.create_task(self._read(conversation, call))
         writer = asyncio.create_task(_write(conversation, call))
@@ -169,6 +170,15 @@ async def _write(conversation: Conversation, call: ServerCall) -> None:
         if data is not None:
             await call.write(data)
         conversation.sent(answer, len(data or b""))
+
+
+def _send_at_once(conversation: Conversation, call: ServerCall, answer: Answer) -> bool:
+    """Without waking the task that writes; false when there is no room."""
+    data = answer_bytes(answer)
+    if data is not None and not call.try_write(data):
+        return False
+    conversation.sent(answer, len(data or b""))
+    return True
 
 
 def answer_bytes(answer: Answer) -> bytes | None:

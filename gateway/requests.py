@@ -6,6 +6,7 @@ not in the contract ever reaches it: this Triton build dies of some requests tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -102,29 +103,23 @@ def check_request_id(request_id: str) -> None:
 
 def check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
     """Type, shape and length of one input. Raises ``InvalidInputError``."""
-    dims, shape = spec.dims, tensor.shape
-    if (
-        tensor.datatype != spec.datatype
-        or len(shape) != len(dims)
-        or any(w not in (-1, f) or f < 0 for f, w in zip(shape, dims, strict=True))
-    ):
+    _, datatype, shape, raw = tensor
+    if datatype != spec.datatype or not (shape == spec.dims or _fits(shape, spec.dims)):
         raise InvalidInputError(
-            f"Input {spec.name} has type {_quoted(tensor.datatype)} and shape {list(shape)[:8]}; send it as {_describe(spec)}."
+            f"Input {spec.name} has type {_quoted(datatype)} and shape {list(shape)[:8]}; send it as {_describe(spec)}."
         )
-    if spec.datatype == "BYTES":
-        length = int.from_bytes(tensor.raw[:LENGTH_BYTES], "little")
-        if len(tensor.raw) != LENGTH_BYTES + length:
+    if datatype == "BYTES":
+        if len(raw) != LENGTH_BYTES + int.from_bytes(raw[:LENGTH_BYTES], "little"):
             raise InvalidInputError(
                 f"The contents of input {spec.name} are not one length of 4 bytes and so many bytes; send it in that form."
             )
-        return
-    count = 1
-    for size in shape:
-        count *= size
-    if len(tensor.raw) != count * ELEMENT_BYTES[spec.datatype]:
-        raise InvalidInputError(
-            f"Input {spec.name} has {len(tensor.raw)} bytes for {count} values of {spec.datatype}; send as many as its shape says."
-        )
+    elif len(raw) != math.prod(shape) * ELEMENT_BYTES[datatype]:
+        count = math.prod(shape)
+        raise InvalidInputError(f"Input {spec.name} has {len(raw)} bytes for {count} values of {datatype}; send as many as its shape says.")
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(found >= 0 and wanted in (-1, found) for found, wanted in zip(shape, dims, strict=True))
 
 
 def _spec_of(model: str, name: str) -> TensorSpec:

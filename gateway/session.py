@@ -217,7 +217,7 @@ class Session:
         elif final:
             self._answer(pending, final=True)
         if final:
-            del self._pending[request_id]
+            self._pending.pop(request_id, None)
             if request_id == START:
                 self._end()
 

@@ -1,21 +1,19 @@
-"""One HTTP/2 connection, of either role: frames in and out, windows, settings, pings. A peer that breaks the protocol loses it.
+"""One HTTP/2 connection, of either role: windows, settings, pings, and the transport. A peer that breaks the protocol loses it.
 
-What a hostile peer can make it keep or do is bounded: frames by ``max_frame``, header blocks by ``MAX_HEADER_BYTES``, received data by the
-windows that it grants, frames that cost the peer nothing by a rate, and while the peer takes nothing, nothing more is read from it.
+Received data is bounded by the windows that it grants, and while a peer takes nothing, nothing more is read from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any
 
-import hpack
-
+from gateway.http2.frame_reader import MAX_HEADER_BYTES, FrameReader
 from gateway.http2.frames import (
     DEFAULT_MAX_FRAME,
     DEFAULT_WINDOW,
-    FRAME_HEAD_BYTES,
     LARGEST_WINDOW,
     ErrorCode,
     Flag,
@@ -24,7 +22,6 @@ from gateway.http2.frames import (
     Violation,
     frame,
     goaway,
-    read_settings,
     settings_frame,
     unpadded,
     window_update,
@@ -33,20 +30,23 @@ from gateway.http2.stream import Stream
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 16_384
-IDLE_FRAMES_BURST, IDLE_FRAMES_PER_SECOND = 2000.0, 500.0  # calls, resets, pings, settings, empty data
 HIGH_WATER_BYTES = 512 * 1024  # handed to the transport and not taken by the peer
-KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10.0, 5.0
-LATE_S = 2.0
-STALL_S = 150.0
+LARGEST_FRAME_SENT = 128 * 1024
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 10.0, 5.0  # a peer that is quiet so long is asked, and has so long to answer
+LATE_S = 2.0  # a check that comes so late says nothing about the peer: it was this process that stood still
+STALL_S = 150.0  # a peer that takes nothing for so long is given up
 _PING = b"bistream"
 
 
-class Connection(asyncio.Protocol):
+class Connection(FrameReader, asyncio.Protocol):
     """initial_window: of every stream, and ``connection_window`` of all together, what the peer may send before it is used.
-    is_trusted: what a peer sends is read also while it takes nothing."""
+
+    is_trusted: the peer is read also while it takes nothing, and frames for it are gathered for one system call in each turn of the
+    event loop, which pays where many streams share the connection.
+    """
 
     def __init__(self, initial_window: int, connection_window: int, max_frame: int, is_trusted: bool) -> None:
+        super().__init__(max_frame)
         self.initial_window = initial_window
         self.streams: dict[int, Stream] = {}
         self.peer_initial_window = DEFAULT_WINDOW
@@ -57,44 +57,20 @@ class Connection(asyncio.Protocol):
         self.last_stream_id = 0  # the highest that was opened
         self._connection_window = connection_window
         self._receive_window = connection_window
-        self._used = 0
-        self._max_frame = max_frame
+        self._used = 0  # bytes received that the peer was not allowed again
         self._is_trusted = is_trusted
-        self._decoder = hpack.Decoder(max_header_list_size=MAX_HEADER_BYTES)
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
         self._rest = b""
-        self._block: tuple[int, int, bytearray] | None = None  # stream, flags and bytes of a header block that goes on
+        self._outbox: list[bytes] = []
         self._room: asyncio.Future[None] | None = None
-        self._idle_frames = IDLE_FRAMES_BURST
-        self._idle_frames_at = self._loop.time()
         self._heard_at = self._loop.time()
         self._paused_at = 0.0
         self._check_at = 0.0
         self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._has_settings = False
-        self._handlers = {
-            Kind.DATA: self._on_data,
-            Kind.HEADERS: self._on_headers,
-            Kind.PRIORITY: self._on_priority,
-            Kind.RST_STREAM: self._on_reset,
-            Kind.SETTINGS: self._on_settings,
-            Kind.PUSH_PROMISE: self._on_push,
-            Kind.PING: self._on_ping,
-            Kind.GOAWAY: self._on_goaway,
-            Kind.WINDOW_UPDATE: self._on_window_update,
-            Kind.CONTINUATION: self._on_continuation,
-        }
 
     # To be overridden by the roles
-
-    def on_block(self, stream_id: int, fields: dict[str, str], ended: bool) -> None:
-        """A header block has come."""
-        raise NotImplementedError
-
-    def on_goaway(self) -> None:
-        """The peer takes no new streams."""
 
     def on_check(self, now: float) -> None:
         """Called every few seconds."""
@@ -115,13 +91,26 @@ class Connection(asyncio.Protocol):
 
     def start(self, settings: dict[Setting, int], preface: bytes = b"") -> None:
         """Send our settings. The windows follow from the constructor."""
-        values = {**settings, Setting.INITIAL_WINDOW_SIZE: self.initial_window, Setting.MAX_FRAME_SIZE: self._max_frame}
+        values = {**settings, Setting.INITIAL_WINDOW_SIZE: self.initial_window, Setting.MAX_FRAME_SIZE: self.max_frame}
         values[Setting.MAX_HEADER_LIST_SIZE] = MAX_HEADER_BYTES
         self.send(preface + settings_frame(values))
         self.send(window_update(0, self._connection_window - DEFAULT_WINDOW))
 
+    def is_over(self) -> bool:
+        return self.is_lost or bool(self._transport.is_closing())
+
     def send(self, data: bytes) -> None:
-        if not self.is_lost and not self._transport.is_closing():
+        """Frames for the peer; dropped when the connection is over."""
+        if self._is_trusted:
+            if not self._outbox:
+                self._loop.call_soon(self._flush)
+            self._outbox.append(data)
+        elif not self.is_over():
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        data, self._outbox = b"".join(self._outbox), []
+        if data and not self.is_over():
             self._transport.write(data)
 
     def send_headers(self, stream_id: int, block: bytes, flags: int = 0) -> None:
@@ -130,12 +119,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_paused, self._paused_at = True, self._loop.time()
-        if not self._is_trusted and not self._transport.is_closing():
+        if not self._is_trusted and not self.is_over():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        if not self._is_trusted and not self._transport.is_closing():
+        if not self._is_trusted and not self.is_over():
             self._transport.resume_reading()
         self.wake_writers()
 
@@ -168,6 +157,7 @@ class Connection(asyncio.Protocol):
         """Say goodbye and close once everything has been sent."""
         if not self.is_lost:
             self.send_goaway(code)
+            self._flush()
             self._transport.close()
 
     def abort(self) -> None:
@@ -181,7 +171,7 @@ class Connection(asyncio.Protocol):
     def _check_alive(self) -> None:
         """A ping to a peer that is quiet, and the end of one that does not answer it or takes nothing for very long."""
         now = self._loop.time()
-        if now - self._check_at < LATE_S:  # else it was this process that stood still
+        if now - self._check_at < LATE_S:
             is_mute = self._pinged_at > self._heard_at and now - self._pinged_at > KEEPALIVE_TIMEOUT_S / 2
             is_stuck = self.is_paused and now - self._paused_at > STALL_S
             if is_stuck or (is_mute and not self.is_paused):
@@ -201,51 +191,13 @@ class Connection(asyncio.Protocol):
             data, self._rest = self._rest + data, b""
         try:
             after = self.skip_preface(data)
-            self._rest = data if after is None else self._take_frames(after)
+            self._rest = data if after is None else self.read_frames(after)
         except Violation as violation:
             logger.debug("a connection is given up: %s", violation)
             self.close(violation.code)
 
-    def _take_frames(self, data: bytes) -> bytes:
-        """Handle the frames in ``data``; returns the rest that is no whole frame."""
-        at, end = 0, len(data)
-        while end - at >= FRAME_HEAD_BYTES:
-            head = int.from_bytes(data[at : at + FRAME_HEAD_BYTES], "big")
-            size = head >> 48
-            if size > self._max_frame:
-                raise Violation(ErrorCode.FRAME_SIZE_ERROR, "a frame over the limit")
-            begin = at + FRAME_HEAD_BYTES
-            if end - begin < size:
-                break
-            at = begin + size
-            self._take_frame(head >> 40 & 0xFF, head >> 32 & 0xFF, head & LARGEST_WINDOW, data[begin:at])
-        return data[at:] if at else data
-
-    def _take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self.is_lost or self._transport.is_closing():
-            return
-        if self._block is not None and kind != Kind.CONTINUATION:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
-        if not self._has_settings and kind != Kind.SETTINGS:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "the first frame is no SETTINGS")
-        handler = self._handlers.get(kind)  # type: ignore[call-overload]
-        if handler is None:
-            self._charge()
-        else:
-            handler(flags, stream_id, payload)
-
-    def _charge(self) -> None:
-        """Count a frame that costs the peer little."""
-        now = self._loop.time()
-        refilled = self._idle_frames + IDLE_FRAMES_PER_SECOND * (now - self._idle_frames_at)
-        self._idle_frames, self._idle_frames_at = min(IDLE_FRAMES_BURST, refilled) - 1.0, now
-        if self._idle_frames < 0:
-            raise Violation(ErrorCode.ENHANCE_YOUR_CALM, "too many calls or frames without content")
-
-    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        size, ended = len(payload), bool(flags & Flag.END_STREAM)
-        if not size and not ended:
-            self._charge()
+    def on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        size = len(payload)
         self._receive_window -= size
         if self._receive_window < 0:
             raise Violation(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
@@ -258,113 +210,51 @@ class Connection(asyncio.Protocol):
             payload = unpadded(flags, payload)
         stream = self.streams.get(stream_id)
         if stream is not None:
-            stream.take_data(payload, size, ended)
-        elif stream_id == 0 or stream_id > self.last_stream_id:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "data for a stream that is not open")
+            stream.take_data(payload, size, bool(flags & Flag.END_STREAM))
+        else:
+            self._check_was_open(stream_id)
 
-    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if stream_id == 0:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "headers without a stream")
-        self._take_block(stream_id, flags, bytearray(unpadded(flags, payload, has_priority=True)))
-
-    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is None or self._block[0] != stream_id:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "a continuation of nothing")
-        if not payload:
-            self._charge()
-        _, first_flags, block = self._block
-        block += payload
-        self._take_block(stream_id, first_flags | flags & Flag.END_HEADERS, block)
-
-    def _take_block(self, stream_id: int, flags: int, block: bytearray) -> None:
-        if len(block) > MAX_HEADER_BYTES:
-            raise Violation(ErrorCode.ENHANCE_YOUR_CALM, "a header block over the limit")
-        if not flags & Flag.END_HEADERS:
-            self._block = (stream_id, flags, block)
-            return
-        self._block = None
-        try:
-            fields = {_text(name): _text(value) for name, value in self._decoder.decode(bytes(block), raw=True)}
-        except (hpack.HPACKError, ValueError, IndexError) as error:
-            raise Violation(ErrorCode.COMPRESSION_ERROR, "a damaged header block") from error
-        self.on_block(stream_id, fields, bool(flags & Flag.END_STREAM))
-
-    def _on_priority(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._charge()
-        if len(payload) != 5:
-            raise Violation(ErrorCode.FRAME_SIZE_ERROR, "a PRIORITY frame of wrong size")
-
-    def _on_reset(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._charge()
-        if len(payload) != 4:
-            raise Violation(ErrorCode.FRAME_SIZE_ERROR, "a RST_STREAM frame of wrong size")
-        if stream_id == 0 or stream_id > self.last_stream_id:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "a reset of a stream that is not open")
+    def on_reset(self, stream_id: int) -> None:
         stream = self.streams.get(stream_id)
         if stream is not None:
             stream.lose()
+        else:
+            self._check_was_open(stream_id)
 
-    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if stream_id != 0:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "settings of a stream")
-        if flags & Flag.ACK:
-            if payload:
-                raise Violation(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings")
-            return
-        self._charge()
-        for key, value in read_settings(payload):
-            self._set(key, value)
-        self._has_settings = True
+    def _check_was_open(self, stream_id: int) -> None:
+        """A frame for a stream that has ended is nothing wrong: it was on its way."""
+        if stream_id == 0 or stream_id > self.last_stream_id:
+            raise Violation(ErrorCode.PROTOCOL_ERROR, "a frame for a stream that was never open")
+
+    def on_settings(self, values: Iterable[tuple[int, int]]) -> None:
+        for key, value in values:
+            if key == Setting.INITIAL_WINDOW_SIZE:
+                if value > LARGEST_WINDOW:
+                    raise Violation(ErrorCode.FLOW_CONTROL_ERROR, "an initial window over the limit")
+                for stream in self.streams.values():
+                    stream.send_window += value - self.peer_initial_window
+                self.peer_initial_window = value
+            elif key == Setting.MAX_FRAME_SIZE:
+                if not DEFAULT_MAX_FRAME <= value < 2**24:
+                    raise Violation(ErrorCode.PROTOCOL_ERROR, "a frame size out of range")
+                self.peer_max_frame = min(value, LARGEST_FRAME_SENT)
         self.send(frame(Kind.SETTINGS, Flag.ACK, 0))
         self.wake_writers()
 
-    def _set(self, key: int, value: int) -> None:
-        if key == Setting.INITIAL_WINDOW_SIZE:
-            if value > LARGEST_WINDOW:
-                raise Violation(ErrorCode.FLOW_CONTROL_ERROR, "an initial window over the limit")
-            for stream in self.streams.values():
-                stream.send_window += value - self.peer_initial_window
-            self.peer_initial_window = value
-        elif key == Setting.MAX_FRAME_SIZE:
-            if not DEFAULT_MAX_FRAME <= value < 2**24:
-                raise Violation(ErrorCode.PROTOCOL_ERROR, "a frame size out of range")
-            self.peer_max_frame = min(value, 128 * 1024)
+    def on_ping(self, payload: bytes) -> None:
+        self.send(frame(Kind.PING, Flag.ACK, 0, payload))
 
-    def _on_push(self, flags: int, stream_id: int, payload: bytes) -> None:
-        raise Violation(ErrorCode.PROTOCOL_ERROR, "a pushed stream")
-
-    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 8:
-            raise Violation(ErrorCode.FRAME_SIZE_ERROR, "a PING frame of wrong size")
-        self._charge()
-        if not flags & Flag.ACK:
-            self.send(frame(Kind.PING, Flag.ACK, 0, payload))
-
-    def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._charge()
-        self.on_goaway()
-
-    def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise Violation(ErrorCode.FRAME_SIZE_ERROR, "a WINDOW_UPDATE frame of wrong size")
-        increment = int.from_bytes(payload, "big") & LARGEST_WINDOW
-        if increment == 0:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "an increment of 0")
+    def on_window_update(self, stream_id: int, increment: int) -> None:
         if stream_id == 0:
             self.send_window += increment
-            too_large = self.send_window > LARGEST_WINDOW
+            window = self.send_window
         else:
             stream = self.streams.get(stream_id)
             if stream is None:
-                if stream_id > self.last_stream_id:
-                    raise Violation(ErrorCode.PROTOCOL_ERROR, "a window of a stream that is not open")
+                self._check_was_open(stream_id)
                 return
             stream.send_window += increment
-            too_large = stream.send_window > LARGEST_WINDOW
-        if too_large:
+            window = stream.send_window
+        if window > LARGEST_WINDOW:
             raise Violation(ErrorCode.FLOW_CONTROL_ERROR, "a window over the limit")
         self.wake_writers()
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode("latin-1")

@@ -66,6 +66,10 @@ class ServerCall:
         except BadMessage as error:
             raise CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
 
+    def try_write(self, message: bytes) -> bool:
+        """Send a message now, if there is room for all of it. Only while no ``write`` is under way."""
+        return self._has_answered and self._stream.try_write(message)
+
     async def write(self, message: bytes) -> None:
         """Raises ``StreamLost`` when the client has gone."""
         if not self._has_answered:
@@ -141,7 +145,7 @@ class ServerConnection(Connection):
         self.start({Setting.MAX_CONCURRENT_STREAMS: shared.settings.max_streams})
 
     def _check_handshake(self) -> None:
-        if not self._has_settings:
+        if not self.has_settings:
             self.abort()
 
     def skip_preface(self, data: bytes) -> bytes | None:
@@ -167,7 +171,7 @@ class ServerConnection(Connection):
         if stream_id % 2 == 0:
             raise Violation(ErrorCode.PROTOCOL_ERROR, "a stream of the server's")
         self.last_stream_id = stream_id
-        self._charge()
+        self.charge()
         if self._is_leaving or len(self._calls) >= self._shared.settings.max_streams:
             self.send(reset(stream_id, ErrorCode.REFUSED_STREAM))
             return

@@ -161,8 +161,21 @@ class Stream:
             else:
                 await connection.wait_for_room()
 
+    def try_write(self, message: bytes) -> bool:
+        """Send one message if all of it has room now. False: nothing was sent."""
+        connection, size = self._connection, MESSAGE_HEAD_BYTES + len(message)
+        if connection.is_paused or self.is_closed or self._local_ended or size > min(self.send_window, connection.send_window):
+            return False
+        self.send_window -= size
+        connection.send_window -= size
+        self._send_data(b"\0" + len(message).to_bytes(4, "big") + message, 0, size)
+        return True
+
     def _send_data(self, data: bytes, begin: int, end: int) -> None:
         step = self._connection.peer_max_frame
+        if begin == 0 and end == len(data) <= step:
+            self._connection.send(frame(Kind.DATA, 0, self.id, data))
+            return
         pieces = [frame(Kind.DATA, 0, self.id, data[at : min(at + step, end)]) for at in range(begin, end, step)]
         self._connection.send(b"".join(pieces))
 

@@ -241,6 +241,19 @@ def test_audio_that_nobody_reads_is_bounded() -> None:
     run(test)
 
 
+def test_a_last_response_may_be_the_one_too_much() -> None:
+    async def test() -> None:
+        house = House(Limits(max_unread_audio_s=5))
+        client = house.client()
+        await client.send(start("a", "x", is_end=True))
+        house.last.audio(seconds=6, final=True)
+        assert [told(answer) for answer in await answers(client, 2)] == [("start", "CANCELLED"), ("start", "final")]
+        await asyncio.gather(*house.gate._tasks)
+        assert len(house.gate.sessions) == 0
+
+    run(test)
+
+
 def test_audio_that_is_read_is_not() -> None:
     async def test() -> None:
         house = House(Limits(max_unread_audio_s=5))
