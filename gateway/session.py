@@ -9,26 +9,28 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import logging
 import re
 import secrets
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from bistream.errors import BistreamError, CancelledError, InvalidInputError, UnknownSessionError
+from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
 from bistream.rates import SAMPLE_RATE
 from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.admission import Caller
 from gateway.messages import audio_bytes, is_final, request_bytes
 from gateway.requests import FrontDoorRequest, bytes_tensor
 from gateway.settings import Limits
-from gateway.upstream import LOST, UNREACHABLE, UpstreamLost, UpstreamStream, public_error
+from gateway.upstream import FAILED, LOST, UNREACHABLE, UpstreamLost, UpstreamStream, public_error
+
+logger = logging.getLogger(__name__)
 
 START = "0"  # the id towards Triton of the request that carries the audio
-CLOSE_TIMEOUT_S = 5.0  # for Triton to end a stream on which everything is answered
+CLOSE_TIMEOUT_S = 5.0  # after the last audio, for Triton to answer the rest and end the stream
 BYTES_PER_SECOND = 4 * SAMPLE_RATE
 _SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script
 
@@ -89,7 +91,7 @@ class SessionSurroundings:
 
 class Session:
     """owner: whose it is, the client's stream or its API key; client_id: the id that the client gave, ``None`` for a session that is one
-    request. ``run`` reads the answers and must be started as a task."""
+    request. ``run`` must be started as a task: it ends the session when Triton's stream ends."""
 
     def __init__(
         self, owner: Hashable, caller: Caller, home: Home, start: FrontDoorRequest, stream: UpstreamStream, around: SessionSurroundings
@@ -113,6 +115,8 @@ class Session:
         self._is_over = False
         self._has_answered = False
         self._write_lock = asyncio.Lock()
+        self._deadline: asyncio.TimerHandle | None = None
+        stream.listen(self._on_response)
 
     @property
     def is_over(self) -> bool:
@@ -168,36 +172,29 @@ class Session:
     # Answers
 
     async def run(self) -> None:
-        """Read until the session is over and all is answered, or Triton is lost."""
+        """Until Triton has ended the stream, or is lost."""
         try:
-            with contextlib.suppress(UpstreamLost, TimeoutError):
-                while not self._is_over:
-                    self._take_response(await self._read())
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._close_in_peace()
+            with contextlib.suppress(UpstreamLost):
+                await self._stream.wait()
         finally:
+            if self._deadline is not None:
+                self._deadline.cancel()
             self.fail(self._loss())
             self._stream.cancel()
 
-    async def _read(self) -> bytes:
-        data = await self._stream.read()
-        if data is None:  # Triton ended the stream before all was answered
-            raise UpstreamLost
-        return data
-
-    async def _close_in_peace(self) -> None:
-        """Half-close: a stream that is cancelled in the moment of an answer keeps Triton from unloading its model."""
-        while self._pending:
-            self._take_response(await self._read())
-        self._stream.finish()
-        while await self._stream.read() is not None:
-            pass
+    def _on_response(self, data: bytes) -> None:
+        """Called by the link to Triton, which is everybody's: raises nothing."""
+        try:
+            self._take_response(data)
+        except Exception:
+            logger.exception("a response could not be handled")
+            self.fail(EngineError(FAILED))
+        if self._is_over and not self._pending:
+            # Half-close: a stream that is cancelled in the moment of an answer keeps Triton from unloading its model.
+            self._stream.finish()
 
     def _take_response(self, data: bytes) -> None:
-        try:
-            response = service_pb2.ModelStreamInferResponse.FromString(data)
-        except DecodeError:
-            raise UpstreamLost from None
+        response = service_pb2.ModelStreamInferResponse.FromString(data)
         self._has_answered = True
         request_id = response.infer_response.id
         pending = self._pending.get(request_id)
@@ -219,6 +216,7 @@ class Session:
         if final:
             self._pending.pop(request_id, None)
             if request_id == START:
+                self._deadline = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._stream.cancel)
                 self._end()
 
     def _pass_audio(self, pending: Pending, response: Any, final: bool) -> None:

@@ -37,8 +37,11 @@ class UpstreamLost(Exception):
 class UpstreamStream(Protocol):
     """One ``ModelStreamInfer`` call."""
 
-    async def read(self) -> bytes | None:
-        """The next response; ``None`` at the proper end. Raises ``UpstreamLost``."""
+    def listen(self, consumer: Callable[[bytes], None]) -> None:
+        """Have every response taken by ``consumer`` as it comes. It raises nothing."""
+
+    async def wait(self) -> None:
+        """Until the server has ended the stream properly. Raises ``UpstreamLost``."""
 
     async def write(self, data: bytes) -> None:
         """Returns when there is room for more. Raises ``UpstreamLost``."""
@@ -56,11 +59,15 @@ class _Stream:
     def __init__(self, call: ClientCall | None) -> None:
         self._call = call
 
-    async def read(self) -> bytes | None:
+    def listen(self, consumer: Callable[[bytes], None]) -> None:
+        if self._call is not None:
+            self._call.listen(consumer)
+
+    async def wait(self) -> None:
         if self._call is None:
             raise UpstreamLost
         try:
-            return await self._call.read()
+            await self._call.read()
         except CallFailed:
             raise UpstreamLost from None
 

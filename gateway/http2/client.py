@@ -84,6 +84,10 @@ class ClientCall:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
+    def listen(self, consumer: Callable[[bytes], None]) -> None:
+        """Have every message taken by ``consumer`` as it comes. It must raise nothing: the connection belongs to all calls."""
+        self._stream.consumer = consumer
+
     async def read(self) -> bytes | None:
         """The next message; ``None`` at the proper end. Raises ``CallFailed``."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ class Stream:
         self._bad: str | None = None
         self._local_ended = False
         self._reader: asyncio.Future[None] | None = None
+        self.consumer: Callable[[bytes], None] | None = None  # takes every message at once; ``read`` then waits for the end alone
 
     # In
 
@@ -75,7 +77,8 @@ class Stream:
             self.take_end()
         if not self._messages:
             self._grant()
-        self._wake_reader()
+        if self.consumer is None or ended or self._bad is not None:
+            self._wake_reader()
 
     def take_end(self) -> None:
         """The peer sends no more."""
@@ -90,7 +93,7 @@ class Stream:
         partial = self._partial
         if not partial and len(payload) >= MESSAGE_HEAD_BYTES and payload[0] == 0:
             if int.from_bytes(payload[1:5], "big") == len(payload) - MESSAGE_HEAD_BYTES:  # one whole message, as nearly always
-                self._messages.append(payload[MESSAGE_HEAD_BYTES:])
+                self._deliver(payload[MESSAGE_HEAD_BYTES:])
                 return
         partial += payload
         while len(partial) >= MESSAGE_HEAD_BYTES and self._bad is None:
@@ -102,14 +105,21 @@ class Stream:
             elif len(partial) < MESSAGE_HEAD_BYTES + size:
                 break
             else:
-                self._messages.append(bytes(partial[MESSAGE_HEAD_BYTES : MESSAGE_HEAD_BYTES + size]))
+                message = bytes(partial[MESSAGE_HEAD_BYTES : MESSAGE_HEAD_BYTES + size])
                 del partial[: MESSAGE_HEAD_BYTES + size]
+                self._deliver(message)
         self._count_partial()
         if self._budget.is_exceeded and len(partial) > GRANT_BYTES:
             self._bad = "The server holds too many unfinished messages; try again later."
         if self._bad is not None:
             partial.clear()
             self._count_partial()
+
+    def _deliver(self, message: bytes) -> None:
+        if self.consumer is None:
+            self._messages.append(message)
+        else:
+            self.consumer(message)
 
     def _count_partial(self) -> None:
         self._budget.used += len(self._partial) - self._budgeted

@@ -25,13 +25,14 @@ class FakeStream:
         self.sent: list[Any] = []
         self.is_cancelled = False
         self.is_finished = False
-        self._events: asyncio.Queue[bytes | None | UpstreamLost] = asyncio.Queue()
+        self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # whether properly
 
-    async def read(self) -> bytes | None:
-        event = await self._events.get()
-        if isinstance(event, UpstreamLost):
-            raise event
-        return event
+    def listen(self, consumer: Callable[[bytes], None]) -> None:
+        self._consumer = consumer
+
+    async def wait(self) -> None:
+        if not await asyncio.shield(self._ended):
+            raise UpstreamLost
 
     async def write(self, data: bytes) -> None:
         if self.is_cancelled:
@@ -40,7 +41,7 @@ class FakeStream:
 
     def finish(self) -> None:
         self.is_finished = True
-        self._events.put_nowait(None)
+        self._end(True)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -69,14 +70,19 @@ class FakeStream:
         self._put(response)
 
     def lose(self) -> None:
-        self._events.put_nowait(UpstreamLost())
+        self._end(False)
 
     def tensors(self, index: int = -1) -> dict[str, bytes]:
         request = self.sent[index]
         return {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
 
     def _put(self, response: Any) -> None:
-        self._events.put_nowait(response.SerializeToString())
+        if not self._ended.done():
+            self._consumer(response.SerializeToString())
+
+    def _end(self, properly: bool) -> None:
+        if not self._ended.done():
+            self._ended.set_result(properly)
 
     @staticmethod
     def _response(request_id: str, final: bool) -> Any:

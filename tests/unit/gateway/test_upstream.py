@@ -68,11 +68,10 @@ def test_a_server_that_dies_is_noticed_and_calls_fail() -> None:
         stream = upstream.open_stream()
         await asyncio.to_thread(server.stop)
         with pytest.raises(UpstreamLost):
-            while True:
-                await stream.read()
+            await stream.wait()
         await until(lambda: not upstream.is_ready)
         with pytest.raises(UpstreamLost):
-            await upstream.open_stream().read()
+            await upstream.open_stream().wait()
         with pytest.raises(EngineError, match="cannot be reached"):
             await upstream.infer(b"")
 
