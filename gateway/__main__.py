@@ -100,7 +100,8 @@ def _reachable(listen: Listen, port: int) -> str:
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s gate: %(message)s", stream=sys.stderr)
-    gc.freeze()  # what the imports made is never garbage
+    gc.freeze()  # what the imports made is never garbage, and messages come and go without cycles: look for them seldom
+    gc.set_threshold(20_000, 20, 50)
     try:
         uvloop.run(serve(settings))
     except ConfigError as error:

@@ -43,7 +43,9 @@ class GrpcDoor:
         self._gate = gate
         limits = gate.limits
         streams = (limits.streams_per_address or MAX_STREAMS) + SPARE_STREAMS
-        settings = ServerSettings(limits.max_connections, streams, limits.max_message_bytes, limits.max_input_bytes)
+        settings = ServerSettings(
+            limits.max_connections, limits.connections_per_address, streams, limits.max_message_bytes, limits.max_input_bytes
+        )
         self._server = Http2Server(self._handle, settings)
         self._questions = _questions(gate)
 

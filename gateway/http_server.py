@@ -24,7 +24,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol(max_connections: int) -> type[HttpToolsProtocol]:
+def _protocol(limits: Limits) -> type[HttpToolsProtocol]:
     class BoundedProtocol(HttpToolsProtocol):
         """Closes a connection over the limit, and one whose request does not come to the end of its head in time."""
 
@@ -32,7 +32,10 @@ def _protocol(max_connections: int) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > max_connections:
+            host = self.client[0] if self.client else ""
+            hosts = [client[0] for one in self.connections if (client := getattr(one, "client", None))]
+            is_too_many = 0 < limits.connections_per_address < hosts.count(host)
+            if is_too_many or len(self.connections) > limits.max_connections:
                 transport.abort()
                 return
             self._await_head()
@@ -78,7 +81,7 @@ class HttpServer:
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http=_protocol(self._limits.max_connections),
+            http=_protocol(self._limits),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -29,6 +29,7 @@ _LIMIT_HELP = {
     "stall_timeout_s": "a stream whose client takes nothing is ended after it",
     "idle_stream_timeout_s": "a stream without a session is ended after it",
     "max_connections": "open connections of each door",
+    "connections_per_address": "open connections of one address, of each door; 0: no limit",
 }
 _NOTE = """The first SIGTERM or SIGINT drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s.
 The second ends everything at once. Exit codes: 0 ended as asked, 1 the gate cannot start (the last line says why), 2 wrong usage."""

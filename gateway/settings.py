@@ -35,6 +35,7 @@ class Limits:
     stall_timeout_s: float = 120.0  # a stream whose client takes nothing for so long is ended
     idle_stream_timeout_s: float = 600.0  # a stream without a session is ended after this time
     max_connections: int = 1024  # of each door
+    connections_per_address: int = 512  # of each door; 0: no limit
 
     @property
     def max_recording_samples(self) -> int:
@@ -46,9 +47,9 @@ class UpstreamSettings:
     """Triton's gRPC address, and when it counts as hanging. Its readiness is asked every ``poll_interval_s``."""
 
     address: str = "127.0.0.1:8011"
-    poll_interval_s: float = 0.5
-    poll_timeout_s: float = 2.0
-    max_silence_s: float = 11.0  # a stop of 10 s is survived; later its sessions are told
+    poll_interval_s: float = 0.25
+    poll_timeout_s: float = 1.0
+    max_silence_s: float = 10.5  # a stop of 10 s is survived; after it, the sessions are told within 12 s
 
 
 @dataclass(frozen=True)

@@ -143,24 +143,22 @@ class Upstream:
         longest_s = settings.poll_timeout_s + 2 * settings.poll_interval_s  # of one round; more is this process standing still
         began = self._clock()
         while True:
+            was_silent_s = silent_s
             try:
                 await self._reconnect()
                 is_ready, silent_s, failures = await self._ask_ready(), 0.0, 0
             except (CallFailed, OSError) as failure:  # TimeoutError is an OSError
                 failures += 1
                 is_ready = self.is_ready and failures < 2 and isinstance(failure, TimeoutError)
+                silent_s += min(self._clock() - began, longest_s)
             if is_ready is not self.is_ready:
                 logger.info("the server at %s %s", settings.address, "is ready" if is_ready else "is not ready")
             self.is_ready = is_ready
-            await asyncio.sleep(settings.poll_interval_s)
-            now = self._clock()
-            was_silent_s, silent_s = silent_s, silent_s + min(now - began, longest_s) if failures else 0.0
-            began = now
             if was_silent_s <= settings.max_silence_s < silent_s:
-                logger.error(
-                    "the server at %s has not answered for %.0f s; its sessions are ended", settings.address, settings.max_silence_s
-                )
+                logger.error("the server at %s has not answered for %.1f s; its sessions are ended", settings.address, silent_s)
                 self.on_silence()
+            began = self._clock()
+            await asyncio.sleep(settings.poll_interval_s)
 
     async def _reconnect(self) -> None:
         if self._connection is None or self._connection.is_leaving:

@@ -104,6 +104,7 @@ class ServerSettings:
     """max_streams: calls at a time of one connection. max_input_bytes: unfinished messages of all connections together."""
 
     max_connections: int
+    connections_per_address: int  # 0: no limit
     max_streams: int
     max_message_bytes: int
     max_input_bytes: int
@@ -116,12 +117,20 @@ class _Shared:
     budget: InputBudget
     connections: set[ServerConnection] = field(default_factory=set)
 
+    def has_too_many(self, peer: str) -> bool:
+        """Whether the connections are more than may be, in all or of this peer's."""
+        settings = self.settings
+        if len(self.connections) > settings.max_connections:
+            return True
+        limit = settings.connections_per_address
+        return 0 < limit < sum(connection.peer == peer for connection in self.connections)
+
 
 class ServerConnection(Connection):
     def __init__(self, shared: _Shared) -> None:
         super().__init__(DEFAULT_WINDOW, CONNECTION_WINDOW, DEFAULT_MAX_FRAME, is_trusted=False)
         self._shared = shared
-        self._peer = ""
+        self.peer = ""
         self._has_preface = False
         self._is_leaving = False
         self._calls: dict[Stream, tuple[ServerCall, asyncio.Task[None]]] = {}
@@ -136,9 +145,9 @@ class ServerConnection(Connection):
         super().connection_made(transport)
         shared = self._shared
         peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
+        self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "unix"
         shared.connections.add(self)
-        if len(shared.connections) > shared.settings.max_connections:
+        if shared.has_too_many(self.peer):
             self.abort()
             return
         self._deadline = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._check_handshake)
@@ -187,7 +196,7 @@ class ServerConnection(Connection):
         self.streams[stream_id] = stream
         if ended:
             stream.take_end()
-        call = ServerCall(stream, self._peer, self.send_headers)
+        call = ServerCall(stream, self.peer, self.send_headers)
         task = self._loop.create_task(_run(self._shared.handler, call))
         self._calls[stream] = (call, task)
         task.add_done_callback(lambda _: self._on_done(stream))

@@ -182,6 +182,12 @@ def test_only_model_code_knows_the_python_backend() -> None:
             assert "triton_python_backend_utils" not in names, path
 
 
+def test_the_gate_loads_no_torch() -> None:
+    code = "import gateway.__main__, sys; print([name for name in ('torch', 'onnxruntime', 'transformers') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize(
     "modules",
     [

@@ -316,6 +316,13 @@ def test_connections_over_the_limit_are_closed_and_places_become_free(rig: GateR
         assert peer.next_of(Kind.SETTINGS) is not None
 
 
+def test_connections_of_an_address_are_bounded() -> None:
+    with GateRig(Speakers(), Limits(connections_per_address=2)) as rig, Peer(rig) as first, Peer(rig) as second:
+        assert first.next_of(Kind.SETTINGS) and second.next_of(Kind.SETTINGS)
+        with Peer(rig) as third:
+            assert third.next_of(Kind.SETTINGS) is None
+
+
 def test_unfinished_messages_are_bounded_over_all_clients() -> None:
     limits = Limits(max_input_bytes=100_000, max_message_bytes=200_000)
     with GateRig(Speakers(), limits) as rig, Peer(rig) as first, Peer(rig) as second:

@@ -241,8 +241,9 @@ def test_a_client_that_goes_is_forgotten(rig: GateRig) -> None:
     rig.wait_for(lambda: rig.gate.admission.streams == 0)
 
 
-def test_connections_over_the_limit_are_closed() -> None:
-    with GateRig(limits=Limits(max_connections=3)) as rig:
+@pytest.mark.parametrize("limits", [Limits(max_connections=3), Limits(connections_per_address=3)])
+def test_connections_over_the_limit_are_closed(limits: Limits) -> None:
+    with GateRig(limits=limits) as rig:
         peers = [socket.create_connection(rig.http_url.split(":"), timeout=TIMEOUT_S) for _ in range(3)]  # type: ignore[arg-type]
         for peer in peers:
             peer.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
