@@ -90,7 +90,7 @@ setup() {
     say "making $VENV"
     "$PYTHON" -m venv "$VENV"
   fi
-  install server "$TORCH_REQUIREMENT" -r requirements/server.txt -r requirements/client.txt
+  install server "$TORCH_REQUIREMENT" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
   install package --no-deps --editable .
   if [ ! -x "$TRITON_SERVER" ] || [ ! -e "$TRITON_BACKENDS/python/libtriton_python.so" ]; then
     "$VENV/bin/python" scripts/setup_triton.py "$BUILD/triton"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def make_repository(folder: Path, model_dir: Path, models: list[str] | None = No
     return folder / "model_repo"
 
 
-def serve(folder: Path, model_dir: Path, **settings: str) -> Iterator[TritonServer]:
+def serve(folder: Path, model_dir: Path, **settings: str) -> Generator[TritonServer, None, None]:
     repository = make_repository(folder, model_dir, None, **settings)
     server = start_server(server_settings(repository, folder / "server.log"), PROBE_TIMEOUT_S)
     try:

@@ -49,6 +49,23 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
 IMPORT_TRITON = {"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
 CLIENT_MAY_IMPORT = {"wire", "errors", "limits", "rates", "resample"}
+GATEWAY_MAY_IMPORT = {"wire", "errors", "rates"}
+# Modules of the gate, in the manner of ORDER; a package stands for all of its modules.
+GATEWAY_ORDER = tuple(
+    frozenset(line.split())
+    for line in """
+    settings refusals http2
+    requests keys admission metrics open_files options listening
+    messages upstream
+    session
+    session_table conversation
+    gate
+    public http_json http_server
+    grpc_door http_door
+    __main__
+    """.strip().splitlines()
+)
+DOORS = {"grpc_door", "http_door", "http_json", "http_server"}
 
 
 def imported_modules(path: Path) -> Iterator[tuple[list[str], int]]:
@@ -152,11 +169,56 @@ def top_level_packages(path: Path) -> set[str]:
     return found
 
 
+def gateway_imports(path: Path) -> set[str]:
+    """Modules of the gate that a file imports when it runs (not those for types alone)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {inner for node in tree.body if isinstance(node, ast.If) for inner in ast.walk(node)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node not in for_types and (node.module or "").split(".")[0] == "gateway":
+            inside = (node.module or "").split(".")[1:]
+            found |= {inside[0]} if inside else {alias.name for alias in node.names}
+    return found
+
+
+def test_the_gate_imports_only_the_contract() -> None:
+    imported = {name for path in sources("gateway") for name, _ in imported_parts(path)}
+    assert imported <= GATEWAY_MAY_IMPORT
+
+
+def test_no_module_of_the_gate_imports_a_later_one() -> None:
+    rank = {module: number for number, modules in enumerate(GATEWAY_ORDER) for module in modules}
+    files = [path for path in sources("gateway") if path.parent.name == "gateway" and path.stem != "__init__"]
+    places = {path.stem for path in files} | {"http2"}
+    assert places == set(rank), f"give {sorted(places ^ set(rank))} a place in GATEWAY_ORDER"
+    wrong = [f"{path.stem} imports {name}" for path in files for name in gateway_imports(path) if rank[name] >= rank[path.stem]]
+    assert not wrong, wrong
+    for path in (ROOT / "gateway" / "http2").glob("*.py"):
+        assert gateway_imports(path) <= {"http2"}, path
+
+
+def test_the_core_of_the_gate_knows_no_web_framework() -> None:
+    for path in sources("gateway"):
+        names = {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        }
+        assert path.stem in DOORS or not names & {"starlette", "uvicorn", "fastapi"}, path
+
+
 def test_only_model_code_knows_the_python_backend() -> None:
     for path in sources("bistream"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
             assert "triton_python_backend_utils" not in names, path
+
+
+def test_the_gate_loads_no_torch() -> None:
+    code = "import gateway.__main__, sys; print([name for name in ('torch', 'onnxruntime', 'transformers') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +229,7 @@ def test_only_model_code_knows_the_python_backend() -> None:
         "bistream.orchestration.ports, bistream.orchestration.orchestrator",
         "bistream.triton.model, bistream.triton.bls_ports",
         "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
+        "gateway.options",
     ],
 )
 def test_importing_loads_no_heavy_library(modules: str) -> None:

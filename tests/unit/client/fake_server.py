@@ -52,7 +52,9 @@ class Stream:
 
     def error(self, request_id: str, message: str) -> None:
         """As Triton does it: an error message, and then the empty final response."""
-        self.responses.put(service_pb2.ModelStreamInferResponse(error_message=message))
+        response = self._response(request_id, is_final=False)
+        response.error_message = message
+        self.responses.put(response)
         self.final(request_id)
 
     def _response(self, request_id: str, is_final: bool) -> Any:
@@ -68,7 +70,7 @@ Behaviour = Callable[[Received, Stream], None]
 class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
     """behave: called for every request, in the stream's thread."""
 
-    def __init__(self, behave: Behaviour) -> None:
+    def __init__(self, behave: Behaviour, port: int = 0) -> None:
         self.behave = behave
         self.received: list[Received] = []
         self.stream_gone = threading.Event()
@@ -76,7 +78,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         )
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:

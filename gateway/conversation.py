@@ -1,0 +1,169 @@
+"""One client's stream: requests in, answers out, any number of sessions beside each other. Protocols are the doors' business.
+
+A door calls ``send`` for every request and takes ``next_answer`` until it is ``None``. What the client does not take waits here: audio up
+to a limit for each session, after which the session is cancelled; while too many requests are unanswered or answers untaken,
+``send`` waits, and with it the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+from bistream.errors import BistreamError, InvalidInputError
+from bistream.wire import COSYVOICE2_BISTREAM
+from gateway.admission import Caller
+from gateway.requests import FrontDoorRequest
+from gateway.session import Answer, Session
+
+if TYPE_CHECKING:
+    from gateway.gate import Gate
+
+
+class Conversation:
+    """Made by ``Gate.converse``; ``close`` must be called at its end, whatever the end is."""
+
+    def __init__(self, gate: Gate, caller: Caller) -> None:
+        self.caller = caller
+        self._gate = gate
+        self._owner: Hashable = object() if caller.key is None else caller.key
+        self._answers: deque[Answer] = deque()
+        self._taker: asyncio.Future[None] | None = None  # who waits for an answer
+        self._room: asyncio.Future[None] | None = None  # who waits to send
+        self._sessions: set[Session] = set()  # started here
+        self._unfinished = 0  # requests without their final response
+        self._requests_ended = False
+        self._is_closed = False
+        self._moved_at = gate.clock()  # when a request or an answer last went through
+        self.on_close: Callable[[], None] = lambda: None  # the door ends the stream
+        self.send_at_once: Callable[[Answer], bool] = lambda answer: False  # the door's short way, while nobody writes
+
+    # Requests
+
+    async def send(self, request: FrontDoorRequest) -> None:
+        """Start a session, append to one or cancel one. What is wrong with it is its answer; raises nothing."""
+        if not await self._admit_request():
+            return
+        try:
+            session = self._start(request) if _is_start(request) else self._gate.sessions.find(self._owner, request.session_id)
+            await session.forward(request, self)
+        except BistreamError as error:
+            self._put_refusal(
+                request.model, request.request_id, request.wants_empty_final, error.renewed(error.session_id or request.session_id)
+            )
+
+    async def refuse(self, model: str, request_id: str, wants_empty_final: bool, error: BistreamError) -> None:
+        """Answer a request that the door could not read."""
+        if await self._admit_request():
+            self._put_refusal(model, request_id, wants_empty_final, error)
+
+    def end_of_requests(self) -> None:
+        """The client sends no more; the answers end after the last one."""
+        self._requests_ended = True
+        self._wake_taker()
+
+    def _start(self, request: FrontDoorRequest) -> Session:
+        if request.model == COSYVOICE2_BISTREAM.name and request.session_id is None and not request.flag("is_end", True):
+            raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
+        session = self._gate.start_session(self._owner, self.caller, self, request)
+        self._sessions.add(session)
+        return session
+
+    def _put_refusal(self, model: str, request_id: str, wants_empty_final: bool, error: BistreamError) -> None:
+        self._gate.metrics.refusals[error.code] += 1
+        self.put(Answer(request_id, model, False, wants_empty_final, error=error))
+        self.put(Answer(request_id, model, True, wants_empty_final))
+
+    async def _admit_request(self) -> bool:
+        """Wait until there is room for one more request. False: the conversation is closed, and nobody will hear the answer."""
+        limit = self._gate.limits.max_unanswered
+        while not self._is_closed and (len(self._answers) >= limit or self._unfinished - len(self._sessions) >= limit):
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+        self._moved_at = self._gate.clock()
+        self._gate.metrics.requests += 1
+        self._unfinished += 1
+        return not self._is_closed
+
+    def _wake_sender(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    # Answers
+
+    def put(self, answer: Answer) -> None:
+        """Called by the sessions."""
+        if self._is_closed:
+            return
+        if not self._answers:
+            self._moved_at = self._gate.clock()
+        if answer.is_final:
+            self._unfinished -= 1
+            self._wake_sender()
+        is_idle = self._taker is not None and not self._taker.done()
+        if not is_idle or not self.send_at_once(answer):
+            self._answers.append(answer)
+        elif self._unfinished or not self._requests_ended:
+            return  # sent, and more will come
+        self._wake_taker()
+
+    def drop_audio(self, session: Session) -> None:
+        kept = [answer for answer in self._answers if answer.session is not session]
+        self._answers.clear()
+        self._answers.extend(kept)
+        session.unread_bytes = 0
+
+    async def next_answer(self) -> Answer | None:
+        """Waits; ``None`` once everything is answered and no request can come. Call ``sent`` when the client has it."""
+        while not self._answers:
+            if self._is_closed or (self._requests_ended and not self._unfinished):
+                return None
+            self._taker = asyncio.get_running_loop().create_future()
+            await self._taker
+        return self._answers.popleft()
+
+    def sent(self, answer: Answer, size: int) -> None:
+        """The client has taken ``size`` bytes."""
+        self._moved_at = self._gate.clock()
+        metrics = self._gate.metrics
+        metrics.bytes_out += size
+        if answer.session is not None:
+            answer.session.unread_bytes -= answer.size
+            metrics.audio_bytes += answer.size
+        self._wake_sender()
+
+    def _wake_taker(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
+
+    # The end
+
+    def forget(self, session: Session) -> None:
+        """A session that was started here is over."""
+        self._sessions.discard(session)
+
+    def is_useless(self, now: float) -> bool:
+        """Its client takes nothing any more, or has had no session for very long."""
+        limits, quiet_s = self._gate.limits, now - self._moved_at
+        if self._answers:
+            return quiet_s > limits.stall_timeout_s
+        return not self._sessions and quiet_s > limits.idle_stream_timeout_s
+
+    def close(self) -> None:
+        """The client has gone or is done: its sessions are ended and nothing is kept. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for session in list(self._sessions):
+            session.abandon()
+        self._answers.clear()
+        self._wake_sender()
+        self._wake_taker()
+        self._gate.forget(self)
+        self.on_close()
+
+
+def _is_start(request: FrontDoorRequest) -> bool:
+    return request.flag("is_start", True) and not request.flag("is_cancel", False)

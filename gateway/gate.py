@@ -1,0 +1,198 @@
+"""The gate without its doors: who is let in, the live sessions, and the end of it all. One per process, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
+from bistream.wire import COSYVOICE2
+from gateway.admission import Admission, Caller
+from gateway.conversation import Conversation
+from gateway.keys import Keys
+from gateway.messages import request_bytes
+from gateway.metrics import Metrics
+from gateway.refusals import UnauthenticatedError, WrongCallError
+from gateway.requests import FrontDoorRequest
+from gateway.session import Home, Session, SessionSurroundings
+from gateway.session_table import SessionTable
+from gateway.settings import GateSettings
+from gateway.upstream import LOST, UNREACHABLE, Upstream
+
+logger = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 0.5
+_DRAINING = "The server is shutting down and takes no new sessions; connect to another one."
+_ENDED = "The server is shutting down; start the session on another one."
+
+
+class Gate:
+    """keys: ``None`` lets everybody in. Made inside the running loop; ``run`` must be started as a task."""
+
+    def __init__(
+        self, settings: GateSettings, upstream: Upstream, keys: Keys | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.clock = clock
+        self.metrics = Metrics()
+        self.upstream = upstream
+        self.sessions = SessionTable()
+        self.admission = Admission(settings.limits, clock)
+        self.is_draining = False
+        self._keys = keys
+        self._around = SessionSurroundings(settings.limits, clock, self._on_session_end, self._count_error, self._loss)
+        self._conversations: set[Conversation] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls = 0  # unary ones under way
+        upstream.on_silence = lambda: self.fail_sessions(EngineError(LOST))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a new session would be taken."""
+        return self.upstream.is_ready and not self.is_draining
+
+    def caller(self, headers: Mapping[str, str], address: str) -> Caller:
+        """Who sends a request. Raises ``UnauthenticatedError``."""
+        try:
+            return Caller(address, None if self._keys is None else self._keys.name_of(headers))
+        except UnauthenticatedError as error:
+            self._count_error(error, True)
+            raise
+
+    # Work
+
+    def converse(self, caller: Caller) -> Conversation:
+        """Open a stream for a client. Raises ``BusyError``."""
+        try:
+            self.admission.open_stream(caller)
+        except BusyError as error:
+            self._count_error(error, True)
+            raise
+        conversation = Conversation(self, caller)
+        self._conversations.add(conversation)
+        self.metrics.streams += 1
+        return conversation
+
+    def forget(self, conversation: Conversation) -> None:
+        self._conversations.discard(conversation)
+        self.admission.close_stream(conversation.caller)
+
+    def start_session(self, owner: Hashable, caller: Caller, home: Home, request: FrontDoorRequest) -> Session:
+        """Admit a session and open its stream to Triton; the request itself is not sent yet. Raises ``BistreamError``."""
+        self._refuse_when_closed()
+        self.sessions.refuse_existing(owner, request.session_id)
+        self.admission.open_session(caller)
+        self.metrics.sessions += 1
+        session = Session(owner, caller, home, request, self.upstream.open_stream(), self._around)
+        self.sessions.add(session)
+        task = asyncio.create_task(session.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return session
+
+    async def infer(self, caller: Caller, request: FrontDoorRequest) -> Any:
+        """A whole text in one call: a ``ModelInferResponse`` with the client's id. Raises ``BistreamError``."""
+        if request.model != COSYVOICE2.name:
+            raise WrongCallError(f"Model {request.model} streams; call it with ModelStreamInfer over gRPC.")
+        with self._unary_session(caller):
+            response = await self.upstream.infer(request_bytes(request, "0", request.tensors))
+        response.id = request.request_id
+        return response
+
+    @contextmanager
+    def _unary_session(self, caller: Caller) -> Iterator[None]:
+        self.metrics.requests += 1
+        try:
+            self._refuse_when_closed()
+            self.admission.open_session(caller)
+        except BistreamError as error:
+            self._count_error(error, True)
+            raise
+        self.metrics.sessions += 1
+        self._calls += 1
+        try:
+            yield
+        except BistreamError as error:
+            self._count_error(error, False)
+            raise
+        finally:
+            self._calls -= 1
+            self.admission.close_session(caller)
+
+    def _refuse_when_closed(self) -> None:
+        if self.is_draining:
+            raise ShuttingDownError(_DRAINING)
+        if not self.upstream.is_ready:
+            raise EngineError(UNREACHABLE)
+
+    def _on_session_end(self, session: Session) -> None:
+        self.sessions.remove(session)
+        self.admission.close_session(session.caller)
+        session.home.forget(session)
+
+    def _count_error(self, error: BistreamError, is_own: bool) -> None:
+        counts = self.metrics.refusals if is_own else self.metrics.errors
+        counts[error.code] += 1
+
+    def _loss(self, sentence: str) -> BistreamError:
+        return ShuttingDownError(_ENDED) if self.is_draining else EngineError(sentence)
+
+    # Time
+
+    async def run(self) -> None:
+        """End what has been silent, unread or useless for too long. Runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        now = self.clock()
+        for session in self.sessions:
+            if session.is_silent(now):
+                limit = self.limits.max_silence_s
+                session.fail(SessionTimeoutError(f"No text that can be spoken came for {limit:g} s; start the session when there is some."))
+        for conversation in list(self._conversations):
+            if conversation.is_useless(now):
+                conversation.close()
+
+    # The end
+
+    @property
+    def sessions_left(self) -> int:
+        return len(self.sessions) + self._calls
+
+    def fail_sessions(self, error: BistreamError) -> None:
+        for session in self.sessions:
+            session.fail(error)
+
+    async def drain(self, timeout_s: float, hurried: asyncio.Event) -> None:
+        """Take no new sessions, wait for those that run, and end the rest after ``timeout_s`` or at once when ``hurried`` is set."""
+        self.is_draining = True
+        logger.info("draining: %d sessions may go on for %.0f s", self.sessions_left, timeout_s)
+        deadline = self.clock() + timeout_s
+        while self.sessions_left and not hurried.is_set() and self.clock() < deadline:
+            await asyncio.sleep(0.02)
+        if self.sessions_left:
+            logger.warning("%d sessions had not ended and are ended now", self.sessions_left)
+        self.fail_sessions(ShuttingDownError(_ENDED))
+
+    async def close(self) -> None:
+        """Free everything. Sessions that are left lose their stream."""
+        for conversation in list(self._conversations):
+            conversation.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.upstream.close()
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "open_streams": self.admission.streams,
+            "open_sessions": self.admission.sessions,
+            "ready": float(self.is_ready),
+        }

@@ -1,0 +1,115 @@
+"""The command line of the gate, its settings, and the command with which a keeper starts it. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
+
+_LIMIT_HELP = {
+    "max_text_bytes": "of one session's text, all pieces together",
+    "max_recording_s": "of a reference recording, its padding included",
+    "max_message_bytes": "of one gRPC message, and of one HTTP body with binary tensors",
+    "max_input_bytes": "of unfinished gRPC messages, all clients together; 0: no limit",
+    "max_json_bytes": "of the JSON of one HTTP request",
+    "max_json_depth": "of lists and objects within each other in JSON",
+    "max_silence_s": "a session may go without text that can be spoken and without audio",
+    "max_unread_audio_s": "of one session, kept for a client that does not read",
+    "max_unanswered": "requests of one stream; then no more of them are read",
+    "max_sessions": "live sessions of the gate",
+    "sessions_per_key": "live sessions of one API key; 0: no limit",
+    "sessions_per_address": "live sessions of one address; 0: no limit",
+    "starts_per_second": "new sessions of one key or address, steadily; 0: no limit",
+    "start_burst": "new sessions of one key or address at once",
+    "streams_per_address": "open gRPC streams of one address; 0: no limit",
+    "stall_timeout_s": "a stream whose client takes nothing is ended after it",
+    "idle_stream_timeout_s": "a stream without a session is ended after it",
+    "max_connections": "open connections of each door",
+    "connections_per_address": "open connections of one address, of each door; 0: no limit",
+}
+_NOTE = """The first SIGTERM or SIGINT drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s.
+The second ends everything at once. Exit codes: 0 ended as asked, 1 the gate cannot start (the last line says why), 2 wrong usage."""
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
+    parser = argparse.ArgumentParser(
+        prog="python -m gateway",
+        description="The process that clients reach instead of Triton.",
+        epilog=_NOTE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--upstream", default=UpstreamSettings.address, metavar="HOST:PORT", help="Triton's gRPC (default %(default)s)")
+    parser.add_argument("--grpc-address", default="127.0.0.1", help="default %(default)s; 0.0.0.0 serves other machines")
+    parser.add_argument("--grpc-port", type=int, default=8001, help="default %(default)s; 0: a free one")
+    parser.add_argument("--http-address", default="127.0.0.1", help="default %(default)s")
+    parser.add_argument("--http-port", type=int, help="HTTP door and /metrics (default: nowhere); 0: a free one")
+    parser.add_argument("--keys-file", type=Path, help="API keys, one per line with an optional name; without it everybody is let in")
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain, on both doors")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    parser.add_argument(
+        "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
+    )
+    parser.add_argument("--drain-timeout-s", type=float, default=GateSettings.drain_timeout_s, help="default %(default)s")
+    parser.add_argument("--upstream-silence-s", type=float, default=UpstreamSettings.max_silence_s, help="Triton counts as lost after it")
+    parser.add_argument("--ready-file", type=Path, help="holds the addresses, as JSON, once the doors are open")
+    limits = parser.add_argument_group("limits")
+    for field in fields(Limits):
+        kind = float if isinstance(field.default, float) else int
+        limits.add_argument(
+            _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{_LIMIT_HELP[field.name]} (default %(default)s)"
+        )
+    options = parser.parse_args(arguments)
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        parser.error("--tls-certificate and --tls-key belong together")
+    if options.tls_client_ca is not None and options.tls_certificate is None:
+        parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
+    wrong = [field.name for field in fields(Limits) if getattr(options, field.name) < 0]
+    if wrong:
+        parser.error(f"{_flag(wrong[0])} must be 0 or more")
+    return _settings(options)
+
+
+def _settings(options: argparse.Namespace) -> GateSettings:
+    tls = None
+    if options.tls_certificate is not None:
+        tls = TlsSettings(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    return GateSettings(
+        upstream=UpstreamSettings(options.upstream, max_silence_s=options.upstream_silence_s),
+        limits=Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)}),
+        grpc=Listen(options.grpc_address, options.grpc_port),
+        http=None if options.http_port is None else Listen(options.http_address, options.http_port),
+        tls=tls,
+        keys_file=options.keys_file,
+        drain_timeout_s=options.drain_timeout_s,
+        ready_file=options.ready_file,
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def command(settings: GateSettings) -> list[str]:
+    """The command that starts a gate with these settings, in the folder that holds the package ``gateway``."""
+    words: list[object] = [sys.executable, "-m", "gateway", "--upstream", settings.upstream.address]
+    words += ["--upstream-silence-s", settings.upstream.max_silence_s, "--drain-timeout-s", settings.drain_timeout_s]
+    words += ["--grpc-address", settings.grpc.address, "--grpc-port", settings.grpc.port]
+    if settings.http is not None:
+        words += ["--http-address", settings.http.address, "--http-port", settings.http.port]
+    if settings.tls is not None:
+        words += ["--tls-certificate", settings.tls.certificate, "--tls-key", settings.tls.private_key]
+        if settings.tls.client_ca is not None:
+            words += ["--tls-client-ca", settings.tls.client_ca]
+    if settings.keys_file is not None:
+        words += ["--keys-file", settings.keys_file]
+    if settings.ready_file is not None:
+        words += ["--ready-file", settings.ready_file]
+    for field in fields(Limits):
+        value = getattr(settings.limits, field.name)
+        if value != field.default:
+            words += [_flag(field.name), value]
+    return [str(word) for word in words]

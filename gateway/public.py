@@ -1,0 +1,62 @@
+"""What the gate tells about the server and its two public models, over any protocol: Triton's answers without what is not public."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from gateway.gate import Gate
+from gateway.refusals import NotServedError
+from gateway.requests import PUBLIC
+
+# Of Triton's extensions, those that the gate lets through.
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
+# Fields of a model's configuration that clients may see; its parameters hold paths of the server.
+_CONFIG_FIELDS = ("name", "platform", "backend", "max_batch_size", "input", "output", "model_transaction_policy")
+
+
+def check_public(model: str, version: str = "") -> None:
+    """Raises ``NotServedError``."""
+    if model not in PUBLIC:
+        raise NotServedError(f"Model {model[:64]!r} is not served here; its models are {' and '.join(PUBLIC)}.")
+    if version not in ("", "1"):
+        raise NotServedError(f"Model {model} has version 1 only; leave the version out.")
+
+
+async def server_metadata(gate: Gate) -> Any:
+    answer = await gate.upstream.ask("ServerMetadata", service_pb2.ServerMetadataRequest(), service_pb2.ServerMetadataResponse)
+    served = [name for name in answer.extensions if name in EXTENSIONS]
+    return service_pb2.ServerMetadataResponse(name=answer.name, version=answer.version, extensions=served)
+
+
+async def model_ready(gate: Gate, model: str, version: str = "") -> bool:
+    if model not in PUBLIC or version not in ("", "1") or not gate.is_ready:
+        return False
+    request = service_pb2.ModelReadyRequest(name=model)
+    return bool((await gate.upstream.ask("ModelReady", request, service_pb2.ModelReadyResponse)).ready)
+
+
+async def model_metadata(gate: Gate, model: str, version: str = "") -> Any:
+    check_public(model, version)
+    request = service_pb2.ModelMetadataRequest(name=model)
+    return await gate.upstream.ask("ModelMetadata", request, service_pb2.ModelMetadataResponse)
+
+
+async def model_config(gate: Gate, model: str, version: str = "") -> Any:
+    check_public(model, version)
+    request = service_pb2.ModelConfigRequest(name=model)
+    answer = await gate.upstream.ask("ModelConfig", request, service_pb2.ModelConfigResponse)
+    for field, _ in answer.config.ListFields():
+        if field.name not in _CONFIG_FIELDS:
+            answer.config.ClearField(field.name)
+    return answer
+
+
+async def statistics(gate: Gate, model: str, version: str = "") -> Any:
+    """Of one public model, or of both when ``model`` is empty."""
+    if model:
+        check_public(model, version)
+    request = service_pb2.ModelStatisticsRequest(name=model)
+    answer = await gate.upstream.ask("ModelStatistics", request, service_pb2.ModelStatisticsResponse)
+    return service_pb2.ModelStatisticsResponse(model_stats=[stats for stats in answer.model_stats if stats.name in PUBLIC])

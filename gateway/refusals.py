@@ -1,0 +1,65 @@
+"""Errors of the gate itself, beside those of ``bistream.errors``, and the gRPC and HTTP status of every code."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import grpc
+
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    CancelledError,
+    EngineError,
+    InvalidInputError,
+    SessionExistsError,
+    SessionTimeoutError,
+    ShuttingDownError,
+    UnknownSessionError,
+    UnknownSpeakerError,
+)
+
+
+class UnauthenticatedError(BistreamError):
+    code = "UNAUTHENTICATED"
+
+
+class NotServedError(BistreamError):
+    """A call or a model that the gate does not let through."""
+
+    code = "NOT_SERVED"
+
+
+class WrongCallError(BistreamError):
+    """A model was called in a way that it does not support."""
+
+    code = "WRONG_CALL"
+
+
+class TooLargeError(InvalidInputError):
+    """An HTTP body beyond its limit."""
+
+
+_STATUS: dict[type[BistreamError], tuple[grpc.StatusCode, HTTPStatus]] = {
+    TooLargeError: (grpc.StatusCode.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    InvalidInputError: (grpc.StatusCode.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
+    UnknownSpeakerError: (grpc.StatusCode.NOT_FOUND, HTTPStatus.NOT_FOUND),
+    UnknownSessionError: (grpc.StatusCode.NOT_FOUND, HTTPStatus.NOT_FOUND),
+    SessionExistsError: (grpc.StatusCode.ALREADY_EXISTS, HTTPStatus.CONFLICT),
+    SessionTimeoutError: (grpc.StatusCode.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
+    CancelledError: (grpc.StatusCode.CANCELLED, HTTPStatus.CONFLICT),
+    BusyError: (grpc.StatusCode.RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS),
+    EngineError: (grpc.StatusCode.INTERNAL, HTTPStatus.INTERNAL_SERVER_ERROR),
+    ShuttingDownError: (grpc.StatusCode.UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE),
+    UnauthenticatedError: (grpc.StatusCode.UNAUTHENTICATED, HTTPStatus.UNAUTHORIZED),
+    NotServedError: (grpc.StatusCode.NOT_FOUND, HTTPStatus.NOT_FOUND),
+    WrongCallError: (grpc.StatusCode.UNIMPLEMENTED, HTTPStatus.NOT_IMPLEMENTED),
+}
+
+
+def grpc_status(error: BistreamError) -> grpc.StatusCode:
+    return _STATUS.get(type(error), (grpc.StatusCode.INTERNAL, None))[0]
+
+
+def http_status(error: BistreamError) -> int:
+    return int(_STATUS.get(type(error), (None, HTTPStatus.INTERNAL_SERVER_ERROR))[1])

@@ -1,0 +1,164 @@
+"""One request to a front door, checked against the wire contract. Independent of the protocol that it came in.
+
+A door makes ``Tensor``s of what it received and calls ``checked_request``; whatever passes is built anew for Triton, so nothing that is
+not in the contract ever reaches it: this Triton build dies of some requests that its own front end refuses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bistream.errors import InvalidInputError
+from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM, SESSION_ID_PATTERN, ModelContract, TensorSpec
+from gateway.settings import Limits
+
+PUBLIC: dict[str, ModelContract] = {contract.name: contract for contract in (COSYVOICE2_BISTREAM, COSYVOICE2)}
+ELEMENT_BYTES = {"BOOL": 1, "INT32": 4, "INT64": 8, "FP32": 4}
+LENGTH_BYTES = 4  # before the only element of a BYTES tensor, little-endian
+MAX_REQUEST_ID_BYTES = 1024
+MAX_SPEAKER_ID_BYTES = 64  # its characters are checked by the model
+_SPECS = {name: {spec.name: spec for spec in contract.inputs} for name, contract in PUBLIC.items()}
+_REQUIRED = {name: tuple(spec.name for spec in contract.inputs if not spec.optional) for name, contract in PUBLIC.items()}
+_OUTPUTS = {name: frozenset(spec.name for spec in contract.outputs) for name, contract in PUBLIC.items()}
+
+
+class Tensor(NamedTuple):
+    """One input as it came. raw: Triton's raw contents (little-endian elements; BYTES with their lengths)."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDoorRequest:
+    """A request whose form is right. tensors: by name. outputs: those asked for; empty is all."""
+
+    model: str
+    request_id: str
+    tensors: dict[str, Tensor]
+    outputs: tuple[str, ...]
+    wants_empty_final: bool
+
+    def data(self, name: str) -> bytes:
+        """The bytes of a [1, 1] BYTES input; empty when absent."""
+        tensor = self.tensors.get(name)
+        return b"" if tensor is None else tensor.raw[LENGTH_BYTES:]
+
+    def flag(self, name: str, default: bool) -> bool:
+        tensor = self.tensors.get(name)
+        return default if tensor is None else tensor.raw != b"\0"
+
+    @property
+    def session_id(self) -> str | None:
+        return self.data("session_id").decode("ascii") if "session_id" in self.tensors else None
+
+
+def bytes_tensor(name: str, value: bytes) -> Tensor:
+    return Tensor(name, "BYTES", (1, 1), len(value).to_bytes(LENGTH_BYTES, "little") + value)
+
+
+def contract_of(model: str, version: str) -> ModelContract:
+    """Raises ``InvalidInputError`` for every model but the two front doors."""
+    contract = PUBLIC.get(model)
+    if contract is None:
+        raise InvalidInputError(f"Model {_quoted(model)} is not served here; use {' or '.join(PUBLIC)}.")
+    if version not in ("", "1"):
+        raise InvalidInputError(f"Model {model} has version 1 only; leave the version out.")
+    return contract
+
+
+def checked_request(
+    model: str,
+    request_id: str,
+    tensors: Iterable[Tensor],
+    outputs: Iterable[str],
+    wants_empty_final: bool,
+    limits: Limits,
+) -> FrontDoorRequest:
+    """Names, types, shapes, lengths and sizes of a request whose model ``contract_of`` knows. Raises ``InvalidInputError``."""
+    by_name: dict[str, Tensor] = {}
+    for tensor in tensors:
+        check_tensor(_spec_of(model, tensor.name), tensor)
+        if tensor.name in by_name:
+            raise InvalidInputError(f"Input {tensor.name} comes twice; send it once.")
+        by_name[tensor.name] = tensor
+    for name in _REQUIRED[model]:
+        if name not in by_name:
+            raise InvalidInputError(f"Input {name} is missing; send it as {_describe(_SPECS[model][name])}.")
+    if not by_name:
+        raise InvalidInputError("The request has no input; send target_text, or session_id with is_cancel.")
+    _check_sizes(by_name, limits)
+    return FrontDoorRequest(model, request_id, by_name, _check_outputs(model, outputs), wants_empty_final)
+
+
+def check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_REQUEST_ID_BYTES:
+        raise InvalidInputError(f"The request id has more than {MAX_REQUEST_ID_BYTES} characters; shorten it.")
+
+
+def check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
+    """Type, shape and length of one input. Raises ``InvalidInputError``."""
+    _, datatype, shape, raw = tensor
+    if datatype != spec.datatype or not (shape == spec.dims or _fits(shape, spec.dims)):
+        raise InvalidInputError(
+            f"Input {spec.name} has type {_quoted(datatype)} and shape {list(shape)[:8]}; send it as {_describe(spec)}."
+        )
+    if datatype == "BYTES":
+        if len(raw) != LENGTH_BYTES + int.from_bytes(raw[:LENGTH_BYTES], "little"):
+            raise InvalidInputError(
+                f"The contents of input {spec.name} are not one length of 4 bytes and so many bytes; send it in that form."
+            )
+    elif len(raw) != math.prod(shape) * ELEMENT_BYTES[datatype]:
+        count = math.prod(shape)
+        raise InvalidInputError(f"Input {spec.name} has {len(raw)} bytes for {count} values of {datatype}; send as many as its shape says.")
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(shape) == len(dims) and all(found >= 0 and wanted in (-1, found) for found, wanted in zip(shape, dims, strict=True))
+
+
+def _spec_of(model: str, name: str) -> TensorSpec:
+    spec = _SPECS[model].get(name)
+    if spec is None:
+        raise InvalidInputError(f"Model {model} has no input {_quoted(name)}; its inputs are {', '.join(_SPECS[model])}.")
+    return spec
+
+
+def _check_outputs(model: str, outputs: Iterable[str]) -> tuple[str, ...]:
+    asked = tuple(outputs)
+    for name in asked:
+        if name not in _OUTPUTS[model]:
+            raise InvalidInputError(f"Model {model} has no output {_quoted(name)}; its outputs are {', '.join(sorted(_OUTPUTS[model]))}.")
+    if len(set(asked)) != len(asked):
+        raise InvalidInputError("An output is asked for twice; name each once.")
+    return asked
+
+
+def _check_sizes(tensors: dict[str, Tensor], limits: Limits) -> None:
+    session = tensors.get("session_id")
+    if session is not None and SESSION_ID_PATTERN.match(session.raw[LENGTH_BYTES:].decode("latin-1")) is None:
+        raise InvalidInputError("Input session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -; choose another.")
+    speaker = tensors.get("speaker_id")
+    if speaker is not None and len(speaker.raw) > LENGTH_BYTES + MAX_SPEAKER_ID_BYTES:
+        raise InvalidInputError(f"Input speaker_id has more than {MAX_SPEAKER_ID_BYTES} characters; correct it.")
+    for name in ("target_text", "reference_text"):
+        text = tensors.get(name)
+        if text is not None and len(text.raw) > LENGTH_BYTES + limits.max_text_bytes:
+            raise InvalidInputError(f"Input {name} has more than {limits.max_text_bytes} bytes; shorten it.")
+    recording = tensors.get("reference_wav")
+    if recording is not None and recording.shape[1] > limits.max_recording_samples:
+        raise InvalidInputError(f"Input reference_wav lasts more than {limits.max_recording_s:g} s at 16 kHz; send a shorter recording.")
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"{spec.datatype} [{', '.join('N' if size < 0 else str(size) for size in spec.dims)}]"
+
+
+def _quoted(word: str) -> str:
+    """A word of the client, fit for one line of an answer."""
+    return repr(word if len(word) <= 64 else word[:64] + "...")

@@ -1,0 +1,268 @@
+"""One session: its stream to Triton, the requests on it that are not answered yet, and what it may still take.
+
+A session has a Triton stream of its own, so it can be ended without touching another one of the same client. Towards Triton it goes by an
+id that the gate makes; the client's own id stays in the gate. All methods run in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tritonclient.grpc import service_pb2
+
+from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
+from bistream.rates import SAMPLE_RATE
+from bistream.wire import COSYVOICE2_BISTREAM
+from gateway.admission import Caller
+from gateway.messages import audio_bytes, is_final, request_bytes
+from gateway.requests import FrontDoorRequest, bytes_tensor
+from gateway.settings import Limits
+from gateway.upstream import FAILED, LOST, UNREACHABLE, UpstreamLost, UpstreamStream, public_error
+
+logger = logging.getLogger(__name__)
+
+START = "0"  # the id towards Triton of the request that carries the audio
+CLOSE_TIMEOUT_S = 5.0  # after the last audio, for Triton to answer the rest and end the stream
+BYTES_PER_SECOND = 4 * SAMPLE_RATE
+_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script
+
+
+@dataclass(slots=True)
+class Answer:
+    """One message to the client. response: Triton's, with outputs; error: else; neither: the empty final response.
+
+    session: whose audio it is, ``size`` bytes of it.
+    """
+
+    request_id: str
+    model: str
+    is_final: bool
+    wants_empty_final: bool
+    response: Any = None
+    error: BistreamError | None = None
+    session: Session | None = None
+    size: int = 0
+
+
+class Listener(Protocol):
+    """Who sent a request and takes what is answered."""
+
+    def put(self, answer: Answer) -> None: ...
+
+    def drop_audio(self, session: Session) -> None:
+        """Forget the audio of this session that was not sent yet."""
+
+
+class Home(Protocol):
+    """The client's stream on which a session was started, and with which it ends."""
+
+    def forget(self, session: Session) -> None:
+        """The session is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A request that Triton has not answered in full."""
+
+    listener: Listener
+    request_id: str
+    wants_empty_final: bool
+
+
+@dataclass(frozen=True)
+class SessionSurroundings:
+    """What a session knows of the gate. on_end: called once, when the session takes no more requests. count_error: told every error,
+    and whether the gate itself gave it. loss: the error that a session ends with when Triton is lost."""
+
+    limits: Limits
+    clock: Callable[[], float]
+    on_end: Callable[[Session], None]
+    count_error: Callable[[BistreamError, bool], None]
+    loss: Callable[[str], BistreamError]
+
+
+class Session:
+    """owner: whose it is, the client's stream or its API key; client_id: the id that the client gave, ``None`` for a session that is one
+    request. ``run`` must be started as a task: it ends the session when Triton's stream ends."""
+
+    def __init__(
+        self, owner: Hashable, caller: Caller, home: Home, start: FrontDoorRequest, stream: UpstreamStream, around: SessionSurroundings
+    ) -> None:
+        self.owner = owner
+        self.caller = caller
+        self.home = home
+        self.client_id = start.session_id
+        self.model = start.model
+        self.error: BistreamError | None = None  # that ended it early
+        self.unread_bytes = 0  # of audio, on its way to the client
+        self._stream = stream
+        self._around = around
+        self._own_id = bytes_tensor("session_id", secrets.token_hex(16).encode("ascii"))
+        self._pending: dict[str, Pending] = {}
+        self._count = 0
+        self._text_bytes = 0
+        self._text_ended = start.model != COSYVOICE2_BISTREAM.name
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._quiet_since = around.clock()
+        self._is_over = False
+        self._has_answered = False
+        self._write_lock = asyncio.Lock()
+        self._deadline: asyncio.TimerHandle | None = None
+        stream.listen(self._on_response)
+
+    @property
+    def is_over(self) -> bool:
+        """It takes no more requests."""
+        return self._is_over
+
+    # Requests
+
+    async def forward(self, request: FrontDoorRequest, listener: Listener) -> None:
+        """Pass a request on; its answers go to ``listener``. Waits while Triton has no room. Raises ``BistreamError``."""
+        if self._is_over:
+            raise self.end_error()
+        self._take_text(request)
+        request_id = str(self._count)
+        self._count += 1
+        self._pending[request_id] = Pending(listener, request.request_id, request.wants_empty_final)
+        tensors = request.tensors
+        if self.client_id is not None:
+            tensors = {**tensors, "session_id": self._own_id}
+        data = request_bytes(request, request_id, tensors)
+        try:
+            async with self._write_lock:
+                await self._stream.write(data)
+        except UpstreamLost:
+            self.fail(self._loss())
+
+    def end_error(self) -> BistreamError:
+        """What a request is told that comes after the end."""
+        if isinstance(self.error, CancelledError):
+            return CancelledError("This session was cancelled; start another one.", self.client_id)
+        return UnknownSessionError("This session has ended; start another one.", self.client_id)
+
+    def _take_text(self, request: FrontDoorRequest) -> None:
+        """Raises ``InvalidInputError`` when the text of the session becomes too long."""
+        if "is_cancel" in request.tensors and request.flag("is_cancel", False):
+            return
+        piece = request.data("target_text")
+        limit = self._around.limits.max_text_bytes
+        if self._text_bytes + len(piece) > limit:
+            raise InvalidInputError(
+                f"The text of this session has more than {limit} bytes; split it over several sessions.", self.client_id
+            )
+        self._text_bytes += len(piece)
+        if _SPEAKABLE.search(self._decoder.decode(piece)):
+            self._quiet_since = self._around.clock()
+        if request.flag("is_end", True):
+            self._text_ended = True
+
+    def is_silent(self, now: float) -> bool:
+        """Whether text may still come, and nothing that can be spoken has come, nor audio gone, for too long."""
+        return not self._text_ended and not self._is_over and now - self._quiet_since > self._around.limits.max_silence_s
+
+    # Answers
+
+    async def run(self) -> None:
+        """Until Triton has ended the stream, or is lost."""
+        try:
+            with contextlib.suppress(UpstreamLost):
+                await self._stream.wait()
+        finally:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self.fail(self._loss())
+            self._stream.cancel()
+
+    def _on_response(self, data: bytes) -> None:
+        """Called by the link to Triton, which is everybody's: raises nothing."""
+        try:
+            self._take_response(data)
+        except Exception:
+            logger.exception("a response could not be handled")
+            self.fail(EngineError(FAILED))
+        if self._is_over and not self._pending:
+            # Half-close: a stream that is cancelled in the moment of an answer keeps Triton from unloading its model.
+            self._stream.finish()
+
+    def _take_response(self, data: bytes) -> None:
+        response = service_pb2.ModelStreamInferResponse.FromString(data)
+        self._has_answered = True
+        request_id = response.infer_response.id
+        pending = self._pending.get(request_id)
+        if pending is None:
+            return
+        final = is_final(response)
+        if response.error_message:
+            error = public_error(response.error_message).renewed(self.client_id)
+            self._around.count_error(error, False)
+            if request_id == START:
+                self.error = error
+            self._answer(pending, error=error)
+            if final:
+                self._answer(pending, final=True)
+        elif response.infer_response.outputs:
+            self._pass_audio(pending, response, final)
+        elif final:
+            self._answer(pending, final=True)
+        if final:
+            self._pending.pop(request_id, None)
+            if request_id == START:
+                self._deadline = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._stream.cancel)
+                self._end()
+
+    def _pass_audio(self, pending: Pending, response: Any, final: bool) -> None:
+        size = audio_bytes(response.infer_response)
+        self._quiet_since = self._around.clock()
+        self.unread_bytes += size
+        if self.unread_bytes > self._around.limits.max_unread_audio_s * BYTES_PER_SECOND:
+            pending.listener.drop_audio(self)
+            limit = self._around.limits.max_unread_audio_s
+            self.fail(CancelledError(f"The client left more than {limit:g} s of audio unread; read it as it comes."))
+            return
+        self._answer(pending, response=response, final=final, size=size)
+
+    def _answer(
+        self, pending: Pending, response: Any = None, error: BistreamError | None = None, final: bool = False, size: int = 0
+    ) -> None:
+        pending.listener.put(
+            Answer(pending.request_id, self.model, final, pending.wants_empty_final, response, error, self if size else None, size)
+        )
+
+    # The end
+
+    def fail(self, error: BistreamError) -> None:
+        """Every request that is not answered gets ``error`` and its final response, and the stream is cancelled. Idempotent."""
+        if not self._is_over or self._pending:
+            pending, self._pending = self._pending, {}
+            error = error.renewed(self.client_id)
+            if self.error is None:
+                self.error = error
+            self._around.count_error(error, True)
+            for one in pending.values():
+                self._answer(one, error=error)
+                self._answer(one, final=True)
+            self._stream.cancel()
+        self._end()
+
+    def abandon(self) -> None:
+        """The client has gone: nobody is left to be answered."""
+        self._pending.clear()
+        self._stream.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._around.on_end(self)
+
+    def _loss(self) -> BistreamError:
+        return self._around.loss(LOST if self._has_answered else UNREACHABLE)

@@ -1,0 +1,313 @@
+"""The gate in front of the real server: what clients hear through it, and that what killed the server does not reach it any more."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import soundfile
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from bistream.keeper.server_process import TritonServer
+from bistream.rates import SAMPLES_PER_TOKEN
+from bistream.wire_arrays import scalar_array, text_array
+from client import client_http
+from client.exit_codes import EXIT_SERVER
+from gateway.settings import Limits
+from tests.triton.chaos import Storm
+from tests.triton.conftest import serve, wait_for
+from tests.triton.gate_process import GateProcess
+from tests.triton.requests import Stream, ask, to_input
+from tests.triton.test_models import upstream_inputs
+from tests.triton.test_sessions import MODEL, check_audio
+
+Voice = dict[str, Any]
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+PIECES = ["The first words of a text are enough to begin with, ", "the r", "est may come l", "ater."]
+
+
+@pytest.fixture(scope="module")
+def gate(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
+    """Before the shared server, which is the same afterwards as before."""
+    with GateProcess(server, tmp_path_factory.mktemp("gate"), Limits(starts_per_second=0)) as made:
+        yield made
+        assert server.exit_code() is None and server.dead_models() == 0
+        made.check_end()
+
+
+def in_pieces(stream: Stream, voice: Voice, between: Callable[[], None] = lambda: None) -> Any:
+    """A session that is fed in pieces, with ``between`` called while it speaks."""
+    session_id = uuid.uuid4().hex
+    start = stream.send(MODEL, session_id=session_id, target_text=PIECES[0], is_end=False, **voice)
+    stream.receive_audio(start)
+    between()
+    for piece in PIECES[1:]:
+        is_end = piece is PIECES[-1]
+        accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=is_end))
+        assert accepted.error is None and accepted.finals == 1 and accepted.last_is_empty
+    return stream.receive(start)
+
+
+def test_a_session_sounds_the_same_through_the_gate(gate: GateProcess, grpc_url: str, voice: Voice) -> None:
+    through, direct = (ask(url, MODEL, target_text="Twice.", seed=7, **voice) for url in (gate.grpc_url, grpc_url))
+    check_audio(through, len("Twice."))
+    assert np.array_equal(through.waveform, direct.waveform)
+
+
+def test_text_is_appended_while_audio_comes(gate: GateProcess, voice: Voice) -> None:
+    with Stream(gate.grpc_url) as stream:
+        check_audio(in_pieces(stream, voice), len("".join(PIECES)))
+
+
+def test_an_upstream_client_streams_through_the_gate(gate: GateProcess, reference_wav: NDArray[np.float32]) -> None:
+    answer = ask(gate.grpc_url, "cosyvoice2", **upstream_inputs(reference_wav, "Good morning.", 10))
+    assert answer.error is None and answer.finals == 1 and answer.last_is_empty
+    assert all(output["waveform"].ndim == 1 for output in answer.outputs) and answer.waveform.size % SAMPLES_PER_TOKEN == 0
+
+
+def test_an_upstream_clients_other_questions_are_answered(gate: GateProcess) -> None:
+    """What upstream's benchmark asks after its requests."""
+    client = triton.InferenceServerClient(gate.grpc_url)
+    statistics = client.get_inference_statistics(model_name="", as_json=True)
+    assert {model["name"] for model in statistics["model_stats"]} == {"cosyvoice2", MODEL}
+    config = client.get_model_config(model_name="cosyvoice2", as_json=True)
+    assert config["config"]["name"] == "cosyvoice2" and "model_dir" not in json.dumps(config)
+    client.close()
+
+
+@pytest.fixture
+def offline_gate(offline_server: TritonServer, tmp_path: Any) -> Iterator[GateProcess]:
+    with GateProcess(offline_server, tmp_path) as made:
+        yield made
+        made.check_end()
+
+
+def test_offline_requests_go_through_both_doors(
+    offline_gate: GateProcess, reference_wav: NDArray[np.float32], tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = upstream_inputs(reference_wav, "Good morning.", 1)
+    client = triton.InferenceServerClient(offline_gate.grpc_url)
+    tensors = [to_input(name, value) for name, value in inputs.items()]
+    over_grpc = client.infer("cosyvoice2", tensors, request_id="0", outputs=[triton.InferRequestedOutput("waveform")]).as_numpy("waveform")
+    with pytest.raises(InferenceServerException, match="INVALID_INPUT"):
+        client.infer("cosyvoice2", [to_input("target_text", "No voice.")])
+    client.close()
+    soundfile.write(tmp_path / "voice.wav", reference_wav[0], 16000, subtype="FLOAT")
+    out = tmp_path / "spoken.wav"
+    arguments = ["--server", offline_gate.http_url, "--text", "Good morning.", "--output", str(out)]
+    voice = ["--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", inputs["reference_text"]]
+    assert client_http.main([*arguments, *voice]) == 0, capsys.readouterr().err
+    over_http, _ = soundfile.read(out)
+    assert over_http.size == over_grpc.size > 0
+    assert client_http.main(arguments) == EXIT_SERVER and "INVALID_INPUT" in capsys.readouterr().err
+
+
+# What killed the server. Each runs beside a session, which must not notice.
+
+
+class Raw:
+    """A stream of raw bytes with any headers. Its answers are read in the background of gRPC and counted by nobody."""
+
+    def __init__(self, url: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self._channel = grpc.insecure_channel(url)
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.call = self._channel.stream_stream(METHOD)(iter(self._requests.get, None), metadata=metadata)
+
+    def send(self, data: bytes) -> None:
+        self._requests.put(data)
+
+    def take(self) -> Any:
+        return service_pb2.ModelStreamInferResponse.FromString(next(self.call))
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self.call.cancel()
+        self._channel.close()
+
+
+def raw_request(model: str, **arrays: NDArray[Any]) -> Any:
+    message = service_pb2.ModelInferRequest(model_name=model, id=uuid.uuid4().hex)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, array in arrays.items():
+        tensor = to_input(name, array)
+        message.inputs.append(tensor._get_tensor())
+        message.raw_input_contents.append(tensor._get_content())
+    return message
+
+
+def deadly_header(url: str) -> None:
+    """An error of a model beside an open request, on a stream that asks for errors as statuses."""
+    raw = Raw(url, (("triton_grpc_error", "true"),))
+    raw.send(
+        raw_request(
+            MODEL, target_text=text_array("x"), session_id=text_array("a"), is_end=scalar_array(False, np.bool_)
+        ).SerializeToString()
+    )
+    raw.send(raw_request(MODEL, target_text=text_array("x")).SerializeToString())
+    assert raw.take().error_message
+    raw.close()
+
+
+def unknown_model_after_a_refusal(url: str) -> None:
+    raw = Raw(url)
+    raw.send(raw_request(MODEL, target_text=text_array("")).SerializeToString())
+    raw.send(raw_request("nobody", target_text=text_array("x")).SerializeToString())
+    for _ in range(4):
+        raw.take()
+    raw.close()
+
+
+def inner_models(url: str) -> None:
+    raw = Raw(url)
+    for number in range(16):
+        text, name = text_array("x"), text_array(f"hoard-{number}")
+        raw.send(raw_request("llm_bistream", text=text, session_id=name, is_end=scalar_array(False, np.bool_)).SerializeToString())
+    raw.send(raw_request("token2wav", target_speech_tokens=np.zeros(7000, np.int32)).SerializeToString())
+    for _ in range(17):
+        assert raw.take().error_message.startswith("INVALID_INPUT")
+        raw.take()
+    raw.close()
+
+
+def damaged_messages(url: str) -> None:
+    choose = random.Random(0)
+    good = raw_request(MODEL, target_text=text_array("x"), session_id=text_array("a")).SerializeToString()
+    raw = Raw(url)
+    for _ in range(200):
+        data = bytearray(good)
+        for _ in range(choose.randrange(1, 6)):
+            data[choose.randrange(len(data))] = choose.randrange(256)
+        raw.send(bytes(data[: choose.randrange(len(data) + 1)]))
+    raw.take()
+    raw.close()
+
+
+def large_json(http_url: str) -> None:
+    host, _, port = http_url.partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    try:
+        connection.request("POST", "/v2/models/nobody/infer", b'{"inputs": [' + 4_500_000 * b"1" + b"]}")
+        assert connection.getresponse().status == 413
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # refused while it was still being sent
+    finally:
+        connection.close()
+
+
+ATTACKS: dict[str, tuple[Callable[[str], None], int]] = {
+    "the header that asks for statuses": (deadly_header, 10),
+    "an unknown model after a refusal": (unknown_model_after_a_refusal, 10),
+    "inner models": (inner_models, 3),
+    "damaged messages": (damaged_messages, 10),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_killed_the_server_is_not_noticed_beside(gate: GateProcess, server: TritonServer, voice: Voice, name: str) -> None:
+    attack, times = ATTACKS[name]
+    with Stream(gate.grpc_url) as stream:
+
+        def repeatedly() -> None:
+            for _ in range(times):
+                attack(gate.grpc_url)
+
+        check_audio(in_pieces(stream, voice, repeatedly), len("".join(PIECES)))
+    assert server.exit_code() is None
+
+
+def test_an_unknown_model_beside_audio_on_one_stream(gate: GateProcess, server: TritonServer, voice: Voice) -> None:
+    with Stream(gate.grpc_url) as stream:
+
+        def ask_for_nobody() -> None:
+            for _ in range(10):
+                refused = stream.send("nobody", target_text="x")
+                stream.receive(refused)
+                assert refused.code == "INVALID_INPUT" and refused.finals == 1
+
+        check_audio(in_pieces(stream, voice, ask_for_nobody), len("".join(PIECES)))
+    assert server.exit_code() is None
+
+
+def test_large_json_is_refused_beside_a_session(gate: GateProcess, server: TritonServer, voice: Voice) -> None:
+    with Stream(gate.grpc_url) as stream:
+
+        def send_json() -> None:
+            for _ in range(5):
+                large_json(gate.http_url)
+
+        check_audio(in_pieces(stream, voice, send_json), len("".join(PIECES)))
+    assert server.exit_code() is None
+
+
+# Sessions and places
+
+
+def test_a_stranger_can_neither_append_nor_cancel(gate: GateProcess, voice: Voice) -> None:
+    session_id = uuid.uuid4().hex
+    with Stream(gate.grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text=PIECES[0], is_end=False, **voice)
+        stream.receive_audio(start)
+        for attack in ({"is_cancel": True}, {"target_text": "Intruder.", "is_start": False, "is_end": False}):
+            assert ask(gate.grpc_url, MODEL, session_id=session_id, **attack).code == "UNKNOWN_SESSION"
+        stream.send(MODEL, session_id=session_id, target_text="Mine.", is_start=False, is_end=True)
+        check_audio(stream.receive(start), len(PIECES[0]) + len("Mine."))
+
+
+def test_a_client_that_goes_frees_its_place(gate: GateProcess, voice: Voice) -> None:
+    """The server of the tests takes three sessions: were one kept, the last start would be refused."""
+    for _ in range(4):
+        stream = Stream(gate.grpc_url)
+        start = stream.send(MODEL, session_id=uuid.uuid4().hex, target_text="Nobody hears the rest. ", is_end=False, **voice)
+        stream.receive_audio(start)
+        stream.drop()
+    wait_for(lambda: ask(gate.grpc_url, MODEL, target_text="Next.", **voice).code is None, "a free place")
+
+
+def test_hoarding_by_empty_pieces_ends(server: TritonServer, tmp_path: Any, voice: Voice) -> None:
+    limits = Limits(max_silence_s=2.0)
+    with GateProcess(server, tmp_path, limits) as gate, Stream(gate.grpc_url) as stream:
+        session_id = uuid.uuid4().hex
+        start = stream.send(MODEL, session_id=session_id, target_text="", is_end=False, **voice)
+        while start.error is None:
+            stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=False)
+            stream.receive_one(start)
+        assert start.code == "SESSION_TIMEOUT"
+
+
+def test_a_server_that_is_killed_gives_each_session_one_error(tmp_path: Any, tiny_model_dir: Any, voice: Voice) -> None:
+    servers = serve(tmp_path, tiny_model_dir)
+    server = next(servers)
+    try:
+        with GateProcess(server, tmp_path) as gate, Stream(gate.grpc_url) as first, Stream(gate.grpc_url) as second:
+            starts = []
+            for stream in (first, second):
+                start = stream.send(MODEL, session_id=uuid.uuid4().hex, target_text=PIECES[0], is_end=False, **voice)
+                stream.receive_audio(start)
+                starts.append((stream, start))
+            server.stop(exit_timeout_s=0.0)
+            for stream, start in starts:
+                stream.receive(start)
+                assert start.code == "ENGINE_ERROR" and start.finals == 1 and start.last_is_empty
+            again = first.receive(first.send(MODEL, target_text="Again.", **voice))
+            assert again.code == "ENGINE_ERROR" and again.error is not None and again.error.retryable
+            gate.check_end()
+    finally:
+        servers.close()
+
+
+def test_many_bad_clients_at_a_time(gate: GateProcess, server: TritonServer, voice: Voice) -> None:
+    storm = Storm(gate.grpc_url, {"tone": voice}, seed=1)
+    counts = storm.run(20.0, 4)
+    assert not storm.failures, storm.failures
+    assert sum(counts.values()) > 0 and server.exit_code() is None

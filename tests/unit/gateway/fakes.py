@@ -1,0 +1,165 @@
+"""A server in the place of Triton, in this process: every stream is answered by the test, message by message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from gateway.conversation import Conversation
+from gateway.gate import Gate
+from gateway.keys import Keys
+from gateway.session import Answer
+from gateway.settings import GateSettings, Limits
+from gateway.upstream import UpstreamLost
+
+SAMPLES_BYTES = 4 * 24_000  # a second of audio
+
+
+class FakeStream:
+    """One stream to the server. ``sent``: what the gate wrote; the test answers with ``audio``, ``error``, ``final`` and ``lose``."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.is_cancelled = False
+        self.is_finished = False
+        self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # whether properly
+
+    def listen(self, consumer: Callable[[bytes], None]) -> None:
+        self._consumer = consumer
+
+    async def wait(self) -> None:
+        if not await asyncio.shield(self._ended):
+            raise UpstreamLost
+
+    async def write(self, data: bytes) -> None:
+        if self.is_cancelled:
+            raise UpstreamLost
+        self.sent.append(service_pb2.ModelInferRequest.FromString(data))
+
+    def finish(self) -> None:
+        self.is_finished = True
+        self._end(True)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.lose()
+
+    # What the server does
+
+    def audio(self, request_id: str = "0", seconds: float = 0.1, final: bool = False) -> None:
+        response = self._response(request_id, final)
+        response.infer_response.outputs.add(name="waveform", datatype="FP32", shape=[1, 1])
+        response.infer_response.raw_output_contents.append(bytes(int(SAMPLES_BYTES * seconds)))
+        self._put(response)
+
+    def error(self, message: str, request_id: str = "0") -> None:
+        response = self._response(request_id, False)
+        response.error_message = message
+        self._put(response)
+
+    def final(self, request_id: str = "0") -> None:
+        self._put(self._response(request_id, True))
+
+    def front_end_error(self, message: str, request_id: str = "0") -> None:
+        """As Triton itself refuses: without the final flag, and nothing follows."""
+        response = service_pb2.ModelStreamInferResponse(error_message=message)
+        response.infer_response.id = request_id
+        self._put(response)
+
+    def lose(self) -> None:
+        self._end(False)
+
+    def tensors(self, index: int = -1) -> dict[str, bytes]:
+        request = self.sent[index]
+        return {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+
+    def _put(self, response: Any) -> None:
+        if not self._ended.done():
+            self._consumer(response.SerializeToString())
+
+    def _end(self, properly: bool) -> None:
+        if not self._ended.done():
+            self._ended.set_result(properly)
+
+    @staticmethod
+    def _response(request_id: str, final: bool) -> Any:
+        response = service_pb2.ModelStreamInferResponse()
+        response.infer_response.id = request_id
+        response.infer_response.parameters["triton_final_response"].bool_param = final
+        return response
+
+
+class FakeUpstream:
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.streams: list[FakeStream] = []
+        self.on_silence: Callable[[], None] = lambda: None
+
+    def open_stream(self) -> FakeStream:
+        self.streams.append(FakeStream())
+        return self.streams[-1]
+
+    def close(self) -> None:
+        pass
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class House:
+    """A gate over a fake server, with a clock of the test's. Made inside the event loop."""
+
+    def __init__(self, limits: Limits | None = None, keys: Keys | None = None) -> None:
+        self.clock = Clock()
+        self.upstream = FakeUpstream()
+        self.gate = Gate(GateSettings(limits=limits or Limits()), self.upstream, keys, self.clock)  # type: ignore[arg-type]
+
+    def client(self, address: str = "10.0.0.1", key: str | None = None) -> Conversation:
+        headers = {} if key is None else {"x-api-key": key}
+        return self.gate.converse(self.gate.caller(headers, address))
+
+    @property
+    def last(self) -> FakeStream:
+        return self.upstream.streams[-1]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """One test of the event loop; nothing may hang."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(bounded())
+
+
+async def settle() -> None:
+    """Let every task go as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def answers(client: Conversation, count: int) -> list[Answer]:
+    """The next answers, each taken by the client at once."""
+    taken = []
+    for _ in range(count):
+        answer = await client.next_answer()
+        assert answer is not None
+        client.sent(answer, answer.size)
+        taken.append(answer)
+    return taken
+
+
+def told(answer: Answer) -> tuple[str, str | None]:
+    """(request id, what it says): a code, ``audio`` or ``final``."""
+    if answer.error is not None:
+        return answer.request_id, answer.error.code
+    return answer.request_id, "audio" if answer.response is not None else "final"

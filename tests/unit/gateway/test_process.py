@@ -1,0 +1,142 @@
+"""``python -m gateway`` as a process: its start, its drain, its refusals to start."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as triton
+
+from bistream.errors import BistreamError, ConfigError
+from client.client import BistreamClient
+from gateway.open_files import RESERVE, ensure_open_files, needed_files
+from gateway.options import command, parse_arguments
+from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
+from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton, Speakers
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Process:
+    """A context: a gate that is open."""
+
+    def __init__(self, folder: Path, server: FakeTriton, **options: Any) -> None:
+        self._ready = folder / "ready.json"
+        upstream = UpstreamSettings(server.address, poll_interval_s=0.05)
+        settings = GateSettings(upstream, grpc=Listen(port=0), http=Listen(port=0), ready_file=self._ready, **options)
+        self._command = command(settings)
+
+    def __enter__(self) -> Process:
+        self.process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (self._ready.exists() and self._ready.read_text(encoding="utf-8")):
+            assert self.process.poll() is None and time.monotonic() < deadline, "the gate did not open"
+            time.sleep(0.01)
+        self.grpc_url = json.loads(self._ready.read_text(encoding="utf-8"))["grpc"]
+        self.client = triton.InferenceServerClient(self.grpc_url)
+        self.wait_for_readiness(True)
+        return self
+
+    def wait_for_readiness(self, wanted: bool) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.client.is_server_ready() is not wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def check_end(self, words: str) -> None:
+        _, errors = self.process.communicate(timeout=TIMEOUT_S)
+        assert self.process.returncode == 0 and words in errors and "Traceback" not in errors, errors
+        assert not self._ready.exists()
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_a_signal_drains_and_a_session_ends_in_peace(tmp_path: Path) -> None:
+    server = FakeTriton(Speakers())
+    with Process(tmp_path, server) as gate, BistreamClient(gate.grpc_url).start(speaker_id="anna", text="x") as session:
+        next(iter(session))
+        gate.process.send_signal(signal.SIGTERM)
+        gate.wait_for_readiness(False)
+        with BistreamClient(gate.grpc_url).start(speaker_id="anna", text="x") as late, pytest.raises(BistreamError) as refused:
+            list(late)
+        assert refused.value.code == "SHUTTING_DOWN"
+        session.end_text("y")
+        assert len(list(session)) == 1
+        session.close()
+        gate.check_end("draining: 1 sessions")
+    server.stop()
+
+
+def test_a_second_signal_ends_all_and_tells_the_sessions(tmp_path: Path) -> None:
+    server = FakeTriton(Speakers())
+    with Process(tmp_path, server) as gate, BistreamClient(gate.grpc_url).start(speaker_id="anna", text="x") as session:
+        next(iter(session))
+        gate.process.send_signal(signal.SIGTERM)
+        gate.wait_for_readiness(False)
+        gate.process.send_signal(signal.SIGTERM)
+        with pytest.raises((BistreamError, ConnectionError)):
+            list(session)
+        gate.check_end("1 sessions had not ended")
+    server.stop()
+
+
+def failing(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "gateway", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_what_is_wrong_at_the_start_is_one_line(tmp_path: Path) -> None:
+    assert "cannot be read" in failing("--keys-file", str(tmp_path / "none"))
+    server = FakeTriton(Speakers())
+    port = server.address.rpartition(":")[2]
+    assert f"gRPC port {port}" in failing("--grpc-port", port)
+    server.stop()
+
+
+def test_the_command_of_settings_gives_the_settings_back() -> None:
+    settings = GateSettings(
+        UpstreamSettings("127.0.0.1:9", max_silence_s=4.0),
+        Limits(max_text_bytes=7, starts_per_second=1.5),
+        Listen("0.0.0.0", 5),
+        Listen("127.0.0.2", 6),
+        TlsSettings(Path("c"), Path("k"), Path("a")),
+        Path("keys"),
+        3.0,
+        Path("ready"),
+    )
+    assert parse_arguments(command(settings)[3:]) == settings
+    assert parse_arguments(command(GateSettings())[3:]) == GateSettings()
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--tls-key", "x"], ["--tls-client-ca", "x"], ["--max-sessions", "-1"], ["--max-sessions", "x"], ["--nonsense"]]
+)
+def test_wrong_usage_is_exit_code_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(wrong)
+    assert ended.value.code == 2 and wrong[0] in capsys.readouterr().err
+
+
+def test_open_files_are_checked_against_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(GateSettings(), http=Listen(), limits=Limits(max_connections=500))
+    assert needed_files(settings) == 1000 + RESERVE
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: raised.append(values))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 4096))
+    ensure_open_files(settings)
+    assert raised == [(1000 + RESERVE, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
+    with pytest.raises(ConfigError, match=f"ulimit -n {1000 + RESERVE}"):
+        ensure_open_files(settings)
