@@ -36,7 +36,7 @@ from bistream.text2token.sequence import (
 )
 
 MIN_PARTIAL_IDS = 4  # copying a block pays off from this many ids on
-NOT_FINITE_SENTENCE = "The language model produced invalid scores for this session; start it again."
+NOT_FINITE_SENTENCE = "The language model produced invalid numbers for this session; start it again."
 
 
 class Scheduler:
