@@ -12,7 +12,7 @@ FEEDING_SHARE = 4  # one row in this many is reserved for feeding when there are
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Sizes of an engine. With ``share_prefix`` False every prompt is computed anew (same ids; for comparison)."""
+    """Sizes of an engine. ``share_prefix`` False computes every prompt in full (same ids; for comparison)."""
 
     max_sessions: int = 64
     max_rows: int = 256

@@ -37,9 +37,9 @@ from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sizes import CHUNK, HEAD_SIZE, NUM_CHUNKS
 
 TILE_ROWS = 16  # rows of the matrix instruction of the kernels for few rows
-GROUP_ROWS = 64  # of the kernels for many rows
-GROUP_COLUMNS = 64  # of a bulk copy there
-GATE_UP_FEATURES = 80  # of a program of gate_up_many: 64 + 16
+GROUP_ROWS = 64  # rows per group of the kernels for many rows
+GROUP_COLUMNS = 64  # columns per bulk copy of the kernels for many rows
+GATE_UP_FEATURES = 80  # features per program of gate_up_many: 64 + 16
 PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_...
 SAMPLER_WARPS = 16
 _ATTENTION_FIELDS = (RowField.SLOT, RowField.POSITION, RowField.START, RowField.ORDER)  # in the order of attend_rows
