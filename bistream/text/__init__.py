@@ -1,1 +1,1 @@
-"""Text of a session: cleaned, cut, and turned into token ids as it arrives."""
+"""Text processing: the tokenizer, incremental tokenization of arriving text, and upstream's offline front end."""

@@ -1,8 +1,8 @@
-"""Upstream's text helpers: what CosyVoice2's offline path does to a text before it is tokenized. Text in, sentences out.
+"""Upstream's text preparation in CosyVoice2's offline path, before tokenization: text in, sentences out.
 
-Used by the offline inference scripts; streamed text does not pass here (upstream skips it there too). Pure Python. Rules
-and numbers are those of upstream (cosyvoice/utils/frontend_utils.py, cosyvoice/cli/frontend.py, without its optional text
-normalisers); where upstream raises (empty text, a blank at either end), these functions do the obvious thing.
+Used by the offline inference scripts; streamed text bypasses it, as upstream. Pure Python. Rules and numbers are
+upstream's (cosyvoice/utils/frontend_utils.py, cosyvoice/cli/frontend.py, without its optional text normalisers). Where
+upstream raises, these functions do not: empty text gives no sentences, a blank at either end is dropped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-MAX_SENTENCE_LENGTH = 80  # joined sentences do not exceed it, once they are longer than the next
+MAX_SENTENCE_LENGTH = 80  # sentences are not joined beyond this length, unless the first part is at most ``MIN_SENTENCE_LENGTH``
 MIN_SENTENCE_LENGTH = 60
-MERGE_LENGTH = 20  # a last sentence shorter than this is joined to the one before
+MERGE_LENGTH = 20  # a last piece shorter than this is joined to the one before
 _TERMINATORS = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 _COMMAS = "，,"
 _CLOSING_QUOTES = '"”'
@@ -40,7 +40,7 @@ def remove_bracket(text: str) -> str:
 
 
 def replace_blank(text: str) -> str:
-    """Keep a blank only between two ASCII characters that are not blanks: English words, but not Chinese ones."""
+    """Keep a blank only between two non-blank ASCII characters: between English words, not between Chinese ones."""
 
     def is_ascii_word(index: int) -> bool:
         return 0 <= index < len(text) and text[index].isascii() and text[index] != " "
@@ -51,7 +51,7 @@ def replace_blank(text: str) -> str:
 
 
 def is_only_punctuation(text: str) -> bool:
-    """Whether there is nothing but punctuation and symbols (blanks do not count as such)."""
+    """Whether the text consists of punctuation and symbols only (blanks are neither)."""
     return all(unicodedata.category(character)[0] in "PS" for character in text)
 
 
@@ -101,10 +101,10 @@ def split_paragraph(
     merge_length: int = MERGE_LENGTH,
     comma_split: bool = False,
 ) -> list[str]:
-    """Sentences, joined to pieces of useful length. A missing last terminator is added.
+    """Sentences, joined into pieces of useful length. A missing final terminator is added.
 
-    language: "zh" measures length in characters, "en" in tokens (``count_tokens``). A piece is complete when the next sentence
-    would take it above ``max_length`` and it is longer than ``min_length``.
+    language: "zh" measures length in characters, "en" in tokens (``count_tokens``). A piece is complete when it is longer than
+    ``min_length`` and the next sentence would make it longer than ``max_length``.
     """
     if not text:
         return []
@@ -127,7 +127,7 @@ def split_paragraph(
 
 
 def _sentences(text: str, terminators: str) -> list[str]:
-    """Cut behind every terminator (and a quote that closes there). Of several terminators in a row the first one stays."""
+    """Cut after every terminator (and a closing quote after it). Of several terminators in a row the first is kept."""
     sentences: list[str] = []
     start = 0
     for index, character in enumerate(text):
@@ -143,9 +143,9 @@ def _sentences(text: str, terminators: str) -> list[str]:
 
 
 def prepare_text(text: str, count_tokens: Callable[[str], int]) -> list[str]:
-    """A whole text as the pieces that are spoken one after another, each a generation of its own.
+    """A whole text as the pieces that are spoken one after another, each generated separately.
 
-    Text that holds a special token (``<|...|>``) is left alone; pieces of nothing but punctuation are dropped.
+    Text with a special token (``<|...|>``) is left unchanged; pieces of punctuation alone are dropped.
     """
     if "<|" in text and "|>" in text:
         return [text]

@@ -1,20 +1,20 @@
-"""Text that arrives in pieces: bytes in, token ids out as soon as no continuation can change them. One per session.
+"""Incremental tokenizer: bytes in, in pieces; token ids out as soon as no continuation can change them. One per session.
 
 The ids of a session depend on its whole text only, never on where it was cut. They equal ``TextTokenizer.encode`` of the
-whole text, with one exception that bounds how long anything is held back (``WINDOW_CHARS`` below). Called by
-``text2token.service``. A piece passes four stages, each of which keeps only what is still open:
+whole text, with one exception that bounds how long text is held back (``WINDOW_CHARS`` below). Used by
+``text2token.text_session``. A piece passes four stages, each of which keeps only its undecided rest:
 
     bytes --UTF-8--> characters --special tokens--> plain text --NFC--> normalised text --pattern, BPE--> ids
           up to 3 bytes         up to 17 characters           one base with its marks    the unfinished word
 
-**The bound.** The pre-tokenizer's pattern puts no limit on a match: a Chinese paragraph without punctuation, a long word
+**The bound.** The pre-tokenizer's pattern does not limit a match: a Chinese paragraph without punctuation, a long word
 or a run of spaces is one match, and speech must not wait for its end. So a match is decided by at most ``WINDOW_CHARS``
-normalised characters from its start. Where these do not decide it (the match, or the white space it lies in, fills the
-window), the text is cut there: of the window's first match, those BPE tokens are taken that end within its first
-``KEEP_CHARS`` characters (at least one token), and the rest starts anew behind them. In the same way a base character
-with more than ``WINDOW_CHARS`` combining marks is normalised in parts. Both rules look at the text alone, from points that
-the text alone determines. Ids thus differ from ``encode`` at most where a run of letters, of punctuation or of white space
-has ``WINDOW_CHARS`` or more characters, and there mostly at the cuts only, because these lie between BPE tokens.
+normalised characters from its start. Where these do not decide it (the match, or the white space around it, fills the
+window), the text is cut: the BPE tokens of the window's first match that end within its first ``KEEP_CHARS`` characters
+are taken (at least one token), and matching restarts after them. Likewise, a base character with more than
+``WINDOW_CHARS`` combining marks is normalised in parts. Both rules depend on the text alone. So ids can differ from
+``encode`` only where a run of letters, punctuation or white space has ``WINDOW_CHARS`` or more characters, and there
+mostly at the cuts only, because these lie between BPE tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from bistream.errors import InvalidInputError
 from bistream.text.tokenizer import TextTokenizer
 
-WINDOW_CHARS = 16  # longer than nearly all words; Chinese without punctuation is held back for at most this many characters
-KEEP_CHARS = 8  # the other half of a window is context, so that a cut does not go through a word
+WINDOW_CHARS = 16  # longer than nearly all words; Chinese without punctuation is held back by at most this many characters
+KEEP_CHARS = 8  # the rest of the window is context, so that a cut does not split a word
 
 
 @dataclass(frozen=True)
 class TextToken:
-    """end_char: characters of the session's text that are completely covered by the tokens up to and including this one."""
+    """end_char: characters of the session's text that the tokens up to and including this one cover completely."""
 
     id: int
     end_char: int
@@ -42,16 +42,16 @@ class TextIn:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
-        self._scanned = ""  # characters from the first place on where a special token may be beginning
-        self._segment = ""  # a base character and what may still compose with it
-        self._normalized = ""  # normalised text whose tokens are not decided yet
+        self._scanned = ""  # characters from the first possible start of a special token on
+        self._segment = ""  # a base character and the following ones that may compose with it
+        self._normalized = ""  # normalised text whose tokens are not yet decided
         self._normalized_ends: list[int] = []  # per character of _normalized: characters of the session's text up to it
         self._num_segmented = 0  # characters of the session's text that have left _segment
         self._end_char = 0  # of the last token
         self._error: InvalidInputError | None = None
 
     def push(self, piece: bytes) -> list[TextToken]:
-        """Tokens that this piece made certain. Raises ``InvalidInputError`` once the bytes cannot become valid UTF-8."""
+        """The tokens that this piece decides. Raises ``InvalidInputError`` once the bytes cannot become valid UTF-8."""
         return self._advance(self._decode(piece, final=False), final=False)
 
     def finish(self) -> list[TextToken]:
@@ -64,7 +64,7 @@ class TextIn:
         try:
             characters = self._decoder.decode(piece, final)
             open_bytes = self._decoder.getstate()[0]
-            if open_bytes[:1] == b"\xed" and open_bytes[1:2] >= b"\xa0":  # a surrogate: the decoder says so one byte later
+            if open_bytes[:1] == b"\xed" and open_bytes[1:2] >= b"\xa0":  # a surrogate, which the decoder rejects one byte later
                 raise UnicodeDecodeError("utf-8", open_bytes, 0, 2, "surrogate")
             return characters
         except UnicodeDecodeError:
@@ -100,16 +100,16 @@ class TextIn:
         start = self._num_segmented
         self._num_segmented += len(self._segment)
         self._normalized += normalized
-        # Which part of a composition a normalised character stands for is unknown: only the last one covers the segment.
+        # Normalised characters cannot be mapped to parts of the segment, so only the last one counts as covering it.
         self._normalized_ends += [start] * (len(normalized) - 1) + [self._num_segmented]
         self._segment = ""
 
     def _encode_normalized(self, tokens: list[TextToken], closed: bool) -> None:
-        """Move everything decided from ``_normalized`` to ``tokens``. closed: the plain text ends here."""
+        """Move the decided part of ``_normalized`` to ``tokens``. closed: the plain text ends here."""
         if closed and self._segment:
             self._close_segment()
-        # The base of the open segment may still change by composing, but not its class (letter, number, space, other): it
-        # already shows where the match before it ends.
+        # The base of the open segment may still change by composition, but not its class (letter, number, space, other), so it
+        # already determines where the preceding match ends.
         base = self._tokenizer.normalize(self._segment)[:1]
         while self._normalized:
             is_full = len(self._normalized) >= WINDOW_CHARS
@@ -125,7 +125,7 @@ class TextIn:
                 break
 
     def _keep(self, window: str, encoded: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The tokens of a window's first match before the cut (the bound's rule). The cut never goes through a character."""
+        """The tokens of a window's first match before the cut (see the bound above). The cut never splits a character."""
         end_bytes = [0]
         for character in window:
             end_bytes.append(end_bytes[-1] + len(character.encode("utf-8")))
@@ -139,7 +139,7 @@ class TextIn:
         return encoded[:kept]
 
     def _take(self, tokens: list[TextToken], encoded: list[tuple[int, int]]) -> None:
-        """Append tokens and drop the characters that they cover, which are the first of ``_normalized``."""
+        """Append tokens and remove the characters that they cover from the start of ``_normalized``."""
         num_chars = open_bytes = 0
         for token_id, num_bytes in encoded:
             open_bytes += num_bytes
@@ -156,8 +156,8 @@ class TextIn:
 def _decided(window: str, pieces: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """The first pieces of a window that no further text can change.
 
-    A match can change only while it reaches the end of the known text; and white space also from anywhere in the run at
-    that end, because the pattern looks for a line end, or for the last space before a word, behind it.
+    A match can change only if it reaches the end of the known text, or if it starts in the run of white space at that
+    end, because the pattern looks ahead for a line end or for the last space before a word.
     """
     open_from = len(window.rstrip())
     decided = []
@@ -171,11 +171,11 @@ def _decided(window: str, pieces: list[tuple[str, int]]) -> list[tuple[str, int]
 
 
 def starts_segment(character: str) -> bool:
-    """Whether NFC treats the text before ``character`` and the text from it on independently, whatever they are.
+    """Whether ``character`` is an NFC boundary: the text before it and the text from it on normalise independently.
 
-    True for a character that neither reorders nor composes with what precedes it and is unchanged by NFC. Marks, the
-    Hangul vowels and finals (the only letters that compose backwards), and code points that this Python does not know (the
-    tokenizer's Unicode version may differ) are counted as not starting one: that holds text back longer, never wrongly.
+    True for a character that neither reorders nor composes with preceding text and is unchanged by NFC. Marks, the
+    Hangul vowels and finals (the only letters that compose backwards), and code points unknown to this Python (the
+    tokenizer's Unicode version may differ) count as no boundary: that delays text but never changes ids.
     """
     if character.isascii():
         return True

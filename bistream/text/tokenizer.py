@@ -1,8 +1,8 @@
 """Qwen2's byte-level BPE with CosyVoice2's special tokens: text in, text ids out. Used by ``text_in`` and the service.
 
-Files: ``CosyVoice-BlankEN/{vocab.json,merges.txt,tokenizer_config.json}``. What happens to a text: special tokens are cut
-out as they are written; every text between them is normalised (NFC), cut by the pre-tokenizer's pattern, and each of these
-pieces is encoded by itself. The steps are public one by one, because ``text_in`` runs them on text that is still growing.
+Files: ``CosyVoice-BlankEN/{vocab.json,merges.txt,tokenizer_config.json}``. Special tokens are matched literally and cut
+out; the text between them is normalised (NFC) and split by the pre-tokenizer's pattern, and each piece is encoded
+separately. Every step is a public method, because ``text_in`` runs them on text that is still growing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ ADDED_SPECIAL_TOKENS = (
     "[lipsmack]",
     "[mn]",
 )
-# Qwen2's pattern. Every match depends on the text from its start on, never on what lies before it.
+# Qwen2's pattern. A match depends on the text from its start on, never on preceding text.
 PRE_TOKENIZER_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _DOWNLOAD = "check model_dir or download the model again."
 
 
 def make_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    """Cuts normalised text by Qwen2's pattern and writes every byte of a piece as one symbol."""
+    """Splits normalised text by Qwen2's pattern and maps every byte of a piece to one symbol."""
     split = pre_tokenizers.Split(Regex(PRE_TOKENIZER_PATTERN), behavior="isolated", invert=False)
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -54,8 +54,8 @@ def make_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 class TextTokenizer:
     """Immutable; safe to use from several threads.
 
-    special_tokens: string -> id of every special token, found anywhere in a text exactly as written.
-    size: number of ids; all ids lie below it.
+    special_tokens: string -> id of every special token; matched literally anywhere in a text.
+    size: the largest id plus 1.
     """
 
     def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]], special_tokens: tuple[str, ...]) -> None:
@@ -90,14 +90,14 @@ class TextTokenizer:
         return tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a whole text; nothing is added in front or behind."""
+        """Ids of a whole text, without added special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def find_special(self, text: str, final: bool) -> tuple[int, str | None]:
-        """Leftmost special token of a text that may go on (``final``: that ends here): (index, the token).
+        """Leftmost special token of a text that may continue (``final``: that is complete): (index, the token).
 
-        The token is None where none is certain; the index is then that of the first character that may begin one, or the
-        length of the text. Of several tokens at one place the longest wins.
+        If no token is certain, the token is None and the index is that of the first character that may begin one, or the
+        length of the text. Of several tokens at the same index the longest wins.
         """
         for match in self._special_starts.finditer(text):
             index = match.start()
@@ -112,18 +112,18 @@ class TextTokenizer:
         return str(self._normalizer.normalize_str(text))
 
     def pre_tokenize(self, normalized: str) -> list[tuple[str, int]]:
-        """Pieces of a text without special tokens: (piece as byte symbols, index of the first character behind it)."""
+        """Pieces of a text without special tokens: (piece as byte symbols, index of the first character after it)."""
         return [(symbols, end) for symbols, (_, end) in self._pre_tokenizer.pre_tokenize_str(normalized)]
 
     def encode_piece(self, symbols: str) -> list[tuple[int, int]]:
-        """Ids of one piece of ``pre_tokenize``, each with the number of UTF-8 bytes of the text that it stands for."""
+        """Ids of one piece of ``pre_tokenize``, each with the number of UTF-8 bytes that it covers."""
         return [(token.id, len(token.value)) for token in self._model.tokenize(symbols)]
 
 
 def _read_text(directory: Path, name: str) -> str:
     path = directory / name
     if not path.is_file():
-        raise CheckpointError(f"{QWEN_DIRECTORY}/{name} is missing in the model directory; {_DOWNLOAD}")
+        raise CheckpointError(f"{QWEN_DIRECTORY}/{name} is missing from the model directory; {_DOWNLOAD}")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -138,7 +138,7 @@ def _read_json_object(directory: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(directory, name))
     except json.JSONDecodeError as error:
-        raise _damaged(name, f"no JSON at line {error.lineno}") from error
+        raise _damaged(name, f"invalid JSON at line {error.lineno}") from error
     if not isinstance(value, dict):
         raise _damaged(name, "not a JSON object")
     return value
@@ -156,7 +156,7 @@ def _read_vocabulary(directory: Path) -> dict[str, int]:
 
 def _read_merges(directory: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
-    # Only "\n" ends a line: other Unicode line ends may be part of a symbol in foreign files.
+    # Only "\n" ends a line: other Unicode line separators may be part of a symbol.
     for number, line in enumerate(_read_text(directory, "merges.txt").split("\n"), start=1):
         if not line or (number == 1 and line.startswith("#version:")):
             continue
@@ -165,13 +165,13 @@ def _read_merges(directory: Path, vocabulary: dict[str, int]) -> list[tuple[str,
             raise _damaged("merges.txt", f"line {number} is not a pair")
         left, right = parts
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise _damaged("merges.txt", f"line {number} names an entry that vocab.json lacks")
+            raise _damaged("merges.txt", f"line {number} uses an entry that vocab.json lacks")
         merges.append((left, right))
     return merges
 
 
 def _read_special_tokens(directory: Path, vocabulary_size: int) -> dict[int, str]:
-    """id -> string of the special tokens that the directory declares, by ascending id; Qwen2's three where it names none."""
+    """id -> string of the special tokens that the directory declares, by ascending id; Qwen2's three if it declares none."""
     declared = _read_json_object(directory, "tokenizer_config.json").get("added_tokens_decoder")
     if declared is None:
         return {vocabulary_size + index: token for index, token in enumerate(BASE_SPECIAL_TOKENS)}

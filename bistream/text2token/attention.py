@@ -1,4 +1,4 @@
-"""Attention of rows over the paged cache: each row sees its own sequence up to its own position. Plain PyTorch.
+"""Attention of rows over the paged cache, in plain PyTorch: each row attends to its own sequence up to its own position.
 
 In: queries of a step's rows, one layer of ``PagedCache``, an ``AttentionPlan`` (made once per step from the block tables).
 Out: one vector per row. This is the reference and the CPU path; a fused kernel needs only slot and position of each row.
@@ -6,9 +6,9 @@ Out: one vector per row. This is the reference and the CPU path; a fused kernel 
 Rows of one sequence share its keys, so rows are computed per segment: segments with few rows together, padded; long ones
 (chunks of prompts) one by one.
 
-A row's result does not depend on its company, to the last bit, as far as the matrix library keeps its own promise: padding
-adds exact zeros at the end, sums over the context run in tiles of fixed size (libraries cut long sums by their length), and
-no product has fewer than ``MIN_PRODUCT_ROWS`` rows (they switch to another kernel there; measured with MKL).
+Results are batch-invariant to the last bit, provided that the matrix library's are: padding adds exact zeros at the end, sums
+over the context run in tiles of fixed size (libraries split long sums depending on their length), and every product has at
+least ``MIN_PRODUCT_ROWS`` rows (libraries switch to another kernel below that; measured with MKL).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CONTEXT_TILE = 128
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Segments that are computed together: S of them, R rows each (padded by repeating the last), context C positions."""
+    """Segments computed together: S segments of R rows (padded by repeating the last), context of C positions."""
 
     rows: Tensor  # [S, R] indices into the step's rows
     blocks: Tensor  # [S, C / block_size] block numbers, padded with any block
-    hidden: Tensor  # [S, R, C] bool: True where the row must not look
-    outside: Tensor  # [S, C] bool: True behind the segment's last position
+    hidden: Tensor  # [S, R, C] bool: True where the row must not attend
+    outside: Tensor  # [S, C] bool: True after the segment's last position
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class AttentionPlan:
 def plan_attention(
     positions: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int, device: torch.device
 ) -> AttentionPlan:
-    """positions: (first position, number of rows) per segment, rows in this order; tables: the sequences' blocks."""
+    """positions: (first position, number of rows) per segment, in the order of the rows; tables: the sequences' blocks."""
     starts = np.cumsum([0] + [count for _, count in positions])
     short = [index for index, (_, count) in enumerate(positions) if count <= SHORT_ROWS]
     long = [[index] for index, (_, count) in enumerate(positions) if count > SHORT_ROWS]
@@ -78,11 +78,11 @@ def attend_rows(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan
     """query [n, heads, head_size]; keys, values [num_blocks, block_size, kv_heads, head_size] -> [n, heads * head_size]."""
     num_rows, heads, head_size = query.shape
     kv_heads = keys.shape[2]
-    result = torch.zeros_like(query)  # rows of no segment only pad the step
+    result = torch.zeros_like(query)  # rows of no segment are padding
     for group in plan.groups:
         segments, rows = group.rows.shape
         key = keys[group.blocks].view(segments, -1, kv_heads, head_size)  # [S, C, kv_heads, head_size]
-        # memory behind the sequence may hold anything, also NaN of a session that failed: zero times NaN would be NaN
+        # memory after the sequence is arbitrary, even NaN of a session that failed, and zero times NaN is NaN
         value = values[group.blocks].view(segments, -1, kv_heads, head_size).masked_fill_(group.outside[:, :, None, None], 0)
         grouped = query[group.rows].view(segments, rows, kv_heads, heads // kv_heads, head_size).permute(0, 2, 1, 3, 4)
         attended = _softmax_attention(grouped, key.permute(0, 2, 3, 1), value.permute(0, 2, 1, 3), group.hidden)

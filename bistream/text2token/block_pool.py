@@ -1,18 +1,18 @@
-"""Who owns which block of the paged KV cache: plain integers, no tensors.
+"""Ownership of the blocks of the paged KV cache: plain integers, no tensors.
 
 A block holds the keys and values of ``block_size`` consecutive positions of a sequence. ``BlockPool`` counts references;
-its prefix cache finds blocks whose content a new sequence would compute again (the prompt of a voice) by the ids
-themselves. Called by the scheduler only.
+its prefix cache finds, by their ids, blocks that a new sequence would otherwise compute again (the prompt of a voice).
+Called by the scheduler only.
 
     state of a block     references   in prefix cache
     free                 0            no                on the free list
     owned                1            no                one sequence writes it
-    owned, shareable     >= 1         yes               its registered positions are final; nobody writes those again
+    owned, shareable     >= 1         yes               its registered positions are final and never written again
     cached               0            yes               kept for the next sequence, evicted (oldest first) when needed
 
-Blocks form a tree in the prefix cache: the content of a block depends on its ids and on everything before them, so a
-node is found under its parent by its ids, exactly (no hash can collide, so no session can see another voice). Evicting a
-node drops the nodes below it, which could not be found any more.
+Blocks form a tree in the prefix cache: the content of a block depends on its ids and on all ids before them, so a
+node is found under its parent by exact comparison of ids (no hash collision can share a wrong block). Evicting a
+node drops its descendants, which could no longer be found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-MAX_SIBLINGS_COMPARED = 16  # children of one node that a partial match looks at, newest first
+MAX_SIBLINGS_COMPARED = 16  # children of a node that a partial match compares, newest first
 
 
 @dataclass(eq=False)
@@ -36,10 +36,10 @@ class PrefixNode:
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """What the cache holds of a sequence's first ids.
+    """The cached prefix of a sequence's ids.
 
-    shared: full blocks to use as they are. partial: a further block whose first ``num_partial`` positions fit; it must be
-    copied, because the sequence will write behind them.
+    shared: full blocks to share. partial: one more block, whose first ``num_partial`` positions match; it must be
+    copied, because the sequence will write after them.
     """
 
     shared: tuple[PrefixNode, ...]
@@ -80,7 +80,7 @@ class BlockPool:
         return len(self._cached)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take ``count`` blocks, evicting cached ones where needed; ``None`` (and nothing taken) when there are too few."""
+        """Take ``count`` blocks, evicting cached ones if needed; ``None``, with none taken, when there are too few."""
         if count > self.num_available:
             return None
         while len(self._free) < count:
@@ -92,14 +92,14 @@ class BlockPool:
         return taken
 
     def retain(self, block: int) -> None:
-        """One more owner of a block that is owned or cached."""
+        """Add an owner to a block that is owned or cached."""
         assert self._references[block] > 0 or block in self._cached
         self._references[block] += 1
         self._cached.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give back one reference of each block of a sequence; the last one makes the block free or cached."""
-        for block in reversed(blocks):  # the tail becomes the oldest: it is evicted before what it hangs on
+        """Drop one reference to each block of a sequence; a block without references becomes free or cached."""
+        for block in reversed(blocks):  # the tail becomes the oldest: blocks are evicted before their parents
             assert self._references[block] > 0, f"block {block} is released twice"
             self._references[block] -= 1
             if self._references[block] > 0:
@@ -110,7 +110,7 @@ class BlockPool:
                 self._free.append(block)
 
     def match(self, ids: Sequence[int]) -> PrefixMatch:
-        """The longest cached prefix of ``ids`` that leaves at least one id to compute. Takes no reference."""
+        """The longest cached prefix of ``ids`` that leaves at least one id to compute. Adds no reference."""
         limit = len(ids) - 1
         size = self.block_size
         node = self._root
@@ -137,10 +137,10 @@ class BlockPool:
         return best, best_length
 
     def register(self, parent: PrefixNode | None, block: int, ids: Sequence[int]) -> PrefixNode | None:
-        """Offer an owned block to later sequences, now that ``ids`` (the positions it holds) are computed.
+        """Add an owned block to the prefix cache, now that the positions of ``ids`` are computed.
 
-        Returns the node under which the next block of the sequence belongs: the new one, or the equal one that is there
-        already; ``None`` when the parent was dropped in the meantime, and for a partial block.
+        Returns the parent node for the sequence's next block: the new node, or an equal one that exists already; ``None`` if
+        the parent was dropped in the meantime, and for a partial block.
         """
         assert self._references[block] > 0 and 0 < len(ids) <= self.block_size
         node = self._root if parent is None else parent
@@ -155,7 +155,7 @@ class BlockPool:
         return known if len(key) == self.block_size else None
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Take blocks out of the prefix cache (their content is not to be trusted). Owners keep them."""
+        """Remove blocks with untrusted content from the prefix cache. Owners keep them."""
         for block in blocks:
             node = self._node_of.get(block)
             if node is not None:
@@ -189,6 +189,6 @@ class BlockPool:
         for block, node in self._node_of.items():
             assert node.block == block and block not in free
             parent = node.parent
-            assert parent is not None and parent.children.get(node.ids) is node, "a cached block hangs on a dropped one"
+            assert parent is not None and parent.children.get(node.ids) is node, "the parent of a cached block was dropped"
             assert parent is self._root or self._node_of.get(parent.block) is parent
         assert set(self._cached) <= self._node_of.keys()

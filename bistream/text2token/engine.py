@@ -1,21 +1,21 @@
-"""The seam between the session protocol (above) and whatever runs the language model (below).
+"""The interface between the session protocol (above) and the engine that runs the language model (below).
 
 It is turn-level, because TensorRT-LLM and other engines own their step loop. A *turn* appends ids to a live sequence and
-decodes until a stop id or a limit; between turns the sequence keeps its KV cache for any time. The ledger of ids is kept
-above the engine, so a sequence can be rebuilt in any engine from it.
+decodes until a stop id or a limit; between turns the sequence keeps its KV cache indefinitely. The record of ids is kept
+above the engine, so a sequence can be rebuilt from it in any engine.
 
-Contract, checked by one conformance suite on every engine:
+Contract, checked on every engine by one conformance suite:
 
 - a stop id is never part of the sequence (it is not fed to the model); all yielded ids are;
 - one turn in flight per session; ``turn`` may be called after any idle time;
-- sinks are called from the engine's thread, in order, and must not block; after ``on_end`` nothing more comes;
+- sinks are called from the engine's thread, in order, and must not block; ``on_end`` is the last call;
 - a turn also ends with ``LENGTH`` when the session holds ``max_ids`` ids; appended ids that leave no room for one more
   are refused (``InvalidInputError``);
-- ``cancel`` ends the turn in flight with ``TurnEnd.CANCELLED`` and does nothing when there is none; after a turn ended
-  with CANCELLED or ERROR the session takes no further turn (``UnknownSessionError``), it can only be closed;
+- ``cancel`` ends the turn in flight with ``TurnEnd.CANCELLED`` and does nothing when there is none; after a turn that ended
+  with CANCELLED or ERROR the session accepts no further turn (``UnknownSessionError``) and can only be closed;
 - ``close`` frees everything the session holds, is idempotent, and is the only way to free it; its turn in flight ends
   with CANCELLED;
-- when the engine itself fails, all turns in flight end with ERROR, ``healthy`` is False for good and ``open`` and
+- when the engine itself fails, all turns in flight end with ERROR, ``healthy`` stays False, and ``open`` and
   ``turn`` raise ``EngineError``; after ``Engine.close`` they raise ``ShuttingDownError``.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-FAILED_SENTENCE = "The language model has failed and all its sessions with it; try again later."
+FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TokenSpace:
 
     @property
     def specials(self) -> tuple[int, int, int]:
-        """The three ids behind the speech tokens that the head can produce; sampling any of them ends a turn."""
+        """The three ids after the speech tokens that the head can produce; sampling any of them ends a turn."""
         return (self.eos, self.second_stop, self.fill)
 
     @property
@@ -82,7 +82,7 @@ class TokenSpace:
 
 
 class TurnEnd(enum.Enum):
-    STOP = "stop"  # a stop id was sampled; ``TurnResult.stop_id`` says which
+    STOP = "stop"  # a stop id was sampled: ``TurnResult.stop_id``
     LENGTH = "length"  # ``max_new_ids`` were yielded
     CANCELLED = "cancelled"
     ERROR = "error"
@@ -99,10 +99,10 @@ class TurnResult:
 class TurnLimits:
     """What one turn may decode.
 
-    forbidden: ids among ``TokenSpace.specials`` whose score is minus infinity in the whole turn.
-    forbidden_early: further ids of that kind, forbidden while fewer than ``min_new_ids`` were yielded in this turn.
-    record_on_length: id that enters the sampler's history when the turn ends by LENGTH (the fill that the protocol
-        forces by index: it counts as decided, but is neither sampled, yielded nor fed).
+    forbidden: ids among ``TokenSpace.specials`` that are masked (score minus infinity) throughout the turn.
+    forbidden_early: more such ids, masked until the turn has yielded ``min_new_ids`` ids.
+    record_on_length: id that enters the sampler's history when the turn ends with LENGTH (the fill that the protocol
+        forces by index: it counts as decided, but is not sampled, yielded or fed).
     """
 
     max_new_ids: int
@@ -114,8 +114,8 @@ class TurnLimits:
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """Repetition-aware sampling (``ras``): nucleus top-p/top-k, redrawn from the full softmax without the drawn id when
-    that id occurs at least ``win_size * tau_r`` times among the last ``win_size`` decided ids of the session (fill included).
+    """Repetition-aware sampling (``ras``): nucleus sampling (top-p, top-k); if the drawn id occurs at least ``win_size * tau_r``
+    times among the session's last ``win_size`` decided ids (fill included), it is redrawn from the full softmax without that id.
 
     temperature 0 is greedy: arg-max of the masked scores, no repetition rule.
     """
@@ -129,7 +129,7 @@ class SamplingSpec:
 
 
 class TurnSink(Protocol):
-    """Receives one turn. Called from the engine's thread; must not block and must not raise."""
+    """Receives the output of one turn. Called from the engine's thread; must not block and must not raise."""
 
     def on_ids(self, ids: Sequence[int]) -> None: ...
 
@@ -137,10 +137,10 @@ class TurnSink(Protocol):
 
 
 class EngineSequence(Protocol):
-    """What an engine holds of one session: its ids and their keys and values."""
+    """An engine's handle of one session: its ids and their keys and values."""
 
     def turn(self, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
-        """Append ids (at least one) and decode. Returns at once; raises ``BusyError`` only where ``open`` could not reserve.
+        """Append ids (at least one) and decode. Returns at once; raises ``BusyError`` only in engines whose ``open`` cannot reserve.
 
         Raises ``InvalidInputError``, ``UnknownSessionError``, ``EngineError``, ``ShuttingDownError`` (contract above).
         """
@@ -154,7 +154,7 @@ class EngineSequence(Protocol):
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What is in use now; the conformance suite reads that nothing is left over."""
+    """Resources in use now; the conformance suite checks them for leaks."""
 
     sessions: int
     running_turns: int
@@ -164,7 +164,7 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """What the layers above size themselves by."""
+    """Limits by which the layers above size themselves."""
 
     max_sessions: int
     max_sequence_ids: int
@@ -176,13 +176,13 @@ class Engine(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """False for good once a step has failed: make a new engine or leave the process."""
+        """False from the first failed step on: make a new engine or exit the process."""
 
     def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSequence:
         """Admit a session of at most ``max_ids`` positions.
 
-        Raises ``BusyError`` at once when they cannot be guaranteed, ``InvalidInputError`` for a ``spec`` outside its
-        ranges or ``max_ids`` above ``capabilities.max_sequence_ids``, ``SessionExistsError`` for an id in use.
+        Raises ``BusyError`` at once when they cannot be guaranteed, ``InvalidInputError`` for a ``spec`` out of range
+        or ``max_ids`` above ``capabilities.max_sequence_ids``, ``SessionExistsError`` for an id in use.
         """
 
     def stats(self) -> EngineStats: ...

@@ -1,4 +1,4 @@
-"""Sizes of a torch engine, made from ``RuntimeConfig`` by ``TorchEngine.from_config``; read by scheduler and step runner."""
+"""Sizes of a torch engine, derived from ``RuntimeConfig``; read by scheduler and step runner."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from bistream.config import LanguageModelConfig, RuntimeConfig
 from bistream.errors import ConfigError
 
-FEEDING_SHARE = 4  # one row in this many is kept for feeding when there are more decoding sequences than rows
+FEEDING_SHARE = 4  # one row in this many is reserved for feeding when there are more decoding sequences than rows
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Sizes of an engine. ``share_prefix`` False computes every prompt anew (same ids, for comparison)."""
+    """Sizes of an engine. ``share_prefix`` False computes every prompt in full (same ids; for comparison)."""
 
     max_sessions: int = 64
     max_rows: int = 256
@@ -33,7 +33,7 @@ class EngineSettings:
 
     @property
     def longest_sequence(self) -> int:
-        """Ids of one sequence that the cache and the model's positions allow."""
+        """The most ids of one sequence that the cache and the model's positions allow."""
         return min(self.max_sequence_ids, self.num_blocks * self.block_size)
 
     @property

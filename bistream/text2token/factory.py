@@ -1,7 +1,7 @@
-"""Loads what a speech token service runs on: tokenizer, sizes and engine of a model directory.
+"""Loads the parts of a speech token service from a model directory: tokenizer, sizes and engine.
 
-The only module that knows which engines there are; an engine's libraries are imported when it is chosen. Importing this
-module loads no torch.
+The only module that knows the available engines; an engine's libraries are imported when it is chosen. Importing this
+module does not load torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LanguageModelParts:
-    """sizes: of the checkpoint that tokenizer and engine belong to; its sampling values are the defaults of a session.
+    """sizes: those of the checkpoint; its sampling values are a session's defaults.
 
-    tiers: what serves the engine's networks; empty where the engine decides that itself.
+    tiers: the tier that serves each of the engine's networks; empty where the engine decides that itself.
     """
 
     tokenizer: TextTokenizer
@@ -38,7 +38,7 @@ def load_parts(config: RuntimeConfig) -> LanguageModelParts:
     tokenizer = TextTokenizer.from_model_dir(config.model_dir)
     if tokenizer.size > sizes.text_vocab_size:
         raise CheckpointError(
-            f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json says vocab_size "
+            f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json gives vocab_size "
             f"{sizes.text_vocab_size}; use files that belong together."
         )
     return LanguageModelParts(tokenizer, sizes, *make_engine(config))
@@ -51,4 +51,4 @@ def make_engine(config: RuntimeConfig) -> tuple[Engine, tuple[TierChoice, ...]]:
 
         engine = TorchEngine.from_config(config)
         return engine, engine.tiers
-    raise ConfigError(f"Parameter 'engine' is {config.engine!r}, which this version does not have built in yet; set it to torch.")
+    raise ConfigError(f"Parameter 'engine' is {config.engine!r}, which this version does not support yet; set it to torch.")

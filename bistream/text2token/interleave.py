@@ -1,24 +1,24 @@
 """The bi-stream and uni-stream layouts: text ids in, turns for the engine out. Pure: no torch, no clock, no threads.
 
-Called by ``text2token.service`` (and by parity tests). What the model was trained on, with 5 text and 15 speech tokens a block:
+Called by ``text2token.service`` (and by parity tests). The layouts of training, with 5 text and 15 speech tokens per block:
 
-    bi-stream    sos [5 text][15 speech] [5 text][15 speech] ... [0-4 text] task [all speech that is left] eos
+    bi-stream    sos [5 text][15 speech] [5 text][15 speech] ... [0-4 text] task [remaining speech] eos
     uni-stream   sos [all text] task [all speech] eos
 
-The text is prompt text and new text in a row, the speech is the prompt's and then the model's. After the 15 speech tokens
-of a block the training target is *fill*: it says "more text now" and is never an input. A turn appends what comes next and
-decodes until the block is full (fill, forced by index), the model samples fill by itself, or, behind ``task``, eos.
+The text is the prompt text followed by the new text, the speech the prompt's followed by the model's. After the 15 speech
+tokens of a block the training target is *fill*: a request for more text, never an input. A turn appends the next ids and
+decodes until the block is full (fill, forced by index) or the model samples fill itself, or, after ``task``, samples eos.
 
 Modes of the bi-stream layout:
 
-- ``corrected``: the layout above and nothing else. The ids that the model is fed depend on the text (and on what the
-  engine samples), never on how the text was cut or when it came.
+- ``corrected``: the layout above and nothing else. The ids fed to the model depend on the text (and on the ids that the
+  engine samples), never on where the text was cut or when it arrived.
 - ``reference``: upstream token for token (cosyvoice/llm/llm.py, ``inference_bistream``), for parity tests. It differs:
-  (1) after a fill it takes one block per arriving piece, so a piece with more text lets text pile up until the end;
-  (2) if the text ends after a fill, what was fed last (the block's last speech token) is fed again in front of ``task``;
+  (1) after a fill it takes one block per arriving piece, so text of longer pieces accumulates until the end;
+  (2) if the text ends after a fill, the last id fed (the block's last speech token) is fed again before ``task``;
   (3) prompt speech without enough text for its blocks is dropped when the text ends;
-  (4) after a prompt whose speech fills its last block exactly, 15 more tokens are decoded without new text;
-  (5) ids that can only be mistakes stay possible (and raise ``EngineError``), and the final phase has no length limit.
+  (4) after a prompt whose speech exactly fills its last block, 15 more tokens are decoded without new text;
+  (5) ids that can only be errors stay possible (and raise ``EngineError``), and the final phase has no length limit.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Interleaver(LayoutState):
         mix_ratio: tuple[int, int] = (TEXT_BLOCK_TOKENS, SPEECH_BLOCK_TOKENS),
         max_ids: int | None = None,
     ) -> None:
-        """prompt_speech_ids: speech ids (``TokenSpace`` numbering). max_ids: positions of the session, None for no limit."""
+        """prompt_speech_ids: in ``TokenSpace`` numbering. max_ids: positions of the session, None for no limit."""
         super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids)
         self._text_block, self._speech_block = mix_ratio
         self._pending: list[int] = [space.sos]  # to be appended by the next turn
-        self._speech_due = 0  # speech tokens that the open block still lacks; 0: the next block needs text
+        self._speech_due = 0  # speech tokens still missing in the open block; 0: the next block needs text
         self._in_final_phase = False
-        self._arrivals: deque[list[int]] = deque()  # reference mode: pieces not looked at yet
+        self._arrivals: deque[list[int]] = deque()  # reference mode: pieces not yet processed
 
     def push_text(self, ids: Sequence[int]) -> None:
         if self.mode == "reference":
@@ -75,7 +75,7 @@ class Interleaver(LayoutState):
     def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
         turn = self._end_turn(ids, result)
         if self.mode == "reference":
-            self._pending = [ids[-1]] if ids else list(turn.append_ids)  # upstream keeps what it fed last, see (2)
+            self._pending = [ids[-1]] if ids else list(turn.append_ids)  # upstream keeps its last input, see (2)
         if self.done:
             return
         if self._in_final_phase:
@@ -83,7 +83,7 @@ class Interleaver(LayoutState):
         elif result.end is TurnEnd.STOP and result.stop_id != self.space.fill:
             raise self._unexpected(result.stop_id)
         elif result.end is TurnEnd.LENGTH and turn.limits.record_on_length is None:
-            self.finish_reason = FinishReason.LENGTH  # the session's positions ended inside the block
+            self.finish_reason = FinishReason.LENGTH  # the session ran out of positions inside the block
         else:
             self._speech_due = 0
 
@@ -120,10 +120,10 @@ class Interleaver(LayoutState):
         return self._start_final_phase() if self._text_ended else None
 
     def _start_final_phase(self) -> Turn | None:
-        """The rest of the text, ``task`` and, as in training, all prompt speech that is left behind it; then until eos.
+        """Append the remaining text, ``task`` and, as in training, the remaining prompt speech; decode until eos.
 
-        Over the whole session there are at most 20 speech tokens per new text token, those of the blocks included; only
-        what blocks of nothing but prompt text yielded (a prompt with more text than speech) comes on top.
+        The whole session has at most 20 speech tokens per new text token, including those of the blocks; only tokens
+        decoded for blocks of prompt text alone (a prompt with more text than speech) are not counted.
         """
         self._in_final_phase = True
         limit = MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text - self.num_speech_of_text
@@ -154,7 +154,7 @@ class Interleaver(LayoutState):
             return None
         forced_at = self._speech_due
         if self._num_ids > 0 or self._pending == [self.space.sos]:
-            # After a fill, or before anything else: a block of text is needed. One per piece, see (1).
+            # After a fill, and at the very start, a block of text is needed. One per piece, see (1).
             if len(self._text) < self._text_block:
                 return None
             block = self._take_text(self._text_block)
@@ -167,10 +167,10 @@ class Interleaver(LayoutState):
 
 
 class UnistreamLayout(LayoutState):
-    """The uni-stream layout: exactly one turn, once the whole text is there.
+    """The uni-stream layout: exactly one turn, started when the text is complete.
 
     2 to 20 speech tokens per new text token (upstream's ``min_token_text_ratio`` and ``max_token_text_ratio``). In
-    reference mode the second stop id and fill stay possible, also early, and end the session like eos.
+    reference mode the second stop id and fill stay possible, even early, and end the session like eos.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Keys and values of all sequences in one tensor of blocks. Which block belongs to whom is decided by ``block_pool``.
+"""Keys and values of all sequences in one tensor of blocks, whose ownership ``block_pool`` decides.
 
 Written by ``qwen2`` or ``graphs.layer`` (every row, before attention) and by the step runner (copies of partial blocks); read by
-attention. Memory is not cleared between owners: whoever reads masks what lies outside its sequence.
+attention. Memory is not cleared between owners: a reader masks positions outside its sequence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PagedCache:
         return self.blocks[layer, 0], self.blocks[layer, 1]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, target), all at once: a source may be the target of another pair."""
+        """Copy whole blocks (source, target); all sources are read first, so a source may be the target of another pair."""
         sources = torch.tensor([source for source, _ in pairs]).to(self.blocks.device, non_blocking=True)
         targets = torch.tensor([target for _, target in pairs]).to(self.blocks.device, non_blocking=True)
         self.blocks[:, :, targets] = self.blocks[:, :, sources]

@@ -1,6 +1,6 @@
-"""What the layouts of a session share: the turn they ask for, their face to the service, and their book-keeping.
+"""Common parts of a session's layouts: the turn that they request, their interface to the service, their book-keeping.
 
-Pure: no torch, no clock, no threads. ``interleave.py`` holds the layouts.
+Pure: no torch, no clock, no threads. The layouts are in ``interleave.py``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ UNLIMITED_IDS = 1 << 30  # upstream's final phase has no limit of its own
 
 @dataclass(frozen=True)
 class Turn:
-    """Ids to append to the sequence (``TokenSpace`` numbering), and what to decode behind them."""
+    """Ids to append to the sequence (``TokenSpace`` numbering), and the limits for decoding after them."""
 
     append_ids: tuple[int, ...]
     limits: TurnLimits
 
 
 class Layout(Protocol):
-    """One session's sequence. ``next_turn`` and ``turn_ended`` alternate; text may come at any time before ``end_text``."""
+    """One session's sequence. ``next_turn`` and ``turn_ended`` alternate; text may arrive at any time before ``end_text``."""
 
     @property
     def done(self) -> bool: ...
@@ -46,21 +46,21 @@ class Layout(Protocol):
 
     @property
     def num_speech_of_text(self) -> int:
-        """Those of them that were decoded since the first new text token was appended."""
+        """Those of ``num_speech`` decoded since the first new text token was appended."""
 
     def push_text(self, ids: Sequence[int]) -> None: ...
 
     def end_text(self) -> None: ...
 
     def next_turn(self) -> Turn | None:
-        """The turn to run now, or None: more text is needed, or the session is done."""
+        """The turn to run now; None if more text is needed, a turn is in flight or the session is done."""
 
     def turn_ended(self, ids: Sequence[int], result: TurnResult) -> None:
-        """``ids``: what the turn yielded. Raises ``EngineError`` for an id that the turn did not allow."""
+        """``ids``: those that the turn yielded. Raises ``EngineError`` for an id that the turn did not allow."""
 
 
 class LayoutState:
-    """What both layouts keep. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up."""
+    """State of both layouts. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up."""
 
     def __init__(
         self, space: TokenSpace, prompt_text_ids: Sequence[int], prompt_speech_ids: Sequence[int], mode: Mode, max_ids: int | None
@@ -101,7 +101,7 @@ class LayoutState:
         return [self._prompt_speech.popleft() for _ in range(min(count, len(self._prompt_speech)))]
 
     def _start(self, append_ids: Sequence[int], limits: TurnLimits) -> Turn | None:
-        """The turn, cut to the positions that are left. Without room for one more id the session ends here."""
+        """The turn, limited to the remaining positions. Without room for one more id the session ends here."""
         room = self._max_ids - self._num_ids - len(append_ids)
         max_new_ids = min(limits.max_new_ids, room)
         if max_new_ids < 1:
@@ -121,7 +121,7 @@ class LayoutState:
         return self._turn
 
     def _end_turn(self, ids: Sequence[int], result: TurnResult) -> Turn:
-        """Book an ended turn. Sets ``finish_reason`` where the engine ended the session."""
+        """Account for an ended turn. Sets ``finish_reason`` if the engine ended the session."""
         turn = self._turn
         assert turn is not None, "no turn is in flight"
         self._turn = None
@@ -130,7 +130,7 @@ class LayoutState:
         if self.num_text_used:
             self.num_speech_of_text += len(ids)
         if len(ids) > turn.limits.max_new_ids or not all(map(self.space.is_speech, ids)):
-            raise EngineError("The language model yielded an id that is not a speech token; start the session again.")
+            raise EngineError("The language model yielded too many ids or one that is not a speech token; start the session again.")
         if result.end is TurnEnd.CANCELLED:
             self.finish_reason = FinishReason.CANCELLED
         elif result.end is TurnEnd.ERROR:
@@ -140,8 +140,8 @@ class LayoutState:
             if result.stop_id not in self.space.specials or result.stop_id in forbidden:
                 raise self._unexpected(result.stop_id)
         elif len(ids) < turn.limits.max_new_ids:
-            self.finish_reason = FinishReason.LENGTH  # the engine had no more room
+            self.finish_reason = FinishReason.LENGTH  # the engine had no room left
         return turn
 
     def _unexpected(self, stop_id: int | None) -> EngineError:
-        return EngineError(f"The language model decided on id {stop_id}, which has no meaning there; start the session again.")
+        return EngineError(f"The language model sampled id {stop_id}, which is not allowed at this point; start the session again.")

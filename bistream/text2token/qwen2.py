@@ -1,8 +1,8 @@
 """The Qwen2 body with the speech head: ids of ``TokenSpace`` in, float32 scores of the speech vocabulary out.
 
-``forward_rows`` is what the engine runs: every token is a row (position, id) of some sequence, keys and values go to the
-paged cache first, then each row attends to its own sequence. ``forward_dense`` computes one whole sequence without a cache:
-the same layers, for comparison. Widths and depths come from ``LanguageModelConfig``; weights from ``weights.py``.
+The engine runs ``forward_rows``: every token is a row (position, id) of some sequence; keys and values are written to the
+paged cache first, then each row attends to its own sequence. ``forward_dense`` computes one whole sequence without a cache,
+with the same layers, for comparison. Sizes come from ``LanguageModelConfig``, weights from ``weights.py``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Qwen2Model:
-    """Weights and tables; holds no state of any sequence."""
+    """Weights and tables; holds no sequence state."""
 
     def __init__(self, config: LanguageModelConfig, weights: ModelWeights) -> None:
         self.config = config

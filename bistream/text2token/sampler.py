@@ -1,16 +1,16 @@
-"""Chooses the next speech id of every sampling row, on the device, each row by its own session's settings and state.
+"""Samples the next speech id of every sampling row, on the device, each row by its own session's settings and state.
 
 In: float32 scores [n, V] of the speech head (V = speech_token_size + 3) and the slots of the rows. Out: one head row per
-sampling row. All state of a session that sampling needs lies in ``SamplerState``, one row per slot, and stays on the device
-between steps: input id of the next row, history, limits of the turn, seed. Called by the step runner.
+sampling row. A session's sampling state is a row of ``SamplerState`` (one per slot) and stays on the device between steps:
+input id of the next row, history, limits of the turn, seed. Called by the step runner.
 
-Random numbers are counter-based: draw k of a session is a hash of (seed, number of ids decided so far, k). So they depend on
-nothing else in the batch, and not on how steps were cut.
+Random numbers are counter-based: draw k of a session is a hash of (seed, number of ids decided so far, k). So they are
+batch-invariant and do not depend on how rows were divided into steps.
 
-Another sampler can be plugged in, ``TorchEngine(model, settings, sampler=...)``: any object with ``history_size`` and
-``choose`` (protocol ``Sampler``). ``log_probs`` are masked already (forbidden ids at minus infinity). What the session of
-a row decided so far (speech tokens, sampled stop ids, and ids recorded because a turn ended by LENGTH, all as head rows, over
-all turns) is ``state.decided(slot)``; ``state.session_ids[slot]`` says whose row it is. For parity tests,
+Other samplers are possible, ``TorchEngine(model, settings, sampler=...)``: any object with ``history_size`` and
+``choose`` (protocol ``Sampler``). ``log_probs`` are masked already (forbidden ids at minus infinity). ``state.decided(slot)``
+lists the ids that the row's session has decided in all its turns (speech tokens, sampled stop ids, and ids recorded because a
+turn ended with LENGTH, all as head rows); ``state.session_ids[slot]`` is the session's id. For parity tests,
 ``tests/fakes.py`` has ``ScriptedSampler``, which makes a sampler from a function of (log_probs of one row, decided)::
 
     sampler = ScriptedSampler({"session-a": lambda log_probs, decided: int(log_probs.argmax())}, max_decided=1000)
@@ -30,17 +30,17 @@ from bistream.errors import InvalidInputError
 from bistream.text2token.engine import SamplingSpec, TokenSpace
 from bistream.text2token.sequence import INACTIVE, NOT_FINITE, TurnStart
 
-DEFAULT_HISTORY = 64  # decided ids kept per session: the largest win_size that ``RepetitionAwareSampler`` can serve
+DEFAULT_HISTORY = 64  # decided ids kept per session: the largest win_size that ``RepetitionAwareSampler`` supports
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 SMALLEST_TEMPERATURE = 1e-4  # below it sampling is greedy: scores divided by less would overflow
-_UNIFORM_BITS = 23  # a uniform below 1 that times a float32 total stays below the total
+_UNIFORM_BITS = 23  # so few that the product of a uniform below 1 and a float32 total stays below the total
 DRAWS_PER_ID = 2  # nucleus, redraw
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same 64 bits: torch multiplies int64 modulo 2**64."""
+    """The int64 with the same 64 bits; torch multiplies int64 modulo 2**64."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -58,7 +58,7 @@ def _mix(value: Tensor) -> Tensor:
 
 
 def seed_key(seed: int) -> int:
-    """Where the random sequence of a seed starts: mixed, so that neighbouring seeds are far apart."""
+    """Start of a seed's random sequence: mixed, so that neighbouring seeds are far apart."""
     value = (seed + 1) * _GOLDEN_GAMMA & ((1 << 64) - 1)
     value = (value ^ (value >> 30)) * _MIX_1 & ((1 << 64) - 1)
     value = (value ^ (value >> 27)) * _MIX_2 & ((1 << 64) - 1)
@@ -74,7 +74,7 @@ def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
 
 
 def check_spec(spec: SamplingSpec, history_size: int, session_id: str) -> None:
-    """Raise ``InvalidInputError`` unless every setting is in its range."""
+    """Raise ``InvalidInputError`` unless every setting is in range."""
     limits = (
         ("top_p", 0.0 < spec.top_p <= 1.0, "above 0 and at most 1"),
         ("top_k", spec.top_k >= 1, "1 or more"),
@@ -85,21 +85,21 @@ def check_spec(spec: SamplingSpec, history_size: int, session_id: str) -> None:
     )
     for name, good, expected in limits:
         if not good:
-            raise InvalidInputError(f"Sampling value {name} is {getattr(spec, name)}; it must be {expected}.", session_id)
+            raise InvalidInputError(f"Sampling parameter {name} is {getattr(spec, name)}; it must be {expected}.", session_id)
 
 
 class SamplerState:
     """State of all slots on the device; tensors have one row per slot and are written in place, never replaced.
 
-    Slot ``num_slots`` (one more than there are sessions) belongs to nobody: rows that only pad a step may use it.
+    Slot ``num_slots`` (one more than there are sessions) is the filler slot, used by padding rows.
     """
 
     def __init__(self, num_slots: int, space: TokenSpace, history_size: int, device: torch.device) -> None:
         self.space = space
         self.device = device
         self.history_size = history_size
-        self.session_ids = [""] * (num_slots + 1)  # on the host, for samplers that are not ours
-        self.top_k_in_use = 1  # the largest of all sessions so far: how many candidates ``choose`` must sort
+        self.session_ids = [""] * (num_slots + 1)  # on the host, for other samplers
+        self.top_k_in_use = 1  # the largest of all sessions so far: candidates that ``choose`` must sort
 
         def column(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((num_slots + 1, *shape), dtype=dtype, device=device)
@@ -109,7 +109,7 @@ class SamplerState:
         self.top_k = column(torch.int64)
         self.temperature = column(torch.float32)
         self.win_size = column(torch.int64)
-        self.min_repeats = column(torch.int64)  # occurrences in the window from which on an id is redrawn
+        self.min_repeats = column(torch.int64)  # an id with at least so many occurrences in the window is redrawn
         self.key = column(torch.int64)
         # the session so far
         self.history = column(torch.int64, history_size)  # ring of decided head rows: decided id i is at i % history_size
@@ -125,7 +125,7 @@ class SamplerState:
         self.record_on_length = column(torch.int64)  # head row, or -1
 
     def start_turns(self, starts: Sequence[TurnStart]) -> None:
-        """Write what the host decided: new sessions (``reset``) and the limits of beginning turns."""
+        """Write the host's decisions: new sessions (``reset``) and the limits of beginning turns."""
         self._reset([start for start in starts if start.reset is not None])
         slots = self._tensor([start.slot for start in starts])
         limits = [start.limits for start in starts]
@@ -161,15 +161,15 @@ class SamplerState:
         return -1 if token_id is None else token_id - self.space.speech_offset
 
     def decided(self, slot: int) -> list[int]:
-        """The head rows that the session in ``slot`` decided so far, the last ``history_size`` of them, oldest first."""
+        """The last ``history_size`` head rows decided by the session in ``slot``, oldest first."""
         count = int(self.num_decided[slot])
         ring = self.history[slot].tolist()
         return [ring[index % self.history_size] for index in range(max(0, count - self.history_size), count)]
 
     def masked_log_probs(self, logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-softmax of float32 logits [n, V], then the ids that the turn forbids now at minus infinity (not renormalised).
+        """Log-softmax of float32 logits [n, V], the ids that the turn currently forbids at minus infinity (not renormalised).
 
-        Also returns bool [n]: rows whose scores are not finite; those come out as if all scores were equal.
+        Also returns bool [n]: rows whose scores are not finite; these are treated as if all scores were equal.
         """
         finite = torch.isfinite(torch.logsumexp(logits, dim=-1))
         log_probs = torch.log_softmax(torch.where(finite[:, None], logits, 0.0), dim=-1)
@@ -178,16 +178,16 @@ class SamplerState:
         return log_probs, ~finite
 
     def window_counts(self, slots: Tensor, head_rows: Tensor) -> Tensor:
-        """How often head_rows [n] occur among the last ``win_size`` decided ids of their slots. int64 [n]."""
+        """Occurrences of head_rows [n] among the last ``win_size`` decided ids of their slots. int64 [n]."""
         num_decided = self.num_decided[slots][:, None]
         age = torch.remainder(num_decided - 1 - torch.arange(self.history_size, device=self.device), self.history_size)
         in_window = age < torch.minimum(self.win_size[slots][:, None], num_decided)
         return ((self.history[slots] == head_rows[:, None]) & in_window).sum(dim=-1)
 
     def record(self, slots: Tensor, head_rows: Tensor, not_finite: Tensor) -> Tensor:
-        """Take the chosen head rows [n] into the state. Returns them with ``INACTIVE`` and ``NOT_FINITE`` where those apply.
+        """Record the chosen head rows [n]. Returns them, with ``INACTIVE`` and ``NOT_FINITE`` where these apply.
 
-        The end of a turn is decided here, on the device: rows that run ahead of the host change nothing any more.
+        The end of a turn is decided here, on the device: rows of later steps already in flight then change nothing.
         """
         running = self.running[slots]
         accepted = running & ~not_finite
@@ -217,7 +217,7 @@ class Sampler(Protocol):
 
 
 class RepetitionAwareSampler:
-    """Nucleus sampling with a redraw of repeated ids (VALL-E 2; upstream ``ras_sampling``), temperature 0 is arg-max."""
+    """Nucleus sampling with a redraw of repeated ids (VALL-E 2; upstream ``ras_sampling``); temperature 0 is arg-max."""
 
     def __init__(self, history_size: int = DEFAULT_HISTORY) -> None:
         self.history_size = history_size
@@ -243,8 +243,8 @@ class RepetitionAwareSampler:
 def nucleus(scores: Tensor, top_p: Tensor, top_k: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The candidates of each row, best first. scores [n, V], top_p [n], top_k [n] -> probabilities and head rows, each [n, width].
 
-    An entry is taken while the sum of those before it is below top_p and fewer than top_k are taken; others have probability 0.
-    Probabilities are those of the full softmax (they do not add up to 1).
+    An entry is taken while the sum of those before it is below top_p and fewer than top_k are taken; the others get probability 0.
+    Probabilities are those of the full softmax, not renormalised.
     """
     probs, head_rows = torch.softmax(scores, dim=-1).topk(width, dim=-1)
     before = torch.nn.functional.pad(probs.cumsum(dim=-1)[:, :-1], (1, 0))
@@ -254,10 +254,10 @@ def nucleus(scores: Tensor, top_p: Tensor, top_k: Tensor, width: int) -> tuple[T
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Index drawn in proportion to weights [n, w] (not negative, not all zero) by uniform [n] in [0, 1). int64 [n]."""
+    """Index drawn in proportion to weights [n, w] (non-negative, not all zero) by uniform [n] in [0, 1). int64 [n]."""
     sums = weights.cumsum(dim=-1)
     threshold = uniform[:, None] * sums[:, -1:]
     index = (sums <= threshold).sum(dim=-1).clamp_(max=weights.shape[-1] - 1)
-    # parallel sums may be uneven in the last bit: never return an entry of weight 0
+    # a parallel prefix sum need not be monotonic in the last bit: never return an entry of weight 0
     impossible = weights.gather(1, index[:, None])[:, 0] <= 0
     return torch.where(impossible, weights.argmax(dim=-1), index)

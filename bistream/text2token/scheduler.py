@@ -1,16 +1,16 @@
-"""Decides what every step of the torch engine computes: integers in, ``StepPlan`` out, no tensors.
+"""Plans every step of the torch engine: integers in, ``StepPlan`` out, no tensors.
 
 In: sessions opened, turns begun, sampled ids of earlier steps (``apply``). Out: the rows of the next step (``schedule``)
-and news for the turns' sinks. Called by the engine under its lock; not thread-safe by itself.
+and updates for the turns' sinks. Called by the engine under its lock; not thread-safe by itself.
 
-A step holds at most ``max_rows`` rows, in this order: one row of every decoding sequence; text appended to sequences that
-have spoken already; chunks of new prompts. A new prompt gets what is left, so it delays the others by one step with one
-chunk at most. Whoever waits to be fed is sure of a quarter of the rows, so it cannot starve either. Within a class, first
-come first served, round robin where not all fit.
+A step holds at most ``max_rows`` rows, by priority: one row of every decoding sequence; text appended to started sequences;
+chunks of new prompts. New prompts get the remaining rows, so one delays the others by at most one step with one chunk.
+A quarter of the rows is reserved for feeding, so prompts and appended text cannot starve either. Feeding is first come,
+first served; decoding sequences take turns (round robin) where not all fit.
 
-Admission reserves the worst case: ``open`` takes the blocks for ``max_ids`` positions, so nothing can run out later.
-Steps may be planned ahead of the ids (``apply`` of an earlier plan still to come): rows that turn out to lie behind a stop
-id come back as ``INACTIVE`` and are ignored, and so are ids of turns that were cancelled meanwhile.
+Admission reserves the worst case: ``open`` allocates the blocks of ``max_ids`` positions, so none can run out later.
+Steps may be planned before ``apply`` of an earlier plan: rows that turn out to lie after a stop id come back as ``INACTIVE``
+and are ignored, as are ids of turns that were cancelled in the meantime.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bistream.text2token.sequence import (
     TurnUpdate,
 )
 
-MIN_PARTIAL_IDS = 4  # copying a block pays from this many ids on
+MIN_PARTIAL_IDS = 4  # copying a block pays off from this many ids on
 NOT_FINITE_SENTENCE = "The language model produced invalid numbers for this session; start it again."
 
 
@@ -49,7 +49,7 @@ class Scheduler:
         self._decoding: deque[SequenceRecord] = deque()
         self._appending: deque[SequenceRecord] = deque()
         self._prompts: deque[SequenceRecord] = deque()
-        self._starts: dict[int, TurnStart] = {}  # by slot: only the last one before a step counts
+        self._starts: dict[int, TurnStart] = {}  # by slot: only the last one before a step takes effect
         self._copies: dict[int, int] = {}  # target block -> source block
 
     # -- sessions and turns ------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class Scheduler:
             raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
         if not 1 < max_ids <= self.settings.longest_sequence:
             raise InvalidInputError(
-                f"The session may need {max_ids} positions, the server holds {self.settings.longest_sequence}; "
+                f"The session may need {max_ids} positions, but the server allows {self.settings.longest_sequence}; "
                 "send less text or raise kv_cache_tokens.",
                 session_id,
             )
@@ -73,7 +73,7 @@ class Scheduler:
         return sequence
 
     def begin_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
-        """Put a turn in flight. Raises ``InvalidInputError`` (bad ids, no room), ``UnknownSessionError`` (session over)."""
+        """Start a turn. Raises ``InvalidInputError`` (bad ids or limits, no room), ``UnknownSessionError`` (session ended)."""
         if sequence.state in (SequenceState.ENDED, SequenceState.CLOSED):
             raise UnknownSessionError("The session has ended; start a new one.", sequence.session_id)
         assert sequence.turn is None, "one turn in flight per session"
@@ -95,7 +95,7 @@ class Scheduler:
         self._starts[sequence.slot] = TurnStart(sequence.slot, limits, turn.max_new_ids, reset)
 
     def cancel(self, sequence: SequenceRecord) -> TurnUpdate | None:
-        """End the turn in flight. Returns the news for its sink; ``None`` when there was no turn."""
+        """End the turn in flight. Returns the update for its sink; ``None`` when there was no turn."""
         if sequence.turn is None:
             return None
         return TurnUpdate(sequence.turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.CANCELLED)))
@@ -113,7 +113,7 @@ class Scheduler:
         return update
 
     def fail_all(self, sentence: str) -> list[TurnUpdate]:
-        """The engine broke: every turn in flight ends with ERROR. Sessions stay open until they are closed."""
+        """The engine failed: every turn in flight ends with ERROR. Sessions stay open until they are closed."""
         running = [sequence for sequence in self.sequences.values() if sequence.turn is not None]
         return [self._fail(sequence, sentence) for sequence in running]
 
@@ -147,12 +147,12 @@ class Scheduler:
         return plan
 
     def apply(self, plan: StepPlan, head_rows: Sequence[int]) -> list[TurnUpdate]:
-        """Take the result of a step: one row of the speech head (or a code of ``sequence.py``) per sampling segment."""
+        """Apply the result of a step: one row of the speech head (or a code of ``sequence.py``) per sampling segment."""
         updates = []
         for (sequence, turn), head_row in zip(plan.sampling, head_rows, strict=True):
             if sequence.turn is not turn:
                 continue  # the turn has ended since the step was planned
-            assert head_row != INACTIVE, "the device ended a turn that the host believes to be running"
+            assert head_row != INACTIVE, "the device ended a turn that is still running on the host"
             if head_row == NOT_FINITE:
                 self.pool.forget(sequence.blocks)
                 updates.append(self._fail(sequence, NOT_FINITE_SENTENCE))
@@ -161,7 +161,7 @@ class Scheduler:
         return updates
 
     def stats(self) -> EngineStats:
-        """``kv_tokens_used`` counts reserved positions; what the prefix cache keeps can be evicted and is not counted."""
+        """``kv_tokens_used`` counts reserved positions; unowned blocks of the prefix cache can be evicted and are not counted."""
         size = self.settings.block_size
         running = sum(sequence.turn is not None for sequence in self.sequences.values())
         used = (self.pool.num_blocks - self.pool.num_available) * size
@@ -181,14 +181,14 @@ class Scheduler:
 
     def _check_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, room: int) -> None:
         if not append_ids or not all(0 <= token_id < self.space.size for token_id in append_ids):
-            raise InvalidInputError("A turn needs ids of the model's id space, at least one.", sequence.session_id)
+            raise InvalidInputError("A turn must append at least one id, all from the model's id space.", sequence.session_id)
         if limits.max_new_ids < 1 or not (limits.forbidden | limits.forbidden_early) <= set(self.space.specials):
-            raise InvalidInputError("A turn must allow at least one id and may forbid stop ids only.", sequence.session_id)
+            raise InvalidInputError("A turn must allow at least one new id and may forbid only stop ids.", sequence.session_id)
         if room < 1:
-            raise InvalidInputError("The session has grown to its limit; start a new one for further text.", sequence.session_id)
+            raise InvalidInputError("The session has reached its length limit; start a new one for more text.", sequence.session_id)
 
     def _share_prefix(self, sequence: SequenceRecord, turn: RunningTurn) -> None:
-        """Start behind what the cache holds of these ids: full blocks are shared, a partial one is copied."""
+        """Start after the cached prefix of these ids: full blocks are shared, a partial one is copied."""
         match = self.pool.match(turn.feed)
         shared = [node.block for node in match.shared]
         for block in shared:
@@ -253,7 +253,7 @@ class Scheduler:
         return taken
 
     def _register(self, sequence: SequenceRecord, complete: bool) -> None:
-        """Offer the prompt's blocks that this step completes; the unfinished last one too, once the prompt is complete."""
+        """Register the prompt's blocks that this step fills, and the partial last one once the prompt is complete."""
         size = self.settings.block_size
         num_computed = len(sequence.prompt_ids) if complete else sequence.next_position
         while sequence.registering:

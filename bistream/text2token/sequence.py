@@ -1,13 +1,13 @@
 """State of one sequence in the torch engine: counters and integers, no tensors. Written by the scheduler only.
 
-Positions of a sequence (``next_position`` is the frontier of what was given to a step)::
+Positions of a sequence (``next_position`` is the first one not yet given to a step)::
 
     0 ............ next_position ........ num_ids ........ max_ids
     | in the KV cache | to be fed in turn  | reserved      |
 
-A sampled id is part of the sequence at once but gets its position computed by the row that follows it. After a turn that
-ended by LENGTH the last id is not fed yet (``unfed_id``) and goes first in the next turn; after a stop id nothing is
-left over, because the row that sampled the stop id was fed the last yielded id.
+A sampled id belongs to the sequence at once, but its position is computed by the following row. After a turn that ended
+with LENGTH the last id is not fed yet (``unfed_id``) and goes first in the next turn; after a stop id no id is left
+unfed, because the row that sampled the stop id was fed the last yielded id.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from bistream.text2token.block_pool import PrefixNode
 from bistream.text2token.engine import SamplingSpec, TurnLimits, TurnResult, TurnSink
 
 INACTIVE = -1  # instead of a sampled id: the turn had ended on the device before this row
-NOT_FINITE = -2  # instead of a sampled id: the row's scores were not numbers
+NOT_FINITE = -2  # instead of a sampled id: the row's scores were not finite
 
 
 class SequenceState(enum.Enum):
     PARKED = "parked"  # holds its KV, waits for text
-    FEEDING = "feeding"  # ids of the turn are still to be fed
+    FEEDING = "feeding"  # the turn has ids not yet fed
     DECODING = "decoding"  # one row per step, input taken from the device
-    ENDED = "ended"  # a turn was cancelled or failed; only close is left
+    ENDED = "ended"  # a turn was cancelled or failed; only ``close`` is allowed
     CLOSED = "closed"
 
 
 @dataclass(eq=False)
 class RunningTurn:
-    """The turn in flight. ``num_sampled`` rows were given to steps, ``num_new`` ids came back."""
+    """The turn in flight. ``num_sampled``: sampling rows given to steps. ``num_new``: ids that came back."""
 
     limits: TurnLimits
     sink: TurnSink
     feed: tuple[int, ...]
-    max_new_ids: int  # the limit of the turn or the room of the sequence
+    max_new_ids: int  # the turn's limit or the sequence's remaining room, whichever is smaller
     num_fed: int = 0
     num_sampled: int = 0
     num_new: int = 0
@@ -57,8 +57,8 @@ class SequenceRecord:
     next_position: int = 0
     unfed_id: int | None = None
     turn: RunningTurn | None = None
-    started: bool = False  # a first turn has begun
-    # offering the first turn's blocks to later sequences
+    started: bool = False  # the first turn has begun
+    # registration of the first turn's blocks in the prefix cache
     prompt_ids: tuple[int, ...] = ()
     num_registered: int = 0  # blocks shared with, or offered to, other sequences
     prefix_node: PrefixNode | None = None
@@ -66,7 +66,7 @@ class SequenceRecord:
 
     @property
     def can_decode(self) -> bool:
-        """Another row may be scheduled without going past the limit of the turn."""
+        """Another row may be scheduled without exceeding the turn's limit."""
         return self.state is SequenceState.DECODING and self.turn is not None and self.turn.num_sampled < self.turn.max_new_ids
 
     def check(self) -> None:
@@ -94,7 +94,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SlotReset:
-    """A slot gets a new sequence: forget the one before."""
+    """A slot gets a new sequence: replaces the state of the previous one."""
 
     session_id: str
     spec: SamplingSpec
@@ -103,7 +103,7 @@ class SlotReset:
 
 @dataclass(frozen=True)
 class TurnStart:
-    """A turn begins in a slot; ``reset`` with the first turn of a sequence."""
+    """A turn begins in a slot. reset: set for the first turn of a sequence."""
 
     slot: int
     limits: TurnLimits
@@ -115,13 +115,13 @@ class TurnStart:
 class StepPlan:
     """One step, executed in this order: ``starts``, ``copies`` (source block, target block), rows of ``segments``, sampling.
 
-    Steps are executed in the order in which they were planned; that alone makes it safe to reuse blocks and slots at once.
+    Steps are executed in the order in which they were planned, so blocks and slots can be reused at once.
     """
 
     starts: tuple[TurnStart, ...]
     copies: tuple[tuple[int, int], ...]
     segments: tuple[Segment, ...]
-    sampling: tuple[tuple[SequenceRecord, RunningTurn], ...]  # who gets the ids, in the order of the segments that sample
+    sampling: tuple[tuple[SequenceRecord, RunningTurn], ...]  # receivers of the ids, in the order of the segments that sample
 
     @property
     def num_rows(self) -> int:
@@ -130,7 +130,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class TurnUpdate:
-    """News for one sink."""
+    """What one sink is to receive."""
 
     sink: TurnSink
     ids: tuple[int, ...] = field(default=())

@@ -1,18 +1,18 @@
 """The speech token service: sessions' text pieces in (bytes), speech tokens out through a callback per session.
 
-Called by ``llm_bistream`` and, in one process, by ``local``. Importing this module loads no torch; making a service does.
+Called by ``llm_bistream`` and, in one process, by ``local``. Importing this module does not load torch; making a service does.
 
-**Layout.** A start that brings the whole text (``is_end``) is spoken in the uni-stream layout; every other session in the
+**Layout.** A session whose start carries the whole text (``is_end``) uses the uni-stream layout; every other session the
 bi-stream layout, whatever its pieces.
 
-**Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls half way. What a
-session needs is unknown while its text still comes, so a pieced session reserves ``RuntimeConfig.max_session_tokens``
-(prompt, text and speech together), and ends with finish reason ``length`` where it would outgrow them; a one-shot session
-reserves its own worst case (20 speech tokens per text token), if that is less. By default the cache has room
-for ``max_sessions`` such sessions; with ``kv_cache_tokens`` set, that divided by ``max_session_tokens`` are always admitted.
+**Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls halfway. How many a
+session needs is unknown while its text is still arriving, so a session fed in pieces reserves ``RuntimeConfig.max_session_tokens``
+(prompt, text and speech together) and ends with finish reason ``length`` if it would exceed them; a one-shot session
+reserves its own worst case (20 speech tokens per text token) if that is less. By default the cache has room for
+``max_sessions`` such sessions; with ``kv_cache_tokens`` set, ``kv_cache_tokens / max_session_tokens`` are always admitted.
 
-**Ends.** Every session that ``start`` accepted ends with exactly one message that is a ``BistreamError`` or has a finish
-reason; nothing comes after it. By then everything the session held is free and its id can be used again.
+**Ends.** Every session that ``start`` accepted ends with exactly one message, its last, that is a ``BistreamError`` or has a
+finish reason. By then everything the session held is free and its id can be used again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from bistream.types import IntArray, Sampling
 if TYPE_CHECKING:
     from bistream.gpu.tier import TierChoice
 
-EXPIRE_INTERVAL_S = 0.5  # how often silent sessions are looked for
-_SHUTTING_DOWN = "The server is shutting down and takes no new sessions; use another one."
+EXPIRE_INTERVAL_S = 0.5  # between checks for expired leases
+_SHUTTING_DOWN = "The server is shutting down and accepts no new sessions; use another one."
 
 
 @dataclass(frozen=True)
 class LanguageModelStart:
-    """text: UTF-8, may be cut anywhere unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference."""
+    """text: UTF-8, may end inside a character unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference."""
 
     session_id: str
     text: bytes
@@ -54,7 +54,7 @@ class LanguageModelStart:
 
 
 class SpeechTokenService:
-    """Thread-safe. ``parts`` replaces what ``config.model_dir`` holds; without a timer the owner calls ``expire`` itself."""
+    """Thread-safe. ``parts`` are used instead of loading ``config.model_dir``; without a timer the owner calls ``expire`` itself."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class SpeechTokenService:
             self._timer.start()
 
     def start(self, request: LanguageModelStart, sink: MessageSink) -> None:
-        """Accept a session; its messages go to ``sink``, from the engine's thread or from that of a caller of this service.
+        """Accept a session; its messages go to ``sink``, on the engine's thread or on a thread that calls this service.
 
-        Raises ``InvalidInputError``, ``SessionExistsError``, ``BusyError`` or ``ShuttingDownError``; ``sink`` then stays untouched.
+        Raises ``InvalidInputError``, ``SessionExistsError``, ``BusyError`` or ``ShuttingDownError``; ``sink`` is then never called.
         """
         session_id = request.session_id
         try:
@@ -104,10 +104,10 @@ class SpeechTokenService:
         session.open(request.text, request.is_end, self._lease_end(), self._parts.engine, spec, make_layout)
 
     def append(self, session_id: str, text: bytes, is_end: bool) -> None:
-        """More text of a live session; empty text without ``is_end`` only renews its lease.
+        """Add text to a live session; empty text without ``is_end`` only renews its lease.
 
-        Raises ``UnknownSessionError`` for a session that is not live, ``InvalidInputError`` for text over the limit or behind
-        the end of the text (the session goes on without it), for text that is not UTF-8 and for a session whose whole text is
+        Raises ``UnknownSessionError`` for a session that is not live, ``InvalidInputError`` for text over the limit or after
+        the end of the text (the session continues without it), for text that is not UTF-8 and for a session whose whole text is
         empty (the session ends with the same error).
         """
         self._find(session_id).append(text, is_end, self._lease_end())
@@ -118,9 +118,9 @@ class SpeechTokenService:
             raise unknown_session(session_id)
 
     def expire(self) -> None:
-        """End the sessions that wait for text and heard nothing for ``session_idle_timeout_s`` with ``SessionTimeoutError``.
+        """End sessions that wait for text and have received none for ``session_idle_timeout_s``, with ``SessionTimeoutError``.
 
-        All of them with ``EngineError`` once the engine has failed: those that waited for text had no turn that could tell them.
+        Once the engine has failed, end all with ``EngineError``: those waiting for text have no turn to report the failure.
         """
         now = self._clock()
         for session in self._live_sessions():
@@ -130,7 +130,7 @@ class SpeechTokenService:
                 session.finish(EngineError(FAILED_SENTENCE))
 
     def drain(self, deadline_s: float) -> None:
-        """Take no new sessions; running ones finish within ``deadline_s`` or end with ``ShuttingDownError``. Blocks."""
+        """Refuse new sessions; running ones finish within ``deadline_s`` or end with ``ShuttingDownError``. Blocks."""
         with self._changed:
             self._draining = True
             self._changed.wait_for(lambda: not self._sessions, timeout=deadline_s)
@@ -152,12 +152,12 @@ class SpeechTokenService:
 
     @property
     def healthy(self) -> bool:
-        """False once the engine has failed; its sessions have ended and only a new process can help."""
+        """False once the engine has failed; only a new process can recover."""
         return self._parts.engine.healthy
 
     @property
     def tiers(self) -> tuple[TierChoice, ...]:
-        """What serves the engine's networks."""
+        """The tier that serves each of the engine's networks."""
         return self._parts.tiers
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -167,18 +167,18 @@ class SpeechTokenService:
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
         if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
-            raise InvalidInputError(f"prompt_speech_tokens must be a list of codes from 0 to {num_codes - 1}.")
+            raise InvalidInputError(f"prompt_speech_tokens must be a one-dimensional array of codes from 0 to {num_codes - 1}.")
         check_transcript_length(len(request.prompt_text), self._config.max_text_chars)
         prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
         return self._parts.tokenizer.encode(request.prompt_text), prompt_speech
 
     def _positions(self, request: LanguageModelStart, num_prompt: int, num_text: int) -> int:
-        """Positions to reserve (see the module's docstring). Raises ``InvalidInputError`` where not even the least fits."""
+        """Positions to reserve (see the module's docstring). Raises ``InvalidInputError`` if even the minimum does not fit."""
         num_fed = num_prompt + num_text + 2  # sos and task
         least = num_fed + max(1, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text)
         if least > self._max_ids:
             raise InvalidInputError(
-                f"Reference and text need at least {least} of the {self._max_ids} tokens that a session may have; "
+                f"Reference and text need at least {least} tokens, but a session may have at most {self._max_ids}; "
                 "send less text or use a shorter reference.",
                 request.session_id,
             )
@@ -194,7 +194,7 @@ class SpeechTokenService:
             if self._draining:
                 raise ShuttingDownError(_SHUTTING_DOWN, session_id)
             if session_id in self._sessions:
-                raise SessionExistsError("A live session has this id; use another id or cancel that session.", session_id)
+                raise SessionExistsError("A live session already has this id; use another id or cancel that session.", session_id)
             if len(self._sessions) >= self._config.max_sessions:
                 raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.", session_id)
             self._sessions[session_id] = session
@@ -222,7 +222,7 @@ class SpeechTokenService:
 
 
 def make_sampling_spec(sampling: Sampling, sizes: LanguageModelConfig) -> SamplingSpec:
-    """A session's sampling with the checkpoint's values where it names none. Raises ``InvalidInputError`` for unusable values."""
+    """A session's sampling settings; the checkpoint's values are the defaults. Raises ``InvalidInputError`` for unusable values."""
     top_k = sizes.top_k if sampling.top_k is None else sampling.top_k
     top_p = sizes.top_p if sampling.top_p is None else sampling.top_p
     check_sampling(replace(sampling, top_k=top_k, top_p=top_p))

@@ -1,4 +1,4 @@
-"""What the language model's own kernels are written for."""
+"""The network sizes that the language model's own kernels support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOWN_CHUNK = 640  # K of one warp in the down projection
 
 
 def kernels_need(config: LanguageModelConfig, dtype: torch.dtype) -> tuple[str, ...]:
-    """What the kernels need and do not get here, as noun phrases; empty for CosyVoice2-0.5B in bfloat16."""
+    """The kernels' unmet requirements, as noun phrases; empty for CosyVoice2-0.5B in bfloat16."""
     rules = (
         (dtype == torch.bfloat16, "bfloat16"),
         (config.head_size == HEAD_SIZE, "a head size of 64"),

@@ -1,8 +1,8 @@
-"""Executes the steps that the scheduler plans: builds their tensors, runs the model, samples. The only place that does.
+"""Executes the steps that the scheduler plans: builds their tensors, runs the model, samples.
 
 In: ``StepPlan`` (integers). Out: a function that waits for the sampled head rows. A runner keeps all device state (KV
 cache, sampler state, block tables); plans must be run in the order in which they were made. ``EagerRunner`` is the plain PyTorch
-form: CPU path and reference. A runner with captured graphs and padded row counts offers the same two members.
+implementation: CPU path and reference. ``cuda.runner`` and ``graphs.runner`` implement ``StepRunner`` with recorded graphs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SampledRows = Callable[[], list[int]]  # waits; one head row, INACTIVE or NOT_FI
 
 
 class StepRunner(Protocol):
-    run_ahead: int  # steps that may be run before the ids of the first one were waited for
+    run_ahead: int  # steps that may be started after one whose ids are still awaited
     space: TokenSpace
     settings: EngineSettings
 
     def run(self, plan: StepPlan) -> SampledRows:
-        """Start a step. Raises whatever the device raises; the engine is unusable after that."""
+        """Start a step. Passes on any exception of the device; the engine is unusable after one."""
 
 
 class EagerRunner:
@@ -43,12 +43,12 @@ class EagerRunner:
         self.settings = settings
         self.sampler = sampler
         self.block_size = settings.block_size
-        # one more block and slot than can be owned, for rows that only pad a step
+        # one more block and slot than can be owned, for padding rows
         self.cache = PagedCache(model.config, settings.num_blocks + 1, settings.block_size, model.device, model.dtype)
         self.state = SamplerState(settings.max_sessions, model.space, sampler.history_size, model.device)
         self.tables = np.zeros((settings.max_sessions + 1, settings.blocks_per_sequence), dtype=np.int64)
         self.tables[settings.max_sessions] = settings.num_blocks
-        # every thread of a matrix product gets its kernel's minimum of rows, or results would depend on the number of rows
+        # every thread of a matrix product needs its kernel's minimum of rows, or results would depend on the number of rows
         self.row_multiple = MIN_PRODUCT_ROWS * min(torch.get_num_threads(), 4) if model.device.type == "cpu" else 1
 
     @torch.inference_mode()
@@ -76,7 +76,7 @@ class EagerRunner:
         self.state.start_turns(starts)
 
     def _forward(self, segments: tuple[Segment, ...]) -> torch.Tensor:
-        """Hidden states [rows, hidden] of all rows in the order of the segments, then of rows that are padding."""
+        """Hidden states [rows, hidden] of all rows in the order of the segments, followed by padding rows."""
         counts = np.array([segment.num_rows for segment in segments])
         slots = np.repeat(np.array([segment.slot for segment in segments]), counts)
         starts = np.cumsum(counts) - counts
@@ -95,7 +95,7 @@ class EagerRunner:
         )
 
     def _input_ids(self, segments: tuple[Segment, ...], slots: NDArray[np.int64]) -> torch.Tensor:
-        """Ids from the host, or (-1) the id that the slot sampled last, which the host may not know yet."""
+        """Ids from the host, or (given as -1) the id last sampled in the slot, which the host may not know yet."""
         ids: list[int] = []
         for segment in segments:
             ids.extend((-1,) if segment.ids is None else segment.ids)

@@ -1,4 +1,4 @@
-"""Chooses the runner of a torch engine's steps and loads the weights in its form. Called by ``TorchEngine.from_config``.
+"""Makes the step runner of a torch engine and loads the weights in its format. Called by ``TorchEngine.from_config``.
 
 The only module outside ``cuda/`` and ``graphs/`` that imports them, and only where they can run.
 """
@@ -22,14 +22,14 @@ from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.weights import ModelWeights, load_weights
 
 logger = logging.getLogger(__name__)
-BLOCK_SIZES = {Tier.KERNELS: 64, Tier.GRAPHS: 64, Tier.PLAIN: 16}  # positions of a block of keys and values
-Progress = Callable[[int, int], None]  # row counts prepared, row counts in all
+BLOCK_SIZES = {Tier.KERNELS: 64, Tier.GRAPHS: 64, Tier.PLAIN: 16}  # positions per block of keys and values
+Progress = Callable[[int, int], None]  # row counts prepared, total row counts
 
 
 def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """``auto`` is the first GPU in 16 bit, or the CPU in float32. Raises ``ConfigError`` for a device that is not there.
+    """``auto`` is the first GPU in 16 bit, or the CPU in float32. Raises ``ConfigError`` for a device that does not exist.
 
-    16 bit is bfloat16, or float16 on GPUs that would emulate it (compute capability below 8.0; never run on one).
+    16 bit is bfloat16, or float16 on GPUs that would emulate it (compute capability below 8.0; not tested on one).
     """
     chosen = resolve_device(device)
     resolved: torch.dtype = _best_dtype(chosen) if dtype == "auto" else getattr(torch, dtype)
@@ -44,16 +44,16 @@ def _best_dtype(device: torch.device) -> torch.dtype:
 
 
 def language_model_tier(config: RuntimeConfig, sizes: LanguageModelConfig) -> TierChoice:
-    """What ``config.kernels``, the device and the network's sizes give. Raises ``ConfigError`` when what is asked for cannot serve."""
+    """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` if the requested one cannot serve."""
     device, dtype = device_and_dtype(config.device, config.dtype)
     return choose_tier("language model", config.kernels, device, dtype, kernels_need(sizes, dtype))
 
 
 def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Tier) -> StepRunner:
-    """Loads ``llm.pt`` for ``tier``. Raises ``ConfigError`` or ``CheckpointError``."""
+    """Load ``llm.pt`` for ``tier``. Raises ``ConfigError`` or ``CheckpointError``."""
     device, dtype = device_and_dtype(config.device, config.dtype)
     began = time.monotonic()
-    # Packing folds norms into weights: from float32, so that a weight is rounded once.
+    # Packing folds norms into weights; it starts from float32, so that a weight is rounded once.
     source = (device, dtype) if tier is Tier.PLAIN else (torch.device("cpu"), torch.float32)
     weights = load_weights(config.model_dir, sizes, *source)
     runner = make_step_runner(tier, sizes, weights, settings_of(config, sizes, BLOCK_SIZES[tier]), device, dtype, _log_progress)
@@ -70,9 +70,9 @@ def make_step_runner(
     dtype: torch.dtype,
     progress: Progress,
 ) -> StepRunner:
-    """settings.block_size: that of the tier in ``BLOCK_SIZES``.
+    """settings.block_size: ``BLOCK_SIZES[tier]``.
 
-    weights: on ``device`` and in ``dtype`` for the plain tier; for the others, which pack them, on any device and best in float32.
+    weights: on ``device`` and in ``dtype`` for the plain tier; for the others, which pack them, on any device, preferably in float32.
     """
     if tier is Tier.KERNELS:
         from bistream.text2token.cuda.runner import CudaRunner  # noqa: PLC0415  (needs Triton's compiler)

@@ -3,11 +3,11 @@
 In: pieces of text (any thread) and turns of the engine (the engine's thread). Out: ``SpeechTokens`` to the session's sink
 and, exactly once and last, an end: a message with a finish reason or a ``BistreamError``. Made by ``service.py``.
 
-Threads: ``_lock`` guards all state but the text that is being encoded; it is re-entrant, because a sink may cancel
-its session. Tokens are handed to the sink with it held (so they keep their order), the end is handed over without it, after it
-was taken once to bar everything else. ``_text_lock`` keeps the pieces in order while they are encoded; it is taken first, and
-never by the engine's thread, which so does not wait for the tokenizer. A sink may cancel its session but not append to it.
-Nothing here waits for long: the engine's ``turn`` and ``close`` return at once.
+Threads: ``_lock`` guards all state except the text being encoded; it is re-entrant, because a sink may cancel its session.
+Tokens are passed to the sink with the lock held, to keep their order; the end is passed without it, after the session was marked
+closed under it. ``_text_lock`` keeps the pieces in order while they are encoded; it is acquired before ``_lock``, and never by the
+engine's thread, so that thread does not wait for the tokenizer. A sink may cancel its session but not append to it.
+Nothing here blocks for long: the engine's ``turn`` and ``close`` return at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MakeLayout = Callable[[int], tuple[Layout, int]]  # text tokens known at the sta
 
 
 class TextSession:
-    """Implements ``TurnSink``. ``on_closed`` is called once, when everything is freed and before the end is handed over."""
+    """Implements ``TurnSink``. ``on_closed`` is called once, after everything is freed and before the sink receives the end."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class TextSession:
         self._num_chars = 0  # of the session's text
         self._end_chars: list[int] = []  # per text token
         self._text_ended = False
-        self._turn_ids: list[int] | None = None  # yielded by the turn in flight; None: none is
+        self._turn_ids: list[int] | None = None  # yielded by the turn in flight; None: no turn in flight
         self._engine_error: str | None = None
 
     # -- the client's side -------------------------------------------------------------------------------------------
 
     def open(self, text: bytes, is_end: bool, deadline: float, engine: Engine, spec: SamplingSpec, make_layout: MakeLayout) -> None:
-        """Begin. Raises what makes the session impossible; it is then closed and its sink stays untouched."""
+        """Start the session. If this raises, the session is closed and its sink is never called."""
         with self._lock:
             try:
                 if self._closed:
-                    raise CancelledError("The session was ended before it had begun; start it again.")
+                    raise CancelledError("The session was ended before it started; start it again.")
                 tokens = self._encode(text, is_end)
                 self._layout, max_ids = make_layout(len(tokens))
                 self._sequence = engine.open(self.session_id, spec, max_ids)
@@ -92,7 +92,7 @@ class TextSession:
         self._finish_with(ending)
 
     def append(self, text: bytes, is_end: bool, deadline: float) -> None:
-        """More text, or, with none, a sign of life. Text that cannot be decoded ends the session (and raises)."""
+        """Add text; with empty text, only renew the lease. Text that cannot be decoded ends the session (and raises)."""
         with self._text_lock:
             with self._lock:
                 self._check_live()
@@ -115,14 +115,14 @@ class TextSession:
     def expire(self, now: float) -> None:
         """Close the session if it still waits for text and its client has been silent for too long."""
         with self._lock:
-            if self._text_ended or now < self._deadline or not self._bar():
+            if self._text_ended or now < self._deadline or not self._mark_closed():
                 return
-        self._release(SessionTimeoutError("Nothing came for too long and the session was closed; start it again.", self.session_id))
+        self._release(SessionTimeoutError("No text arrived for too long and the session was closed; start it again.", self.session_id))
 
     def finish(self, message: Message) -> bool:
-        """End the session with ``message``, if it has not ended yet. Frees everything. Returns whether this call ended it."""
+        """End the session with ``message`` unless it has ended, and free everything. Returns whether this call ended it."""
         with self._lock:
-            if not self._bar():
+            if not self._mark_closed():
                 return False
         self._release(message)
         return True
@@ -152,7 +152,7 @@ class TextSession:
                     self._emit(SpeechTokens((), self._text_consumed(), is_resting=True))
             except BistreamError as error:
                 ending = error
-            except Exception:  # a bug of ours; the client must not wait for ever
+            except Exception:  # a bug; the client must still receive an end
                 logger.exception("session %s failed", self.session_id)
                 ending = EngineError("The server failed while it worked on this session; try again.", self.session_id)
         self._finish_with(ending)
@@ -173,7 +173,7 @@ class TextSession:
         if is_end:
             tokens += self._text_in.finish()
             if self._num_chars == 0:
-                raise InvalidInputError("The text is empty and no more is to come; send text to speak.", self.session_id)
+                raise InvalidInputError("The whole text is empty; send text to speak.", self.session_id)
         return tokens
 
     # -- inside, with the lock held ----------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class TextSession:
         return self._pump()
 
     def _pump(self) -> Message | None:
-        """Start the next turn, if it is ready and none is in flight. Returns how the session ends, once it does."""
+        """Start the next turn if one is ready and none is in flight. Returns the session's end, if it has ended."""
         assert self._layout is not None and self._sequence is not None
         if self._turn_ids is None and not self._closed and (turn := self._layout.next_turn()) is not None:
             self._turn_ids = []
@@ -207,17 +207,17 @@ class TextSession:
         reason = self._layout.finish_reason
         if reason is None:
             return None
-        if reason is FinishReason.CANCELLED:  # not by us: a session that we cancelled is closed already
+        if reason is FinishReason.CANCELLED:  # by the engine: a session that this class cancels is already closed
             return ShuttingDownError("The server is shutting down; use another one.", self.session_id)
         if reason is FinishReason.ERROR:
             return EngineError(self._engine_error or "The language model failed; try again later.", self.session_id)
         return SpeechTokens((), self._num_chars if reason is FinishReason.EOS else self._text_consumed(), reason)
 
     def _text_consumed(self) -> int:
-        """Characters that are surely spoken by the speech tokens so far: a lower bound.
+        """Lower bound of the characters spoken by the speech tokens so far.
 
-        No text token takes more than ``MAX_SPEECH_TOKENS_PER_TEXT_TOKEN`` speech tokens, so n of them speak at least
-        n / 20 of the text tokens that the model was given. At the end by eos all text is spoken.
+        A text token takes at most ``MAX_SPEECH_TOKENS_PER_TEXT_TOKEN`` (20) speech tokens, so n of them speak at least n / 20
+        of the text tokens fed so far. When the session ends with eos, all text is spoken.
         """
         assert self._layout is not None
         num_speech = self._layout.num_speech_of_text
@@ -226,8 +226,8 @@ class TextSession:
         num_text = min(num_speech // MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, self._layout.num_text_used)
         return self._end_chars[num_text - 1] if num_text else 0
 
-    def _bar(self) -> bool:
-        """Close the session to everybody else. False if it was closed already, or is not open yet and has nobody to tell."""
+    def _mark_closed(self) -> bool:
+        """Stop all further calls and turns. False if the session was closed already, or is not open yet and needs no end message."""
         was_open = not self._closed and self._sequence is not None
         self._closed = True
         return was_open
@@ -241,7 +241,7 @@ class TextSession:
             self.finish(ending)
 
     def _release(self, message: Message) -> None:
-        """Everything is freed before the end is told: whoever hears it can start again at once."""
+        """Free everything before sending the end, so that its receiver can start again at once."""
         assert self._sequence is not None
         self._sequence.close()
         self._on_closed(self)
@@ -251,8 +251,8 @@ class TextSession:
         try:
             self._sink(message)
         except Exception:
-            logger.exception("the sink of session %s raised; the session goes on without it", self.session_id)
+            logger.exception("the sink of session %s raised; the session continues without this message", self.session_id)
 
 
 def unknown_session(session_id: str) -> UnknownSessionError:
-    return UnknownSessionError("No live session has this id (not started, finished or cancelled); start a new session.", session_id)
+    return UnknownSessionError("No live session has this id (never started, finished or cancelled); start a new session.", session_id)

@@ -1,11 +1,11 @@
-"""The main engine: resident paged KV, all sessions in one step, our own step loop. Implements ``engine.Engine``.
+"""The main engine: resident paged KV, continuous batching, its own step loop. Implements ``engine.Engine``.
 
 In: turns of ids from any thread. Out: sampled ids to the turns' sinks, from the engine's thread. One lock guards the
 scheduler and the outbox and is never held while the model runs or a sink is called:
 
     any thread     open, turn, cancel, close: change the scheduler under the lock, wake the engine's thread
-    engine thread  schedule (lock) -> run (no lock) -> apply (lock) -> deliver the outbox (no lock), and again while there
-                   is work; otherwise it sleeps on the condition
+    engine thread  schedule (lock) -> run (no lock) -> apply (lock) -> deliver the outbox (no lock), repeated while there
+                   is work; otherwise it waits on the condition
 
 With ``threaded=False`` there is no thread; the owner calls ``step()`` until it returns False (tests, offline use).
 """
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class HasTokenSpace(Protocol):
-    """What the engine itself must know of a model: the ids that it can be fed."""
+    """The only property of a model that the engine itself needs: the ids that it can be fed."""
 
     @property
     def space(self) -> TokenSpace: ...
@@ -69,7 +69,7 @@ class TorchEngine:
         runner: StepRunner | None = None,
         tiers: tuple[TierChoice, ...] = (),
     ) -> None:
-        """tiers: what serves the networks of ``runner``; for who shows it."""
+        """tiers: the tier that serves each network of ``runner``, for metrics and logs."""
         self.tiers = tiers
         self.space = model.space
         self.settings = settings
@@ -77,7 +77,7 @@ class TorchEngine:
         self._history_size = sampler.history_size
         self._scheduler = Scheduler(settings, model.space)
         if runner is None:
-            assert isinstance(model, Qwen2Model), "without a runner the model is run by plain PyTorch"
+            assert isinstance(model, Qwen2Model), "without a runner the model must be a Qwen2Model"
             runner = EagerRunner(model, settings, sampler)
         self._runner: StepRunner = runner
         self._in_flight: deque[tuple[StepPlan, SampledRows]] = deque()
@@ -92,7 +92,7 @@ class TorchEngine:
 
     @classmethod
     def from_config(cls, config: RuntimeConfig) -> TorchEngine:
-        """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming what is wrong."""
+        """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming the problem."""
         sizes = read_config(config.model_dir).language_model
         choice = language_model_tier(config, sizes)
         runner = load_step_runner(config, sizes, choice.tier)
@@ -137,7 +137,7 @@ class TorchEngine:
             self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Stop the engine's thread; turns in flight end with CANCELLED. Idempotent; from a sink it does not wait."""
+        """Stop the engine's thread; turns in flight end with CANCELLED. Idempotent; does not wait when called from a sink."""
         with self._changed:
             self._closing = True
             for sequence in list(self._scheduler.sequences.values()):
@@ -150,7 +150,7 @@ class TorchEngine:
 
     def _check_serving(self) -> None:
         if self._closing:
-            raise ShuttingDownError("The server is shutting down; try another one.")
+            raise ShuttingDownError("The server is shutting down; use another one.")
         if not self._healthy:
             raise EngineError(FAILED_SENTENCE)
 
@@ -162,9 +162,9 @@ class TorchEngine:
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One round: schedule, run, apply, deliver. Returns False when there was nothing to do.
+        """One iteration: schedule, run, apply, deliver. Returns False when there was nothing to do.
 
-        A step that raises ends every turn in flight with ERROR and makes the engine unhealthy; nothing is raised here.
+        If a step raises, every turn in flight ends with ERROR and the engine becomes unhealthy; the exception is not passed on.
         """
         with self._changed:
             idle = not (self._has_work or self._outbox)
@@ -186,7 +186,7 @@ class TorchEngine:
         return self._healthy and (self._scheduler.has_work or bool(self._in_flight))
 
     def _compute(self) -> None:
-        """Start a step if there is one to start; take the oldest result when there is none or too many are in flight."""
+        """Start the next step, if any; apply the oldest result if there was none to start or too many are in flight."""
         with self._changed:
             plan = self._scheduler.schedule() if self._healthy else None
         if plan is not None:
@@ -204,9 +204,9 @@ class TorchEngine:
                     return
                 update = self._outbox.popleft()
             if update.ids:
-                _tell(update.sink.on_ids, update.ids)
+                _call_sink(update.sink.on_ids, update.ids)
             if update.result is not None:
-                _tell(update.sink.on_end, update.result)
+                _call_sink(update.sink.on_end, update.result)
 
     def _loop(self) -> None:
         while True:
@@ -217,8 +217,8 @@ class TorchEngine:
             self.step()
 
 
-def _tell(method: Callable[[T], None], news: T) -> None:
+def _call_sink(method: Callable[[T], None], argument: T) -> None:
     try:
-        method(news)
+        method(argument)
     except Exception:
-        logger.exception("a sink raised; its turn goes on without it")
+        logger.exception("a sink raised; its turn continues without this call")

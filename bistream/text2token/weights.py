@@ -1,7 +1,7 @@
-"""``llm.pt`` in, the tensors of the torch engine out. Called once at start by ``TorchEngine.from_config``.
+"""``llm.pt`` in, the tensors of the torch engine out. Called once at start by ``step_runners.load_step_runner``.
 
-Loading is strict (every key, every shape). The layout changes on the way: query, key and value projections are one matrix
-per layer, gate and up projections too, and everything that can be fed is one embedding table in the order of ``TokenSpace``.
+Loading is strict (every key, every shape) and fuses tensors: query, key and value projections become one matrix per layer, as
+do gate and up projections, and all embeddings become one table in the order of ``TokenSpace``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """The whole model. The head stays float32: its scores are sampled, and it is small."""
+    """The whole model. The head stays float32: ids are sampled from its scores, and it is small."""
 
     embedding: Tensor  # [TokenSpace.size, hidden]
     layers: tuple[LayerWeights, ...]

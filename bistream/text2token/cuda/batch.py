@@ -1,4 +1,4 @@
-"""What the host writes for a step: rows of the plan's segments, and the numbers of beginning turns. numpy only.
+"""The host's input to a step: rows of the plan's segments, and the fields of beginning turns. numpy only.
 
 In: ``StepPlan``. Out: the arrays that ``kernels_embedding`` and ``kernels_turns`` read. Called by the runner.
 """
@@ -21,31 +21,31 @@ NO_POSITION = -1
 
 
 class RowField(IntEnum):
-    """The int32 numbers of a row of a step. The only declaration: kernels take the places of their numbers from here."""
+    """The int32 fields of a row of a step. The only declaration: kernels take the indices of their fields from here."""
 
     SLOT = 0
-    POSITION = 1  # NO_POSITION: the row only pads the step
+    POSITION = 1  # NO_POSITION: a padding row
     START = 2  # first position that this step writes in the row's sequence
-    TOKEN = 3  # LAST_SAMPLED: the id sampled last in the slot
+    TOKEN = 3  # LAST_SAMPLED: the id last sampled in the slot
     SAMPLES = 4  # 1: an id is sampled from the row's scores
-    ORDER = 5  # the row that attention's program of this number serves
+    ORDER = 5  # entry i: the row that program i of attention serves
 
 
 class StartField(IntEnum):
-    """The int64 numbers of a turn that begins; from TOP_K on those of a new sequence, see ``sampler.SamplerState``."""
+    """The int64 fields of a beginning turn; from TOP_K on, those of a new sequence, see ``sampler.SamplerState``."""
 
     SLOT = 0
     NUM_BLOCKS = 1  # 0: the sequence is not new
     MAX_NEW = 2
     MIN_NEW = 3
     RECORD_ON_LENGTH = 4  # head row, or -1
-    FORBIDDEN = 5  # a bit per special id
+    FORBIDDEN = 5  # one bit per special id
     FORBIDDEN_EARLY = 6
     TOP_K = 7
     WIN_SIZE = 8
     MIN_REPEATS = 9
     KEY = 10
-    TOP_P = 11  # the bits of a float32, and so the next one
+    TOP_P = 11  # the bits of a float32, as in TEMPERATURE
     TEMPERATURE = 12
 
 
@@ -53,22 +53,22 @@ def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-NUM_FIELDS = _power(len(RowField))  # a kernel reads a power of two of numbers at once
+NUM_FIELDS = _power(len(RowField))  # a kernel loads a power of two of fields at once
 NUM_START_NUMBERS = _power(len(StartField))
 SMALL_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
-BUCKET_STEP = 64  # between buckets beyond
+BUCKET_STEP = 64  # between larger buckets
 
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:
-    """Row counts of the graphs, ascending; a step runs in the smallest that holds it."""
+    """Row counts of the graphs, ascending; a step runs in the smallest sufficient one."""
     beyond = range(SMALL_BUCKETS[-1] + BUCKET_STEP, max_rows, BUCKET_STEP)
     return (*(size for size in (*SMALL_BUCKETS, *beyond) if size < max_rows), max_rows)
 
 
 def write_rows(target: NDArray[np.int32], segments: Sequence[Segment], filler_slot: int) -> list[int]:
-    """Fill target [bucket, NUM_FIELDS]; rows behind the segments' are padding. Returns the rows that sample, in order.
+    """Fill target [bucket, NUM_FIELDS]; rows after those of the segments are padding. Returns the rows that sample, in order.
 
-    ``RowField.ORDER`` lists the rows by position, the longest context first: attention takes them in this order.
+    ``RowField.ORDER`` lists the rows by position, the longest context first: attention starts them in this order.
     """
     slots: list[int] = []
     positions: list[int] = []

@@ -1,13 +1,13 @@
 # mypy: ignore-errors
 """Attention of rows over the paged cache, in Gluon: one warp per split of 64 positions, counted from position 0.
 
-A split is one block of the cache and one softmax: maximum m, sum n of exp2(score - m), weighted values o. Four splits at a time
-join what came before: M' = max(M, m0..m3), N = N * exp2(M - M') + n0 * exp2(m0 - M') + ..., in ascending order, O likewise;
-the result is O / N. The same kernel serves every number of rows, so a row's numbers never depend on its neighbours.
+A split is one block of the cache and one softmax: maximum m, sum n of exp2(score - m), weighted values o. Four splits at a time are
+merged into the running result (online softmax): M' = max(M, m0..m3), N = N * exp2(M - M') + n0 * exp2(m0 - M') + ..., in ascending
+order, O likewise; the result is O / N. The same kernel serves every number of rows, so it is batch-invariant.
 
-A block of one key/value head is 16 kB in one piece, in the order in which the matrix instruction (m16n8k16) takes its right
-operand (``memory.py``), so a warp needs no change of layout. All blocks that are older than the step are on their
-way before the predecessor has finished. What lies in a block behind a row's position is finite and has weight zero.
+A block of one key/value head is 16 contiguous kB, in the order in which the matrix instruction (m16n8k16) takes its right
+operand (``memory.py``), so a warp needs no layout conversion. Copies of blocks older than the step are in flight before the
+predecessor has finished. The contents of a block after a row's position are finite and have weight zero.
 """
 
 from triton.experimental import gluon
@@ -18,15 +18,15 @@ from bistream.gpu.arithmetic import packed_column
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 
 SPLIT = gl.constexpr(64)
-WARPS = gl.constexpr(4)  # part of the definition of a result: so many splits join at once
+WARPS = gl.constexpr(4)  # affects results: so many splits are merged at a time
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 FLAT_2D = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-KEYS = gl.constexpr(4096)  # elements of the keys of a block of one head; as many of the values follow
+KEYS = gl.constexpr(4096)  # key elements in a block of one head; as many value elements follow
 
 
 @gluon.jit
 def _copy_split(staged, warp: gl.constexpr, cache_ptr, block, kv_head, KV_HEADS: gl.constexpr):
-    """A block of the cache on its way to the place of ``warp`` in shared memory [WARPS, 32, 256]."""
+    """Start the copy of a block of the cache to the slice of ``warp`` in shared memory [WARPS, 32, 256]."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 1, 32], [1, WARPS, 1], [2, 1, 0])
     line = gl.arange(0, 32, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
     element = gl.arange(0, 256, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
@@ -45,7 +45,7 @@ def _right(staged, KIND: gl.constexpr, MMA: gl.constexpr):
 
 @gluon.jit
 def _query(q_ptr, row, kv_head, HEADS: gl.constexpr, SHARE: gl.constexpr, MMA: gl.constexpr):
-    """The query heads of a key/value head as left operand [WARPS, 16, 64]: the same for all warps, the last head repeated."""
+    """The query heads of a key/value head as left operand [WARPS, 16, 64]: the same for all warps, padded with the last head."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1, 1, 8], [1, 1, 8, 4], [WARPS, 1, 1, 1], [3, 2, 1, 0])
     warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, layout))))[:, None, None, None]
     half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout))))[None, :, None, None]
@@ -79,7 +79,7 @@ def _softmax_splits(q, staged, split, last, SCALE: gl.constexpr, MMA: gl.constex
 
 @gluon.jit
 def _join_splits(total_m, total_n, total_o, exchange_m, exchange_n, exchange_o, number, OUT: gl.constexpr):
-    """The first ``number`` of WARPS splits join the ones before them."""
+    """Merge the first ``number`` of WARPS splits into the running result, in ascending order."""
     one: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 2, 16], [1, WARPS, 1], [2, 1, 0])
     parts = ()
     new_m = total_m
@@ -113,8 +113,8 @@ def attend_rows(
 ):  # fmt: skip
     """Grid: (KV_HEADS, rows). Shared memory: STAGES * 64 kB.
 
-    IN_FLIGHT: blocks under way at a time, beside the newest, before the wait. LATE: successors start behind the wait.
-    PACKED: the result is for the kernels for few rows. row_order: the row of each program; long rows start first.
+    IN_FLIGHT: block copies in flight before the wait, besides the newest. LATE: the successor starts after the wait.
+    PACKED: store the result for the kernels for few rows. row_order: the row of each program; long contexts start first.
     """
     if not LATE:
         start_successor()

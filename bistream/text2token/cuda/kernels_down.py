@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Down projection of the MLP, onto the residual stream, in Gluon: ``down_small`` up to 16 rows, ``down_many`` beyond.
+"""Down projection of the MLP, added to the residual stream, in Gluon: ``down_small`` for at most 16 rows, ``down_many`` for more.
 
-The sum over 4864 features is cut into eight chunks. With many rows all of a program's weights are on their way before the wait, and the
-chunks are added, in order, by the programs that made them, each a share of the rows: see ``_shares``.
+Split-K: the sum over 4864 features is cut into eight chunks. With many rows, the copies of all of a program's weights are in flight before
+the wait, and the programs of a tile add its chunks, in order, each for a share of the rows: see ``_shares``.
 """
 
 from triton.experimental import gluon
@@ -26,12 +26,12 @@ from bistream.text2token.cuda.pieces_few import (
 from bistream.text2token.cuda.pieces_many import GROUP, STEP, feed
 
 CHUNKS = gl.constexpr(8)
-CHUNK_STEPS = gl.constexpr(10)  # a chunk of the down projection: 640 columns
+CHUNK_STEPS = gl.constexpr(10)  # steps of 64 columns in a chunk of 640
 
 
 @gluon.jit(do_not_specialize=["rows"])
 def down_small(hidden_ptr, w_ptr, x_ptr, xb_ptr, squares_ptr, rows, HIDDEN: gl.constexpr, K: gl.constexpr, HALVES: gl.constexpr):
-    """Down projection and residual: eight chunks of 640 columns (the last one shorter). Grid: HIDDEN / 8."""
+    """Down projection and residual: eight chunks of 640 columns (the last may be shorter). Grid: HIDDEN / 8."""
     start_successor()
     tile = gl.program_id(0)
     w_0 = load_weights(w_ptr, tile, 0, K, 20, 8)
@@ -53,7 +53,7 @@ def _add_share(
     line, part_ptr, x_ptr, xb_ptr, squares_ptr, start, rows,
     FEATURES: gl.constexpr, MAX_ROWS: gl.constexpr, HIDDEN: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """Rows line .. line + 8: the chunks in order, then the residual stream, its bfloat16 copy, and the sums of squares."""
+    """Reduce and store rows line .. line + 8: chunks in order, then residual stream, its bfloat16 copy and sums of squares."""
     share: gl.constexpr = gl.BlockedLayout([1, 4], [128 // FEATURES, FEATURES // 4], [4, 1], [1, 0])
     row = line + gl.arange(0, 8, layout=gl.SliceLayout(1, share))
     is_row = row < rows
@@ -76,11 +76,11 @@ def _add_share(
 
 @gluon.jit
 def _shares(arrived_ptr, chunk, PATIENCE: gl.constexpr):
-    """Which shares (a bit each) of a tile of 64 rows this program adds, once all eight of its chunks are there.
+    """The shares (one bit each) of a tile of 64 rows that this program reduces, once all eight chunks are stored.
 
-    Every program of the tile takes its own share, which is quickest. Who has waited too long goes and leaves its share to the
-    last to come, so that no program ever depends on another that may not have started. One word says it all: in the low
-    eight bits how many have come, above them a bit for each that has left.
+    Normally every program of the tile reduces its own share, which is fastest. A program that times out leaves its share to the
+    last one to arrive, so that no program ever depends on one that may not have started. The state is one word: the number
+    of arrivals in the low eight bits, above them one bit per program that has left.
     """
     gl.thread_barrier()
     seen = gl.atomic_add(arrived_ptr, 1, sem="acq_rel") + 1
@@ -140,8 +140,8 @@ def down_many(
 ):  # fmt: skip
     """Down projection and residual: eight chunks of 640 columns. Grid: (HIDDEN / FEATURES, rows / 64 / GROUPS, 8).
 
-    part_ptr: float32 [8, MAX_ROWS, HIDDEN]; arrived_ptr: int32, one per tile of 64 rows, zero before; PACKED: for the kernels for few rows.
-    PATIENCE: looks (about a microsecond each) at the other programs' arrival, see ``_shares``.
+    part_ptr: float32 [8, MAX_ROWS, HIDDEN]; arrived_ptr: int32, one per tile of 64 rows, initially zero.
+    PACKED: store xb for the kernels for few rows. PATIENCE: polls (about a microsecond each) before a program leaves, see ``_shares``.
     """
     start_successor()
     FEATURES: gl.constexpr = w_desc.block_type.shape[0]

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""First kernel of a step: what the host wrote about each row becomes device state, ids become vectors.
+"""First kernel of a step: copies the host's row fields to device memory and looks up the embeddings.
 
 The host writes a step's rows into a ring of pinned memory (``batch.RowField``) that the kernel reads over
-the bus, so a step needs no copy of its own. ``clock`` says where in the ring: [0] the next step, [1] the one in progress.
+the bus, so a step needs no separate copy. ``clock`` holds ring indices: [0] of the next step, [1] of the one in progress.
 """
 
 import triton
@@ -27,10 +27,10 @@ def begin_rows(
     MAX_ROWS: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, NORMS: tl.constexpr,
     NORMS_WIDTH: tl.constexpr, ARRIVED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: rows of the bucket. ring_ptr: int32 [depth, MAX_ROWS, FIELDS], in host memory: one read of 32 bytes per row.
+    """Grid: rows of the bucket. ring_ptr: int32 [depth, MAX_ROWS, FIELDS], in host memory: one 32-byte read per row.
 
     rows_ptr: int32 [FIELDS, MAX_ROWS]; squares_ptr: int64 [NORMS, MAX_ROWS].
-    arrived_ptr: int32 [ARRIVED], set to zero for ``kernels_down``. PACKED: for the kernels for few rows.
+    arrived_ptr: int32 [ARRIVED], set to zero for ``kernels_down``. PACKED: store xb for the kernels for few rows.
     """
     row = tl.program_id(0)
     step = tl.load(clock_ptr)

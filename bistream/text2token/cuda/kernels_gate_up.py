@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Gate and up projection of the MLP: RMSNorm, both projections, silu(gate) * up.
 
-``gate_up_small`` up to 16 rows (``pieces_few``); ``gate_up_large`` for 17 to 64, in Triton: tiles that come as tensor descriptors in
-pipelined bulk copies, weights sent to the L2 cache before the wait for the predecessor; ``gate_up_many`` beyond (``pieces_many``).
-The sums of all three are the same.
+``gate_up_small`` for at most 16 rows (``pieces_few``); ``gate_up_large`` for 17 to 64, in Triton: tiles loaded through tensor
+descriptors in pipelined bulk copies, weights prefetched into the L2 cache before the wait for the predecessor; ``gate_up_many`` for
+more (``pieces_many``). All three add in the same order.
 """
 
 import triton
@@ -27,7 +27,7 @@ from bistream.text2token.cuda.pieces_few import (
 )
 from bistream.text2token.cuda.pieces_many import GROUP, STEP, feed
 
-PARTS = gl.constexpr(5)  # of gate and up per program, 16 features each: with 122 programs of 128 rows, 256 rows are one round
+PARTS = gl.constexpr(5)  # parts of 16 gate and 16 up features per program: 256 rows are 122 programs of 128 rows, one wave
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -38,7 +38,7 @@ def gate_up_small(
 ):  # fmt: skip
     """RMSNorm, gate and up projection, silu(gate) * up. Tiles of gate and up alternate. Grid: cdiv(INTERMEDIATE / 8, PAIRS <= 8).
 
-    MANY: more than 16 rows, 16 at a time. PACKED: the result is for ``down_small``.
+    MANY: more than 16 rows, 16 at a time. PACKED: store the result for ``down_small``.
     """
     start_successor()
     ROWS_OUT: gl.constexpr = 8 * HALVES
@@ -82,7 +82,7 @@ def gate_up_small(
 
 @triton.jit
 def _prefetch(ptr, ROW_BYTES: tl.constexpr, THREADS: tl.constexpr):
-    """Send THREADS * ROW_BYTES bytes from ptr to the L2 cache, without waiting."""
+    """Prefetch THREADS * ROW_BYTES bytes at ptr into the L2 cache."""
     address = ptr.to(tl.int64) + tl.arange(0, THREADS).to(tl.int64) * ROW_BYTES
     tl.inline_asm_elementwise(
         f"cp.async.bulk.prefetch.L2.global [$1], {ROW_BYTES}; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
@@ -102,7 +102,7 @@ def gate_up_large(
     TILE: tl.constexpr, FEATURES: tl.constexpr, STAGES: tl.constexpr, K: tl.constexpr, INTERMEDIATE: tl.constexpr,
     EPS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm, gate and up projection, silu(gate) * up. Rows of the matrix: 16 of gate, 16 of up, and so on.
+    """RMSNorm, gate and up projection, silu(gate) * up. Rows of the matrix: 16 of gate and 16 of up alternate.
 
     Grid: (INTERMEDIATE / FEATURES, rows / TILE).
     """
@@ -146,7 +146,7 @@ def _gate_up_group(
     x_tiles, w_tiles, more_tiles, x_ready, w_ready, empty, first_row, start, squares_ptr, hidden_ptr, rows,
     group: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, K: gl.constexpr, INTERMEDIATE: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
-    """64 rows, 64 + 16 features of gate and of up: tiles of shapes that are powers of two."""
+    """64 rows, 64 + 16 features of gate and of up, because the shapes of tiles are powers of two."""
     wide: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
     slim: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 32, 16])
     total = gl.zeros([GROUP, 128], gl.float32, wide)
@@ -183,7 +183,7 @@ def gate_up_many(
     NEXT_BYTES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, K: gl.constexpr, INTERMEDIATE: gl.constexpr,
     EPS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """RMSNorm, gate and up projection, silu(gate) * up. Rows of the matrix: 16 of gate, 16 of up, and so on; STAGES is even.
+    """RMSNorm, gate and up projection, silu(gate) * up. Rows of the matrix: 16 of gate and 16 of up alternate. STAGES is even.
 
     Grid: (cdiv(INTERMEDIATE, 80), rows / 64 / GROUPS).
     """

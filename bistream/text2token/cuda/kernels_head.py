@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Final RMSNorm and speech head, float32 scores: ``head_small`` up to 16 rows (``pieces_few``), ``head_large`` beyond.
+"""Final RMSNorm and speech head, float32 scores: ``head_small`` for at most 16 rows (``pieces_few``), ``head_large`` for more.
 
-``head_large`` is Triton: tiles that come as tensor descriptors in pipelined bulk copies.
+``head_large`` is Triton: tiles loaded through tensor descriptors in pipelined bulk copies.
 """
 
 import triton

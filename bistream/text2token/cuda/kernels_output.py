@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Output projection of attention, onto the residual stream, in Gluon: ``output_small`` for few rows, ``output_many`` for many."""
+"""Output projection of attention, added to the residual stream, in Gluon: ``output_small`` for few rows, ``output_many`` for many."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

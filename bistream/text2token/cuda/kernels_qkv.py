@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Query/key/value projection, in Gluon: RMSNorm, projection, bias, rotation; keys and values go to the cache.
 
-``qkv_small`` for few rows (``pieces_few``), ``qkv_many`` for many (``pieces_many``): the same sums.
+``qkv_small`` for few rows (``pieces_few``), ``qkv_many`` for many (``pieces_many``). Both add in the same order.
 """
 
 from triton.experimental import gluon
@@ -15,7 +15,7 @@ from bistream.text2token.cuda.memory import BLOCK_SIZE
 from bistream.text2token.cuda.pieces_few import MMA, OUTPUT, left_operand, load_rows, load_weights, right_operand, sum_eight_pairs
 from bistream.text2token.cuda.pieces_many import GROUP, STEP, feed, sum_of_chunks
 
-BLOCK = gl.constexpr(BLOCK_SIZE)  # positions of a block of the cache
+BLOCK = gl.constexpr(BLOCK_SIZE)  # positions per block of the cache
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -26,8 +26,8 @@ def qkv_small(
 ):  # fmt: skip
     """RMSNorm, query/key/value projection, bias, rotation; keys and values go to the cache. Grid: (4 per head, rows / 16).
 
-    A pair of tiles holds features f .. f + 8 and f + 32 .. f + 40 of a head, which the rotation mixes.
-    FIRST: the first layer; the rows' slots and positions are written by the predecessor.
+    A pair of tiles holds features f .. f + 8 and f + 32 .. f + 40 of a head, which rotate together.
+    FIRST: the first layer, whose predecessor writes the rows' slots and positions.
     """
     if not FIRST:
         start_successor()
@@ -86,7 +86,7 @@ def qkv_small(
 
 @gluon.jit
 def _words(x):
-    """float32 [64, 16] as the matrix instruction leaves it -> bfloat16 in packed order, four in an int64: [64, 4]."""
+    """float32 [64, 16] in the accumulator's layout -> bfloat16 in packed order, four per int64: [64, 4]."""
     low, high = gl.split(x.reshape((GROUP, 2, 4, 2)))
     pair = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=gl.int32, is_pure=True, pack=1)
     first, second = gl.split(pair.permute((0, 2, 1)))
@@ -104,7 +104,7 @@ def _qkv_group(
     table_ptr, table_stride, q_ptr, cache_ptr, rows,
     X_STAGES: gl.constexpr, K: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
-    """64 rows of a tile: 16 features of a head and the 16 that are 32 behind them and rotate with them."""
+    """64 rows of a tile: 16 features of a head and their rotation partners, at an offset of 32."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 32, 16])
     first, second = feature_halves(gl.zeros([GROUP, 32], gl.float32, layout))
     out: gl.constexpr = first.type.layout
@@ -163,10 +163,10 @@ def qkv_many(
 ):  # fmt: skip
     """RMSNorm, query/key/value projection, bias, rotation; keys and values go to the cache.
 
-    Grid: (2 * HEADS + 2 * KV_HEADS + 8 * KV_HEADS, rows / 64). A tile of values is computed by four programs that store 8 of its
-    features each: every number of it goes to a line of its own, which one multiprocessor alone does slowly.
-    FIRST: the first layer; the rows' slots and positions are written by the predecessor. Attention starts late: what it reads
-    before its turn would delay the predecessor.
+    Grid: (2 * HEADS + 2 * KV_HEADS + 8 * KV_HEADS, rows / 64). A tile of values is computed by four programs, each of which stores
+    8 of its features: the stores are uncoalesced (one cache line per number), too slow for a single multiprocessor.
+    FIRST: the first layer, whose predecessor writes the rows' slots and positions. The successor, attention, starts after the wait,
+    because its early loads would delay the predecessor.
     """
     if FIRST:
         wait_predecessor()

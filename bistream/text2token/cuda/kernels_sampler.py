@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Last kernel of a step, in Gluon: repetition-aware sampling, one program per row, as ``sampler.RepetitionAwareSampler`` does it.
+"""Last kernel of a step, in Gluon: repetition-aware sampling as in ``sampler.RepetitionAwareSampler``, one program per row.
 
 Reads the scores and the row's ``SamplerState``; writes the chosen head row (or a code of ``sequence``) to the host's ring
-and takes it into the state, so that the next step can start without the host. The vocabulary is cut into 16 groups of
+and records it in the state, so that the next step can start without the host. The vocabulary is cut into 16 groups of
 consecutive ids, one per warp, so that most reductions stay within a warp.
 """
 
@@ -19,7 +19,7 @@ INACTIVE = gl.constexpr(sequence.INACTIVE)
 NOT_FINITE = gl.constexpr(sequence.NOT_FINITE)
 SMALLEST_TEMPERATURE = gl.constexpr(1e-4)  # as in sampler.py
 GROUPS = gl.constexpr(16)
-FEW = gl.constexpr(32)  # candidates that every group puts forward
+FEW = gl.constexpr(32)  # the most candidates of a group
 
 IDS = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [16, 1], [1, 0]))  # [group, id in group], also [1, candidate]
 RANKS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [16, 1], [1, 0]))  # [group, rank]
@@ -44,7 +44,7 @@ def _uniform(key, counter, DRAW: gl.constexpr):
 
 @gluon.jit
 def _best(bits, number):
-    """Along axis 1: the largest of int32 ``bits`` and the lowest ``number`` that has it."""
+    """Along axis 1: the largest of int32 ``bits`` and the lowest ``number`` with that value."""
     value = gl.max(bits, axis=1)
     return value, gl.min(gl.where(bits == value[:, None], number, 2147483647), axis=1)
 
@@ -61,9 +61,9 @@ def _add(a, b):
 
 @gluon.jit
 def _count_candidates(bits, top_k, exchange):
-    """How many of its best every group must put forward, so that the best top_k <= 32 of all are among them.
+    """The number of candidates per group that suffices for the best top_k <= 32 ids of all groups to be among them.
 
-    Of every group the best of its four best lanes make 64 scores; at least 32 ids score no less than the 32nd of those.
+    The four best lane maxima of every group are 64 scores; at least 32 ids score no less than the 32nd of those.
     """
     layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [16, 1], [1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -91,7 +91,7 @@ def _count_candidates(bits, top_k, exchange):
 
 @gluon.jit
 def _exchange_candidates(bits, ids, count, exchange_bits, exchange_ids):
-    """The best ``count`` <= 32 of every group to shared memory [rank, group]."""
+    """Write the best ``count`` <= 32 ids of every group to shared memory [rank, group]."""
     rank = gl.arange(0, FEW, layout=gl.SliceLayout(0, RANKS))[None, :]
     best_bits = gl.full([GROUPS, FEW], -1, gl.int32, RANKS)
     best_ids = gl.zeros([GROUPS, FEW], gl.int32, RANKS)
@@ -108,7 +108,7 @@ def _exchange_candidates(bits, ids, count, exchange_bits, exchange_ids):
 
 @gluon.jit
 def _draw_sorted(exchange_bits, exchange_ids, total, uniform, top_p, top_k):
-    """Draw from the nucleus of the first 256 candidates: their ranks by comparing all with all, then sums in that order."""
+    """Draw from the nucleus of the first 256 candidates: rank them by comparing all pairs, then sum in that order."""
     many: gl.constexpr = FEW // 2 * GROUPS
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [16, 1], [1, 0])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -134,7 +134,7 @@ def _draw_sorted(exchange_bits, exchange_ids, total, uniform, top_p, top_k):
 
 @gluon.jit
 def _draw_listed(exchange_bits, exchange_ids, total, uniform, top_p, top_k):
-    """As ``_draw_sorted`` from all candidates, one after the other; every warp does it for itself."""
+    """Like ``_draw_sorted``, but takes all 512 candidates one by one; every warp does the same work."""
     bits = exchange_bits._reinterpret(gl.int32, [1, GROUPS * FEW], FLAT).load(IDS)
     ids = exchange_ids._reinterpret(gl.int32, [1, GROUPS * FEW], FLAT).load(IDS)
     rank = gl.arange(0, FEW, layout=gl.SliceLayout(0, RANKS))[None, :]
@@ -156,7 +156,7 @@ def _draw_listed(exchange_bits, exchange_ids, total, uniform, top_p, top_k):
 
 @gluon.jit
 def _draw_few(weights, ids, total, uniform, top_p, top_k, exchange_bits, exchange_ids):
-    """``_draw_nucleus`` for top_k up to 32: the best of every group come together first."""
+    """``_draw_nucleus`` for top_k up to 32: selects among the best ids of every group."""
     bits = weights.to(gl.int32, bitcast=True)
     count = _count_candidates(bits, top_k, exchange_bits)
     _exchange_candidates(bits, ids, count, exchange_bits, exchange_ids)
@@ -170,7 +170,7 @@ def _draw_few(weights, ids, total, uniform, top_p, top_k, exchange_bits, exchang
 
 @gluon.jit
 def _draw_nucleus(weights, ids, total, uniform, top_p, top_k):
-    """For any top_k: take the best ids one by one (ties: the lower id) until top_p or top_k, then draw among them. weights >= 0."""
+    """For any top_k: take the best ids one by one (ties: the lower id) until top_p or top_k is reached, then draw. weights >= 0."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [16], [0])
     CANDIDATES: gl.constexpr = weights.shape[0] * weights.shape[1]
     rank = gl.arange(0, CANDIDATES, layout=layout)
@@ -248,7 +248,7 @@ def sample_rows(
         hidden = gl.load(forbidden_ptr + at, mask=is_special, other=0) != 0
         early = gl.load(forbidden_early_ptr + at, mask=is_special, other=0) != 0
         early = early & (num_new < gl.load(min_new_ptr + slot))
-        # a score that is not a number, or above all numbers, spoils the row; so does a row without any number
+        # a row fails if any score is NaN or infinity, or if all are minus infinity
         largest = gl.max(gl.max(gl.where(logits != logits, float("inf"), logits), axis=1), axis=0)
         bad = (largest == float("inf")) | (largest == float("-inf"))
         scores = gl.where(bad, 0.0, gl.where(early | hidden, float("-inf"), logits))
@@ -284,7 +284,7 @@ def _record(
     chosen, slot, running, bad, num_new, num_decided, result_ptr, history_ptr, num_decided_ptr, last_id_ptr, running_ptr,
     num_new_ptr, max_new_ptr, record_on_length_ptr, speech_offset, SPEECH: gl.constexpr, HISTORY: gl.constexpr,
 ):  # fmt: skip
-    """``SamplerState.record`` for one row: whether the turn ends is decided here."""
+    """``SamplerState.record`` for one row; decides whether the turn ends."""
     accepted = running & (bad == 0)
     result = gl.where(accepted, chosen, gl.where(running, NOT_FINITE, INACTIVE))
     gl.store(result_ptr, result.to(gl.int32))

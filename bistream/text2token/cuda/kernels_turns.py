@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Before a step in which turns begin: what the host wrote about them becomes sampler state and block tables."""
+"""Runs before a step in which turns begin: copies the host's fields of these turns into sampler state and block tables."""
 
 import triton
 import triton.language as tl

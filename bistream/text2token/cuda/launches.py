@@ -1,10 +1,10 @@
-"""One step of the language model on CUDA: kernels in order, for one bucket of rows, captured into a graph by the runner.
+"""One step of the language model on CUDA: the kernel launches for one bucket of rows, captured into a graph by the runner.
 
 In: rows that the host wrote to the ring (``StepBuffers.ring``). Out: chosen head rows in ``StepBuffers.results``, keys and
-values in the cache, the sampler's state. Every kernel but the first starts by programmatic dependent launch: kernels write only
-behind their wait, and before it they read weights and what the first kernel of the step or an earlier step wrote.
+values in the cache, the sampler's state. Every kernel but the first uses programmatic dependent launch: kernels write only
+after their wait; before it they read only weights and data written by the first kernel of the step or by earlier steps.
 
-Activations are stored as the kernels for few rows want them ("packed") where one of those reads them next.
+Activations that a kernel for few rows reads next are stored in its layout ("packed").
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sizes import CHUNK, HEAD_SIZE, NUM_CHUNKS
 
 TILE_ROWS = 16  # rows of the matrix instruction of the kernels for few rows
-GROUP_ROWS = 64  # of the kernels for many rows
-GROUP_COLUMNS = 64  # of a bulk copy there
-GATE_UP_FEATURES = 80  # of a program of gate_up_many: 64 + 16
+GROUP_ROWS = 64  # rows per group of the kernels for many rows
+GROUP_COLUMNS = 64  # columns per bulk copy of the kernels for many rows
+GATE_UP_FEATURES = 80  # features per program of gate_up_many: 64 + 16
 PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_...
 SAMPLER_WARPS = 16
 _ATTENTION_FIELDS = (RowField.SLOT, RowField.POSITION, RowField.START, RowField.ORDER)  # in the order of attend_rows
@@ -91,7 +91,7 @@ class CudaStep:
             *arguments,
             **sizes,
             num_warps=warps,
-            num_stages=1,  # what the kernels pipeline they say themselves
+            num_stages=1,  # kernels specify their own pipelining
             maxnreg=registers,
             enable_fp_fusion=False,
             launch_pdl=self.tuning.dependent_launch and not first,
@@ -248,9 +248,9 @@ _carveouts: dict[int, int] = {}
 
 
 def prefer_shared_memory(function: int, percent: int) -> None:
-    """Let a loaded kernel (CUfunction) run with this share of a multiprocessor's memory as shared memory; -1 is the driver's choice.
+    """Set the shared-memory carveout, in percent, of a loaded kernel (CUfunction); -1 is the driver's choice.
 
-    Kernels that want different shares cannot be on a multiprocessor together, so none could start before its predecessor left.
+    Kernels with different carveouts cannot share a multiprocessor, so none could start before its predecessor has left.
     """
     if _carveouts.get(function) != percent:
         library = ctypes.CDLL("libcuda.so.1")
@@ -265,17 +265,17 @@ def _describe(matrix: Tensor, rows: int) -> TensorDescriptor:
 
 
 def _groups(rows: int) -> int:
-    """Groups of 64 rows in a program of ``gate_up_many`` and ``down_many``: as many programs as fit on the device at once."""
+    """Groups of 64 rows per program of ``gate_up_many`` and ``down_many``, so that all programs fit on the device at once."""
     return 1 if rows <= 2 * GROUP_ROWS else 2
 
 
 def _halves(rows: int) -> int:
-    """Halves of the 16 rows of the matrix instruction that hold rows."""
+    """Used halves of the 16 rows of the matrix instruction."""
     return 1 if rows <= 8 else 2
 
 
 def _power(value: int) -> int:
-    """The power of two at or above value."""
+    """The smallest power of two not below value."""
     return 1 << (value - 1).bit_length()
 
 

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-"""Pieces of the linear layers for few rows, in Gluon: one warp per chunk of K, weights on their way before the input is ready.
+"""Parts of the linear layers for few rows, in Gluon: one warp per chunk of K, weights loaded before the input is ready.
 
-No operand needs a change of layout: weights and activations lie in memory as the matrix instruction (m16n8k16) wants them
-in registers. Within 32 columns of K, element ``sp * 16 + kh * 8 + q * 2 + k0`` is stored at ``q * 8 + sp * 4 + kh * 2 + k0``
+No operand needs a layout conversion: weights and activations are stored in the register order of the matrix instruction
+(m16n8k16). Within 32 columns of K, element ``sp * 16 + kh * 8 + q * 2 + k0`` is stored at ``q * 8 + sp * 4 + kh * 2 + k0``
 (``arithmetic.packed_column``), so that lane q of a quad loads its 8 numbers at once; weights are cut into tiles of 8 features, see
-``weights.pack_tiles``. The activations of a step with few rows (bfloat16 copy of the residual, attention, MLP) are stored so.
+``weights.pack_tiles``. Activations read by these kernels (bfloat16 copy of the residual, attention, MLP) have this order.
 """
 
 from triton.experimental import gluon
@@ -28,7 +28,7 @@ FLAT_5D = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0]))
 
 @gluon.jit
 def weight_addresses(w_ptr, tile, first, K: gl.constexpr, K32: gl.constexpr, COUNT: gl.constexpr):
-    """k32 first .. first + COUNT of every chunk (K32 of them) of a tile of 8 features: pointers [COUNT, 8, 256], and which exist."""
+    """Groups of 32 columns first .. first + COUNT, of K32 per chunk, in a tile of 8 features: pointers [COUNT, 8, 256] and their mask."""
     chunks: gl.constexpr = (K + K32 * 32 - 1) // (K32 * 32)
     j = first + gl.arange(0, COUNT, layout=gl.SliceLayout(1, gl.SliceLayout(2, WEIGHTS)))[:, None, None]
     chunk = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, WEIGHTS)))[None, :, None]
@@ -51,9 +51,9 @@ def right_operand(w, COUNT: gl.constexpr):
 
 @gluon.jit
 def load_rows(x_ptr, base, rows, first, K: gl.constexpr, STRIDE: gl.constexpr, COUNT: gl.constexpr, HALVES: gl.constexpr):
-    """k32 first .. first + COUNT of every chunk (chunk c starts at column c * STRIDE) of the 8 * HALVES rows from ``base``.
+    """Groups of 32 columns first .. first + COUNT of every chunk (chunk c starts at column c * STRIDE), 8 * HALVES rows from ``base``.
 
-    Behind the last row, that row again.
+    Rows after the last repeat it.
     """
     j = gl.arange(0, COUNT, layout=gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, ROWS)))))
     chunk = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, ROWS)))))
@@ -127,10 +127,10 @@ def store_residual(x, tile, base, rows, x_ptr, xb_ptr, squares_ptr, HIDDEN: gl.c
 
 @gluon.jit
 def stage_weights(staged, w_ptr, first, last, K: gl.constexpr, TILES: gl.constexpr, IN_FLIGHT: gl.constexpr):
-    """Tiles first .. first + TILES (K of 128 per chunk) on their way to shared memory; behind ``last`` the last one again.
+    """Copy tiles first .. first + TILES (chunks of 128 columns) to shared memory, asynchronously; tiles after ``last`` repeat it.
 
-    Beside the newest, IN_FLIGHT tiles of 14 kB are under way at a time: more would delay the loads of the kernels that still
-    run on the same multiprocessor.
+    At most IN_FLIGHT copies of 14 kB are in flight besides the newest: more would delay the loads of the kernels that are still
+    running on the same multiprocessor.
     """
     for t in gl.static_range(TILES):
         address, exists = weight_addresses(w_ptr, gl.minimum(first + t, last), 0, K, 4, 4)
@@ -141,9 +141,9 @@ def stage_weights(staged, w_ptr, first, last, K: gl.constexpr, TILES: gl.constex
 
 @gluon.jit
 def _product(staged, t: gl.constexpr, left, TILES: gl.constexpr, HALVES: gl.constexpr):
-    """[8 chunks, 8 * HALVES rows, 8 features] of a staged tile; behind TILES, of any tile."""
+    """[8 chunks, 8 * HALVES rows, 8 features] of a staged tile; zero from TILES on."""
     if t < TILES:
-        w = staged.index(t).load(WEIGHTS)  # every thread reads what it copied itself
+        w = staged.index(t).load(WEIGHTS)  # every thread reads the data that it copied itself
         total = mma_v2(left, right_operand(w, 4), gl.zeros([8, 16, 8], gl.float32, MMA))
     else:
         total = gl.zeros([8, 16, 8], gl.float32, MMA)

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""Pieces of the linear layers for many rows, in Gluon: a warp that copies and groups of warps that multiply.
+"""Parts of the linear layers for many rows, in Gluon: a producer warp and groups of consumer warps.
 
-A program is one warp that brings tiles by bulk copies (``feed``) and one or two groups of four warps that multiply 64 rows each.
-The groups never wait for one another, so one adds while the other multiplies. Weights are on their way to shared memory before
-the wait for the predecessor. The sums are those of ``pieces_few``.
+A program is a producer warp that issues bulk copies of tiles (``feed``) and one or two groups of four consumer warps that multiply
+64 rows each. The groups never wait for one another, so one adds while the other multiplies. Copies of weights to shared memory are
+in flight before the wait for the predecessor. Sums have the same order as in ``pieces_few``.
 """
 
 from triton.experimental import gluon
@@ -13,8 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from bistream.gpu.arithmetic import add_in_order
 from bistream.gpu.dependent_launch import start_successor, wait_predecessor
 
-STEP = gl.constexpr(64)  # columns of K that a bulk copy brings: 128 bytes of every row
-GROUP = gl.constexpr(64)  # rows of four warps
+STEP = gl.constexpr(64)  # columns of K per bulk copy: 128 bytes of every row
+GROUP = gl.constexpr(64)  # rows of a group of four warps
 
 
 @gluon.jit
@@ -37,7 +37,7 @@ def _copy_rows(x_desc, x_tiles, x_ready, stage, first_row, column, GROUPS: gl.co
 
 @gluon.jit
 def _send_to_cache(ptr, BYTES: gl.constexpr):
-    """This program's share of the BYTES at ptr, weights of the next kernel, to the L2 cache, without waiting. For one warp."""
+    """Prefetch this program's share of the BYTES at ptr, weights of the next kernel, into the L2 cache. Called by one warp."""
     programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
     number = gl.program_id(0) + gl.num_programs(0) * (gl.program_id(1) + gl.num_programs(1) * gl.program_id(2))
     size = (BYTES + programs * 512 - 1) // (programs * 512) * 16
@@ -55,11 +55,11 @@ def feed(
     STEPS: gl.constexpr, X_STAGES: gl.constexpr, W_STAGES: gl.constexpr, GROUPS: gl.constexpr, MORE: gl.constexpr,
     NEXT_BYTES: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: STEPS tiles of GROUPS * 64 rows and of the weights, which lie behind the wait only where there is no room.
+    """The producer warp: STEPS tiles of GROUPS * 64 rows and of the weights; weights that do not fit are copied after the wait.
 
     W_STAGES is STEPS, or X_STAGES: then a stage of weights is free when its stage of rows is. MORE: a second tile of weights, whose
-    features follow the first one's. NEXT_BYTES of weights at next_ptr go to the L2 cache when the memory has less to do.
-    LATE: the successor starts behind the wait.
+    features follow the first one's. NEXT_BYTES of weights at next_ptr are prefetched into the L2 cache when the memory is less busy.
+    LATE: the successor starts after the wait.
     """
     for k in gl.static_range(W_STAGES):
         _copy_weights(w_desc, more_desc, w_tiles, more_tiles, w_ready, k, first_feature, first_column + k * STEP, MORE)
@@ -85,7 +85,7 @@ def feed(
 
 @gluon.jit
 def _multiply_chunk(x_tiles, w_tiles, x_ready, w_ready, chunk: gl.constexpr, X_STAGES: gl.constexpr):
-    """The product of 128 columns, from zero, under way."""
+    """Start the product of 128 columns, accumulated from zero, asynchronously."""
     FEATURES: gl.constexpr = w_tiles.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, FEATURES, 16])
     product = gl.zeros([GROUP, FEATURES], gl.float32, layout)
@@ -99,7 +99,7 @@ def _multiply_chunk(x_tiles, w_tiles, x_ready, w_ready, chunk: gl.constexpr, X_S
 
 @gluon.jit
 def sum_of_chunks(x_tiles, w_tiles, x_ready, w_ready, empty, X_STAGES: gl.constexpr, K: gl.constexpr):
-    """[64 rows, features]: chunks of 128 columns in order; a chunk is multiplied while the one before is added."""
+    """[64 rows, features]: chunks of 128 columns in order; a chunk is multiplied while the previous one is added."""
     FEATURES: gl.constexpr = w_tiles.shape[1]
     CHUNKS: gl.constexpr = K // (2 * STEP)
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, FEATURES, 16])

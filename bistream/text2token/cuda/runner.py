@@ -1,7 +1,7 @@
 """Runs the scheduler's steps on CUDA: a ``StepRunner`` with one CUDA graph per bucket of rows.
 
 A step costs the host one pass over its segments and one launch. The kernels read the rows from pinned memory and write the chosen ids
-there; the host learns of them through an event, up to ``run_ahead`` steps behind, and nothing in a step waits for it.
+there; the host waits for them through an event, up to ``run_ahead`` steps later, and no step waits for the host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bistream.text2token.sequence import StepPlan, TurnStart
 from bistream.text2token.step_runner import SampledRows
 from bistream.text2token.weights import token_space
 
-DEPTH = 8  # steps that the rings hold; more than run_ahead + 1
+DEPTH = 8  # entries of the rings; more than run_ahead + 1
 
-Progress = Callable[[int, int], None]  # graphs captured, graphs in all
+Progress = Callable[[int, int], None]  # graphs captured, total graphs
 
 
 class CudaRunner:
@@ -45,7 +45,7 @@ class CudaRunner:
         progress: Progress | None = None,
         tuning: Tuning = MEASURED_BEST,
     ) -> None:
-        assert settings.block_size == BLOCK_SIZE, "the attention kernel takes one block per warp"
+        assert settings.block_size == BLOCK_SIZE, "the attention kernel processes one block per warp"
         device = weights.embedding.device
         self.space = token_space(config)
         self.settings = settings
@@ -64,7 +64,7 @@ class CudaRunner:
         self._ring = self.buffers.ring.numpy()
         self._results = self.buffers.results.numpy()
         self._events = [torch.cuda.Event() for _ in range(DEPTH)]  # type: ignore[no-untyped-call]
-        self._number = 0  # steps so far; the device counts along (``StepBuffers.clock``)
+        self._number = 0  # steps so far; the device keeps its own count (``StepBuffers.clock``)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._prepare(record, progress)
 
@@ -72,7 +72,7 @@ class CudaRunner:
     def run(self, plan: StepPlan) -> SampledRows:
         entry = self._number % DEPTH
         self._number += 1
-        self._events[entry].synchronize()  # the step that had this entry is long over; only a broken engine waits here
+        self._events[entry].synchronize()  # the entry's previous step has finished long ago, unless the device hangs
         bucket = next(size for size in self.buckets if size >= plan.num_rows)
         sampling = write_rows(self._ring[entry, :bucket], plan.segments, self.filler_slot)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -107,7 +107,7 @@ class CudaRunner:
         )  # fmt: skip
 
     def _prepare(self, record: bool, progress: Progress | None) -> None:
-        """Compile every kernel with rows that are all padding, and capture the graphs, the largest first."""
+        """Compile every kernel with padding rows only, and capture the graphs, the largest first."""
         recorder = GraphRecorder(self.device, self.stream)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             for done, bucket in enumerate(reversed(self.buckets), start=1):

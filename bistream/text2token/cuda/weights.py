@@ -1,7 +1,7 @@
-"""Weights of the language model as the CUDA step reads them: bfloat16, norms folded into the projections behind them.
+"""Weights of the language model in the format of the CUDA step: bfloat16, norms folded into the following projections.
 
-In: ``ModelWeights`` (best in float32, so that a weight is rounded once). Out: ``PackedWeights`` on the device.
-RMSNorm's weight vector multiplies the columns of the following projection; what is left of the norm is one number per row.
+In: ``ModelWeights`` (preferably in float32, so that a weight is rounded once). Out: ``PackedWeights`` on the device.
+RMSNorm's weight vector multiplies the columns of the following projection; the rest of the norm is one scale per row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bistream.text2token.weights import ModelWeights
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """One matrix twice: ``rows`` bfloat16 [out, in] for many rows, ``tiles`` (``pack_tiles``) for the kernels for few rows."""
+    """One matrix twice, in bfloat16: ``rows`` [out, in] for the kernels for many rows, ``tiles`` (``pack_tiles``) for those for few."""
 
     rows: Tensor
     tiles: Tensor
@@ -27,7 +27,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    qkv: PackedMatrix  # 16 features (rows) or 8 (tiles) of a head, then those 32 behind them
+    qkv: PackedMatrix  # 16 features (rows) or 8 (tiles) of a head, then their rotation partners, at an offset of 32
     qkv_bias: Tensor  # float32
     output: PackedMatrix
     gate_up: PackedMatrix  # 16 features (rows) or 8 (tiles) of gate, then of up
@@ -45,16 +45,16 @@ class PackedWeights:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of weights that every step must read, the embedding rows left aside."""
+        """Bytes of weights that every step must read, excluding embedding rows."""
         matrices = [matrix for layer in self.layers for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return sum(matrix.rows.numel() * matrix.rows.element_size() for matrix in (*matrices, self.head))
 
 
 def pack_tiles(matrix: Tensor, chunk: int) -> Tensor:
-    """[out, in] -> [out / 8, chunk / 32, chunks, 256]: 8 features of 32 columns as one warp takes them, 16 bytes per lane.
+    """[out, in] -> [out / 8, chunk / 32, chunks, 256]: 8 features of 32 columns as one warp loads them, 16 bytes per lane.
 
-    Lane ``n * 4 + q`` holds feature n, columns ``sp * 16 + kh * 8 + q * 2 + k0`` (sp, kh, k0 in this order of its 8 numbers).
-    Columns behind the last chunk's end are zero.
+    Lane ``n * 4 + q`` holds feature n, columns ``sp * 16 + kh * 8 + q * 2 + k0`` (its 8 numbers in the order sp, kh, k0).
+    Padding columns of the last chunk are zero.
     """
     features, columns = matrix.shape
     chunks = -(-columns // chunk)
@@ -65,17 +65,17 @@ def pack_tiles(matrix: Tensor, chunk: int) -> Tensor:
 
 
 def _qkv_tiles(matrix: Tensor) -> Tensor:
-    """Rows in the order of the tiles: of every head 0..8, 32..40, 8..16, 40..48, ..."""
+    """Rows in the order of the tiles: in every head 0..8, 32..40, 8..16, 40..48, ..."""
     return matrix.view(-1, 2, 4, 8, matrix.shape[1]).transpose(1, 2).reshape(matrix.shape)
 
 
 def _qkv_rows(matrix: Tensor) -> Tensor:
-    """Rows in the order of ``qkv_many``: of every head 0..16, 32..48, 16..32, 48..64."""
+    """Rows in the order of ``qkv_many``: in every head 0..16, 32..48, 16..32, 48..64."""
     return matrix.view(-1, 2, 2, 16, matrix.shape[1]).transpose(1, 2).reshape(matrix.shape)
 
 
 def _alternate(matrix: Tensor, size: int) -> Tensor:
-    """``size`` rows of gate, as many of up, and so on."""
+    """Interleave gate and up, ``size`` rows at a time."""
     return matrix.view(2, -1, size, matrix.shape[1]).transpose(0, 1).reshape(matrix.shape)
 
 

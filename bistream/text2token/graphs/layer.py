@@ -1,17 +1,17 @@
-"""The functions that a step consists of, each compiled by itself; plain PyTorch, run as they are where there is no GPU.
+"""The functions of a step, each compiled separately; plain PyTorch, run eagerly without a GPU.
 
-    begin_rows   what the host wrote about the rows -> embedded ids, block lists, angles of rotation
+    begin_rows   the host's row fields -> embedded ids, block lists, rotary cos and sin
     run_layer    one Qwen2 layer over the rows, keys and values into the cache (compiled once per row count, called per layer)
     finish_rows  final norm
-    sample_rows  scores -> chosen ids, sampler state taken along
+    sample_rows  scores -> chosen ids, sampler state updated
     begin_turns  before a step in which turns begin: ``SamplerState.start_turns`` and the block tables of new sequences
 
-The residual stream is float32: more exact, and the sum of residual and projection does not become a matrix product that copies its
-addend first. A layer leaves its last sum to the next one, whose norm adds it up in the same kernel.
+The residual stream is float32: more exact, and residual + projection does not become a matrix product that first copies its addend.
+A layer leaves its last addition to the next layer, whose norm kernel performs it.
 
-float16 (GPUs without bfloat16) ends at 65504. Residual, norms, scores and rotation are computed in float32; normalised inputs are at
-most the square root of the hidden size; the product of gate and up is cut to the range. The outputs of projections are not: upstream's
-own float16 mode keeps all of them and the residual stream in float16, so a checkpoint that it serves stays in range here.
+The largest float16 (GPUs without bfloat16) is 65504. Residual, norms, scores and rotation are computed in float32; normalised inputs
+are at most the square root of the hidden size; the product of gate and up is clamped. The outputs of projections are not: upstream's
+own float16 mode keeps all of them and the residual stream in float16, so a checkpoint that works there stays in range here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bistream.text2token.graphs.attention import AttentionOptions, BlockLists, a
 from bistream.text2token.graphs.weights import LayerTensors
 from bistream.text2token.sampler import Sampler, SamplerState
 
-SLOT, POSITION, TOKEN, SAMPLES = 0, 1, 3, 4  # fields of a row, as ``write_rows`` writes them
+SLOT, POSITION, TOKEN, SAMPLES = 0, 1, 3, 4  # fields of a row, see ``write_rows``
 
 
 class RowTensors(NamedTuple):
@@ -47,7 +47,7 @@ class LayerShape(NamedTuple):
 
 
 class RowInputs(NamedTuple):
-    """What ``begin_rows`` reads besides the rows."""
+    """Inputs of ``begin_rows`` besides the rows."""
 
     last_id: Tensor
     embedding: Tensor
@@ -57,9 +57,9 @@ class RowInputs(NamedTuple):
 
 
 def begin_rows(fields: Tensor, inputs: RowInputs) -> tuple[Tensor, RowTensors]:
-    """fields: int32 [n, NUM_FIELDS]. Returns the embedded ids [n, hidden] too.
+    """fields: int32 [n, NUM_FIELDS]. Returns the embedded ids [n, hidden] and the rows.
 
-    The last slot is the filler's; rows of padding are at its position 0.
+    The last slot is the filler slot; padding rows are at its position 0.
     """
     slots, positions, given = fields[:, SLOT].long(), fields[:, POSITION].clamp(min=0).long(), fields[:, TOKEN]
     ids = torch.where(given < 0, inputs.last_id[slots], given)
@@ -77,7 +77,7 @@ def begin_rows(fields: Tensor, inputs: RowInputs) -> tuple[Tensor, RowTensors]:
 def run_layer(
     residual: Tensor, addend: Tensor, weights: LayerTensors, memory: Tensor, rows: RowTensors, shape: LayerShape
 ) -> tuple[Tensor, Tensor]:
-    """residual float32 [n, hidden], still without addend 16 bit [n, hidden]; returns the same two for the next layer.
+    """residual float32 [n, hidden]; addend 16 bit [n, hidden], not yet added to it. Returns both for the next layer.
 
     memory [2 (key, value), positions, kv_heads, head_size] is written before it is read, so rows of one sequence see each other.
     """
@@ -93,19 +93,19 @@ def run_layer(
 
 
 def finish_rows(residual: Tensor, addend: Tensor, eps: float) -> Tensor:
-    """-> 16 bit [n, hidden], what the head multiplies."""
+    """-> 16 bit [n, hidden], the input of the head."""
     return _normalize(residual + addend, eps, addend.dtype)
 
 
 def head_scores(normalized: Tensor, head_weight: Tensor) -> Tensor:
-    """-> float32 [n, V] without the bias. Sums are not rounded to 16 bit: ids are sampled from them."""
+    """-> float32 [n, V] without the bias. Not rounded to 16 bit, because ids are sampled from them."""
     if normalized.dtype == torch.float32:
         return normalized @ head_weight.T
     return torch.mm(normalized, head_weight.T, out_dtype=torch.float32)
 
 
 def sample_rows(scores: Tensor, bias: Tensor, slots: Tensor, state: SamplerState, sampler: Sampler) -> Tensor:
-    """int32 [n]: head rows, or a code of ``sequence.py``; of no meaning for rows in the filler slot."""
+    """int32 [n]: head rows, or a code of ``sequence.py``; meaningless for rows in the filler slot."""
     log_probs, not_finite = state.masked_log_probs(scores + bias, slots)
     return state.record(slots, sampler.choose(log_probs, state, slots), not_finite).int()
 
@@ -113,7 +113,7 @@ def sample_rows(scores: Tensor, bias: Tensor, slots: Tensor, state: SamplerState
 def begin_turns(numbers: Tensor, blocks: Tensor, table: Tensor, state: SamplerState) -> None:
     """numbers int64 [turns, NUM_START_NUMBERS], blocks int32 [turns, blocks of the longest sequence]: see ``write_starts``.
 
-    Turns of the filler slot are padding.
+    Turns in the filler slot are padding.
     """
     filler = len(table) - 1
     slots = numbers[:, 0]
@@ -123,7 +123,7 @@ def begin_turns(numbers: Tensor, blocks: Tensor, table: Tensor, state: SamplerSt
     special = torch.arange(state.forbidden.shape[1], device=numbers.device)
     state.forbidden[slots] = (numbers[:, 5:6] >> special & 1) > 0
     state.forbidden_early[slots] = (numbers[:, 6:7] >> special & 1) > 0
-    fresh = torch.where(numbers[:, 1] > 0, slots, filler)  # a sequence that is not new keeps what follows
+    fresh = torch.where(numbers[:, 1] > 0, slots, filler)  # the fields below are set for new sequences only
     table[fresh] = torch.where(fresh[:, None] == filler, table[filler], blocks)
     state.top_k[fresh], state.win_size[fresh], state.min_repeats[fresh] = numbers[:, 7], numbers[:, 8], numbers[:, 9]
     state.key[fresh] = numbers[:, 10]
@@ -133,12 +133,12 @@ def begin_turns(numbers: Tensor, blocks: Tensor, table: Tensor, state: SamplerSt
 
 
 def _normalize(residual: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """RMSNorm without its weights, which are folded into the projection that follows."""
+    """RMSNorm without its weights, which are folded into the following projection."""
     return (residual * torch.rsqrt(residual.square().mean(dim=-1, keepdim=True) + eps)).to(dtype)
 
 
 def _rotate(heads: Tensor, rows: RowTensors) -> Tensor:
-    """heads [n, h, 1, head_size] -> float32; ``sin`` holds the sign of the swapped halves."""
+    """heads [n, h, 1, head_size] -> float32; ``sin`` carries the sign of the swapped halves."""
     swapped = heads.view(*heads.shape[:-1], 2, -1).flip(-2).flatten(-2)
     return heads.float() * rows.cos + swapped.float() * rows.sin
 
@@ -146,8 +146,8 @@ def _rotate(heads: Tensor, rows: RowTensors) -> Tensor:
 def _keys_and_values(heads: Tensor, rows: RowTensors, num_kv_heads: int) -> Tensor:
     """heads [n, 2 * kv_heads, 1, head_size], keys first -> [2, n, kv_heads, head_size] as they are stored.
 
-    A value that is not a number becomes one: masked values are multiplied by zero in other sequences. Keys stay as they are, so the
-    sequence itself still comes out as not finite.
+    NaN and infinite values are replaced by finite numbers, because other sequences multiply masked values by zero. Keys stay unchanged,
+    so the sequence itself is still detected as not finite.
     """
     is_key = torch.arange(heads.shape[1], device=heads.device)[:, None, None] < num_kv_heads
     stored = torch.where(is_key, _rotate(heads, rows).to(heads.dtype), heads.nan_to_num())

@@ -1,15 +1,15 @@
 """Runs the scheduler's steps as recorded CUDA graphs of library code: a ``StepRunner`` for every CUDA GPU and every size of network.
 
-A step costs the host one pass over its segments, two small copies (rows in, chosen ids out) and one launch; the host learns of the ids
-through an event, up to ``run_ahead`` steps later, and nothing in a step waits for it.
+A step costs the host one pass over its segments, two small copies (rows in, chosen ids out) and one launch; the host receives the ids
+through an event, up to ``run_ahead`` steps later, and no step waits for the host.
 
 Weights and cache are bfloat16, or float16 on GPUs without it (compute capability below 8.0, such as the T4). PyTorch compiles for
-those as well, but this was never run on one.
+those as well, but this was not tested on one.
 
-Results depend on a row's company: the matrix library chooses its kernels by the number of rows, and in 16 bit another order of sums
-can turn a close decision. So the same seed need not say the same in another mixture of sessions (the own kernels promise that).
+Results are not batch-invariant: the matrix library chooses its kernels by the number of rows, and in 16 bit another order of sums
+can change a close decision. So the same seed may give other speech in another mix of sessions (the kernels of ``cuda`` exclude that).
 
-On the CPU the same functions run as they are, neither compiled nor recorded, for tests.
+On the CPU the same functions run eagerly, neither compiled nor recorded, for tests.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from bistream.text2token.step_runner import SampledRows
 from bistream.text2token.weights import token_space
 
 logger = logging.getLogger(__name__)
-DEPTH = 4  # steps that the rings hold: run_ahead, the one being written, and one whose ids are being read
+DEPTH = 4  # entries of the rings: run_ahead, the one being written, and one whose ids are being read
 FEW_TURNS = 8
-MOST_COMPILATIONS = 1024  # of one function, all runners of the process together
+MOST_COMPILATIONS = 1024  # of one function, over all runners of the process
 
-Progress = Callable[[int, int], None]  # row counts prepared, row counts in all
+Progress = Callable[[int, int], None]  # row counts prepared, total row counts
 
 
 def bucket_sizes(most: int, smallest: int = 1) -> tuple[int, ...]:
-    """Powers of two from ``smallest`` on, then ``most``: few, because each costs a compilation."""
+    """Powers of two from ``smallest`` up, then ``most``: few, because each costs a compilation."""
     sizes = (smallest << power for power in range(most.bit_length()))
     return (*(size for size in sizes if size < most), most)
 
@@ -63,7 +63,7 @@ class GraphStepRunner:
         progress: Progress | None = None,
         tuning: GraphTuning | None = None,
     ) -> None:
-        assert settings.block_size == BLOCK_SIZE, "attention takes one block per tile"
+        assert settings.block_size == BLOCK_SIZE, "a block must be one tile of attention"
         device = weights.embedding.device
         on_gpu = device.type == "cuda"
         tuning = GraphTuning() if tuning is None else tuning
@@ -78,7 +78,7 @@ class GraphStepRunner:
             self._fields = torch.zeros((settings.max_rows, NUM_FIELDS), dtype=torch.int32, device=device)
             self._turn_numbers = torch.zeros((settings.max_sessions, NUM_START_NUMBERS), dtype=torch.int64, device=device)
             self._turn_blocks = torch.zeros((settings.max_sessions, settings.blocks_per_sequence), dtype=torch.int32, device=device)
-        # what the host writes and reads, one entry per step in flight
+        # pinned buffers that the host writes and reads, one entry per step in flight
         pinned = functools.partial(torch.zeros, pin_memory=on_gpu)
         self._fields_in = pinned((DEPTH, *self._fields.shape), dtype=torch.int32)
         self._turn_numbers_in = pinned((DEPTH, *self._turn_numbers.shape), dtype=torch.int64)
@@ -97,7 +97,7 @@ class GraphStepRunner:
     def run(self, plan: StepPlan) -> SampledRows:
         entry = self._number % DEPTH
         self._number += 1
-        self._queue.wait(entry)  # the step that had this entry is long over; only a broken engine waits here
+        self._queue.wait(entry)  # the entry's previous step has finished long ago, unless the device hangs
         bucket = next(size for size in self.buckets if size >= plan.num_rows)
         sampling = write_rows(self._fields_in[entry, :bucket].numpy(), plan.segments, self.settings.max_sessions)
         with self._queue.entered():
@@ -116,7 +116,7 @@ class GraphStepRunner:
         return chosen
 
     def _compute(self, bucket: int) -> Tensor:
-        """The step of the rows in ``_fields``: replayed, or (the first time) launched, and recorded for the next time."""
+        """Run the step of the rows in ``_fields``: replayed, or, the first time, launched and then recorded."""
         key = bucket, self.step.state.top_k_in_use
         if key in self._graphs:
             replay, chosen = self._graphs[key]
@@ -154,11 +154,11 @@ class GraphStepRunner:
         numbers[:, 0] = self.settings.max_sessions
 
     def _widen(self, top_k: int) -> None:
-        """Sort more candidates from now on if a session asks for more; each row count is recorded again when it comes."""
+        """Sort more candidates from now on if a session requests it; each row count is recorded again at its next use."""
         if top_k <= self.step.state.top_k_in_use or self.step.state.top_k_in_use >= self._vocabulary:
             return
         self.step.state.top_k_in_use = min(1 << (top_k - 1).bit_length(), self._vocabulary)
-        logger.info("a session samples from %d ids: steps are recorded anew for %d, which takes seconds for each row count",
+        logger.info("a session samples with top_k %d: steps are recorded again for %d candidates, which takes seconds per row count",
                     top_k, self.step.state.top_k_in_use)  # fmt: skip
 
     @property
@@ -167,7 +167,7 @@ class GraphStepRunner:
 
     @torch.inference_mode()
     def _prepare(self, progress: Progress | None) -> None:
-        """Compile and record every row count with rows that are all padding, the largest first."""
+        """Compile and record every row count with padding rows only, the largest first."""
         with self._queue.entered():
             padding = self._fields_in[0]
             write_rows(padding.numpy(), (), self.settings.max_sessions)
@@ -183,7 +183,7 @@ class GraphStepRunner:
 
 
 def _compiling() -> AbstractContextManager[None]:
-    """For what is compiled once per row count and per size of network, more often than PyTorch expects."""
+    """Raises PyTorch's limits on recompilation: functions are compiled per row count and per size of network."""
     limits = {"recompile_limit": MOST_COMPILATIONS, "accumulated_recompile_limit": MOST_COMPILATIONS}
     context: AbstractContextManager[None] = torch._dynamo.config.patch(limits)
     return context

@@ -1,6 +1,6 @@
-"""One step of the language model for a bucket of rows, function by function, and all state that it reads and writes on the device.
+"""One step of the language model for a bucket of rows, function by function, and all of its device state.
 
-In: rows that the runner copied to ``fields``. Out: chosen head rows; keys and values in the cache, the sampler's state.
+In: row fields, copied to the device by the runner. Out: chosen head rows; keys and values in the cache, the sampler's state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CANDIDATES = 32  # ids that sampling sorts; a session with a larger top_k needs 
 
 
 class StepFunctions(NamedTuple):
-    """Those of ``layer.py``."""
+    """The functions of ``layer.py``, compiled or not."""
 
     begin_rows: Callable[..., tuple[Tensor, RowTensors]] = layer.begin_rows
     run_layer: Callable[..., tuple[Tensor, Tensor]] = layer.run_layer
@@ -37,8 +37,8 @@ class StepFunctions(NamedTuple):
 
 
 def compiled_functions(tuning: GraphTuning, backend: str = "inductor") -> StepFunctions:
-    """The layer is compiled for every row count (attention wants to know it), the others for one row, for the most rows and for any."""
-    # sums over splits are written out, so that joining them is one kernel
+    """The layer is compiled per row count (attention needs it as a constant), the others for one row, the largest count and any count."""
+    # sums over splits are unrolled, so that combining them is one kernel
     options: dict[str, Any] = {"unroll_reductions_threshold": tuning.most_splits, "combo_kernels": bool(tuning.combine_kernels)}
     compiled = functools.partial(torch.compile, fullgraph=True, backend=backend)
     return StepFunctions(
@@ -61,7 +61,7 @@ class GraphStep:
         self.sampler = RepetitionAwareSampler()
         self.state = SamplerState(settings.max_sessions, token_space(config), self.sampler.history_size, device)
         self.state.top_k_in_use = CANDIDATES
-        # one more block and slot than can be owned, for rows that only pad a step
+        # one more block and slot than can be owned, for padding rows
         self.cache = PagedCache(config, settings.num_blocks + 1, settings.block_size, device, weights.embedding.dtype)
         self.cache.blocks.zero_()  # attention multiplies masked values by zero
         self.table = torch.zeros((settings.max_sessions + 1, settings.blocks_per_sequence), dtype=torch.int32, device=device)
@@ -70,11 +70,11 @@ class GraphStep:
         self._inputs = RowInputs(self.state.last_id, weights.embedding, self.table, weights.cos, weights.sin)
         self._heads = padded_query_heads(config), config.num_key_value_heads
         self._eps = config.rms_norm_eps
-        with torch.inference_mode():  # as all other residual streams are made, or each layer would be compiled twice
+        with torch.inference_mode():  # like all other residual streams, or each layer would be compiled twice
             self._zeros = torch.zeros((settings.max_rows, config.hidden_size), device=device)
 
     def scores(self, fields: Tensor) -> tuple[Tensor, RowTensors]:
-        """fields: int32 [n, NUM_FIELDS]. Keys and values go to the cache. Returns float32 [n, V], the head's bias not yet added."""
+        """fields: int32 [n, NUM_FIELDS]. Keys and values go to the cache. Returns float32 [n, V] without the head's bias, and the rows."""
         functions, weights = self.functions, self.weights
         addend, rows = functions.begin_rows(fields, self._inputs)
         residual = self._zeros[: len(fields)]

@@ -1,9 +1,9 @@
-"""Weights of the language model as the recorded step multiplies them: 16 bit, norms folded in, query heads padded.
+"""Weights of the language model in the format of the recorded step: 16 bit, norms folded in, query heads padded.
 
-In: ``ModelWeights`` (best in float32, so that a weight is rounded once). Out: ``GraphWeights`` on the device.
-RMSNorm's weight vector multiplies the columns of the following projection. The decoding template of ``flex_attention`` takes query
-heads by powers of two per key/value head; the missing ones are zero rows of the query projection and zero columns of the output
-projection, so they change no number.
+In: ``ModelWeights`` (preferably in float32, so that a weight is rounded once). Out: ``GraphWeights`` on the device.
+RMSNorm's weight vector multiplies the columns of the following projection. The decoding template of ``flex_attention`` requires a
+power of two of query heads per key/value head; the padding heads are zero rows of the query projection and zero columns of the
+output projection, so they do not change the result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GraphWeights:
     head_weight: Tensor  # [speech_token_size + 3, hidden], final norm folded in
     head_bias: Tensor  # float32
     cos: Tensor  # float32 [max_position_embeddings, head_size]
-    sin: Tensor  # the first half of a head negated: what it is multiplied with is the head with its halves swapped
+    sin: Tensor  # first half of a head negated, because it multiplies the head with its halves swapped
 
 
 def padded_query_heads(config: LanguageModelConfig) -> int:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class WorkQueue:
-    """On the CPU work is done at once: nothing waits and nothing is recorded."""
+    """On the CPU work runs synchronously: no call waits and none is recorded."""
 
     def __init__(self, device: torch.device, depth: int) -> None:
         self.device = device
@@ -27,7 +27,7 @@ class WorkQueue:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """What is launched within goes to this queue."""
+        """Kernels launched inside this context go to this queue."""
         if self._stream is None:
             yield
             return
@@ -35,12 +35,12 @@ class WorkQueue:
             yield
 
     def mark(self, entry: int) -> None:
-        """Everything queued so far belongs to ``entry``."""
+        """Record an event for ``entry`` after the work queued so far."""
         if self._stream is not None:
             self._events[entry].record(self._stream)
 
     def wait(self, entry: int) -> None:
-        """Until what ``mark`` marked is done; at once for an entry that was never marked."""
+        """Wait until the work before the last ``mark`` of ``entry`` is done; returns at once for an entry that was never marked."""
         if self._stream is not None:
             self._events[entry].synchronize()
 
@@ -49,7 +49,7 @@ class WorkQueue:
             self._stream.synchronize()
 
     def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """A function that runs ``compute`` again from one graph, and what ``compute`` returned: tensors that each run writes anew.
+        """Record ``compute``. Returns a function that replays the graph, and its result: tensors that each replay overwrites.
 
         ``compute`` must have run before, or its compilation would be recorded.
         """
