@@ -1,7 +1,7 @@
 """Reads a CosyVoice2 model directory: sizes from ``cosyvoice2.yaml`` and ``config.json``, tensors from ``.pt`` files.
 
 The yaml is HyperPyYAML: its tags name upstream's classes. It is parsed as data (a tagged mapping becomes a dict with the
-class under ``__class__``), so nothing of upstream is imported. ``torch`` is imported only where tensors are read.
+class under ``__class__``), so no upstream code is imported. ``torch`` is imported only where tensors are read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _REFERENCE_NAME = re.compile(r"<([A-Za-z_][A-Za-z0-9_]*)>")
 
 
 def _resolve(value: Any, top: Mapping[str, Any]) -> Any:
-    """Replace ``!ref <name>`` (also products such as ``<chunk_size> * <token_mel_ratio>``) by values of the top level."""
+    """Replace ``!ref <name>`` (also products such as ``<chunk_size> * <token_mel_ratio>``) with top-level values."""
     if isinstance(value, _Reference):
         factors = [factor.strip() for factor in value.split("*")]
         resolved = [_resolve_factor(factor, top) for factor in factors]
@@ -113,7 +113,7 @@ def find_file(model_dir: str | Path, *names: str) -> Path:
 
 
 def _pick(section: Mapping[str, Any], *names: str, **renamed: str) -> dict[str, Any]:
-    """The named keys of a yaml section that are present, lists made tuples; ``field=key`` renames."""
+    """The named keys that a yaml section has, lists converted to tuples; ``field=key`` renames."""
     keys = {**{name: name for name in names}, **renamed}
     return {field: _freeze(section[key]) for field, key in keys.items() if key in section}
 
@@ -136,7 +136,7 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{yaml_path.name} or {QWEN_DIRECTORY}/{qwen_path.name} could not be understood ({_one_line(error)}); "
+            f"{yaml_path.name} or {QWEN_DIRECTORY}/{qwen_path.name} could not be interpreted ({_one_line(error)}); "
             "restore them from the released model."
         ) from error
 
@@ -220,14 +220,14 @@ def _vocoder_config(hift: Mapping[str, Any]) -> VocoderConfig:
 
 
 def load_state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a ``.pt`` file, memory-mapped, on the CPU. ``weights_only=True``: no code of the file is run."""
+    """Tensors of a ``.pt`` file, memory-mapped, on the CPU. ``weights_only=True``: no code from the file is run."""
     import torch  # noqa: PLC0415  (this module must be importable without torch)
 
     if not path.is_file():
         raise CheckpointError(f"{path.name} is missing in the model directory; check model_dir or download the model again.")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
+    except Exception as error:  # torch raises many exception types for a damaged file
         raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); the file is damaged, download it again.") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path.name} does not hold a state dict; download it again.")
@@ -241,7 +241,7 @@ def check_state_dict(file_name: str, state: Mapping[str, torch.Tensor], expected
             raise CheckpointError(f"{file_name} lacks the key {key} of shape {list(shape)}; {_MISMATCH}")
         found = tuple(state[key].shape)
         if found != shape:
-            raise CheckpointError(f"{file_name}: key {key} has shape {list(found)}, the configuration says {list(shape)}; {_MISMATCH}")
+            raise CheckpointError(f"{file_name}: key {key} has shape {list(found)}, the configuration has {list(shape)}; {_MISMATCH}")
     for key in _extra(state, expected):
         raise CheckpointError(f"{file_name} has the unexpected key {key} of shape {list(state[key].shape)} (expected: none); {_MISMATCH}")
 

@@ -1,6 +1,6 @@
-"""Configuration: what the checkpoint says about the model (``CheckpointConfig``) and how this process runs it (``RuntimeConfig``).
+"""Configuration: sizes of the model from its checkpoint (``CheckpointConfig``) and how this process runs it (``RuntimeConfig``).
 
-Both are frozen trees built once. A default exists here and nowhere else: templates, scripts and docs read it.
+Both are frozen trees built once. Defaults exist here and nowhere else: templates, scripts and docs read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from bistream.errors import ConfigError
 
-LONGEST_S = 1e6  # of any time in the configuration (11 days): waiting functions take no infinity
+LONGEST_S = 1e6  # limit of every time in the configuration (11 days): blocking calls do not accept infinity
 
 
 @dataclass(frozen=True)
@@ -119,33 +119,33 @@ class CheckpointConfig:
 class RuntimeConfig:
     """How one process runs its part of the pipeline; one field per ``parameters`` key of ``config.pbtxt``.
 
-    Every Triton model of the repository is given the keys that it uses; an unknown key is an error.
+    Every Triton model of the repository receives only the keys that it uses; an unknown key is an error.
     """
 
     model_dir: str = ""  # the CosyVoice2-0.5B directory (or one made by scripts/make_checkpoint.py)
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16: weights and activations of LM and flow
-    num_threads: int = 0  # torch and onnxruntime threads of this process; 0 leaves the library's default
+    num_threads: int = 0  # torch and onnxruntime threads of this process; 0 keeps the library's default
     engine: str = "torch"  # torch | tensorrt_llm
     engine_dir: str = ""  # merged Hugging Face checkpoint for tensorrt_llm
-    max_sessions: int = 64  # live sessions of this model; one more is refused with BUSY
-    session_idle_timeout_s: float = 30.0  # a session that hears nothing for this long is closed
-    drain_timeout_s: float = 10.0  # at shutdown, running sessions get this long to finish
-    max_text_chars: int = 4000  # of one session, all pieces together
+    max_sessions: int = 64  # live sessions of this model at most; further ones are refused with BUSY
+    session_idle_timeout_s: float = 30.0  # a session that receives nothing for this long is closed
+    drain_timeout_s: float = 10.0  # at shutdown, time that running sessions have to finish
+    max_text_chars: int = 4000  # per session, all pieces together
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0
-    kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0 is max_sessions x max_session_tokens
-    max_session_tokens: int = 4096  # positions (prompt, text and speech) of one session; reserved when it starts
-    max_rows: int = 256  # rows (tokens) of one language-model step
+    kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: max_sessions x max_session_tokens
+    max_session_tokens: int = 4096  # positions (prompt, text and speech) per session; reserved when it starts
+    max_rows: int = 256  # rows (tokens) of one language-model step at most
     kernels: str = "auto"  # auto | kernels | graphs | plain: which tier computes the networks (gpu/tier.py)
     flow_state_mb: int = 0  # byte budget of the flow's resident state; 0: 30 s of audio per session, at most 70 % of the free memory
-    left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0 is unlimited (the reference)
+    left_context_chunks: int = 0  # flow attends to this many chunks to its left; 0: unlimited, as the reference
     final_mode: str = "streaming"  # streaming | reference: how the last chunk of a stream is solved
     voices_dir: str = ""  # registered voices; empty: none
-    default_speaker_id: str = ""  # used when a request brings neither reference nor speaker_id (upstream's spk2info cache)
-    voice_cache_size: int = 64  # voices kept after their last session
-    first_hop_tokens: int = 15  # speech tokens of the first audio chunk; 12 is spoken after one text block, 15 after two
-    max_unread_audio_s: float = 60.0  # audio a client may leave unplayed before generation waits for it
+    default_speaker_id: str = ""  # used for requests with neither reference nor speaker_id (upstream's spk2info cache)
+    voice_cache_size: int = 64  # most recently used voices that stay cached
+    first_hop_tokens: int = 15  # speech tokens of the first audio chunk; 12 need one text block, 15 need two
+    max_unread_audio_s: float = 60.0  # unplayed audio of a client at which its generation pauses (back-pressure)
     log_level: str = "info"
 
     def __post_init__(self) -> None:

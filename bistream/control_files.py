@@ -1,10 +1,10 @@
-"""The files through which the keeper of a server and the front doors talk about a drain, in a directory that both can see.
+"""The files through which the keeper and the front doors of a server coordinate a drain, in a directory that both can access.
 
     drain               written by the keeper: the seconds that running sessions may still take
     <model>-<pid>.door  written by every front door: ``serving``, then ``draining N`` (sessions left), then ``drained``
 
-Files and not a request, because a request reaches one instance of a model where all are meant, waits behind the session that an offline
-instance answers, and could come from whoever reaches the server; the directory is open to the server's own user only. Read and
+Files instead of a request, because a request reaches one instance of a model rather than all, queues behind the session that an offline
+instance is serving, and could come from any client; the directory is accessible to the server's own user only. Read and
 written by ``keeper/drain.py`` and ``triton/front_door.py``; functions raise ``OSError`` where a file cannot be read or written.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the directory; not set: the server has no keeper
+CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the directory; unset: the server has no keeper
 SERVING, DRAINING, DRAINED = "serving", "draining", "drained"
 _DRAIN = "drain"
 _DOOR = ".door"
@@ -25,7 +25,7 @@ def write_drain(directory: Path, timeout_s: float) -> None:
 
 
 def read_drain(directory: Path) -> float | None:
-    """Seconds that running sessions may take; ``None`` while the keeper wants no drain."""
+    """Seconds that running sessions may take; ``None`` while no drain is requested."""
     with contextlib.suppress(FileNotFoundError):
         return float((directory / _DRAIN).read_text(encoding="utf-8"))
     return None
@@ -37,12 +37,12 @@ def write_status(directory: Path, door: str, status: str) -> None:
 
 
 def read_statuses(directory: Path) -> list[str]:
-    """What every front door said last."""
+    """The latest status of every front door."""
     return [path.read_text(encoding="utf-8") for path in directory.glob(f"*{_DOOR}")]
 
 
 def _write(path: Path, text: str) -> None:
-    """A reader sees all of the text or what was there before."""
+    """Atomic: a reader sees the old or the new content."""
     new = path.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

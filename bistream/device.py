@@ -1,4 +1,4 @@
-"""Which device a process computes on. Loads torch; imported by the stages."""
+"""Selects the device that a process computes on. Loads torch; imported by the stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bistream.errors import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is the first GPU, or the CPU. Raises ``ConfigError`` for a device that is not there."""
+    """``auto`` is the first GPU, or the CPU. Raises ``ConfigError`` for a device that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -16,7 +16,7 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"Parameter 'device' is {name!r}; set it to auto, cpu, cuda or cuda:N.") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"Parameter 'device' is {name!r}, but this GPU is not there; set it to auto or cpu.")
+        raise ConfigError(f"Parameter 'device' is {name!r}, but there is no such GPU; set it to auto or cpu.")
     if chosen.type not in ("cpu", "cuda"):
         raise ConfigError(f"Parameter 'device' is {name!r}; set it to auto, cpu, cuda or cuda:N.")
     return chosen

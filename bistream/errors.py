@@ -8,10 +8,10 @@
     ├── SessionExistsError     SESSION_EXISTS        a live session has this id already
     ├── UnknownSpeakerError    UNKNOWN_SPEAKER       no voice is registered under this speaker_id
     ├── BusyError              BUSY                  a limit is reached; try again later        (retryable)
-    ├── SessionTimeoutError    SESSION_TIMEOUT       nothing came for too long; the session was closed
+    ├── SessionTimeoutError    SESSION_TIMEOUT       the session received nothing for too long and was closed
     ├── CancelledError         CANCELLED             the session was cancelled by its client
-    ├── EngineError            ENGINE_ERROR          computing failed; other sessions may be affected   (retryable)
-    └── ShuttingDownError      SHUTTING_DOWN         the server takes no new sessions           (retryable)
+    ├── EngineError            ENGINE_ERROR          computation failed; other sessions may be affected (retryable)
+    └── ShuttingDownError      SHUTTING_DOWN         the server accepts no new sessions         (retryable)
 
 On the wire an error reads ``CODE: sentence [session ID]`` (``wire.format_error``): one sentence that says what to do,
 no stack trace, no path of the server.
@@ -34,7 +34,7 @@ class BistreamError(Exception):
         self.session_id = session_id
 
     def renewed(self, session_id: str | None) -> Self:
-        """The same about this session, not raised yet. A raised error knows the frames that it passed, and keeps what they knew alive."""
+        """An unraised copy for this session: the traceback of a raised error keeps the locals of its stack frames alive."""
         return type(self)(self.sentence, session_id)
 
 

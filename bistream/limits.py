@@ -1,7 +1,7 @@
-"""Limits of what a request may ask for, and their checks: once, for all who read requests or make them.
+"""Limits on the values of a request, and their checks, in one place for all code that reads or makes requests.
 
-Used by the wire's reader, admission, the services behind it, the registry of voices, clients and scripts, so that no two of them
-disagree. ``docs/wire_protocol.md`` tells clients the same. Pure; every check raises ``InvalidInputError`` and says what to send.
+Used by request parsing, admission, the services, the voice registry, clients and scripts, so that no two of them disagree;
+``docs/wire_protocol.md`` lists the limits for clients. Pure; every check raises ``InvalidInputError`` that says what to send.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bistream.errors import InvalidInputError
 from bistream.types import Sampling
 from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN
 
-MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; beyond this it is no speech any more
+MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this range the result is no longer speech
 MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
 MAX_SEED = 2**63 - 1
 
@@ -33,7 +33,7 @@ def check_seed(seed: int) -> None:
 
 
 def check_temperature(temperature: float) -> None:
-    if not 0.0 <= temperature <= MAX_TEMPERATURE:  # not so for NaN
+    if not 0.0 <= temperature <= MAX_TEMPERATURE:  # rejects NaN as well
         raise InvalidInputError(f"temperature is {temperature:g}; set it between 0 (greedy) and {MAX_TEMPERATURE:g}.")
 
 
@@ -48,7 +48,7 @@ def check_top_p(top_p: float) -> None:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Values that are ``None`` are the checkpoint's."""
+    """``None`` stands for the checkpoint's value and is not checked."""
     check_seed(sampling.seed)
     check_temperature(sampling.temperature)
     if sampling.top_k is not None:
@@ -63,17 +63,17 @@ def check_speed(speed: float) -> None:
 
 
 def count_characters(data: bytes) -> int:
-    """Characters that begin in a piece of UTF-8; a sequence cut in two counts where it begins."""
+    """Characters that begin in a piece of UTF-8; a split sequence counts in the piece where it begins."""
     return sum((byte & 0xC0) != 0x80 for byte in data)
 
 
 def check_text_length(characters: int, max_text_chars: int) -> None:
-    """characters: of a session's text, all pieces together."""
+    """characters: total over all pieces of a session's text."""
     if characters > max_text_chars:
         raise InvalidInputError(f"The text of the session is longer than {max_text_chars} characters; split it over several sessions.")
 
 
 def check_transcript_length(characters: int, max_text_chars: int) -> None:
-    """characters: of ``reference_text``."""
+    """characters: length of ``reference_text``."""
     if characters > max_text_chars:
         raise InvalidInputError(f"The reference text is longer than {max_text_chars} characters; use a shorter reference.")

@@ -1,4 +1,4 @@
-"""The whole pipeline in one process, without a server: the ports over the stages, and the same orchestrator as on Triton.
+"""The whole pipeline in one process, without a server: ports that call the stages directly, and the same orchestrator as on Triton.
 
 A text and a voice go in, a waveform or a stream of audio chunks comes out. Called by the inference scripts and by tests.
 """
@@ -38,7 +38,7 @@ class VoiceChoice:
 
 
 class StageTimes:
-    """Seconds spent in each stage, summed over all sessions; stages work at the same time, so the sum can exceed the wall time."""
+    """Seconds spent in each stage, summed over all sessions; stages run concurrently, so the sum can exceed the wall time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class LocalVoice:
 
 
 class LocalLanguageModel:
-    """``ports.LanguageModelPort``. Its time is that of waiting for tokens, pauses of the text included."""
+    """``ports.LanguageModelPort``. Its time is the time spent waiting for tokens, pauses of the text included."""
 
     def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
         self._service = SpeechTokenService(config)
@@ -161,7 +161,7 @@ class LocalPipeline:
     def __init__(self, config: RuntimeConfig) -> None:
         """Raises ``ConfigError`` and ``CheckpointError``."""
         self.times = StageTimes()
-        with ExitStack() as stack:  # what has been loaded is closed again when the next part cannot be
+        with ExitStack() as stack:  # closes the parts loaded so far when a later one fails to load
             voice = LocalVoice(config, self.times)
             self._language_model = LocalLanguageModel(config, self.times)
             stack.callback(self._language_model.close)
@@ -180,10 +180,10 @@ class LocalPipeline:
     def stream(
         self, pieces: Iterable[str | bytes], voice: VoiceChoice, sampling: Sampling = DEFAULT_SAMPLING, is_whole: bool = False
     ) -> Iterator[AudioChunk]:
-        """One session in both directions: pieces are taken, in a thread of their own, as they come, and audio is yielded as it is spoken.
+        """One bidirectional session: a separate thread consumes the pieces as they come, and audio is yielded as it is produced.
 
-        is_whole: the pieces are the whole text and go in as one request, which takes the one-shot layout. Leaving the iteration
-        early cancels the session. Raises ``BistreamError``, and what ``pieces`` raises.
+        is_whole: the pieces are the whole text and go in as one request, which uses the uni-stream layout. Leaving the iteration
+        early cancels the session. Raises ``BistreamError``, and any exception of ``pieces``.
         """
         if is_whole:
             whole = b"".join(map(_to_bytes, pieces))
@@ -205,7 +205,7 @@ class LocalPipeline:
             feeder.stop()
 
     def close(self) -> None:
-        """Orchestrator first: it ends the sessions that the stages hold. Idempotent."""
+        """Close the orchestrator first: that ends the sessions in the stages. Idempotent."""
         self._orchestrator.close()
         self._language_model.close()
         self._token2wav.close()
@@ -218,7 +218,7 @@ class LocalPipeline:
 
 
 class _Feeder:
-    """Carries the pieces of a text to a session, in a thread of its own, because waiting for a piece must not hold up the audio."""
+    """Feeds the pieces of a text to a session from a separate thread, because waiting for a piece must not delay the audio."""
 
     def __init__(self, orchestrator: Orchestrator, session_id: str | None, pieces: Iterable[str | bytes]) -> None:
         self.error: BaseException | None = None  # why the session was cancelled
@@ -232,7 +232,7 @@ class _Feeder:
             threading.Thread(target=self._run, name="bistream-feed", daemon=True).start()
 
     def stop(self) -> None:
-        """The session is over, or nobody listens any more: cancel it. A thread that waits for a piece ends with the next one."""
+        """Cancel the session: it is over, or its audio is no longer read. A thread that waits for a piece ends with the next one."""
         self._stopped.set()
         if self._session_id is not None:
             self._orchestrator.handle(BistreamRequest(session_id=self._session_id, is_cancel=True), QueueSender())
@@ -245,7 +245,7 @@ class _Feeder:
                 self._append(_to_bytes(piece), is_end=False)
             self._append(b"", is_end=True)
         except UnknownSessionError:
-            pass  # it has ended; its own error says why
+            pass  # the session has ended; its own error says why
         except BaseException as error:
             self.error = error
             self.stop()

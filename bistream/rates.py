@@ -1,7 +1,7 @@
 """Rates that the wire contract and the CosyVoice2 architecture fix, derived once and used everywhere.
 
-They are what clients and models count on (24 kHz audio, 25 speech tokens and 50 mel frames per second), not settings; a checkpoint
-with others is refused (``token2wav/renderer.py``). Sizes of networks come from the checkpoint.
+Clients and models rely on them (24 kHz audio, 25 speech tokens and 50 mel frames per second); they are not settings, and a checkpoint
+with other rates is refused (``token2wav/renderer.py``). Sizes of networks come from the checkpoint.
 """
 
 SAMPLE_RATE = 24_000  # Hz of every waveform that leaves the vocoder
@@ -16,7 +16,7 @@ SAMPLES_PER_TOKEN = MEL_FRAMES_PER_TOKEN * SAMPLES_PER_MEL_FRAME  # 960
 LOOKAHEAD_TOKENS = 3  # tokens to the right that the flow encoder reads before it can emit a frame
 CHUNK_TOKENS = 25  # attention chunk of the flow encoder; caches are committed at absolute multiples of it
 CHUNK_FRAMES = CHUNK_TOKENS * MEL_FRAMES_PER_TOKEN  # 50
-VOCODER_OVERLAP_FRAMES = 8  # mel frames a vocoder call shares with the call before it
+VOCODER_OVERLAP_FRAMES = 8  # mel frames that a vocoder call shares with the previous one
 VOCODER_OVERLAP_SAMPLES = VOCODER_OVERLAP_FRAMES * SAMPLES_PER_MEL_FRAME  # 3840
 
 TEXT_BLOCK_TOKENS = 5  # text tokens of one interleaved block

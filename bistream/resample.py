@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 LOWPASS_ZERO_CROSSINGS = 6  # torchaudio's lowpass_filter_width
-ROLLOFF = 0.99  # cut-off as a share of the lower Nyquist frequency
+ROLLOFF = 0.99  # cut-off as a fraction of the lower Nyquist frequency
 
 
 @lru_cache(maxsize=16)
 def _polyphase_kernel(source_rate: int, target_rate: int) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
-    """Taps of every output phase, for rates without a common divisor.
+    """Taps of every output phase, for coprime rates.
 
     Output n of a block of ``target_rate`` samples lies at input position c = n * source_rate / target_rate. Its weight for the
     input sample j is s * sinc(s (j - c)) * cos^2(pi s (j - c) / 12) with s = 0.99 min(source_rate, target_rate) / source_rate,

@@ -1,4 +1,4 @@
-"""The nouns that the stages share. Arrays are numpy; nothing here computes."""
+"""Data types that the stages share. Arrays are numpy; no computation here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IntArray = NDArray[np.int32]
 class FinishReason(enum.Enum):
     """Why a session's speech tokens ended."""
 
-    EOS = "eos"  # the model said so
+    EOS = "eos"  # the model emitted a stop id
     LENGTH = "length"  # the length limit (20 speech tokens per text token) was reached
     CANCELLED = "cancelled"
     ERROR = "error"
@@ -42,7 +42,7 @@ class VoicePrompt:
     prompt_text: transcript of the reference recording; empty for a voice without one.
     speech_tokens: int32 [P], raw codes 0..6560, 25 per second. P may be 0.
     speech_feat: float32 [2P, mel bins], the 24 kHz log-mel of the same seconds.
-    speaker_embedding: float32 [E], as campplus gives it (not normalised).
+    speaker_embedding: float32 [E], as campplus returns it (not normalised).
     """
 
     prompt_text: str
@@ -53,11 +53,11 @@ class VoicePrompt:
 
 @dataclass(frozen=True)
 class SpeechTokens:
-    """One message of the language model: some more speech tokens of a session, or its end, or both.
+    """One message of the language model: further speech tokens of a session, or its end, or both.
 
-    text_consumed: characters of the session's own text (prompt text excluded) that are surely spoken once all tokens
+    text_consumed: characters of the session's own text (prompt text excluded) that are certainly spoken once all tokens
     up to and including this message are.
-    is_resting: no more tokens will come before more text does.
+    is_resting: no further tokens until more text arrives.
     """
 
     token_ids: tuple[int, ...]

@@ -1,7 +1,7 @@
 """The wire contract: names, types and shapes of every tensor, and the form of errors. Importable without torch.
 
-Templates, model code, clients and tests read the contract from here; a test holds the templates against it.
-``dims`` follow ``config.pbtxt`` (``max_batch_size: 0``, so they are whole shapes; -1 is any size). Sizes that the checkpoint decides are
+Templates, model code, clients and tests read the contract from here; a test checks the templates against it.
+``dims`` follow ``config.pbtxt`` (``max_batch_size: 0``, so they are full shapes; -1 is any size). Sizes that depend on the checkpoint are
 left open and checked by the model that needs them.
 """
 
@@ -69,8 +69,8 @@ LLM_BISTREAM = ModelContract(
     inputs=(
         _scalar("text", "BYTES"),
         *_SESSION,
-        _scalar("is_pull", "BOOL"),  # with the start: keep the tokens until they are asked for; without: answer once, with those that came
-        _scalar("wanted_tokens", "INT32"),  # answer is_pull with so many, or fewer when no more come for now; absent: 1
+        _scalar("is_pull", "BOOL"),  # on a start: keep the tokens until they are pulled; otherwise: pull, one answer with the tokens so far
+        _scalar("wanted_tokens", "INT32"),  # answer a pull with at least this many, or fewer when no more come for now; absent: 1
         _scalar("prompt_text", "BYTES"),
         TensorSpec("prompt_speech_tokens", "INT32", (-1,), optional=True),
         *_SAMPLING,
@@ -80,7 +80,7 @@ LLM_BISTREAM = ModelContract(
         TensorSpec("is_final", "BOOL", (1, 1)),
         TensorSpec("finish_reason", "BYTES", (1, 1)),
         TensorSpec("text_consumed", "INT32", (1, 1)),
-        TensorSpec("error", "BYTES", (1, 1)),  # with finish_reason error: what format_error writes
+        TensorSpec("error", "BYTES", (1, 1)),  # with finish_reason error: the output of format_error
     ),
 )
 TOKEN2WAV = ModelContract(
@@ -120,7 +120,7 @@ _ERROR_PATTERN = re.compile(r"(?P<code>[A-Z_]+): (?P<sentence>.*?)(?: \[session 
 
 
 def format_error(error: BistreamError) -> str:
-    """``CODE: sentence [session ID]``; the session part only where the error belongs to one."""
+    """``CODE: sentence [session ID]``; the session part only for an error that belongs to one."""
     suffix = f" [session {error.session_id}]" if error.session_id else ""
     return f"{error.code}: {error.sentence}{suffix}"
 

@@ -1,4 +1,4 @@
-"""Values as the arrays of the wire contract: [1, 1] tensors of requests between models, and of the keeper's probes."""
+"""Values as [1, 1] arrays of the wire contract, for requests between models and the keeper's probes."""
 
 from __future__ import annotations
 

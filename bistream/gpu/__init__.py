@@ -1,1 +1,1 @@
-"""What the stages share on a GPU: which tier of code serves a network on a device, and the pieces that their kernels have in common."""
+"""GPU code that the stages share: the choice of tier for a network and a device, and building blocks of kernels."""

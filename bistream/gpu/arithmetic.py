@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Arithmetic that the kernels of several stages share: exact sums, norms, activations, the running softmax.
+"""Arithmetic that the kernels of several stages share: exact sums, norms, activations, the online softmax.
 
-Triton functions of tensors of any layout. Gluon kernels call them too: a function is compiled in the language of the kernel that
-calls it, as Gluon does with Triton's own library.
+Triton functions on tensors of any layout. Gluon kernels call them too: a function is compiled in the language of the calling kernel,
+as Triton's own library is.
 """
 
 import triton
@@ -13,13 +13,13 @@ SQUARE_SCALE = tl.constexpr(16777216.0)  # 2**24: squares are summed as int64 mu
 
 @triton.jit
 def add_in_order(a, b):
-    """a + b that the compiler cannot pull into a matrix product (an accumulator started at zero is a different sum)."""
+    """a + b that the compiler cannot fold into the accumulator of a matrix product (the sum would round differently)."""
     return tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def multiply_add(a, b, c):
-    """a * b + c, rounded once; b and c may be narrower than a."""
+    """a * b + c, rounded once; b and c are broadcast to a."""
     _, b = tl.broadcast(a, b)
     _, c = tl.broadcast(a, c)
     return tl.fma(a, b, c)
@@ -27,7 +27,7 @@ def multiply_add(a, b, c):
 
 @triton.jit
 def squares(x):
-    """float32 -> int64 multiples of 2**-24, whose sum no order can change."""
+    """Squares of float32 as int64 multiples of 2**-24: their sum does not depend on the order."""
     return tl.inline_asm_elementwise(
         "{ .reg .f32 t; mul.rn.f32 t, $1, $1; mul.rn.f32 t, t, 0f4B800000; cvt.rni.s64.f32 $0, t; }",
         "=l,f",
@@ -47,15 +47,15 @@ def inverse_rms(sum_of_squares, HIDDEN: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def finite(x):
-    """Zero instead of infinity, NaN and what is as good as infinite: masked positions are multiplied by zero, whatever lies there."""
+    """Replaces NaN, infinities and huge values by 0: masked positions are multiplied by zero, whatever they hold."""
     return tl.where(tl.abs(x) < 1e30, x, 0.0)
 
 
 @triton.jit
 def packed_column(k):
-    """Where column k of an activation is stored, so that a lane of the matrix instruction m16n8k16 loads its numbers at once.
+    """Storage position of column k of an activation: a lane of the matrix instruction m16n8k16 then loads its elements at once.
 
-    Within 32 columns, element ``sp * 16 + kh * 8 + q * 2 + k0`` stands at ``q * 8 + sp * 4 + kh * 2 + k0``.
+    Within 32 columns, element ``sp * 16 + kh * 8 + q * 2 + k0`` is stored at ``q * 8 + sp * 4 + kh * 2 + k0``.
     """
     return (k & ~31) | ((k >> 1) & 3) * 8 | ((k >> 4) & 1) * 4 | ((k >> 3) & 1) * 2 | (k & 1)
 
@@ -82,7 +82,7 @@ def silu(x):
 
 @triton.jit
 def mish(x):
-    """x tanh(log(1 + e^x)) = x (n - 1) / (n + 1) with n = (1 + e^x)^2; for large x it is x itself."""
+    """x tanh(log(1 + e^x)) = x (n - 1) / (n + 1) with n = (1 + e^x)^2; x itself for large x."""
     grown = 1.0 + tl.exp(tl.minimum(x, 20.0))
     square = grown * grown
     return x * (square - 1.0) / (square + 1.0)
@@ -90,7 +90,7 @@ def mish(x):
 
 @triton.jit
 def fast_mish(x):
-    """x tanh(log(1 + e^x)) = x (e^2 + 2 e) / (e^2 + 2 e + 2) with e = e^x and an approximate division; for large x it is x itself."""
+    """x tanh(log(1 + e^x)) = x (e^2 + 2 e) / (e^2 + 2 e + 2) with e = e^x and an approximate division; x itself for large x."""
     grown = tl.exp2(tl.minimum(x, 20.0) * 1.4426950408889634)
     grown = grown * grown + 2.0 * grown
     return x * grown * fast_inverse(grown + 2.0)
@@ -98,7 +98,7 @@ def fast_mish(x):
 
 @triton.jit
 def gelu(x):
-    """x times the normal distribution function, as an odd polynomial around 1/2 (error below 1e-5; constant from 4.5 on)."""
+    """x times the normal distribution function, approximated by 1/2 plus an odd polynomial (error below 1e-5; constant from 4.5 on)."""
     bounded = tl.minimum(tl.maximum(x, -4.5), 4.5)
     s = bounded * bounded
     series = -1.400312644e-12
@@ -121,7 +121,7 @@ def fast_inverse(x):
 
 @triton.jit
 def fast_sine(x):
-    """Good to 5e-7 for arguments of a few turns."""
+    """Accurate to 5e-7 for arguments of a few turns."""
     return tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
@@ -134,16 +134,16 @@ def snake(x, alpha):
 
 @triton.jit
 def snake_of_channels(x, alpha):
-    """``snake`` with one division per channel. alpha: one number per channel, x [channels, any]."""
+    """``snake`` with one division per channel. alpha: [channels, 1], x: [channels, any]."""
     wave = fast_sine(x * alpha)
     return x + wave * wave * tl.fdiv(1.0, alpha + 1e-9)
 
 
 @triton.jit
 def soften(scores, highest, total):
-    """One step of a running softmax (base 2) over axis 1. Scores that do not count are large negative numbers, not infinite.
+    """One step of an online softmax (base 2) over axis 1. Masked scores are large negative numbers, not -infinity.
 
-    Returns the scores' weights, what earlier sums shrink by, the highest score and the weights' sum so far.
+    Returns the weights of the scores, the factor that rescales earlier sums, the running maximum and the running sum of weights.
     """
     raised = tl.maximum(highest, tl.max(scores, axis=1))
     weights = tl.exp2(scores - raised[:, None])
@@ -153,7 +153,7 @@ def soften(scores, highest, total):
 
 @triton.jit
 def soften_masked(scores, highest, total):
-    """``soften`` where scores that do not count are -infinity, and so may be all scores of a row so far."""
+    """``soften`` where masked scores are -infinity, possibly all scores of a row so far."""
     raised = tl.maximum(highest, tl.max(scores, axis=1))
     base = tl.where(raised == float("-inf"), 0.0, raised)
     weights = tl.exp2(scores - base[:, None])

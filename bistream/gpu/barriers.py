@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """COUNT barriers, each of which waits for ARRIVALS arrivals."""
+    """COUNT barriers of ARRIVALS arrivals each."""
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for number in gl.static_range(COUNT):
         mbarrier.init(bars.index(number), count=ARRIVALS)
@@ -17,7 +17,7 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def ring_barriers(SIZE: gl.constexpr, COPIES: gl.constexpr, READERS: gl.constexpr):
-    """Of a ring of SIZE places. full: what is copied to a place has come, after COPIES arrivals; empty: READERS have used it."""
+    """Barriers of a ring of SIZE slots. full: a slot's data has arrived (COPIES arrivals); empty: all READERS have released it."""
     full = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [SIZE, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(SIZE):

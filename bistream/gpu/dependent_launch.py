@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Programmatic dependent launch, for Triton and Gluon kernels alike.
 
-A kernel that was launched with ``launch_pdl`` starts while its predecessor runs: it fetches what does not depend on this call (weights,
-indices, stored state) and waits before it reads what the call computed. Nothing is written before the wait. Without ``launch_pdl`` both
-instructions do nothing.
+A kernel launched with ``launch_pdl`` starts while its predecessor runs: it prefetches data that does not depend on this call (weights,
+indices, stored state) and waits before it reads results of this call. Nothing is written before the wait. Without ``launch_pdl`` both
+instructions are no-ops.
 """
 
 import triton
@@ -13,19 +13,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait_predecessor():
-    """What the kernel before wrote can be read from here on."""
+    """Results of the preceding kernel can be read from here on."""
     gdc_wait()
 
 
 @triton.jit
 def start_successor():
-    """The next kernel may start: it fetches its weights while this one works."""
+    """The next kernel may start: it prefetches its weights while this one runs."""
     gdc_launch_dependents()
 
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """Wait for the kernel before, then let the next one start. PDL: whether kernels are launched so at all."""
+    """Wait for the preceding kernel, then let the next one start. PDL: whether kernels are launched with ``launch_pdl``."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""Float32 that is float32: flags of the process let cuDNN and cuBLAS round the factors of float32 products to 10 bits (TF32)."""
+"""Float32 without TF32: process-wide flags let cuDNN and cuBLAS round the factors of float32 products to 10-bit mantissas (TF32)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def exact_float32(benchmark: bool = False) -> Iterator[None]:
-    """No TF32 in calls made inside; the flags are as before afterwards. benchmark: cuDNN times its algorithms for every new shape."""
+    """Disable TF32 inside the block; the flags are restored after it. benchmark: cuDNN times its algorithms for every new shape."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
     cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = False, benchmark, False

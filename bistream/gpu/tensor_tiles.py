@@ -1,4 +1,4 @@
-"""Matrices as tiles for the tensor copy engine (Hopper). Imports Triton: for the ``cuda`` folders of the stages alone."""
+"""Tile descriptors for the Tensor Memory Accelerator (TMA, Hopper). Imports Triton: only for the stages' ``cuda`` folders."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def tile_descriptor(matrix: Tensor, rows: int, columns: int = 64) -> Any:
-    """[rows, columns] tiles, columns a multiple of 64, of a 16-bit matrix whose rows are contiguous."""
+    """Descriptor of [rows, columns] tiles, columns a multiple of 64, of a 16-bit matrix whose rows are contiguous."""
     layout = gl.NVMMASharedLayout.get_default_for([rows, columns], _TYPES[matrix.dtype])
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)

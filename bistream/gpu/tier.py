@@ -1,10 +1,10 @@
-"""Which tier of code computes a network: our own kernels, recorded PyTorch graphs, or plain PyTorch. The only place that decides it.
+"""Chooses the tier of code that computes a network: our own kernels, recorded PyTorch graphs, or plain PyTorch. Nothing else decides it.
 
 ``kernels``  our Triton and Gluon kernels in recorded CUDA graphs, on GPUs of compute capability 9.0 (Hopper)
-``graphs``   library code in recorded CUDA graphs, on every CUDA GPU and for every size of network
-``plain``    the networks as they are: CPU, float32, and the reference that both others are tested against
+``graphs``   library code in recorded CUDA graphs, on every CUDA GPU and for every network size
+``plain``    the PyTorch networks: for the CPU, for float32, and as the reference that the other tiers are tested against
 
-The parameter ``kernels`` asks for one of them; ``auto`` takes the first that can serve.
+The parameter ``kernels`` requests one of them; ``auto`` takes the first that can serve.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class TierChoice:
-    """tier: what serves ``stage``. reasons: why no faster tier does; empty when it is the fastest or was asked for."""
+    """tier: what serves ``stage``. reasons: why no faster tier does; empty when it is the fastest or was requested."""
 
     stage: str
     tier: Tier
@@ -47,16 +47,16 @@ class TierChoice:
 
     @property
     def sentence(self) -> str:
-        """What the log says; the tier alone is also a metric of the server (``triton/tier_metrics.py``)."""
+        """The log line; the tier alone is also a metric of the server (``triton/tier_metrics.py``)."""
         reasons = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         return f"{self.stage}: {_NAMES[self.tier]} on {self.device}{reasons}"
 
 
 def choose_tier(stage: str, requested: str, device: torch.device, dtype: torch.dtype, kernels_need: Sequence[str] = ()) -> TierChoice:
-    """The tier that serves ``stage``; logs one line that says so.
+    """The tier that serves ``stage``; logs the choice in one line.
 
     requested: the parameter ``kernels`` (auto | kernels | graphs | plain).
-    kernels_need: what our kernels need of the network's sizes or dtype and do not get, as noun phrases.
+    kernels_need: requirements of our kernels that the network's sizes or dtype do not meet, as noun phrases.
     Raises ``ConfigError`` when the requested tier cannot serve.
     """
     against_graphs = _against_graphs(device, dtype)

@@ -12,7 +12,7 @@ from bistream.mel2wav.stage import VocoderStage
 
 
 def vocoder_tier(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierChoice:
-    """What ``config.kernels``, the device and the network's sizes give. Raises ``ConfigError`` when what is asked for cannot serve."""
+    """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested tier cannot serve."""
     dtype = torch.float32 if config.dtype == "float32" else torch.float16
     return choose_tier("vocoder", config.kernels, resolve_device(config.device), dtype, kernels_need(checkpoint.vocoder))
 

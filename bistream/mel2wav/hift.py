@@ -1,8 +1,8 @@
-"""HiFT: mel -> f0 -> harmonic source -> waveform, a neural source filter with an inverse STFT at its end.
+"""HiFT: mel -> f0 -> harmonic source -> waveform, a neural source filter followed by an inverse STFT.
 
 In: log-mel [B, 80, T] (50 frames per second). Out: waveform [B, 480 T]. Rows of a batch may have different lengths
-(``RowMasks``): every convolution then sees zeros beyond a row's end, as if the row were alone. Everything constant is a
-buffer; nothing here reads a tensor back to the host. Called by ``mel2wav.stage``; keys of the modules are those of ``hift.pt``.
+(``RowMasks``): every convolution then sees zeros beyond a row's end, as if the row were alone. Constants are
+buffers; no tensor is read back to the host. Called by ``mel2wav.stage``; keys of the modules are those of ``hift.pt``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def source_strides(config: VocoderConfig) -> tuple[int, ...]:
 
 
 class RowMasks:
-    """Which positions of a padded batch are real, at the frame rate and after each upsampling stage.
+    """Masks of the real positions of a padded batch, at the frame rate and after each upsampling stage.
 
     frames: int64 [B], valid mel frames of each row. num_frames: padded length. ``spectrum`` has one position more than
     the last stage: STFT frames are centred on both ends.
@@ -114,11 +114,11 @@ class F0Predictor(nn.Module):
 
 @dataclass(frozen=True)
 class SourceStart:
-    """Where the harmonics of a call stand. Phases are in cycles (1 = 2 pi), kept modulo 1 in float64.
+    """Phases of the harmonics at the start of a call, in cycles (1 = 2 pi), modulo 1 in float64.
 
     anchor: int64 [B], the first frame whose phase continues from ``phase``, which is the phase [B, H] of the frame before it.
-    starts: bool [B], frame 0 is where the signal begins: the phase stands still in its first half, as upstream's does.
-    frames: int64 [B], valid frames of each row. In the second half of the last one the phase stands still, as upstream's does.
+    starts: bool [B], the signal begins at frame 0: the phase is constant in its first half, as in upstream.
+    frames: int64 [B], valid frames of each row. In the second half of the last one the phase is constant, as in upstream.
     """
 
     phase: Tensor
@@ -132,7 +132,7 @@ class HarmonicSource(nn.Module):
 
     Upstream sums the phase of every harmonic in float32 over the whole call and interpolates it linearly between frame
     centres. Here the sum over frames runs in float64 modulo one cycle, which keeps float32 exact enough inside a frame
-    and lets a later call go on where this one stopped.
+    and lets a later call continue where this one stopped.
     """
 
     def __init__(self, config: VocoderConfig) -> None:
@@ -148,7 +148,7 @@ class HarmonicSource(nn.Module):
         self.offsets: Tensor
 
     def merge_noise(self, noise: Tensor) -> Tensor:
-        """Noise per harmonic [B, N, H] -> the one signal [B, N] that reaches ``l_linear``'s output."""
+        """Noise per harmonic [B, N, H] -> its contribution [B, N] to the output of ``l_linear``."""
         merged: Tensor = noise @ self.l_linear.weight[0]
         return merged
 
@@ -168,7 +168,7 @@ class HarmonicSource(nn.Module):
         return (f0[:, None, :] * self.overtones / self.config.sampling_rate) % 1
 
     def signal(self, f0: Tensor, advance: Tensor, phase: Tensor, merged_noise: Tensor, start: SourceStart) -> Tensor:
-        """Source [B, 480 T] from the phase [B, H, T] at the frames' centres: operations by element and one sum over the harmonics."""
+        """Source [B, 480 T] from the phase [B, H, T] at the frames' centres: elementwise operations and one sum over the harmonics."""
         sines = torch.sin(2 * math.pi * self._sample_phase(phase, advance, start))  # [B, H, T, 480]
         merged = (sines * self.l_linear.weight[0][:, None, None]).sum(1)
         voiced = (f0 > self.config.nsf_voiced_threshold)[:, :, None]
@@ -207,7 +207,7 @@ class FourierFrames(nn.Module):
         bins = torch.arange(n_fft // 2 + 1, dtype=torch.float64)
         angle = 2 * math.pi * bins[:, None] * torch.arange(n_fft, dtype=torch.float64) / n_fft  # [bins, n_fft]
         forward = torch.cat([angle.cos(), -angle.sin()]) * window
-        # a one-sided spectrum: every bin but the first and the last stands for two; the inverse of their sine is zero anyway
+        # a one-sided spectrum: every bin but the first and the last counts twice; the sine terms of those two are zero
         twice = torch.full_like(bins, 2.0)
         twice[0] = twice[-1] = 1.0
         inverse = torch.cat([angle.cos() * twice[:, None], -angle.sin() * twice[:, None]]) * window / n_fft
@@ -310,7 +310,7 @@ class HiFT(nn.Module):
         for stage, up in enumerate(self.ups):
             x = up(_masked(F.leaky_relu(x, self.config.lrelu_slope), mask))
             if stage == len(self.ups) - 1:
-                x = torch.cat([x[:, :, 1:2], x], dim=2)  # one reflected position: STFT frames are one more than hops
+                x = torch.cat([x[:, :, 1:2], x], dim=2)  # one reflected position: there is one STFT frame more than hops
             mask = masks.stages[stage] if masks else None
             x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum), mask)
             blocks = self.resblocks[stage * num_kernels : (stage + 1) * num_kernels]

@@ -11,7 +11,7 @@ from bistream.rates import VOCODER_OVERLAP_FRAMES
 
 @dataclass(frozen=True)
 class Bucket:
-    """Capacity of one recorded call: sessions, and frames of each one."""
+    """Capacity of one recorded call: sessions, and frames per session."""
 
     rows: int
     frames: int
@@ -21,13 +21,13 @@ BUCKETS = tuple(Bucket(rows, frames) for frames in (40, 72, 136, 288) for rows i
 
 
 def bucket_of(rows: int, frames: int) -> Bucket | None:
-    """The smallest bucket that holds a call; None: there is none."""
+    """The smallest bucket that holds a call, or None."""
     fitting = [bucket for bucket in BUCKETS if bucket.rows >= rows and bucket.frames >= frames]
     return min(fitting, key=lambda bucket: bucket.rows * bucket.frames) if fitting else None
 
 
 def group_rows(lengths: Sequence[int]) -> list[list[int]]:
-    """Positions in groups that each fit a bucket, longest first. Every length must fit one."""
+    """Indices into ``lengths`` in groups that each fit a bucket, longest first. Every length must fit one."""
     groups: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
         if groups and bucket_of(len(groups[-1]) + 1, lengths[groups[-1][0]]) is not None:
@@ -41,7 +41,7 @@ def group_rows(lengths: Sequence[int]) -> list[list[int]]:
 class RowPlan:
     """One session in a call. Frames count from the first frame of the call, except first_frame, which is the session's own.
 
-    slot: of its state. context: frames that are kept from the call before; overlap: first frame that is not out yet, and the first
+    slot: of its state. context: frames kept from the previous call; overlap: first frame that is not emitted yet, and the first
     one whose phase continues the kept one; kept_source: frames whose source is kept; emitted: first frame that stays withheld;
     next_first: first frame of the next call; out_frame: where its audio begins in the output.
     """
@@ -61,12 +61,12 @@ class RowPlan:
 
     @property
     def due_frames(self) -> int:
-        """Frames whose audio leaves with this call."""
+        """Frames whose audio this call emits."""
         return self.emitted - self.overlap
 
 
 class Progress(Protocol):
-    """Where a session stands before a call; frames of the session, as in ``VocoderState``. slot: of its state."""
+    """Progress of a session before a call; frames of the session, as in ``VocoderState``. slot: of its state."""
 
     slot: int
     key: tuple[int, int]
@@ -76,9 +76,9 @@ class Progress(Protocol):
 
 
 def plan_row(session: Progress, new_frames: int, finalize: bool, context_frames: int, out_frame: int) -> RowPlan:
-    """The integers of ``VocoderStage`` in its smooth mode.
+    """The row of one session, as in the smooth mode of ``VocoderStage``.
 
-    context_frames: frames before the withheld ones that the next call sees again.
+    context_frames: frames before the withheld ones that the next call reads again.
     """
     kept = session.received_frames - session.first_frame
     frames = kept + new_frames

@@ -1,7 +1,7 @@
-"""Standard normal noise indexed by absolute sample position: one seed is one endless sequence, whatever is asked for at once.
+"""Standard normal noise indexed by absolute sample position: a seed defines one endless sequence, however it is cut into calls.
 
-So the noise of a session depends neither on its hop sizes nor on the sessions it shares a batch with, and it is the same
-on every device (up to the rounding of log, sqrt and cos). Called by ``mel2wav.stage``.
+So the noise of a session depends neither on its hop sizes nor on the rest of its batch, and it is the same on every device
+(up to the rounding of log, sqrt and cos). Called by ``mel2wav.stage``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        first, second = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]  # 64-bit products; int64 wraps, the bits are right
+        first, second = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]  # 64-bit products; int64 wraps, which leaves the bits correct
         x0, x1, x2, x3 = (
             (second >> 32 & _MASK) ^ x1 ^ k0,
             second & _MASK,

@@ -1,7 +1,7 @@
-"""A vocoder stage with its sessions in slots on the device, so that calls of fixed sizes can be recorded. Base of ``cuda`` and ``graphs``.
+"""A vocoder stage with session state in slots on the device, so that calls of fixed sizes can be recorded. Base of ``cuda`` and ``graphs``.
 
-It decides on the host which sessions share a call, what each row of it does and how far sessions are afterwards; ``_compute`` of a
-subclass does the rest on the device. Offline synthesis, and calls larger than the largest bucket, run on the plain network.
+The host decides which sessions share a call, what each row does and how far each session has advanced; a subclass computes the call
+on the device in ``_compute``. Offline synthesis, and calls larger than the largest bucket, run on the plain network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODE
 from bistream.types import FloatArray
 
 STATE_FRAMES = CONTEXT_FRAMES + VOCODER_OVERLAP_FRAMES
-SCRATCH_SLOT = 0  # rows without a session write here
+SCRATCH_SLOT = 0  # padding rows write here
 
 
 class Slots:
@@ -62,9 +62,9 @@ class SlottedVocoderStage(VocoderStage):
         self._host_out = torch.zeros(frames * SAMPLES_PER_MEL_FRAME, pin_memory=self.device.type == "cuda")
 
     def _compute(self, bucket: Bucket, plans: Sequence[RowPlan], new_mel: Tensor) -> Tensor:
-        """Queue one call. new_mel: [bins, columns], the new frames of the rows after one another. The state in the slots moves on.
+        """Queue one call, which advances the state in the slots. new_mel: [bins, columns], the new frames of the rows, concatenated.
 
-        Returns a tensor on the device that begins with the audio that is due, each row's from frame ``out_frame`` on.
+        Returns a tensor on the device that begins with the due audio, each row's from frame ``out_frame`` on.
         """
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ class SlottedVocoderStage(VocoderStage):
             raise BusyError("The vocoder has no room for another session; try again later.")
         nothing = torch.empty(0)
         slot = self._free_slots.pop()
-        self._slots.phase[slot] = 0.0  # the slot's last session left its own; the rest is not read before it is written
+        self._slots.phase[slot] = 0.0  # the slot's last session left its own; the rest is written before it is read
         return SlotState(key_of_seed(seed), nothing, nothing, nothing, nothing, slot=slot, free_slots=self._free_slots)
 
     @torch.inference_mode()
@@ -106,7 +106,7 @@ class SlottedVocoderStage(VocoderStage):
         return waveform
 
     def _hop_slots(self, hops: Sequence[VocoderHop]) -> list[FloatArray]:
-        """Sessions that fit one bucket."""
+        """A hop of sessions that fit one bucket."""
         states = [_slot_state(hop) for hop in hops]
         plans: list[RowPlan] = []
         out_frames = 0
@@ -127,14 +127,14 @@ class SlottedVocoderStage(VocoderStage):
         return pieces
 
     def _read(self, out: Tensor, samples: int) -> FloatArray:
-        """The only wait for the device; needed without samples too, for the next call overwrites what this one still has to copy."""
+        """The only wait for the device; needed without samples too: the next call overwrites host memory that is still being copied."""
         self._host_out[:samples].copy_(out[:samples], non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return self._host_out.numpy()
 
     def _hop_plain(self, hop: VocoderHop) -> FloatArray:
-        """A call that is longer than every bucket: the session's state leaves its slot and comes back."""
+        """A call that is longer than every bucket: the session's state is copied out of its slot and back."""
         state, slots = _slot_state(hop), self._slots
         kept, out = state.received_frames - state.first_frame, state.emitted_frames - state.first_frame
         plain = VocoderState(
@@ -164,5 +164,5 @@ def _slot_state(hop: VocoderHop) -> SlotState:
 
 
 def _frames(hop: VocoderHop) -> int:
-    """Frames of a session's call: what it kept, and what is new."""
+    """Frames of a session's call, kept and new."""
     return hop.state.received_frames - hop.state.first_frame + hop.mel.shape[1]

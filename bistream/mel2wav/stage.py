@@ -1,20 +1,20 @@
 """Incremental, batched vocoder. In: new mel frames of many sessions. Out: one waveform piece per session. Called by ``token2wav``.
 
-A call sees the frames from ``first_frame`` on: some context whose audio is out, the frames whose audio the call before
-withheld (its last 8 frames lacked what comes after them), and the new frames::
+A call reads the frames from ``first_frame`` on: some context whose audio was emitted, the frames whose audio the previous call
+withheld (its last 8 frames lacked their right context), and the new frames::
 
     last call     ....context....|---new frames------------|~withheld~|
     this call                      ....context.............|~overlap~~|---new frames--------|~withheld~|
     audio out                                              [fade][....................]
 
-``crossfade="smooth"`` (default): both sides of a joint are computed from the same source signal, which goes on across calls:
+``crossfade="smooth"`` (default): both sides of a joint are computed from the same source signal, which continues across calls:
 its phase is carried, its noise is indexed by absolute sample, and f0 is used only where it had the five frames of context
-that it needs (unlike upstream's). With CONTEXT_FRAMES to the left the new side equals what one call over the whole mel would give, so the
-fade (raised cosine, gain exactly 1: the two sides are nearly the same signal) runs at the beginning of the overlap, where
-the old side is at its best, and is over after FADE_FRAMES.
+that it needs (unlike upstream's). With CONTEXT_FRAMES to the left the new side equals one call over the whole mel, so the fade
+(raised cosine, gain exactly 1: the two sides are nearly the same signal) runs at the beginning of the overlap, where the old
+side is most accurate, and ends after FADE_FRAMES.
 
-``crossfade="reference"`` does what upstream does: no context, phase from zero in every call, the cached source laid over its
-first 8 frames, and a Hamming fade over all 8 frames, which adds up to a gain of 1.08.
+``crossfade="reference"`` reproduces upstream: no context, phase from zero in every call, the first 8 frames of the source replaced
+by the cached ones, and a Hamming fade over all 8 frames with a gain of 1.08.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from bistream.mel2wav.weights import load_hift
 from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.types import FloatArray
 
-# With random weights, joined audio against one call over the whole mel (signal to error): context 4: 3 dB, 5: 37-48 dB,
-# 8 and all larger ones the same, 44-49 dB; upstream's way: -1 dB, because its harmonics restart in every call.
+# Signal-to-error ratio of joined audio against one call over the whole mel, with random weights: context 4: 3 dB, 5: 37-48 dB,
+# 8 and more: 44-49 dB; upstream's method: -1 dB, because its harmonics restart in every call.
 CONTEXT_FRAMES = 8
-# The last five frames of the old side have another f0 than the new side; a fade of 1 frame gives 49 dB, 2: 44, 4: 37, 8: 19.
+# The f0 of the old side's last five frames differs from the new side's; a fade of 1 frame gives 49 dB, 2: 44, 4: 37, 8: 19.
 FADE_FRAMES = 2
-MAX_BATCH_FRAMES = 4096  # padded frames of one network call: bounds its memory
+MAX_BATCH_FRAMES = 4096  # padded frames of one network call; bounds its memory
 MAX_PADDING = 0.25  # rows padded by more than this share go into another call
 
 Crossfade = Literal["smooth", "reference"]
@@ -52,7 +52,7 @@ Noise = Literal["seeded", "zero"]
 
 @dataclass(frozen=True)
 class VocoderHop:
-    """mel: float32 [80, M] new frames, M may be 0. finalize: nothing follows; everything withheld comes out."""
+    """mel: float32 [80, M] new frames, M may be 0. finalize: no frames follow; all withheld audio is emitted."""
 
     state: VocoderState
     mel: Tensor
@@ -65,7 +65,7 @@ class _Row:
 
     frames: int
     anchor: int  # first frame whose source is computed with the carried phase
-    overlap: int  # first frame that is not out yet
+    overlap: int  # first frame that is not emitted yet
     first_frame: int  # of the session
     starts: bool
     fades: bool
@@ -87,7 +87,7 @@ class VocoderStage:
         self.fade_in, self.fade_out = fade_in.to(self.device), fade_out.to(self.device)
 
     def open(self, seed: int) -> VocoderState:
-        """State of a new session. The same seed gives the same noise; its 64 lowest bits count."""
+        """State of a new session. The same seed gives the same noise; only its lowest 64 bits count."""
         return VocoderState(
             key=key_of_seed(seed),
             mel=torch.zeros(self.hift.config.in_channels, 0, device=self.device),
@@ -98,7 +98,7 @@ class VocoderStage:
 
     @torch.inference_mode()
     def hop(self, hops: Sequence[VocoderHop]) -> list[FloatArray]:
-        """One waveform piece (float32 [N], N a multiple of 480, possibly 0) per hop, in order; a session occurs once at most."""
+        """One waveform piece (float32 [N], N a multiple of 480, possibly 0) per hop, in order; a session occurs at most once."""
         waveforms: list[FloatArray] = [np.zeros(0, np.float32)] * len(hops)
         mels = [torch.cat([hop.state.mel, hop.mel.to(self.device, torch.float32)], dim=1) for hop in hops]
         busy = [index for index, hop in enumerate(hops) if mels[index].shape[1] and (hop.mel.shape[1] or hop.finalize)]
@@ -112,7 +112,7 @@ class VocoderStage:
         return waveforms
 
     def synthesize(self, mel: Tensor, seed: int, speed: float = 1.0) -> FloatArray:
-        """Offline: mel [80, T] -> waveform [480 T']. speed stretches the mel linearly, T' = floor(T / speed), as upstream."""
+        """Offline: mel [80, T] -> waveform [480 T']. speed stretches the mel linearly, T' = floor(T / speed), as upstream does."""
         if speed != 1.0:
             mel = F.interpolate(mel[None], size=int(mel.shape[1] / speed), mode="linear")[0]
         state = self.open(seed)
@@ -155,7 +155,7 @@ class VocoderStage:
     def _source(
         self, mel: Tensor, frames: Tensor, masks: RowMasks | None, rows: Sequence[_Row], states: Sequence[VocoderState]
     ) -> tuple[Tensor, Tensor]:
-        """Source [B, 480 T] with the cached samples laid over its beginning, and phases [B, H, T]."""
+        """Source [B, 480 T], its beginning replaced by the cached samples, and phases [B, H, T]."""
         num_samples = mel.shape[2] * SAMPLES_PER_MEL_FRAME
         start = SourceStart(
             phase=torch.stack([state.phase for state in states]),
@@ -173,7 +173,7 @@ class VocoderStage:
         return torch.where(position < kept[:, None], cached, source), phase
 
     def _blend(self, audio: Tensor, rows: Sequence[_Row], states: Sequence[VocoderState]) -> Tensor:
-        """Fade [B, 480 T] in from the withheld audio of the calls before."""
+        """Fade [B, 480 T] in from the withheld audio of the previous calls."""
         if not any(row.fades for row in rows):
             return audio
         size = audio.shape[1]
@@ -191,7 +191,7 @@ class VocoderStage:
         return torch.where(inside, audio * self.fade_in[index] + old * self.fade_out[index], audio)
 
     def _advance(self, state: VocoderState, row: _Row, mel: Tensor, source: Tensor, phase: Tensor, audio: Tensor) -> None:
-        """Move the session's counters over this call and keep what the next one needs (copies: the batch is freed)."""
+        """Advance the session's counters past this call and keep what the next one needs (copies, so that the batch is freed)."""
         state.received_frames = row.first_frame + row.frames
         withheld = 0 if row.finalize else VOCODER_OVERLAP_FRAMES
         emitted = max(state.emitted_frames, state.received_frames - withheld)
@@ -225,7 +225,7 @@ def _hamming_fade() -> tuple[Tensor, Tensor]:
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Positions in groups of similar length: padding stays below MAX_PADDING, a group's padded frames below MAX_BATCH_FRAMES."""
+    """Indices in groups of similar length: padding stays below MAX_PADDING, a group's padded frames below MAX_BATCH_FRAMES."""
     groups: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
         longest = lengths[groups[-1][0]] if groups else 0

@@ -1,4 +1,4 @@
-"""What the vocoder keeps of one session between its calls. In and out of ``mel2wav.stage`` only."""
+"""State of one session between calls of the vocoder. Only ``mel2wav`` reads or writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class VocoderState:
-    """Frames are counted from the beginning of the session's speech; the prompt has none here.
+    """Frames are counted from the beginning of the session's speech, without the prompt.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Loads ``hift.pt`` strictly. In: a model directory and its sizes. Out: a ``HiFT`` network with weight norm folded away.
+"""Loads ``hift.pt`` strictly. In: a model directory and its sizes. Out: a ``HiFT`` network with weight norm folded in.
 
 Accepted spellings of the same tensors: a ``generator.`` prefix (training checkpoints), and ``weight_g``/``weight_v``
 (PyTorch before the parametrization API) instead of ``parametrizations.weight.original0``/``original1``.

@@ -1,4 +1,4 @@
-"""Puts a voice together: recording, transcript, speech tokens and speaker embedding in, ``VoicePrompt`` out."""
+"""Builds a voice: recording, transcript, speech tokens and speaker embedding in, ``VoicePrompt`` out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bistream.voice.features import mel_24k
 def build_voice_prompt(reference_wav: FloatArray, transcript: str, speech_tokens: IntArray, speaker_embedding: FloatArray) -> VoicePrompt:
     """reference_wav float32 [N], 16 kHz; speech_tokens int32 [P]; speaker_embedding float32 [E].
 
-    Mel and tokens are cut to the same time: n = min(mel frames // 2, P) tokens, 2 n frames (as upstream's zero-shot mode).
+    Mel and tokens are cut to the same duration: n = min(mel frames // 2, P) tokens, 2 n frames (as in upstream's zero-shot mode).
     """
     mel = mel_24k(resample(reference_wav, REFERENCE_SAMPLE_RATE, SAMPLE_RATE))
     tokens = min(mel.shape[0] // MEL_FRAMES_PER_TOKEN, speech_tokens.shape[0])
@@ -24,20 +24,20 @@ def build_voice_prompt(reference_wav: FloatArray, transcript: str, speech_tokens
 
 
 def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: FloatArray, speaker_embedding: FloatArray) -> VoicePrompt:
-    """A checked ``VoicePrompt`` whose arrays are its own and read-only, since sessions share it.
+    """A checked ``VoicePrompt`` that owns its arrays; they are read-only, since sessions share it.
 
-    speech_tokens int [P], speech_feat float [2P, bins], speaker_embedding float [E]. Raises ``InvalidInputError``. Whether bins and E
-    are those of the networks is checked by who speaks.
+    speech_tokens int [P], speech_feat float [2P, bins], speaker_embedding float [E]. Raises ``InvalidInputError``. The renderer checks
+    bins and E against its networks.
     """
     frames = MEL_FRAMES_PER_TOKEN * speech_tokens.shape[0] if speech_tokens.ndim == 1 else -1
     if speech_feat.ndim != 2 or len(speech_feat) != frames or speaker_embedding.ndim != 1:
         raise InvalidInputError(
-            f"A voice of {list(speech_tokens.shape)} speech tokens came with features {list(speech_feat.shape)} "
+            f"A voice has speech tokens of shape {list(speech_tokens.shape)}, features {list(speech_feat.shape)} "
             f"and speaker embedding {list(speaker_embedding.shape)}; "
-            f"expected are [P], [{MEL_FRAMES_PER_TOKEN} P, mel bins] and one vector."
+            f"supply [P], [{MEL_FRAMES_PER_TOKEN} P, mel bins] and one vector."
         )
     if not (np.isfinite(speech_feat).all() and np.isfinite(speaker_embedding).all()):
-        raise InvalidInputError("The voice's features hold NaN or infinity; make it again from another recording.")
+        raise InvalidInputError("The voice's features contain NaN or infinity; build it again from another recording.")
     voice = VoicePrompt(
         prompt_text,
         np.array(speech_tokens, dtype=np.int32),
@@ -50,7 +50,7 @@ def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: Fl
 
 
 def reference_key(reference_wav: FloatArray, transcript: str) -> str:
-    """Cache key of a voice by content: both the samples and the transcript count."""
+    """Cache key of a voice by content: a digest of the samples and the transcript."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(np.ascontiguousarray(reference_wav, dtype=np.float32).tobytes())
     digest.update(b"\0text\0" + transcript.encode("utf-8", errors="surrogatepass"))

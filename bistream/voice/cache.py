@@ -1,6 +1,6 @@
-"""Voices by content, bounded: a key and a way to build go in, the one shared ``VoicePrompt`` comes out.
+"""Bounded cache of voices by content: a key and a build function go in, the one shared ``VoicePrompt`` comes out.
 
-Used by the orchestrator from one thread per session: when two sessions ask for the same voice at once, it is built once and
+Used by the orchestrator from one thread per session: when two sessions request the same voice at once, it is built once and
 the second waits for the first.
 """
 
@@ -15,7 +15,7 @@ from bistream.types import VoicePrompt
 
 
 class VoiceCache:
-    """Least recently used voices, at most ``size`` of them. Thread-safe."""
+    """LRU cache of at most ``size`` voices. Thread-safe."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -24,9 +24,9 @@ class VoiceCache:
         self._building: dict[str, Future[VoicePrompt]] = {}
 
     def get_or_build(self, key: str, build: Callable[[], VoicePrompt]) -> VoicePrompt:
-        """The voice of ``key``. ``build`` is called, without a lock held, by at most one thread per key at a time.
+        """The voice of ``key``. ``build`` is called, without holding the lock, by at most one thread per key at a time.
 
-        What ``build`` raises reaches every waiting caller and is not kept: the next call builds again.
+        An exception of ``build`` reaches every waiting caller and is not cached: the next call builds again.
         """
         with self._lock:
             if key in self._voices:
@@ -56,6 +56,6 @@ class VoiceCache:
         future.set_result(voice)
 
     def __len__(self) -> int:
-        """Voices kept now."""
+        """Voices in the cache."""
         with self._lock:
             return len(self._voices)

@@ -2,9 +2,9 @@
 
 - ``log_mel_16k``: 128-bin Whisper log-mel, input of the speech tokenizer;
 - ``fbank_16k``: 80-bin Kaldi filter bank, input of the speaker encoder;
-- ``mel_24k``: 80-bin log-mel at 50 frames per second, what the flow is conditioned on.
+- ``mel_24k``: 80-bin log-mel at 50 frames per second, conditioning input of the flow.
 
-Called by ``speech_tokenizer``, ``speaker_encoder`` and ``build``. No torch: the orchestrator's process does without it.
+Called by ``speech_tokenizer``, ``speaker_encoder`` and ``build``. No torch: the orchestrator's process does not load it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def fbank_16k(waveform: FloatArray) -> FloatArray:
 
 
 def _frames(waveform: FloatArray, size: int, hop: int) -> FloatArray:
-    """View of [T, size] frames that lie wholly inside the waveform."""
+    """View of [T, size] frames that lie entirely inside the waveform."""
     return np.lib.stride_tricks.sliding_window_view(waveform, size)[::hop]
 
 
@@ -112,7 +112,7 @@ def _slaney_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @cache
 def slaney_mel_filters(sample_rate: int, fft_size: int, mel_bins: int, low_hz: float, high_hz: float) -> NDArray[np.float64]:
-    """Triangles with equal distances on the Slaney scale, each of area 1 in Hz (librosa's default). [mel_bins, fft_size // 2 + 1]."""
+    """Triangles equally spaced on the Slaney scale, each of area 1 in Hz (librosa's default). [mel_bins, fft_size // 2 + 1]."""
     frequencies = np.linspace(0, sample_rate / 2, fft_size // 2 + 1)
     low_mel, high_mel = _slaney_mel(np.array([low_hz, high_hz]))
     edges = _slaney_hz(np.linspace(low_mel, high_mel, mel_bins + 2))
@@ -125,7 +125,7 @@ def slaney_mel_filters(sample_rate: int, fft_size: int, mel_bins: int, low_hz: f
 
 @cache
 def kaldi_mel_filters() -> NDArray[np.float64]:
-    """Triangles with straight sides on the scale 1127 ln(1 + f / 700), 20 Hz to 8 kHz. [80, 257]; Nyquist has no weight."""
+    """Triangles with straight sides on the mel scale 1127 ln(1 + f / 700), 20 Hz to 8 kHz. [80, 257]; the Nyquist bin has weight 0."""
     frequencies = np.arange(KALDI_FFT // 2) * REFERENCE_SAMPLE_RATE / KALDI_FFT
     mel = 1127 * np.log1p(frequencies / 700)
     low_mel, high_mel = 1127 * np.log1p(np.array([KALDI_LOW_HZ, REFERENCE_SAMPLE_RATE / 2]) / 700)

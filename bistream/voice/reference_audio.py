@@ -1,4 +1,4 @@
-"""Checks what a client sent as its reference recording. Untrusted arrays in, one clean waveform out, or an error sentence."""
+"""Validates a client's reference recording: untrusted arrays in, one clean waveform or ``InvalidInputError`` out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_PEAK = 4.0  # resampling overshoots 1 a little; integer samples sent as floa
 
 
 def check_reference_audio(waveform: NDArray[Any], length: NDArray[Any] | int | None, config: RuntimeConfig) -> FloatArray:
-    """waveform float32 [N] or [1, N], 16 kHz mono; length: true samples before padding (one integer), None: all of it.
+    """waveform float32 [N] or [1, N], 16 kHz mono; length: samples before padding (one integer), None: all of it.
 
-    Returns the recording, float32 [length], a copy. ``min_reference_s`` and ``max_reference_s`` hold for the true length: a
-    client may pad a legal recording beyond them. Raises ``InvalidInputError``.
+    Returns the recording, float32 [length], a copy. ``min_reference_s`` and ``max_reference_s`` apply to the length without
+    padding. Raises ``InvalidInputError``.
     """
     waveform = np.asarray(waveform)
     if waveform.dtype != np.float32:
@@ -36,7 +36,7 @@ def check_reference_audio(waveform: NDArray[Any], length: NDArray[Any] | int | N
     if duration_s > config.max_reference_s:
         raise InvalidInputError(f"The reference recording lasts {duration_s:.3f} s at 16 kHz; send at most {config.max_reference_s:g} s.")
     if not np.isfinite(samples).all():
-        raise InvalidInputError("reference_wav holds NaN or infinity; send finite samples in [-1, 1].")
+        raise InvalidInputError("reference_wav contains NaN or infinity; send finite samples in [-1, 1].")
     peak = float(np.abs(samples).max())
     if peak > MAX_PEAK:
         raise InvalidInputError(f"reference_wav has a peak of {peak:.4g}; scale the samples to [-1, 1].")

@@ -1,8 +1,8 @@
 """Registered voices: files in one directory, read by the orchestrator, written by ``scripts/register_voice.py``.
 
 A voice ``ID`` is two files: ``ID.json`` (transcript, and the name of the other file) and ``ID-<digest>.safetensors`` (its
-arrays). The digest is of the content, and the JSON file is replaced in one step, so a reader sees the old or the new voice,
-never a mixture, while a server runs.
+arrays). The digest is of the content, and the JSON file is replaced atomically, so a running server reads the old or the new
+voice, never a mixture.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VoiceRegistry:
     """Voices of one directory. Nothing is kept in memory: a voice registered now is found by the next request."""
 
     def __init__(self, directory: str | Path) -> None:
-        """directory: empty string for none: then every speaker is unknown. It is made by the first ``save``."""
+        """directory: created by the first ``save``; an empty string for none, so that every speaker is unknown."""
         self._directory = Path(directory) if directory else None
 
     def speaker_ids(self) -> list[str]:
@@ -50,7 +50,7 @@ class VoiceRegistry:
         return sorted(path.stem for path in self._directory.glob("*.json") if SPEAKER_ID_PATTERN.match(path.stem))
 
     def content_key(self, speaker_id: str) -> str:
-        """Cache key that changes when the voice is registered anew. Raises as ``load`` does."""
+        """Cache key that changes when the voice is registered again. Raises as ``load`` does."""
         return f"speaker:{self._entry(speaker_id).tensors_name}"
 
     def load(self, speaker_id: str) -> VoicePrompt:
@@ -73,10 +73,10 @@ class VoiceRegistry:
             raise _damaged(speaker_id) from error
 
     def save(self, speaker_id: str, voice: VoicePrompt) -> None:
-        """Register or replace a voice. Raises ``InvalidInputError`` for an illegal id or when there is no directory."""
+        """Register or replace a voice. Raises ``InvalidInputError`` for an invalid id or without a directory."""
         check_speaker_id(speaker_id)
         if self._directory is None:
-            raise InvalidInputError("There is no directory for voices; set voices_dir.")
+            raise InvalidInputError("No directory for voices is configured; set voices_dir.")
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
             previous = self._entry(speaker_id).tensors_name

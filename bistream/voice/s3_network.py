@@ -1,8 +1,8 @@
 """S3TokenizerV2 in PyTorch: log-mel frames of several recordings in, 25 Hz speech tokens out.
 
-The batched alternative to the ONNX file for a process that has torch (and a GPU) anyway; serving uses
-``speech_tokenizer.SpeechTokenizer``. It also checks that file: ``scripts/make_checkpoint.py`` writes its random ONNX model
-from this network's weights, and a test compares both.
+A batched alternative to the ONNX file for a process that already has torch (and a GPU); serving uses
+``speech_tokenizer.SpeechTokenizer``. It also serves to check that file: ``scripts/make_checkpoint.py`` writes its random ONNX
+model from this network's weights, and a test compares both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEAD_SIZE = 64  # fixed by the model's rotary table
 ROTARY_BASE = 10_000.0
 FSMN_KERNEL = 31
 CODE_DIGITS = 8  # base-3 digits of a speech token
-DIGIT_SCALE = 0.9990000128746033  # keeps tanh = 1 from rounding away from its digit
+DIGIT_SCALE = 0.9990000128746033  # upstream's; keeps values inside (-1, 1) when tanh saturates
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
 
 
 def rotary_table(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, 1, HEAD_SIZE]; both halves of a head turn by the same angles."""
+    """Cosines and sines [length, 1, HEAD_SIZE]; both halves of a head rotate by the same angles."""
     frequencies = ROTARY_BASE ** (-torch.arange(0, HEAD_SIZE, 2, device=device).float() / HEAD_SIZE)
     angles = torch.outer(torch.arange(length, device=device).float(), frequencies)
     angles = torch.cat([angles, angles], dim=-1)[:, None, :]
@@ -87,7 +87,7 @@ def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class _Attention(nn.Module):
-    """Self-attention whose output is joined by an FSMN memory: a depthwise convolution over the values."""
+    """Self-attention plus an FSMN memory, a depthwise convolution over the values."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class S3Network(nn.Module):
         self.encoder = _Encoder(config)
         project_down = nn.Linear(config.width, CODE_DIGITS)
         self.quantizer = nn.ModuleDict({"_codebook": nn.ModuleDict({"project_down": project_down})})
-        self._project_down = [project_down]  # in a list: not a second entry of the state dict
+        self._project_down = [project_down]  # in a list, so that it is not a second entry of the state dict
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> S3Network:
@@ -189,12 +189,12 @@ class S3Network(nn.Module):
     def tokens(self, mel: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """mel float32 [B, 128, T], lengths int [B] -> codes int32 [B, ceil(T / 4)] and their lengths [B]."""
         hidden, token_lengths = self.hidden(mel, lengths)
-        powers = 3 ** torch.arange(CODE_DIGITS, device=hidden.device)  # the first digit counts least
+        powers = 3 ** torch.arange(CODE_DIGITS, device=hidden.device)  # the first digit is the least significant one
         codes = ((self.digits(hidden).round().long() + 1) * powers).sum(dim=-1)
         return codes.int(), token_lengths
 
 
-# Names in the released ONNX file that its exporter gave (S3Tokenizer's loader uses the same ones).
+# Names that the exporter generated in the released ONNX file (S3Tokenizer's loader uses the same ones).
 ONNX_INITIALIZERS = {
     "onnx::Conv_2216": "encoder.conv1.weight",
     "onnx::Conv_2217": "encoder.conv1.bias",
@@ -215,7 +215,7 @@ def state_dict_from_onnx(path: Path) -> dict[str, Tensor]:
 
     try:
         graph = onnx.load(str(path)).graph
-    except Exception as error:  # protobuf's and onnx's own kinds
+    except Exception as error:  # protobuf and onnx have exception types of their own
         raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); download it again.") from error
     arrays = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
     state: dict[str, Tensor] = {}

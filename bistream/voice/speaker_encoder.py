@@ -1,4 +1,4 @@
-"""Reference recording in, speaker embedding out: ``campplus.onnx`` behind the Kaldi filter bank."""
+"""Reference recording in, speaker embedding out: the Kaldi filter bank, then ``campplus.onnx``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SpeakerEncoder:
     """One vector per 16 kHz recording. Thread-safe."""
 
     def __init__(self, model: OnnxModel, size: int) -> None:
-        """size: of the vector that the flow of the same model directory takes."""
+        """size: of the embedding that the flow of the same model directory expects."""
         self._model = model
         self._size = size
 
@@ -41,6 +41,6 @@ class SpeakerEncoder:
         embedding = self._model.run(centred[None]).reshape(-1)
         if embedding.shape != (self._size,):
             raise CheckpointError(
-                f"{SPEAKER_ENCODER_FILE} gives {embedding.shape[0]} values, not {self._size}; it is not the released model's file."
+                f"{SPEAKER_ENCODER_FILE} returned {embedding.shape[0]} values, not {self._size}; it is not the released model's file."
             )
         return embedding.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Reference recording in, speech tokens out: ``speech_tokenizer_v2.onnx`` behind the Whisper log-mel."""
+"""Reference recording in, speech tokens out: the Whisper log-mel, then ``speech_tokenizer_v2.onnx``."""
 
 from __future__ import annotations
 

@@ -28,16 +28,16 @@ DecodeText = Callable[[Sequence[int]], str]
 def read_spk2info(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]:
     """All speakers of the file. decode_text: text ids to text, for form 2.
 
-    Read with ``weights_only=True``: no code of the file is run. Raises ``CheckpointError`` naming the file, and the speaker
+    Read with ``weights_only=True``: no code from the file is run. Raises ``CheckpointError`` naming the file, and the speaker
     where one entry is the cause.
     """
-    import torch  # noqa: PLC0415  (the rest of this package does without it)
+    import torch  # noqa: PLC0415  (nothing else in this module imports it)
 
     if not path.is_file():
         raise CheckpointError(f"{path.name} does not exist; name the spk2info.pt to import.")
     try:
         speakers = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
+    except Exception as error:  # torch raises many exception types for a damaged file
         raise CheckpointError(
             f"{path.name} could not be read ({type(error).__name__}); it is damaged or holds more than tensors."
         ) from error
@@ -68,7 +68,7 @@ def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) ->
 
 
 def _first(entry: Mapping[str, Any], key: str) -> NDArray[Any]:
-    """The one row of a tensor [1, ...]."""
+    """The only row of a tensor [1, ...]."""
     tensor = entry[key]
     if tensor.shape[0] != 1:
         raise TypeError(f"{key} has shape {list(tensor.shape)}, not one row")

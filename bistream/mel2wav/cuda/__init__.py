@@ -1,1 +1,1 @@
-"""The vocoder on a CUDA GPU: Triton kernels, one recorded graph per size. Reached through ``factory`` alone."""
+"""The vocoder on a CUDA GPU: Triton kernels, one recorded graph per bucket. Imported by ``factory`` alone."""

@@ -13,7 +13,7 @@ from bistream.mel2wav.hop_plan import RowPlan
 
 
 class MetaField(IntEnum):
-    """The int32 numbers of a row, see ``RowPlan``. The only declaration: kernels take the places of their numbers from here."""
+    """The int32 numbers of a row, see ``RowPlan``. The only declaration: kernels take their offsets from here."""
 
     SLOT = 0
     FRAMES = 1
@@ -29,7 +29,7 @@ class MetaField(IntEnum):
     NEXT_FIRST = 12
     KEY_LOW = 13
     KEY_HIGH = 14
-    BEFORE = 15  # frames of all rows before
+    BEFORE = 15  # frames of all preceding rows
 
 
 class RateField(IntEnum):
@@ -42,7 +42,7 @@ class RateField(IntEnum):
 
 
 class SegmentField(IntEnum):
-    """The int32 numbers of a convolution in a sum of them, for ``kernels_convolution.sum_windows``; rows are those of the activations."""
+    """The int32 numbers of one convolution of a sum, for ``kernels_convolution.sum_windows``; rows are rows of the activations."""
 
     IN_ROW = 0
     TAPS = 1
@@ -52,7 +52,7 @@ class SegmentField(IntEnum):
     WEIGHT_TILE = 5
     RESIDUALS = 6  # how many, at most MAX_RESIDUALS
     RESIDUAL_ROW = 7
-    OUT_ROW = 9  # -1: the sum itself goes nowhere
+    OUT_ROW = 9  # -1: the sum itself is not stored
     ACTIVES = 10  # how many, at most MAX_ACTIVES
     ACTIVE_ROW = 11
     VALUES = 14  # row of bias and of the first alpha
@@ -62,7 +62,7 @@ META_NUMBERS = 16
 SEGMENT_NUMBERS = 16
 MAX_RESIDUALS = SegmentField.OUT_ROW - SegmentField.RESIDUAL_ROW
 MAX_ACTIVES = SegmentField.VALUES - SegmentField.ACTIVE_ROW
-FRAME_GAP = 4  # positions without a row before, between and behind rows of one position per frame: what their convolutions reach
+FRAME_GAP = 4  # zeros before, between and after rows of one position per frame: covers the reach of their convolutions
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Rate:
     gap: int
 
     def positions(self, frames: int, rows: int) -> int:
-        """From the gap before the first row to the end of the gap behind the last one; ``extra`` positions lie in the gaps."""
+        """From the gap before the first row to the end of the gap after the last one; ``extra`` positions lie in the gaps."""
         return frames * self.rate + (rows + 1) * self.gap
 
 
 def pack_rows(plans: Sequence[RowPlan], out: NDArray[np.int32], rates: Sequence[Rate]) -> None:
-    """Rows of ``out`` [rows + 1, META_NUMBERS]; rows without a session have no frames.
+    """Fill ``out`` [rows + 1, META_NUMBERS]; padding rows have no frames.
 
     The last row: positions in use at each rate.
     """

@@ -1,15 +1,15 @@
 # mypy: ignore-errors
 """Sums of convolutions over windows that stay in shared memory: nearly all of the vocoder's arithmetic. Gluon, Hopper only.
 
-Rows lie one after another in [positions, channels], 16 bit, with a gap of zeros around each one that is wider than any
-convolution reaches. So a tile of positions need not know of rows: what it computes in a gap is replaced by zeros at the end.
+Rows are concatenated in 16-bit [positions, channels], each one surrounded by a gap of zeros that is wider than the reach of any
+convolution. So a tile of positions ignores row boundaries: its results in gaps are replaced by zeros at the end.
 
-A result is [64 channels, N positions], the channels of the product's left side, the weights. Its right side, N positions of 64
-channels, begins at any row of a window: the copy engine's 128-byte swizzle goes by address, and so do the tensor cores. All taps
-of a convolution read one copy of the window. A residual is one more product, with the unit matrix: exact in 16 bit.
+A result is [64 channels, N positions]. The left operand of a product is a tile of weights, the right one N positions of 64 channels, which
+may begin at any row of a window: both TMA and the tensor cores derive the 128-byte swizzle from the address. So all taps of a
+convolution read one copy of the window. A residual is one more product, with the identity matrix: exact in 16 bit.
 
-Of a program's warps two fetch, windows and weights in turn, and two groups of four multiply, one at a time: the other one has its
-activations to compute meanwhile.
+Two producer warps copy windows and weights to shared memory. Two consumer warpgroups take turns on the tensor cores: while one
+multiplies, the other one computes its epilogue.
 """
 
 from triton.experimental import gluon
@@ -40,7 +40,7 @@ ACTIVES = gl.constexpr(int(SegmentField.ACTIVES))
 ACTIVE_ROW = gl.constexpr(int(SegmentField.ACTIVE_ROW))
 VALUES = gl.constexpr(int(SegmentField.VALUES))
 
-HALO = gl.constexpr(16)  # rows that the window grows by
+HALO = gl.constexpr(16)  # a window extends beyond its tile by multiples of this many rows
 SLICE = gl.constexpr(64)  # channels of a window and of a result
 WEIGHT_BYTES = gl.constexpr(8192)
 TILE_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
@@ -49,16 +49,16 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 @gluon.jit
 def _rows(pool, row, ALL: gl.constexpr, COUNT: gl.constexpr):
-    """[COUNT, 64] of the windows' memory from any row on. ALL: its rows."""
+    """View [COUNT, 64] of the windows' memory from any row on. ALL: rows of the memory."""
     line = pool._reinterpret(pool.dtype, [ALL, 1, SLICE], PLAIN).index(row)
     return line._reinterpret(pool.dtype, [COUNT, SLICE], TILE_LAYOUT)
 
 
 @gluon.jit
 def _units(group, units):
-    """First unit of a group that a program computes, and how many: all groups' units go round the programs one after another.
+    """First unit of a group that this program computes, and their number: the units of all groups go round-robin to the programs.
 
-    Not carried from group to group: the compiler dropped such a variable where it decided about nothing but a loop's length.
+    Computed anew for each group: the compiler dropped a loop-carried variable that determined nothing but a loop's length.
     """
     programs = gl.num_programs(0)
     first = (gl.program_id(0) + programs - group * units % programs) % programs
@@ -71,7 +71,7 @@ def _fetch_windows(
     N: gl.constexpr, ROWS: gl.constexpr, SIZE: gl.constexpr, PANELS: gl.constexpr, PARTS: gl.constexpr,
     GROUPS: gl.constexpr, SEGMENTS: gl.constexpr,
 ):  # fmt: skip
-    """Every unit's windows, 64 channels at a time."""
+    """Producer warp: every unit's windows, 64 channels at a time."""
     full, empty = bars
     programs = gl.num_programs(0)
     units = tiles * PARTS
@@ -109,7 +109,7 @@ def _fetch_weights(
     w_desc, table_ptr, weights, bars, tiles,
     SIZE: gl.constexpr, PANELS: gl.constexpr, BLOCKS: gl.constexpr, SHARE: gl.constexpr, GROUPS: gl.constexpr, SEGMENTS: gl.constexpr,
 ):  # fmt: skip
-    """Every result's weights, a [64, 64] tile for each tap and 64 channels, in the order in which they are used."""
+    """Producer warp: every result's weights, a [64, 64] tile for each tap and 64 channels, in order of use."""
     full, empty = bars
     PARTS: gl.constexpr = BLOCKS // SHARE
     programs = gl.num_programs(0)
@@ -127,14 +127,14 @@ def _fetch_weights(
                     slot = item % SIZE
                     mbarrier.wait(empty.index(slot), (item // SIZE & 1) ^ 1)
                     mbarrier.expect(full.index(slot), WEIGHT_BYTES)
-                    row = gl.where(step < steps, tile + step, 0) * SLICE  # tile 0: the unit matrix
+                    row = gl.where(step < steps, tile + step, 0) * SLICE  # tile 0: the identity matrix
                     tma.async_copy_global_to_shared(w_desc, [row, 0], full.index(slot), weights.index(slot))
                     item += 1
 
 
 @gluon.jit
 def _emit(value, desc, row, column, stage):
-    """[64 channels, N] to N rows of ``desc``, through shared memory, once what left from there before has been read."""
+    """Store [64 channels, N] to N rows of ``desc`` through shared memory, after the previous store has read it."""
     tma.store_wait(0)
     gl.thread_barrier()
     stage.permute((1, 0)).store(value.to(stage.dtype))
@@ -145,7 +145,7 @@ def _emit(value, desc, row, column, stage):
 
 @gluon.jit
 def _step(total, right, weights, full, empty, step, begin, fresh, SIZE: gl.constexpr):
-    """Issue one product; the one before is done then, and its weights free. begin: first product of a result; fresh: of a sum."""
+    """Issue one product, wait for the previous one and release its weights. begin: first product of a result; fresh: of a sum."""
     slot = step % SIZE
     mbarrier.wait(full.index(slot), step // SIZE & 1)
     total = warpgroup_mma(weights.index(slot), right.permute((1, 0)), total, use_acc=step > fresh, is_async=True)
@@ -156,7 +156,7 @@ def _step(total, right, weights, full, empty, step, begin, fresh, SIZE: gl.const
 
 @gluon.jit
 def _fetch_residual(desc, row, column, bar, stage, N: gl.constexpr):
-    """Once no thread needs what is there."""
+    """Start copying a residual to ``stage``, once all threads are done with its old content."""
     gl.thread_barrier()
     mbarrier.expect(bar, N * 128)
     tma.async_copy_global_to_shared(desc, [row, column], bar, stage)
@@ -168,16 +168,17 @@ def _multiply(
     INDEX: gl.constexpr, N: gl.constexpr, ROWS: gl.constexpr, WINDOWS: gl.constexpr, SLOTS: gl.constexpr, STAGES: gl.constexpr,
     PANELS: gl.constexpr, SEGMENTS: gl.constexpr, EXACT: gl.constexpr,
 ):  # fmt: skip
-    """Sum of all products of a result. Returns it, still being computed, the next window, next weights, and loads so far.
+    """Sum of all products of a result. Returns it with products in flight, the next window, the next weights, and loads so far.
 
-    EXACT: the tensor cores cut off what a long sum cannot hold, always toward zero. So each of the first segment's first WRAP taps
-    is a sum of its own, and these are added as float32 should be; the products of all other taps are far smaller. No residuals.
+    EXACT: the tensor cores truncate toward zero when they accumulate, an error that grows over a long sum. So each of the first
+    segment's first WRAP taps is a sum of its own, and these are added with correct float32 rounding; the products of all other taps
+    are far smaller. No residuals.
     """
     windows, weights, stages = pools
     window_full, window_empty, weight_full, weight_empty, _, stage_free, residual_full = all_bars
     stage = stages.index(INDEX % STAGES)
     begin, first_item = step, item
-    fresh = -1 if EXACT else begin  # the sum is zero when it comes
+    fresh = -1 if EXACT else begin  # the sum is zero on entry
     exact = total
     part = total
     for segment in range(SEGMENTS):
@@ -225,7 +226,7 @@ def _multiply(
 
 @gluon.jit
 def _finish(total, desc, at, alpha_ptr, position, column, stage, slope, WIDTH: gl.constexpr, KIND: gl.constexpr):
-    """A result and its activations to where the segment wants them. alpha: of the result's channels, the next one WIDTH behind."""
+    """Store a result and its activations as the segment requests. alpha: of the result's channels, the next one WIDTH further on."""
     out_row = gl.load(at + OUT_ROW)
     if KIND == "snake":
         if out_row >= 0:
@@ -235,7 +236,7 @@ def _finish(total, desc, at, alpha_ptr, position, column, stage, slope, WIDTH: g
             _emit(snake_of_channels(total, alpha), desc, gl.load(at + ACTIVE_ROW + copy) + position, column, stage)
     elif KIND == "leaky":
         _emit(gl.where(total > 0, total, total * slope), desc, out_row + position, column, stage)
-    else:  # "elu", in two numbers of 16 bit
+    else:  # "elu", split into two 16-bit numbers
         active = gl.where(total > 0, total, gl.exp(total) - 1.0)
         high = active.to(stage.dtype)
         _emit(high, desc, out_row + position, column, stage)
@@ -248,7 +249,7 @@ def _consumer(
     INDEX: gl.constexpr, N: gl.constexpr, ROWS: gl.constexpr, WINDOWS: gl.constexpr, SLOTS: gl.constexpr, STAGES: gl.constexpr,
     PANELS: gl.constexpr, BLOCKS: gl.constexpr, SHARE: gl.constexpr, GROUPS: gl.constexpr, SEGMENTS: gl.constexpr, KIND: gl.constexpr,
 ):  # fmt: skip
-    """Every second result: products, then bias and activation."""
+    """Consumer warpgroup: every second result, products, then epilogue (bias and activation)."""
     x_desc, out_desc, table_ptr, bias_ptr, alpha_ptr, real_ptr, scale, slope = arguments
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     PARTS: gl.constexpr = BLOCKS // SHARE
@@ -308,12 +309,12 @@ def sum_windows(
 ):  # fmt: skip
     """out = (sum over segments of convolution and residuals + bias) * scale, once per group. Grid: any number of programs.
 
-    x_desc, out_desc: [N, 64] tiles, halo_desc: [16, 64] tiles of activations, any number of them after one another; w_desc: [64, 64]
+    x_desc, out_desc: [N, 64] tiles, halo_desc: [16, 64] tiles of activations, any number of slots, concatenated; w_desc: [64, 64]
     tiles of weights. table: int32 [GROUPS, SEGMENTS, FIELDS], see ``batch.SegmentField``. bias, alpha: [any, BLOCKS * 64].
     real: int8 per position, 0 in gaps.
-    extent: positions in use. PANELS, BLOCKS: input and output channels / 64. SHARE: results in succession that use the same windows.
-    ROWS: of a window, a multiple of 64 and at least N + 64; WINDOWS, SLOTS: windows and tiles of weights in flight. STAGES: places
-    for residuals and results. KIND: "snake", "leaky" or "elu" (to out and what 16 bit lost to the first active row).
+    extent: positions in use. PANELS, BLOCKS: input and output channels / 64. SHARE: successive results that use the same windows.
+    ROWS: of a window, a multiple of 64 and at least N + 64; WINDOWS, SLOTS: windows and tiles of weights in flight. STAGES: tiles
+    for residuals and results. KIND: "snake", "leaky" or "elu" (16 bit to out, the remainder to the first active row).
     """
     DTYPE: gl.constexpr = x_desc.dtype
     tiles = (gl.load(extent_ptr) + N - 1) // N

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""STFT of the source, and audio of the windows of the inverse STFT. All float32.
+"""STFT of the source, and overlap-add of the inverse STFT's windows. All float32.
 
 meta: int32 [rows, META_NUMBERS], see ``batch.MetaField``.
 """
@@ -22,9 +22,9 @@ def transform(
     source_ptr, basis_ptr, meta_ptr, out_ptr, source_size, out_size,
     SAMPLES: tl.constexpr, HOP: tl.constexpr, SPAN: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """STFT with SPAN samples per window, reflected at the row's ends: 16 bit [rows, out_size, WIDTH]. Grid: (tiles, rows).
+    """STFT with SPAN samples per window, reflected at the row's ends: 16-bit [rows, out_size, WIDTH]. Grid: (tiles, rows).
 
-    basis: [SPAN, WIDTH], real parts, then imaginary parts, zeros behind them.
+    basis: [SPAN, WIDTH], real parts, imaginary parts, then zeros.
     """
     row = tl.program_id(1).to(tl.int64)
     samples = tl.load(meta_ptr + row * META + FRAMES) * SAMPLES
@@ -50,7 +50,7 @@ def overlap_add(
     windows_size, audio_size, limit,
     SAMPLES: tl.constexpr, HOP: tl.constexpr, SPAN: tl.constexpr, FADE: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Windows' audio [rows, windows_size, SPAN] -> audio, faded in from what was withheld. Grid: (tiles of samples, rows).
+    """Windows' audio [rows, windows_size, SPAN] -> audio, faded in from the withheld audio. Grid: (tiles of samples, rows).
 
     FADE: samples of the overlap.
     """

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Convolutions that change the rate, on rows of different lengths: transposed ones up, strided ones down to a stage's rate.
 
-Activations are [positions, channels], 16 bit. Row r begins at position r * row_step + frames before it * frame_step + offset: rows
-of one size after one another (frame_step 0), or as ``kernels_convolution`` wants them. What lies behind a row's end is never read (zeros
-stand for it). A transposed convolution of stride r is r convolutions, one for each position modulo r, whose outputs interleave.
+Activations are 16-bit [positions, channels]. Row r begins at position r * row_step + frames before it * frame_step + offset: rows
+of one size (frame_step 0), or as ``kernels_convolution`` expects them. Positions beyond a row's end are never read; they count as
+zero. A transposed convolution of stride r is r convolutions, one for each position modulo r, whose outputs interleave.
 """
 
 import triton
@@ -39,8 +39,8 @@ def convolve(
     UP = 0: outputs = FEATURES. UP = r > 0: transposed, outputs = r * FEATURES, output (t, p, feature) is position r t + p - crop;
     with REFLECT all positions move up by one and position 0 repeats position 2 (the reflected position before an inverse STFT).
     GAP > 0: also snake(out) to ``active``, and zeros to GAP positions around each row of it.
-    SPAN > 0: half of the features are log magnitudes, half the arcsines of phases; out [positions, SPAN] is the windows' audio by the
-    basis [FEATURES, SPAN] in ``alpha``: real parts, then imaginary parts.
+    SPAN > 0: half of the features are log magnitudes, half the arcsines of phases; out [positions, SPAN] is the windows' audio, from
+    the basis [FEATURES, SPAN] in ``alpha``: real parts, then imaginary parts.
     """
     row = tl.program_id(2)
     frames = tl.load(meta_ptr + row * META + FRAMES)
@@ -95,7 +95,7 @@ def convolve(
         reflected = (position == 2)[:, None] & exists[:, None]
         tl.store(out_ptr + (place - 2 * FEATURES), total.to(out_ptr.dtype.element_ty), mask=reflected)
     if GAP:
-        # only between this row and the others: ``out_extra`` positions lie in the gap behind each one
+        # only up to the neighbouring rows: ``out_extra`` positions lie in the gap after each row
         in_reach = (position >= out_extra - GAP) & (position < frames * out_rate + GAP)
         total = tl.where(exists[:, None], snake(total, tl.load(alpha_ptr + feature)[None, :]), 0.0)
         tl.store(active_ptr + place, total.to(active_ptr.dtype.element_ty), mask=in_reach[:, None])

@@ -30,7 +30,7 @@ def classify_f0(
     parts_ptr, weight_ptr, bias_ptr, meta_ptr, f0_ptr, size, split,
     WIDTH: tl.constexpr, GAP: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """f0 in Hz [rows, size] of the f0 predictor's last activations, parts [2 * split, WIDTH]. Grid: (tiles, rows)."""
+    """f0 in Hz [rows, size] from the f0 predictor's last activations, parts [2 * split, WIDTH]. Grid: (tiles, rows)."""
     row = tl.program_id(1)
     frames = tl.load(meta_ptr + row * META + FRAMES)
     first = tl.program_id(0) * TILE
@@ -54,7 +54,7 @@ def follow_phase(
 ):  # fmt: skip
     """``HarmonicSource.frame_phase``: advance and phase [rows, HARMONICS, size] of f0 [rows, size]. Grid: (HARMONICS, rows).
 
-    The phase of the last emitted frame goes to the slot; before anything is out it begins at zero, whoever had the slot before.
+    The phase of the last emitted frame goes to the slot; it starts at zero before the first output, whatever the slot holds.
     """
     harmonic = tl.program_id(0)
     row = tl.program_id(1)
@@ -83,7 +83,7 @@ def follow_phase(
 
 @triton.jit
 def normal_pair(radius_word, angle_word):
-    """Two 32-bit words -> radius and angle of Box and Muller, as ``mel2wav.noise``."""
+    """Two 32-bit words -> radius and angle of the Box-Muller transform, as in ``mel2wav.noise``."""
     first = ((radius_word >> 8).to(tl.int32) + 1).to(tl.float32) * 5.9604644775390625e-08
     second = ((angle_word >> 8).to(tl.int32) + 1).to(tl.float32) * 5.9604644775390625e-08
     return tl.sqrt(-2.0 * tl.log(first)), TWO_PI * second
@@ -94,7 +94,7 @@ def make_source(
     f0_ptr, advance_ptr, phase_ptr, weight_ptr, bias_ptr, gain_ptr, slot_source_ptr, meta_ptr, source_ptr, size,
     alpha, sigma, threshold, HARMONICS: tl.constexpr, STATE: tl.constexpr, SAMPLES: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Harmonic source [rows, size * SAMPLES]; its first samples are those kept. Grid: (frames, rows).
+    """Harmonic source [rows, size * SAMPLES]; its first samples are the kept ones. Grid: (frames, rows).
 
     f0: [rows, size]; advance (cycles per sample) and phase (cycles at the frame's centre): float32 [rows, HARMONICS, size].
     """

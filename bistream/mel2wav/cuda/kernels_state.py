@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The rows of a call: what sessions kept, gathered at its beginning, and the state of the next call, kept at its end. All float32.
+"""Session state: gathered into the rows of a call at its beginning, stored for the next call at its end. All float32.
 
 meta: int32 [rows, META_NUMBERS], see ``batch.MetaField``. Sessions keep their state in slots: ``slot_mel`` [slots, STATE, BINS],
 ``slot_source`` [slots, STATE * 480], ``slot_withheld`` [slots, OVERLAP * 480], with STATE and OVERLAP in frames.
@@ -33,10 +33,10 @@ def gather_mel(
     slot_mel_ptr, new_ptr, new_stride, meta_ptr, mel_ptr, parts_ptr, size, split,
     STATE: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr, GAP: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Kept and new frames of each row side by side: float32 [rows, size, BINS], and in two parts of 16 bit. Grid: (tiles, rows).
+    """Kept and new frames of each row, joined: float32 [rows, size, BINS], and as two 16-bit parts. Grid: (tiles, rows).
 
-    new: [BINS, new_stride], the new frames of all rows after one another. parts: [2 * split, WIDTH], what 16 bit keep, then what they
-    lose; rows after one another with GAP zeros around each one.
+    new: [BINS, new_stride], the new frames of all rows, concatenated. parts: [2 * split, WIDTH], values rounded to 16 bit, then the
+    remainders; rows concatenated with GAP zeros around each one.
     """
     row = tl.program_id(1)
     meta = meta_ptr + row * META
@@ -82,7 +82,7 @@ def mark_real(meta_ptr, real_ptr, rates_ptr, TILE: tl.constexpr, PDL: tl.constex
     position = first + tl.arange(0, TILE)
     start = tl.load(rates_ptr + RATE_BEGIN) + tl.load(meta_ptr + row * META + BEFORE) * rate + (row + 1) * gap
     is_real = (position >= 0) & (position < length)
-    # no further than to the other rows: positions beyond the rate lie in the gap behind each row
+    # only up to the neighbouring rows: extra positions lie in the gap after each row
     in_reach = (position >= length - frames * rate - gap) & (position < frames * rate + gap)
     tl.store(real_ptr + start + position, is_real.to(tl.int8), mask=in_reach)
 
@@ -93,7 +93,7 @@ def keep_state(
     STATE: tl.constexpr, OVERLAP_FRAMES: tl.constexpr, BINS: tl.constexpr, BIN_WIDTH: tl.constexpr, SAMPLES: tl.constexpr,
     WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Audio that is due to ``out`` (the rows after one another), and the next call's state to the slots. Grid: (frames, rows)."""
+    """Due audio to ``out`` (rows concatenated), and the next call's state to the slots. Grid: (frames, rows)."""
     row = tl.program_id(1)
     frame = tl.program_id(0)
     meta = meta_ptr + row * META

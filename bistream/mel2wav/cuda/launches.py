@@ -1,7 +1,7 @@
-"""The whole vocoder for one bucket: the kernels in order. What a graph records. Called by ``runner.CudaVocoderStage``.
+"""The whole vocoder for one bucket: the sequence of kernels that a graph records. Called by ``runner.CudaVocoderStage``.
 
 In: ``meta`` int32 [rows, META_NUMBERS], new mel frames ``new_mel`` [bins, columns], the state of the sessions in their slots.
-Out: ``out`` float32, the audio that is due, rows after one another; the next call's state in the slots.
+Out: ``out`` float32, the due audio, rows concatenated; the next call's state in the slots.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODE
 
 _LAST_LEAKY_SLOPE = 0.01
 _MAX_MAGNITUDE = 100.0
-# Slots of a stage: x with what the source adds; per block activations, what lies between its convolutions, its own x.
+# Slots of a stage: x plus the source; per block: activations, hidden values between its convolutions, its own residual stream.
 _X, _ACTIVES, _HIDDENS, _STREAMS = 0, (1, 2, 3), (4, 5, 6), (7, 8, 9)
 _UP = _STREAMS[0]  # upsampled x, until the blocks begin
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where rows begin: row * ``row`` + frames before it * ``frame`` + ``offset``."""
+    """First positions of rows: row * ``row`` + frames before it * ``frame`` + ``offset``."""
 
     rate: Rate
     row: int
@@ -48,7 +48,7 @@ class _Rows:
 
 
 def _packed(rate: Rate) -> _Rows:
-    """As ``kernels_convolution`` wants them."""
+    """Rows as ``kernels_convolution`` expects them."""
     return _Rows(rate, rate.gap, rate.rate, rate.gap)
 
 
@@ -95,7 +95,7 @@ class VocoderCall:
         self._finish()
 
     def _area(self, memory: Tensor, index: int, channels: int) -> Area:
-        """As much of some memory as its slots of ``rates[index]`` are large."""
+        """The part of ``memory`` that holds whole slots of ``rates[index]``."""
         capacity = self._capacities[index]
         slots = memory.numel() // (capacity * channels)
         view = memory.view(-1)[: slots * capacity * channels].view(-1, channels)
@@ -119,7 +119,7 @@ class VocoderCall:
         self._pre = WindowLaunch(self.weights.pre, mel, stage_in, [[Use(0, out=0)]], "leaky", slope=config.lrelu_slope)
 
     def _plan_stage(self, index: int, stage: StageWeights) -> None:
-        """Launches of the residual blocks: the source's, whose last one adds ``up`` and activates for the others, then all others."""
+        """Launches of the residual blocks: the source's, the last of which adds ``up`` and the others' activations, then the others."""
         config, count = self.config, len(self.config.resblock_kernel_sizes)
         channels = config.base_channels // 2**index
         area, stage_in = self._area(self.space.slots, index, channels), self._area(self.space.stage_in, index, channels)
@@ -181,23 +181,28 @@ class VocoderCall:
         )  # fmt: skip
 
     def _decode(self) -> None:
-        space, coming = self.space, _packed(self.rates[0])
+        space, in_rows = self.space, _packed(self.rates[0])
         self._pre.launch()
         for index, stage in enumerate(self.weights.stages):
-            here = _packed(self.rates[index + 1])
+            out_rows = _packed(self.rates[index + 1])
             area, launches = self._sources[index]
-            self._convolve(stage.up, space.stage_in, coming, here, area.slot(_UP), repeats_first=here.rate.extra > 0)
+            self._convolve(stage.up, space.stage_in, in_rows, out_rows, area.slot(_UP), repeats_first=out_rows.rate.extra > 0)
             self._convolve(
-                stage.source_down, space.spectrum, self._spectrum, here, area.slot(_X), active=(stage.source_alpha, area.slot(_ACTIVES[0]))
+                stage.source_down,
+                space.spectrum,
+                self._spectrum,
+                out_rows,
+                area.slot(_X),
+                active=(stage.source_alpha, area.slot(_ACTIVES[0])),
             )
             for launch in [*launches, *self._blocks[index]]:
                 launch.launch()
-            coming = here
+            in_rows = out_rows
         post, span = self.weights.post, self.config.istft_n_fft
-        self._convolve(post, space.stage_in, coming, self._spectrum, space.windows, span=span)
+        self._convolve(post, space.stage_in, in_rows, self._spectrum, space.windows, span=span)
 
     def _finish(self) -> None:
-        """Windows to audio, what is due to ``out``, and the next call's state to the slots."""
+        """Windows to audio, due audio to ``out``, and the next call's state to the slots."""
         rows, frames, config, fourier, space = self.bucket.rows, self.bucket.frames, self.config, self.hift.fourier, self.space
         kernels_fourier.overlap_add[(-(-frames * SAMPLES_PER_MEL_FRAME // 1024), rows)](
             space.windows, fourier.interior, fourier.left_gain, fourier.right_gain, *self.fades, self.slots.withheld, self.meta,
@@ -212,20 +217,20 @@ class VocoderCall:
         )  # fmt: skip
 
     def _convolve(
-        self, conv: Conv, x: Tensor, coming: _Rows, here: _Rows, out: Tensor, active: tuple[Tensor, Tensor] | None = None,
+        self, conv: Conv, x: Tensor, in_rows: _Rows, out_rows: _Rows, out: Tensor, active: tuple[Tensor, Tensor] | None = None,
         repeats_first: bool = False, span: int = 0,
     ) -> None:  # fmt: skip
-        """active: alphas of the snake, and where it goes. span: samples of a window; the features are its spectrum."""
+        """active: alphas of the snake, and memory for its result. span: samples of a window; the features are its spectrum."""
         frames, rows = self.bucket.frames, self.bucket.rows
-        gap = here.rate.gap if active is not None else 0
-        size = coming if conv.up else here
+        gap = out_rows.rate.gap if active is not None else 0
+        size = in_rows if conv.up else out_rows
         positions = frames * size.rate.rate + size.rate.extra + (1 if conv.up else 2 * gap)
-        tile, block = resampling_tile(rows * frames * here.rate.rate, conv.features)
+        tile, block = resampling_tile(rows * frames * out_rows.rate.rate, conv.features)
         alpha, target = active if active is not None else (self.weights.inverse_basis, out)
         kernels_resampling.convolve[(-(-positions // tile), len(conv.weight) // block, rows)](
-            x, conv.weight, conv.bias, self.meta, alpha, out, target, *coming.numbers, *here.numbers, conv.taps, conv.dilation, conv.stride,
-            conv.pad, conv.crop, _MAX_MAGNITUDE, CHANNELS=conv.channels, FEATURES=conv.features, UP=conv.up, REFLECT=int(repeats_first),
-            GAP=gap, SPAN=span, TILE=tile, BLOCK=block, STEP=math.gcd(conv.channels, 64), STAGES=3,
+            x, conv.weight, conv.bias, self.meta, alpha, out, target, *in_rows.numbers, *out_rows.numbers, conv.taps, conv.dilation,
+            conv.stride, conv.pad, conv.crop, _MAX_MAGNITUDE, CHANNELS=conv.channels, FEATURES=conv.features, UP=conv.up,
+            REFLECT=int(repeats_first), GAP=gap, SPAN=span, TILE=tile, BLOCK=block, STEP=math.gcd(conv.channels, 64), STAGES=3,
             **self._options(8 if tile * block > 8192 else 4),
         )  # fmt: skip
 

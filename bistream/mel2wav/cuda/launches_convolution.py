@@ -1,4 +1,4 @@
-"""Launches of ``kernels_convolution.sum_windows``: where its inputs and results are, and how large its tiles."""
+"""Launches of ``kernels_convolution.sum_windows``: locations of its inputs and results, and tile sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Use:
-    """Slots that a part reads and, the first one of a group, writes. residuals: added; out: the sum; actives: its activations."""
+    """Slots that a part reads and that a group's first part writes. residuals: added; out: the sum; actives: its activations."""
 
     source: int
     residuals: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Use:
 
 
 class WindowLaunch:
-    """One recorded launch. ``uses``: of each group's parts. kind, scale, slope: see the kernel."""
+    """One recorded launch. ``uses``: per group, one for each part. kind, scale, slope: see the kernel."""
 
     def __init__(
         self, sums: WindowSum, source: Area, target: Area, uses: Sequence[Sequence[Use]], kind: str = "snake", scale: float = 1.0,
@@ -52,7 +52,7 @@ class WindowLaunch:
         segments = len(uses[0])
         multiprocessors = torch.cuda.get_device_properties(sums.tiles.device).multi_processor_count
         size = tile_positions(target.capacity * sums.blocks * len(uses), multiprocessors)
-        size = min(size, 128) if kind == "elu" else size  # which keeps two sums in registers
+        size = min(size, 128) if kind == "elu" else size  # "elu" keeps two sums in registers
         tiles = -(-target.capacity // size)
         products = [
             sum(part.taps * sums.panels + len(use.residuals) for part, use in zip(parts, members, strict=True))
@@ -85,7 +85,7 @@ class WindowLaunch:
 
 
 def _row(part: Part, use: Use, group: int, in_capacity: int, out_capacity: int) -> list[int]:
-    """A segment's line of the kernel's table."""
+    """A segment's row of the kernel's table."""
     assert len(use.residuals) <= MAX_RESIDUALS and len(use.actives) <= MAX_ACTIVES
     numbers = [0] * SEGMENT_NUMBERS
     numbers[SegmentField.IN_ROW] = use.source * in_capacity

@@ -15,18 +15,18 @@ from bistream.mel2wav.sizes import GAP, MEL_BINS
 from bistream.rates import SAMPLES_PER_MEL_FRAME
 
 MEL_WIDTH = 128  # channels of the mel as the convolutions read it
-STAGE_SLOTS = 10  # pieces of a stage's activations, see ``launches``
-_ROUND = 256  # positions; every tile's size divides it
+STAGE_SLOTS = 10  # slots of a stage's activations, see ``launches``
+_ROUND = 256  # positions; a multiple of every tile size
 
 
 def rates_of(config: VocoderConfig) -> list[Rate]:
-    """Of the mel, and after each upsampling stage; the last one has one position more, as the spectrum."""
+    """Rates of the mel and after each upsampling stage; the last one has one extra position, like the spectrum."""
     stages = [math.prod(config.upsample_rates[: stage + 1]) for stage in range(len(config.upsample_rates))]
     return [Rate(1, 0, FRAME_GAP), *(Rate(rate, int(rate == stages[-1]), GAP) for rate in stages)]
 
 
 def capacity_of(rate: Rate, bucket: Bucket) -> int:
-    """Positions of memory for a full bucket at a rate, a multiple of every tile's size."""
+    """Positions of memory for a full bucket at a rate, a multiple of every tile size."""
     return -(-(rate.positions(bucket.rows * bucket.frames, bucket.rows) + 1) // _ROUND) * _ROUND
 
 

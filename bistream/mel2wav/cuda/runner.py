@@ -1,6 +1,6 @@
-"""The vocoder stage on a CUDA GPU: state of all sessions in slots, one recorded graph per size. Takes the place of ``VocoderStage``.
+"""The vocoder stage on a CUDA GPU: state of all sessions in slots, one recorded graph per bucket. Replaces ``VocoderStage``.
 
-Convolutions run in 16 bit with float32 sums; f0, phases, source and Fourier transforms stay in float32, since phases add up
+Convolutions run in 16 bit with float32 sums; f0, phases, source and Fourier transforms stay in float32, since phases accumulate
 over a whole session. Offline synthesis, and calls larger than the largest bucket, run on the plain network.
 """
 
@@ -47,7 +47,7 @@ class CudaVocoderStage(SlottedVocoderStage):
         self._recorder = GraphRecorder(self.device)
 
     def record(self) -> None:
-        """Record the graphs of all buckets (a few seconds, and the kernels' compilation when it is the first time)."""
+        """Record the graphs of all buckets (a few seconds, plus the kernels' compilation the first time)."""
         began = time.monotonic()
         for bucket in BUCKETS:
             self._space.meta.zero_()
@@ -58,7 +58,7 @@ class CudaVocoderStage(SlottedVocoderStage):
         pack_rows(plans, self._host_meta.numpy(), self._space.rates)
         self._space.meta.copy_(self._host_meta, non_blocking=True)
         self._space.new_mel[:, : new_mel.shape[1]] = new_mel
-        assert bucket in self._graphs or not self._record, "record() comes first"
+        assert bucket in self._graphs or not self._record, "call record() first"
         if bucket in self._graphs:
             self._graphs[bucket].replay()
         else:
@@ -66,6 +66,6 @@ class CudaVocoderStage(SlottedVocoderStage):
         return self._space.out
 
     def _record_call(self, bucket: Bucket) -> None:
-        """The rows on the device must be empty."""
+        """``meta`` on the device must hold padding rows only."""
         with torch.inference_mode():
             self._graphs[bucket] = self._recorder.record(self._calls[bucket].launch)

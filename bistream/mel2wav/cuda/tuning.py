@@ -1,4 +1,4 @@
-"""Sizes of the work of one program in each kernel. They change speed only. No torch.
+"""Tile sizes and work per program of each kernel. They change speed only. No torch.
 
 Chosen by measurement on one H200 at full size; ``docs/log.md`` has the numbers.
 """
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-WIDE_POSITIONS = 30_000  # positions of a call from which on larger tiles of ``convolve`` pay
+WIDE_POSITIONS = 30_000  # from this many positions per call, larger tiles of ``convolve`` pay off
 TILE_POSITIONS = (256, 128, 64)
-# of tiles of 256 positions: what a product takes, and how fast a multiprocessor gets its bytes when all of them ask
+# for tiles of 256 positions: cost of a product, and bandwidth of a multiprocessor while all of them load
 _PRODUCT_CYCLES, _PRODUCT_BYTES, _WINDOW_BYTES, _BYTES_PER_CYCLE = 512, 8192, 36_864, 24
-_LIVE = 0.9  # share of a call's capacity that is in use, about
+_LIVE = 0.9  # typical share of a call's capacity that is in use
 
 
 def resampling_tile(positions: int, features: int) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def tile_positions(results: int, multiprocessors: int) -> int:
 
 
 def window_share(tiles: int, blocks: int, panels: int, products: Sequence[int], programs: int) -> int:
-    """Results in succession that use the same windows: few balance the programs' work, many save traffic. 256 positions.
+    """How many successive results use the same windows: few balance the programs, many save traffic. For tiles of 256 positions.
 
     products: of 64 channels by 64 channels, per result of each group.
     """
@@ -48,11 +48,11 @@ def window_share(tiles: int, blocks: int, panels: int, products: Sequence[int], 
 
 
 def shared_memory(size: int, shared_panels: int) -> dict[str, int]:
-    """How 227 kB of shared memory are used."""
+    """How the 227 kB of shared memory are divided."""
     if size == 64:
         return {"ROWS": 128, "WINDOWS": 6, "SLOTS": 8, "STAGES": 2}
     if size == 128:
         return {"ROWS": 192, "WINDOWS": 4, "SLOTS": 8, "STAGES": 2}
-    if shared_panels > 2:  # all of them stay while all results use them
+    if shared_panels > 2:  # all panels stay resident for all results that share them
         return {"ROWS": 320, "WINDOWS": 4, "SLOTS": 4, "STAGES": 1}
     return {"ROWS": 320, "WINDOWS": 3, "SLOTS": 5, "STAGES": 2}

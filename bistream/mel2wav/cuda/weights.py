@@ -1,4 +1,4 @@
-"""Weights of the vocoder in the form its kernels read: 16 bit; those of the f0 predictor in two parts of 16 bit."""
+"""Weights of the vocoder in the form its kernels read: 16 bit; those of the f0 predictor are split into two 16-bit parts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bistream.mel2wav.cuda.weights_tiles import SLICE, Part, TileList, WindowSum
 from bistream.mel2wav.hift import HiFT, ResBlock
 
 _SPECTRUM_WIDTH = 32  # channels of the source's spectrum (18 are in use), and of the result's, 16 for real and 16 for imaginary parts
-F0_SCALE = 64.0  # of the f0 predictor's weights: what their 16 bit lose is still a normal number then
+F0_SCALE = 64.0  # of the f0 predictor's weights: keeps the 16-bit remainders out of the subnormal range
 
 
 @dataclass(frozen=True)
 class Conv:
-    """weight: [outputs, taps, channels]. Transposed ones (``up`` > 0): outputs = up * features, ``crop`` positions are cut off in front."""
+    """weight: [outputs, taps, channels]. Transposed ones (``up`` > 0): outputs = up * features, ``crop`` positions are cut in front."""
 
     weight: Tensor
     bias: Tensor
@@ -59,7 +59,7 @@ class VocoderWeights:
 
 
 def pack_weights(hift: HiFT, dtype: torch.dtype) -> VocoderWeights:
-    """``hift`` stays as it is; dtype: of everything but the Fourier bases."""
+    """``hift`` is not changed. dtype: of everything but the Fourier bases."""
     config = hift.config
     kernels = len(config.resblock_kernel_sizes)
     stages = []
@@ -91,7 +91,7 @@ def pack_weights(hift: HiFT, dtype: torch.dtype) -> VocoderWeights:
 
 
 def _pairs(blocks: Sequence[ResBlock], dtype: torch.dtype, after: Tensor, is_sum: bool) -> list[tuple[WindowSum, WindowSum]]:
-    """Of blocks that run side by side, layer by layer. after: alphas of what follows them, [any, channels]; is_sum: they end in one sum."""
+    """Layers of blocks that run in parallel. after: alphas of the activations that follow, [any, channels]; is_sum: they end in one sum."""
     pairs = []
     layers = len(blocks[0].convs1)
     for layer in range(layers):
@@ -117,9 +117,9 @@ def _sum(groups: Sequence[Sequence[nn.Module]], dtype: torch.dtype, alphas: Tens
 
 
 def split_sum(module: nn.Module, dtype: torch.dtype) -> WindowSum:
-    """A convolution times F0_SCALE whose input comes in two parts, what 16 bit keep and what they lose: nearly that of float32.
+    """A convolution times F0_SCALE whose input is split into 16-bit values and remainders: nearly as exact as float32.
 
-    Both parts of the weights for the first part of the input, the first one for the second.
+    The input's first part is multiplied by both parts of the weights, its second part by the first one only.
     """
     conv = _checked(module)
     weight = conv.weight.transpose(1, 2) * F0_SCALE
@@ -170,7 +170,7 @@ def _spectrum_conv(conv: nn.Conv1d, dtype: torch.dtype, bins: int) -> Conv:
 
 
 def _conv(conv: nn.Conv1d, dtype: torch.dtype, pad_channels: int = 0) -> Conv:
-    """[out, in, taps] -> [outputs, taps, channels], zeros up to the padded channels."""
+    """[out, in, taps] -> [outputs, taps, channels], channels padded with zeros."""
     weight = conv.weight.transpose(1, 2)
     outputs, taps, channels = weight.shape
     packed = torch.zeros(outputs, taps, max(channels, pad_channels), dtype=dtype, device=weight.device)

@@ -24,9 +24,9 @@ class Part:
 
 @dataclass(frozen=True)
 class WindowSum:
-    """groups: what is summed for each result. tiles: [tiles * 64, 64] 16 bit, the first one the unit matrix.
+    """groups: the convolutions that are summed, per result. tiles: 16-bit [tiles * 64, 64], the first one the identity matrix.
 
-    bias: float32 [groups, outputs]. alphas: float32 [any, outputs], of the snakes behind it, one group's after one another.
+    bias: float32 [groups, outputs]. alphas: float32 [any, outputs], of the snakes after it, group by group.
     """
 
     tiles: Tensor
@@ -46,7 +46,7 @@ class TileList:
         self._dtype = dtype
 
     def add(self, weight: Tensor, dilation: int, pad: int, wrap: int | None = None) -> Part:
-        """weight: [outputs, taps, channels], outputs a multiple of 64; channels get zeros up to one."""
+        """weight: [outputs, taps, channels], outputs a multiple of 64; channels are padded to one with zeros."""
         outputs, taps, channels = weight.shape
         panels = -(-channels // SLICE)
         padded = F.pad(weight, (0, panels * SLICE - channels))
@@ -57,5 +57,5 @@ class TileList:
         return part
 
     def close(self) -> Tensor:
-        """All of them, [tiles * 64, 64]."""
+        """All tiles, [tiles * 64, 64]."""
         return torch.cat(self._tiles)

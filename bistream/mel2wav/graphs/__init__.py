@@ -1,1 +1,1 @@
-"""The vocoder from library code in recorded CUDA graphs: every CUDA GPU, every size of network."""
+"""The vocoder from library code in recorded CUDA graphs: for every CUDA GPU and every network size."""

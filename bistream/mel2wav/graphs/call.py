@@ -1,7 +1,7 @@
-"""The whole vocoder for one bucket: from the integers of a call to the audio that is due and the next call's state. What a graph records.
+"""The whole vocoder for one bucket, as a graph records it: from the integers of a call to the due audio and the next call's state.
 
-f0, phases, source and both Fourier transforms are computed in float32, without TF32: phases add up over a session. The rest is the
-decoder's dtype. A row's values never reach another row, and values outside a row are replaced, not multiplied, so a NaN stays in its row
+f0, phases, source and both Fourier transforms are computed in float32, without TF32: phases accumulate over a session. The rest uses
+the decoder's dtype. Rows are independent, and values outside a row are replaced, not multiplied by zero, so a NaN stays in its row
 and does not outlive its session.
 """
 
@@ -23,11 +23,11 @@ from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 from bistream.rates import SAMPLES_PER_MEL_FRAME
 
-_RECOMPILE_LIMIT = 64  # PyTorch's own, 8, counts the compilations of all stages of a process together
+_RECOMPILE_LIMIT = 64  # PyTorch's default of 8 counts the compilations of all stages of a process together
 
 
 class Buffers:
-    """What the calls of all buckets read and write: integers, new frames, audio that is due (frames in a row; the last one is waste)."""
+    """Inputs and outputs of all calls: integers, new frames, audio (a row per due frame; the last row takes all other frames)."""
 
     def __init__(self, rows: int, frames: int, mel_bins: int, device: torch.device) -> None:
         self.meta = torch.zeros(rows, META_NUMBERS, dtype=torch.int64, device=device)
@@ -37,7 +37,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the calls of all buckets share. fades: [2, samples], of the new and of the withheld audio. benchmark: see ``exact_float32``."""
+    """Shared by the calls of all buckets. fades: [2, samples], of the new and of the withheld audio. benchmark: see ``exact_float32``."""
 
     hift: HiFT
     decoder: Decoder
@@ -50,14 +50,14 @@ class Parts:
 
 
 class VocoderCall:
-    """One bucket."""
+    """The call of one bucket."""
 
     def __init__(self, parts: Parts, bucket: Bucket) -> None:
         self._parts = parts
         self._meta = parts.buffers.meta[: bucket.rows]
         device = self._meta.device
         rates = [math.prod(parts.hift.config.upsample_rates[:stage]) for stage in range(len(parts.hift.config.upsample_rates) + 1)]
-        self._rates = [(rate, int(rate == rates[-1])) for rate in rates]  # of the mel and of each stage; positions more than frames * rate
+        self._rates = [(rate, int(rate == rates[-1])) for rate in rates]  # of the mel and of each stage; positions beyond frames * rate
         self._positions = [torch.arange(bucket.frames * rate + extra, device=device) for rate, extra in self._rates]
         fourier = parts.hift.fourier
         width = parts.decoder.spectrum_width - (fourier.n_fft + 2)
@@ -67,7 +67,7 @@ class VocoderCall:
     def launch(self) -> None:
         """Queue everything on the current stream.
 
-        In inference mode no tensor is a view of another one to the compiler, which would compile again for every base; hence the copy.
+        ``meta`` is copied: the compiler compiles anew for every base of a view, and a tensor made in inference mode is not a view.
         """
         limit = torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT)
         with torch.inference_mode(), exact_float32(self._parts.benchmark), limit:
@@ -79,7 +79,7 @@ class VocoderCall:
             self._finish(mel, source, audio, phase, meta)
 
     def _masks(self, frames: Tensor) -> list[Tensor]:
-        """Which positions are real, at the rate of the mel and after each stage: bool [B, positions, 1]."""
+        """Masks of real positions, at the rate of the mel and after each stage: bool [B, positions, 1]."""
         lengths = [frames * rate + extra for rate, extra in self._rates]
         return [(place < length[:, None])[..., None] for place, length in zip(self._positions, lengths, strict=True)]
 
@@ -96,7 +96,7 @@ class VocoderCall:
         return source, phase
 
     def _decode(self, mel: Tensor, source: Tensor, masks: list[Tensor], meta: Tensor) -> Tensor:
-        """Audio [B, 480 T], faded in from what was withheld."""
+        """Audio [B, 480 T], faded in from the withheld audio."""
         parts = self._parts
         hift, functions = parts.hift, parts.functions
         spectrum = functions.cut_windows(hift.fourier, source, meta) @ self._forward
@@ -106,7 +106,7 @@ class VocoderCall:
         return audio
 
     def _finish(self, mel: Tensor, source: Tensor, audio: Tensor, phase: Tensor, meta: Tensor) -> None:
-        """The next call's state to the slots, audio that is due to the output."""
+        """Store the next call's state in the slots and the due audio in the output."""
         slots, out = self._parts.slots, self._parts.buffers.out
         *kept, place = self._parts.functions.keep(mel, source, audio, phase, slots.mel, slots.phase, out, meta)
         for memory, values in zip((slots.mel, slots.source, slots.withheld, slots.phase), kept, strict=True):

@@ -1,7 +1,7 @@
-"""``HiFT.decode`` between the two Fourier transforms, in the dtype and memory layout that a GPU's convolutions are fastest in.
+"""``HiFT.decode`` between the two Fourier transforms, in the dtype and memory layout in which a GPU's convolutions are fastest.
 
-The network is the one of ``hift.py``; here convolutions add no bias, activations and sums between two of them are one function, and a
-residual stream is left without a bias until its next sum, which then adds all biases that are missing as one vector.
+The network is the one of ``hift.py``; here convolutions add no bias, the activations and sums between two of them are fused into one
+function, and a residual stream lacks its biases until its next sum, which adds all missing ones as one vector.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.hift import LAST_LEAKY_SLOPE, HiFT, ResBlock, Snake
 
-_CHANNEL_ROUND = 8  # of spectra: tensor cores take channels by eights
+_CHANNEL_ROUND = 8  # of spectra: tensor cores take channels in groups of eight
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Layout:
         return x if self.channels_last else x.transpose(1, 2)
 
     def vector(self, values: Tensor) -> Tensor:
-        """One float32 number per channel, in a shape that goes with activations."""
+        """One float32 number per channel, in a shape that broadcasts over activations."""
         values = values.detach().float().clone()
         return values if self.channels_last else values[:, None]
 
     def convolve(self, x: Tensor, conv: Conv) -> Tensor:
-        """As a convolution of images of one line: PyTorch knows memory layouts of images only."""
+        """As a convolution of images of height 1: PyTorch has a channels-last layout for images only."""
         image = (x.transpose(1, 2) if self.channels_last else x).unsqueeze(2)
         if conv.transposed:
             image = F.conv_transpose2d(image, conv.weight, None, (1, conv.stride), (0, conv.padding))
@@ -59,7 +59,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Conv:
-    """weight: 4-dimensional, one line. bias: float32 in the layout's shape; it is not added by ``Layout.convolve``."""
+    """weight: 4-dimensional, height 1. bias: float32 in the layout's shape; it is not added by ``Layout.convolve``."""
 
     weight: Tensor
     bias: Tensor
@@ -71,9 +71,9 @@ class Conv:
 
 @dataclass(frozen=True)
 class Layer:
-    """Of a residual block: activation, convolution, activation, convolution, sum.
+    """One layer of a residual block: activation, convolution, activation, convolution, sum.
 
-    missing: what the sum has to add, the last convolution's bias and what the summands lack.
+    missing: the bias that the sum adds, that of the last convolution plus those that the summands lack.
     """
 
     alpha1: Tensor
@@ -85,7 +85,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stage:
-    """source_block: the source's own; blocks: those side by side after it. join_missing, end_missing: biases of the sums that end them."""
+    """source_block: of the source; blocks: the parallel ones after it. join_missing, end_missing: biases of the sums that end them."""
 
     up: Conv
     source_down: Conv
@@ -96,7 +96,7 @@ class Stage:
 
 
 def _pack(module: nn.Module, dtype: torch.dtype, layout: Layout, inputs: int = 0, outputs: int = 0) -> Conv:
-    """inputs, outputs: channels to fill up to with zeros (0: as they are)."""
+    """inputs, outputs: channels to pad to with zeros (0: no padding)."""
     assert isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and module.bias is not None and isinstance(module.padding[0], int)
     weight, bias = module.weight.detach(), module.bias.detach()
     if inputs or outputs:
@@ -108,7 +108,7 @@ def _pack(module: nn.Module, dtype: torch.dtype, layout: Layout, inputs: int = 0
 
 
 def _layers(block: nn.Module, dtype: torch.dtype, layout: Layout, missing: Tensor | None = None) -> list[Layer]:
-    """missing: bias that the block's input lacks."""
+    """missing: the bias that the block's input lacks."""
     assert isinstance(block, ResBlock)
 
     def alpha(snake: nn.Module) -> Tensor:
@@ -136,7 +136,7 @@ def _stage(
 
 
 class Decoder:
-    """Weights in ``dtype``; the network's own stay as they are."""
+    """Holds a copy of the weights in ``dtype``; the network is unchanged."""
 
     def __init__(self, hift: HiFT, dtype: torch.dtype, layout: Layout, functions: Functions) -> None:
         self.dtype, self.layout, self._functions = dtype, layout, functions
@@ -169,12 +169,12 @@ class Decoder:
             x = convolve(x, stage.up)
             if index == len(self._stages) - 1:
                 second = x.narrow(self.layout.positions_dim, 1, 1)
-                x = torch.cat([second, x], dim=self.layout.positions_dim)  # one reflected position: STFT frames are one more than hops
+                x = torch.cat([second, x], dim=self.layout.positions_dim)  # one reflected position: there is one STFT frame more than hops
             x = self._stage(stage, x, convolve(waves, stage.source_down), self._slopes[index + 1], masks[index + 1])
         return self.layout.leave(convolve(x, self._post))
 
     def _stage(self, stage: Stage, x: Tensor, source: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
-        """x: upsampled, source: at the same rate, both without their biases -> activation for what follows."""
+        """x: upsampled, source: at the same rate, both without their biases -> activation for the next layer."""
         functions = self._functions
         active = functions.snake(source, stage.source_down.bias, stage.source_block[0].alpha1, mask)
         parts = self._residual(stage.source_block, source, active, mask)

@@ -1,8 +1,8 @@
-"""What happens between the convolutions: small functions of tensors, each of which ``torch.compile`` makes one or two GPU kernels.
+"""The operations between the convolutions: small tensor functions, each of which ``torch.compile`` turns into one or two GPU kernels.
 
-Sizes are dynamic, so that a function is compiled once for all buckets. Activations are [B, positions, channels] (or the last two the
-other way round; vectors and masks are shaped to match) in the dtype of the convolutions; everything is computed in float32. Biases
-are added here and not by the convolutions, since PyTorch would add them in a pass of its own.
+Sizes are dynamic, so that a function is compiled once for all buckets. Activations are [B, positions, channels] (or with the last two
+swapped; vectors and masks are shaped to match) in the dtype of the convolutions; all arithmetic is in float32. Biases are added here
+rather than by the convolutions, since PyTorch would add them in a separate pass.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def gather_mel(slot_mel: Tensor, new_mel: Tensor, meta: Tensor, frame: Tensor) -
 def make_source(
     module: HarmonicSource, f0: Tensor, advance: Tensor, phase: Tensor, start: SourceStart, gain: Tensor, slot_source: Tensor, meta: Tensor
 ) -> Tensor:
-    """Source [B, 480 T]; its first frames are those that are kept. slot_source: [slots, kept frames, 480]."""
+    """Source [B, 480 T]; its first frames are the kept ones. slot_source: [slots, kept frames, 480]."""
     rows, frames = f0.shape
     first_sample = meta[:, FIRST_FRAME] * SAMPLES_PER_MEL_FRAME
     noise = normal_noise(meta[:, KEY : KEY + 2], first_sample, frames * SAMPLES_PER_MEL_FRAME) * gain
@@ -101,7 +101,7 @@ def polar_spectrum(fourier: FourierFrames, x: Tensor, bias: Tensor, mask: Tensor
 
 
 def join_windows(hift: HiFT, windows: Tensor, fades: Tensor, slot_withheld: Tensor, meta: Tensor) -> Tensor:
-    """Samples of each STFT frame [B, frames, n_fft] -> audio [B, 480 T], faded in from what was withheld. fades: [2, samples]."""
+    """Samples of each STFT frame [B, frames, n_fft] -> audio [B, 480 T], faded in from the withheld audio. fades: [2, samples]."""
     fourier = hift.fourier
     rows, overlapping = windows.shape[0], fourier.n_fft // fourier.hop
     ahead = overlapping // 2  # hops by which a frame begins before its centre
@@ -125,10 +125,10 @@ def join_windows(hift: HiFT, windows: Tensor, fades: Tensor, slot_withheld: Tens
 def keep(
     mel: Tensor, source: Tensor, audio: Tensor, phase: Tensor, slot_mel: Tensor, slot_phase: Tensor, out: Tensor, meta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What a call leaves. mel: [B, T, 80]; phase: [B, H, T].
+    """The results of a call. mel: [B, T, 80]; phase: [B, H, T].
 
     For the slots of its rows: mel [B, kept frames, 80], source [B, kept samples], withheld audio [B, samples], phase [B, H]. Then [B, T]:
-    the row of ``out`` that each frame of audio goes to; the last one where the frame is not due.
+    the row of ``out`` for each frame of audio, the last one for frames that are not due.
     """
     rows, frames = mel.shape[:2]
     row = torch.arange(rows, device=mel.device)[:, None]
@@ -150,9 +150,9 @@ Function = Callable[..., Any]
 
 
 class Functions:
-    """The functions above, compiled by ``backend`` of ``torch.compile`` or, where it is None, as they are.
+    """The functions above, compiled by ``torch.compile`` with ``backend``; None: not compiled.
 
-    static_dim: of activations, compiled for each size: a division by a known number of channels is cheaper. None: no such dimension.
+    static_dim: dimension of activations to specialise on: a division by a known number of channels is cheaper. None: no such dimension.
     """
 
     def __init__(self, backend: str | Callable[..., Any] | None, static_dim: int | None) -> None:

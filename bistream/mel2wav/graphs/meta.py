@@ -1,4 +1,4 @@
-"""The integers of one call as the device reads them: a row of numbers per session. No torch."""
+"""The integers of one call as the device reads them: one row per session. No torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from bistream.mel2wav.hop_plan import RowPlan
 
-# Columns. NEW: where the row's new frames begin among those of all rows. KEY: two columns.
+# Columns. NEW: index of the row's first new frame among those of all rows. KEY: two columns.
 SLOT, FRAMES, CONTEXT, OVERLAP, FIRST_FRAME, STARTS, FADES, KEPT_SOURCE, NEW, OUT_FRAME, EMITTED, NEXT_FIRST, KEY = range(13)
 META_NUMBERS = KEY + 2
 
 
 def pack_rows(plans: Sequence[RowPlan], out: NDArray[np.int64]) -> None:
-    """Rows of ``out`` [rows, META_NUMBERS]; rows without a session have no frames and the slot that nobody reads."""
+    """Fill ``out`` [rows, META_NUMBERS]; padding rows have no frames and the scratch slot."""
     out[:] = 0
     new = 0
     for row, plan in enumerate(plans):

@@ -1,8 +1,8 @@
-"""The vocoder stage of the middle tier: state of all sessions in slots, one recorded graph of library code per size of call.
+"""The vocoder stage of the middle tier: state of all sessions in slots, one recorded graph of library code per bucket.
 
-It serves every CUDA GPU and every size of network: convolutions are cuDNN's, what lies between them is compiled by ``torch.compile``.
-Its only 16-bit type is float16 (bfloat16 is some 18 dB coarser), so a GPU without bfloat16, of compute capability 7.5, has all that it
-needs; it was never run on one.
+It serves every CUDA GPU and every network size: convolutions are cuDNN's, the operations between them are compiled by ``torch.compile``.
+Its only 16-bit type is float16 (bfloat16 is about 18 dB coarser), so a GPU without bfloat16 (compute capability 7.5) should suffice, but
+this was never tried.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """How the same network is computed.
+    """How the network is computed.
 
     channels_last: memory layout of activations. static_widths: compile the functions between convolutions for each number of channels.
     benchmark: let cuDNN time its algorithms for every shape while graphs are recorded. backend: of ``torch.compile``; None: do not
@@ -44,7 +44,7 @@ class GraphOptions:
 
 
 class GraphVocoderStage(SlottedVocoderStage):
-    """``record`` False computes the same call without a graph (tests; the CPU). dtype: of the decoder's convolutions."""
+    """``record`` False runs the same call without a graph (tests; the CPU). dtype: of the decoder's convolutions."""
 
     def __init__(
         self, config: RuntimeConfig, checkpoint: CheckpointConfig, *, dtype: torch.dtype = torch.float16, record: bool = True,
@@ -74,10 +74,10 @@ class GraphVocoderStage(SlottedVocoderStage):
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
 
     def record(self) -> None:
-        """Record the graphs of all buckets; the first time on a machine, most of it is compilation."""
+        """Record the graphs of all buckets; the first time on a machine, most of the time is compilation."""
         began = time.monotonic()
         recorder = GraphRecorder(self.device)
-        self._buffers.meta.zero_()  # rows without sessions
+        self._buffers.meta.zero_()  # padding rows only
         # Largest first: the compiler tunes for the first sizes that it sees, and the others fit into the memory of the first graph.
         for bucket in sorted(BUCKETS, key=lambda bucket: (bucket.rows * bucket.frames, bucket.rows), reverse=True):
             self._graphs[bucket] = recorder.record(self._calls[bucket].launch)
@@ -88,7 +88,7 @@ class GraphVocoderStage(SlottedVocoderStage):
         pack_rows(plans, self._host_meta.numpy())
         self._buffers.meta.copy_(self._host_meta, non_blocking=True)
         self._buffers.new_mel[: new_mel.shape[1]] = new_mel.T
-        assert bucket in self._graphs or not self._record, "record() comes first"
+        assert bucket in self._graphs or not self._record, "call record() first"
         if bucket in self._graphs:
             self._graphs[bucket].replay()
         else:
