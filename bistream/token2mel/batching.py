@@ -1,4 +1,4 @@
-"""What one call of the network computes, decided on integers: spans of sequences, their grouping and their padded arrays.
+"""Plans a call of the network on integers: spans of sequences, their grouping and their padded arrays.
 
 No torch here: ``runner.FlowRunner`` turns the arrays of ``pack`` into tensors.
 """
@@ -16,15 +16,15 @@ from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS
 from bistream.types import FloatArray, VoicePrompt
 
 MAX_GROUP_TOKENS = 32_768  # padded tokens of one call, stored context included: bounds its working memory (0.3 GB in 16 bit)
-MIN_FILL = 0.6  # a span joins a group if it is at least this share of the group's longest
+MIN_FILL = 0.6  # a span joins a group if it has at least this share of the longest span's length
 
 
 @dataclass(frozen=True)
 class Span:
     """The part [start, end) of one sequence that a call computes.
 
-    tokens: the sequence from the start of the prompt as far as known; after ``known`` tokens come zero vectors.
-    context_pages: pages of the chunks left of ``start``, oldest first.
+    tokens: all known tokens of the sequence, the prompt's first; positions after them are zero vectors.
+    context_pages: pages of the chunks before ``start``, oldest first.
     keep_pages: one page per complete chunk of the span; ``SCRATCH_PAGE`` where its state is not kept.
     """
 
@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """Arrays of ``flow.FlowBatch`` and ``pages.PageTables``; their shapes are explained there."""
+    """Arrays of ``flow.FlowBatch`` and ``pages.PageTables``; their shapes are documented there."""
 
     token_ids: NDArray[np.int64]
     present: NDArray[np.bool_]
@@ -58,7 +58,7 @@ class PackedArrays:
 
 
 def without_context(span: Span, chunk_tokens: int) -> Span:
-    """The same from the start of the sequence: what lies left of the span is computed again instead of read, and not kept again."""
+    """The same span from the start of the sequence: earlier chunks are recomputed instead of read, and not kept again."""
     earlier = (SCRATCH_PAGE,) * (span.start // chunk_tokens)
     return replace(span, start=0, context_pages=(), keep_pages=(*earlier, *span.keep_pages) if span.keep_pages else ())
 
@@ -66,7 +66,7 @@ def without_context(span: Span, chunk_tokens: int) -> Span:
 def group_spans(
     spans: Sequence[Span], chunk_tokens: int, max_tokens: int = MAX_GROUP_TOKENS, min_fill: float = MIN_FILL
 ) -> list[list[int]]:
-    """Indices of spans that are computed together: of one attention mode, at least ``min_fill`` of the longest, of bounded size."""
+    """Groups of spans to compute together, as indices: one attention mode, at least ``min_fill`` of the longest, bounded size."""
     order = sorted(range(len(spans)), key=lambda index: (spans[index].streaming, -spans[index].length))
     groups: list[list[int]] = []
     for index in order:
@@ -125,7 +125,7 @@ def _round_up(value: int, step: int) -> int:
 
 
 def pack(spans: Sequence[Span], shape: BatchShape, *, lookahead: int, ratio: int, mel_bins: int) -> PackedArrays:
-    """Padded arrays of a group of spans. Rows beyond the spans have one absent token and write to the scratch page."""
+    """Padded arrays of a group of spans. Padding rows have one absent token and write to the scratch page."""
     padded = shape.rows - len(spans)
     width = LOOKAHEAD_HISTORY_TOKENS + shape.new_tokens + lookahead
     token_ids = np.zeros((shape.rows, width), np.int64)

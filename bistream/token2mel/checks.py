@@ -1,4 +1,4 @@
-"""What the flow accepts: tokens, prompts and lengths. No torch. Raises ``InvalidInputError``."""
+"""Validates the flow's inputs: tokens, prompts and lengths. No torch. Raises ``InvalidInputError``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_FRAMES = MAX_SECONDS * MEL_FRAMES_PER_SECOND
 
 
 def check_tokens(token_ids: Sequence[int], config: FlowConfig) -> list[int]:
-    """The tokens as plain integers, all of them codes of the vocabulary."""
+    """The tokens as plain integers; all must be in the vocabulary."""
     tokens = [int(token) for token in token_ids]
     if tokens and not (min(tokens) >= 0 and max(tokens) < config.vocab_size):
         raise InvalidInputError(f"Speech tokens must be 0 to {config.vocab_size - 1}; got {min(tokens)} to {max(tokens)}.")
@@ -25,14 +25,14 @@ def check_tokens(token_ids: Sequence[int], config: FlowConfig) -> list[int]:
 
 
 def check_length(tokens: int, config: FlowConfig) -> None:
-    """tokens: of a whole sequence, prompt included."""
+    """tokens: length of a whole sequence, prompt included."""
     if tokens * config.token_mel_ratio > MAX_FRAMES:
         seconds = tokens / SPEECH_TOKENS_PER_SECOND
-        raise InvalidInputError(f"Prompt and speech together are {seconds:.0f} s; one session can speak at most {MAX_SECONDS} s.")
+        raise InvalidInputError(f"Prompt and speech together last {seconds:.0f} s; keep a session within {MAX_SECONDS} s.")
 
 
 def check_prompt(prompt: VoicePrompt, config: FlowConfig) -> list[int]:
-    """The prompt's tokens as plain integers. Values of features and embedding are not looked at."""
+    """The prompt's tokens as plain integers. Values of features and embedding are not checked."""
     tokens = check_tokens(prompt.speech_tokens.tolist(), config)
     check_length(len(tokens), config)
     expected = (len(tokens) * config.token_mel_ratio, config.output_size)
@@ -46,7 +46,7 @@ def check_prompt(prompt: VoicePrompt, config: FlowConfig) -> list[int]:
 
 
 def fingerprint(prompt: VoicePrompt) -> bytes:
-    """Content hash of everything that the prompt's flow state depends on."""
+    """Hash of everything on which the prompt's flow state depends."""
     digest = hashlib.blake2b(digest_size=16)
     for array in (prompt.speech_tokens, prompt.speech_feat, prompt.speaker_embedding):
         digest.update(str((array.dtype, array.shape)).encode())

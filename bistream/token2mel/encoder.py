@@ -18,7 +18,7 @@ from bistream.token2mel.memory import EncoderMemory
 from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS, UPSAMPLE_HISTORY_TOKENS
 
 LAYER_NORM_EPS = 1e-12  # inside the conformer layers
-_FIRST_POSITION_TABLE = 512  # distances for which positions are projected at first; doubled when a sequence outgrows them
+_FIRST_POSITION_TABLE = 512  # distances projected at first; the table doubles when a sequence outgrows it
 
 
 class InputEmbedding(nn.Module):
@@ -150,7 +150,7 @@ class FlowEncoder(nn.Module):
         """Encode the new tokens.
 
         vectors: [S, 2 + T + lookahead, input_size], token vectors with two tokens of history and the lookahead.
-        present: bool, the same [S, 2 + T + lookahead]; where false a *zero vector after the embedding* stands in.
+        present: bool, the same [S, 2 + T + lookahead]; where false, the vector *after the embedding* is zero.
         starts: int64 [S], position of the first new token in its sequence (prompt included).
         token_bias, frame_bias: [S, 1, T, K] and [S, 1, ratio * T, ratio * K].
         Returns [S, ratio * T, width].
@@ -169,7 +169,7 @@ class FlowEncoder(nn.Module):
         return out
 
     def _grow_positions(self, layers: nn.ModuleList, keys: int) -> None:
-        """Have position tables for at least ``keys`` distances. Kept: a hop in steady state projects nothing."""
+        """Extend the position tables to at least ``keys`` distances. They are cached: a hop in steady state projects nothing."""
         for layer in layers:
             assert isinstance(layer, ConformerLayer)
             limit = (layer.attention.positions.shape[-1] + 1) // 2

@@ -2,7 +2,7 @@
 
 A U-Net of one resolution: one unit down, the mid units, one unit up that also reads the first unit's output, a final block.
 A unit is a residual block of causal convolutions, conditioned on time, and transformer blocks without positions.
-Nothing mixes or normalises over time except causal convolutions and (masked) attention: that is what makes stored state exact.
+Only causal convolutions and (masked) attention mix frames, and no norm runs over time: therefore stored state is exact.
 Called by ``flow_matching.FlowMatching`` once per solver step.
 """
 
@@ -114,7 +114,7 @@ class Estimator(nn.Module):
         self.final_projection = WindowLinear(width, config.out_channels, 1)
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """What each unit's residual block adds at time t: [B] -> [B, units, width]. Depends on nothing else: compute once."""
+        """The bias of each unit's residual block at time t, [B] -> [B, units, width]. Depends on t alone: compute once."""
         dtype = self.time_linear1.weight.dtype
         embedded = time_sinusoid(t.float(), self.time_size).to(dtype)
         embedded = F.mish(self.time_linear2(F.silu(self.time_linear1(embedded))))

@@ -18,17 +18,17 @@ from bistream.token2mel.sizes import kernels_need
 
 
 def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> TierChoice:
-    """What ``config.kernels``, the device and the network's sizes give. Raises ``ConfigError`` when what is asked for cannot serve."""
+    """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested one is unavailable."""
     return choose_tier("flow", config.kernels, device, dtype, kernels_need(sizes))
 
 
 def page_rows(tier: Tier, sizes: FlowConfig) -> int | None:
-    """``rows_per_page`` of ``FlowPages``; None: as many as a chunk has frames."""
+    """``rows_per_page`` of ``FlowPages``; None: the frames of a chunk."""
     return rows_per_page(sizes) if tier is Tier.GRAPHS else None
 
 
 def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> FlowPages:
-    """pages: that there is memory for, those that the tier needs for itself included."""
+    """pages: how many fit into memory, those that the tier itself needs included."""
     if tier is not Tier.GRAPHS:
         return FlowPages(sizes, pages, dtype, device)
     scratch = scratch_page_count(pages)
@@ -36,7 +36,7 @@ def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, de
 
 
 def make_runner(tier: Tier, config: RuntimeConfig, network: FlowNetwork, pages: FlowPages | None) -> FlowRunner:
-    """The runner of ``tier``. pages: those of ``make_pages``; None computes every prefix plainly."""
+    """The runner of ``tier``. pages: from ``make_pages``; None recomputes every prefix on the plain network."""
     left = config.left_context_chunks
     if pages is not None and tier is Tier.KERNELS:
         from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)

@@ -1,9 +1,9 @@
-"""The estimator's velocities without conditions in the first solver step: the same for everybody, so computed once.
+"""The estimator's unconditioned velocities in the first solver step: the same for all sessions, so computed once.
 
-The solver starts from noise that is fixed for every frame, counted from the start of the prompt, and the unconditioned half of
-guidance sees nothing else in the first step. So a frame's velocity there depends on its place alone, and, in a chunk that is not
-complete yet, on how many of the chunk's tokens are known: a chunk of 25 tokens has 25 forms, of 2, 4 ... 50 frames. That saves a
-twentieth of the solver's work. Used by ``cuda.runner``; the plain network computes everything, and tests compare the two.
+The solver starts from noise that is fixed per frame, counted from the start of the prompt, and in the first step the unconditioned
+half of guidance has no other input. A frame's velocity then depends on its position alone and, in an incomplete chunk, on how many
+of the chunk's tokens are known: a chunk of 25 tokens has 25 forms, of 2, 4 ... 50 frames. The table saves a twentieth of the
+solver's work. Used by ``cuda.runner``; the plain network computes everything, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.flow_matching import FlowMatching
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, form_offset
 
-FIRST_CHUNKS = 60  # computed at the start: a minute of prompt and speech; later ones when a session first comes that far
-_MAX_ROWS = 25 * 3050  # frames of all forms of one evaluation, context included: as many as for the last of the first chunks
+FIRST_CHUNKS = 60  # computed at startup: a minute of prompt and speech; later ones when a session first reaches them
+_MAX_ROWS = 25 * 3050  # frames of all forms of one evaluation, context included: enough for the last of ``FIRST_CHUNKS`` at once
 
 
 class FirstStep:
     """velocities: float32 [chunks * rows_per_chunk, bins], the forms of each chunk one after another. Not thread-safe.
 
-    max_chunks: of the longest session, or of a test.
+    max_chunks: None for the longest session; smaller in tests.
     """
 
     def __init__(self, config: FlowConfig, matching: FlowMatching, left_context_chunks: int, max_chunks: int | None = None) -> None:
@@ -39,13 +39,13 @@ class FirstStep:
 
     @torch.no_grad()
     def extend(self, chunks: int) -> None:
-        """Make the first ``chunks`` chunks known."""
+        """Compute those of the first ``chunks`` chunks that are missing."""
         while self._chunks < min(chunks, self.max_chunks):
             self._compute(self._chunks)
             self._chunks += 1
 
     def _compute(self, chunk: int) -> None:
-        """All forms of a chunk, in batches; what is stored of the last one, the complete chunk, is what the next chunk sees."""
+        """All forms of a chunk, in batches; the last one, the complete chunk, is stored as context of the next chunk."""
         count, frames = self._chunk_tokens, self._chunk_tokens * self._ratio
         forms = max(1, _MAX_ROWS // (self._memory.context_frames + frames))
         first = chunk * self.rows_per_chunk
@@ -74,7 +74,7 @@ class FirstStep:
 
 
 class _ChunkMemory:
-    """``StepMemory`` of forms that share everything to their left: up to ``capacity`` frames of it, allocated with the first ones.
+    """``StepMemory`` of forms that share their left context, at most ``capacity`` frames, allocated on first use.
 
     keeps: whether the last form of the next evaluation is a complete chunk, to be stored.
     """

@@ -1,6 +1,6 @@
 """The whole flow network: padded batches of tokens and prompt conditions in, mel frames out.
 
-``FlowBatch`` is the form in which work of many sessions reaches the device: every tensor has a static shape given by the
+``FlowBatch`` carries the work of many sessions to the device: every tensor has a static shape given by the
 number of rows, the padded number of new tokens and the width of the page table. ``stage.FlowStage`` builds and reads it.
 """
 
@@ -77,7 +77,7 @@ class FlowNetwork(nn.Module):
         return solved
 
     def conditions(self, batch: FlowBatch, frame_bias: Tensor, memory: EncoderMemory) -> Tensor:
-        """What the solver is given beside the noise, [S, ratio * T, channels]: encoded tokens, speaker and prompt mel."""
+        """The solver's inputs besides noise, [S, ratio * T, channels]: encoded tokens, speaker and prompt mel."""
         vectors = self.token_embedding(batch.token_ids)
         hidden = self.encoder(vectors, batch.present, batch.starts, self._bias(batch, 1), frame_bias, memory)
         mu = self.encoder_projection(hidden)

@@ -16,10 +16,10 @@ _NOISE_SEED = 0
 
 
 def noise_buffer(mel_bins: int) -> Tensor:
-    """The fixed start of the solver, float32 [mel_bins, MAX_FRAMES], indexed by absolute frame (prompt included).
+    """The solver's fixed initial noise, float32 [mel_bins, MAX_FRAMES], indexed by absolute frame (prompt included).
 
-    The reference draws [1, 80, 15000] standard normal numbers on the CPU after seeding with 0; a generator of its own
-    gives the same numbers and leaves the process-wide one alone.
+    The reference draws [1, 80, 15000] standard normal numbers on the CPU after seeding with 0; a separate generator
+    gives the same numbers and leaves the global one alone.
     """
     return torch.randn([1, mel_bins, MAX_FRAMES], generator=torch.Generator().manual_seed(_NOISE_SEED))[0]
 
@@ -51,7 +51,7 @@ class FlowMatching(nn.Module):
         self.register_buffer("time_biases", torch.empty(0), persistent=False)
 
     def prepare(self, mel_bins: int) -> None:
-        """Compute what depends on the weights alone; call once after loading them."""
+        """Compute noise and time biases; call once after loading the weights."""
         weight = self.estimator.time_linear1.weight
         times, self.step_sizes = time_steps(self.steps)
         self.noise = noise_buffer(mel_bins).T.contiguous().to(weight.device)  # [frames, bins]

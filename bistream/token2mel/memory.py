@@ -1,12 +1,12 @@
-"""What the networks need to know about stored state: two small interfaces and their empty form.
+"""The networks' view of stored state: small interfaces and their stateless implementation.
 
-A network asks its memory to *extend* a tensor of the new frames to the left by what earlier calls left behind; the memory
-may keep what it is shown. Calls come in network order, so no layer needs an index. With the blank memory a call sees only
+A network asks its memory to *extend* a tensor of new frames to the left by the frames that earlier calls stored; the memory
+may store the new ones. Calls come in network order, so no layer needs an index. With the blank memory a call sees only
 its own frames: the plain path, offline synthesis, and the start of every sequence.
 
-The form in which attention state is kept is decided here and by the two attention layers alone: the encoder keeps keys
-and values (small), the estimator its normalised block inputs, a quarter of the size of keys and values, which it projects
-again in every call.
+Only this module and the two attention layers know the form of attention state: the encoder keeps keys and values (small),
+the estimator its normalised block inputs, which are a quarter of the size of keys and values and projected again in every
+call.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BlankStepMemory:
 
 
 class BlankMemory:
-    """No state before, none kept."""
+    """Reads and keeps no state."""
 
     def encoder(self) -> EncoderMemory:
         return BlankEncoderMemory()
@@ -93,7 +93,7 @@ def attention_bias(
     context_chunks: int64 [S], how many chunks of the table are real; the table is aligned to the right.
     left_context_chunks: chunks visible to the left of a query's own chunk; 0 is all.
 
-    Streaming: a frame sees its own chunk and what is left of it (the reference's ``subsequent_chunk_mask``, counted from
+    Streaming: a frame sees its own chunk and all earlier ones (the reference's ``subsequent_chunk_mask``, counted from
     the start of the prompt). Not streaming: all real frames. Padded queries see what the last real one sees, so no row
     of scores is empty and padding stays finite.
     """

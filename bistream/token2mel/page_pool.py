@@ -1,8 +1,8 @@
-"""Who owns which page of flow state. Integers only: no tensor, no torch.
+"""Ownership of the pages of flow state. Integers only: no tensor, no torch.
 
 A page holds the state of one 25-token chunk. Pages belong to an *account* (one session) or to a *prefix* (the prompt of
 one voice, shared read-only by its sessions). An account is admitted with a reservation that it can always draw, so a
-session never runs out of what it was promised; beyond the reservation it is lent pages while there are any.
+session never lacks what it was promised; beyond the reservation it is lent pages while any are available.
 
     total = free + held by accounts + held by prefixes
     promised = sum over accounts of max(0, reserve - held) <= free + pages of idle prefixes
@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from bistream.errors import BusyError
 
 ZERO_PAGE = 0  # all zeros: padding of page tables, and the state before the start of a sequence
-SCRATCH_PAGE = 1  # takes what nobody keeps; never read
+SCRATCH_PAGE = 1  # takes state that is not kept; never read
 FIRST_PAGE = 2  # first page that can be owned
 
 
 @dataclass(eq=False)
 class Prefix:
-    """State of the complete chunks of one voice's prompt. ``ready`` once it was computed into the pages."""
+    """State of the complete chunks of one voice's prompt. ``ready`` once the pages hold it."""
 
     key: bytes
     pages: tuple[int, ...]
@@ -36,7 +36,7 @@ class Prefix:
 
 @dataclass(eq=False)
 class Account:
-    """Pages of one session, oldest chunk first, and what it was promised."""
+    """Pages of one session, oldest chunk first, and its reservation."""
 
     reserve: int
     prefix: Prefix | None
@@ -61,7 +61,7 @@ class PagePool:
         self._free = list(range(FIRST_PAGE + total - 1, FIRST_PAGE - 1, -1))
         self._prefixes: OrderedDict[bytes, Prefix] = OrderedDict()  # least recently opened first
         self._accounts: set[Account] = set()
-        # Counted as they change: a batch of hops asks once per session, and hundreds of sessions may be open.
+        # Maintained incrementally: every session of a batch reads them, and hundreds of sessions may be open.
         self._promised_pages = 0
         self._idle_pages = 0  # of prefixes that no session uses
 
@@ -71,7 +71,7 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that nobody was promised: free ones and those of idle prefixes, less the promises."""
+        """Unpromised pages: free ones and those of idle prefixes, less the promises."""
         return len(self._free) + self._idle_pages - self._promised_pages
 
     def open(self, reserve: int, prefix_key: bytes, prefix_pages: int) -> Account:
@@ -98,14 +98,14 @@ class PagePool:
         return account
 
     def shortage(self, reserve: int, prefix_key: bytes, prefix_pages: int) -> int:
-        """Pages that others would have to give back before ``open`` admits such a session; 0 or less: none."""
+        """Pages that other sessions would have to give back before ``open`` admits such a session; 0 or less: none."""
         prefix = self._prefixes.get(prefix_key) if prefix_pages else None
         # an unknown prefix's pages must be taken, an idle one's can no longer be evicted
         unshared = prefix_pages if prefix is None or not prefix.users else 0
         return reserve + unshared - self.available
 
     def take(self, account: Account, count: int) -> list[int]:
-        """Up to ``count`` further pages; fewer only beyond the account's reservation."""
+        """Draw up to ``count`` more pages; fewer only beyond the account's reservation."""
         assert not account.closed
         promised = min(count, account.promised)
         granted = promised + max(0, min(count - promised, self.available))
@@ -134,7 +134,7 @@ class PagePool:
         if prefix is not None:
             prefix.users -= 1
             self._idle_pages += 0 if prefix.users else len(prefix.pages)
-            if not prefix.users and not prefix.ready:  # never computed: of no use to anybody
+            if not prefix.users and not prefix.ready:  # never computed: useless as a cache
                 self._drop(prefix)
 
     def check_integrity(self) -> None:
@@ -150,10 +150,10 @@ class PagePool:
             assert users or prefix.ready, "a prefix that was never computed was kept"
         assert self._promised_pages == sum(account.promised for account in self._accounts), "promises are miscounted"
         assert self._idle_pages == sum(len(prefix.pages) for prefix in prefixes if not prefix.users), "idle prefixes are miscounted"
-        assert self.available >= 0, "more pages are promised than there are"
+        assert self.available >= 0, "more pages are promised than exist"
 
     def _drop(self, prefix: Prefix) -> None:
-        """Of a prefix that no session uses."""
+        """Evict a prefix that no session uses."""
         del self._prefixes[prefix.key]
         self._idle_pages -= len(prefix.pages)
         self._free.extend(prefix.pages)

@@ -1,4 +1,4 @@
-"""Device memory of flow state: the tensors behind page numbers, and the memory a batch reads and writes through them.
+"""Device memory of flow state: the tensors that page numbers index, and the memory through which a batch accesses them.
 
 One page is the state of one complete chunk of 25 tokens (50 frames), for every solver step and both guidance rows:
 
@@ -9,7 +9,7 @@ One page is the state of one complete chunk of 25 tokens (50 frames), for every 
 
 At full size in 16 bit that is 30.1 MB per second of audio (28.7 + 0.7 + 0.7), against 115 MB with keys and values of the
 estimator. The tier ``graphs`` gives a page of estimator context 64 rows instead of 50, 38.1 MB in all. ``ZERO_PAGE`` is the zero
-padding of convolutions and tables. A page is written as a whole before it is read, so a page that held another session's numbers
+padding of convolutions and tables. A page is written as a whole before it is read, so a page that held another session's state
 needs no clearing.
 """
 
@@ -27,15 +27,14 @@ from bistream.token2mel.page_pool import FIRST_PAGE, ZERO_PAGE
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, UPSAMPLE_HISTORY_TOKENS
 
 GUIDANCE_ROWS = 2
-HOST_MEMORY_BYTES = 8 * 2**30  # a desktop's; torch touches pages of state only when they are written
+HOST_MEMORY_BYTES = 8 * 2**30  # assumed for a desktop; the system commits memory only when a page is first written
 
 
 class FlowPages:
-    """The tensors behind the page numbers.
+    """The tensors that page numbers index.
 
-    total: pages that can be owned. scratch: numbers of further pages, for state that nobody keeps but a batch reads while it is computed.
-    context_rows: ``context`` with all rows of its pages, where they have more than a chunk has frames (``rows_per_page``); the rows after
-    those frames are zeros.
+    total: pages that can be owned. scratch: numbers of additional pages, for state that a batch reads while it runs but that is not kept.
+    context_rows: ``context`` with all rows of its pages, which may exceed a chunk's frames (``rows_per_page``); the extra rows are zeros.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class FlowPages:
 
 
 def page_bytes(config: FlowConfig, dtype: torch.dtype, rows_per_page: int | None = None) -> int:
-    """Bytes of one page (one second of audio). rows_per_page: of the estimator's context, where they are more than a chunk's frames."""
+    """Bytes of one page (one second of audio). rows_per_page: of the estimator's context, if more than a chunk's frames."""
     encoder, estimator = config.encoder, config.estimator
     chunk_tokens, chunk_frames = encoder.static_chunk_size, estimator.static_chunk_size
     context = block_count(estimator) * (rows_per_page or chunk_frames) * estimator.channels[0]
@@ -89,7 +88,7 @@ def page_bytes(config: FlowConfig, dtype: torch.dtype, rows_per_page: int | None
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody uses now. What a host or its container can spare is not known: ``HOST_MEMORY_BYTES``."""
+    """Free memory of the device. What a host or its container can spare is unknown: ``HOST_MEMORY_BYTES``."""
     if device.type != "cuda":
         return HOST_MEMORY_BYTES
     free, _ = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""Runs spans of many sequences through the network: groups them, pads each group, and keeps failures apart.
+"""Runs spans of many sequences through the network: groups them, pads each group, and isolates failures.
 
 Called by ``stage.FlowStage``. Every shape that reaches the network follows from ``batching.BatchShape``; with buckets there
-are few of them, so that a later caller can replay a recorded call per shape.
+are few of them, because every new shape is expensive on a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bistream.token2mel.pages import FlowPages, PagedMemory, PageTables
 
 _log = logging.getLogger(__name__)
 
-NOT_FINITE = "The speech came out as numbers that are not finite; check the reference recording of this session."
+NOT_FINITE = "The speech contains NaN or infinity; check the reference recording of this session."
 FAILED = "Computing the speech failed; open a new session and try again."
 
 
@@ -36,9 +36,9 @@ class FlowRunner:
         self.buckets = buckets
 
     def compute(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        """Mel of each span, float32 [bins, ratio * length], or why there is none.
+        """Mel of each span, float32 [bins, ratio * length], or its error.
 
-        Numbers that are not finite fail their span alone (rows of a batch do not mix); an exception fails its group.
+        NaN or infinity fails its span alone (rows of a batch do not mix); an exception fails its group.
         """
         results: list[Tensor | EngineError] = [EngineError(FAILED) for _ in spans]
         for group in group_spans(spans, self.network.config.encoder.static_chunk_size):
@@ -53,7 +53,7 @@ class FlowRunner:
         return results
 
     def compute_from_the_start(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        """Like ``compute`` without reading stored state: for tiers that store it in another form than the plain network."""
+        """Like ``compute`` without reading stored state: for tiers that store it in a form that the plain network cannot read."""
         config = self.network.config
         whole = [without_context(span, config.encoder.static_chunk_size) for span in spans]
         return [
@@ -67,7 +67,7 @@ class FlowRunner:
         return [mel[row, : span.length * ratio].T for row, span in enumerate(spans)]
 
     def _batch(self, spans: Sequence[Span]) -> tuple[FlowBatch, FlowMemory]:
-        """Padded arrays of a group on the device, and the memory that its pages are."""
+        """Padded arrays of a group on the device, and the memory over its pages."""
         config = self.network.config
         shape = batch_shape(spans, config.encoder.static_chunk_size, self.buckets)
         arrays = pack(spans, shape, lookahead=config.pre_lookahead_len, ratio=config.token_mel_ratio, mel_bins=config.output_size)

@@ -1,4 +1,4 @@
-"""Sizes that the flow's networks fix, and those that its own kernels are written for. No torch."""
+"""Sizes that the flow's networks fix, and those that its CUDA kernels require. No torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CONV_HISTORY_FRAMES = 2  # causal convolutions of the estimator (kernel 3), at 5
 
 
 def form_offset(tokens: Count, ratio: int) -> Count:
-    """First row of a chunk's form with so many known tokens, among the rows of all its forms (``first_step``): shorter ones first."""
+    """First row of a chunk's form with ``tokens`` known tokens among the rows of all its forms (``first_step``), shorter ones first."""
     return ratio * tokens * (tokens - 1) // 2
 
 
 def kernels_need(config: FlowConfig) -> tuple[str, ...]:
-    """What the kernels need and these sizes do not give, as noun phrases; empty for CosyVoice2-0.5B."""
+    """Requirements of the kernels that these sizes do not meet, as noun phrases; empty for CosyVoice2-0.5B."""
     encoder, estimator = config.encoder, config.estimator
     head = encoder.output_size // encoder.attention_heads
     powers = all(size & (size - 1) == 0 for size in (encoder.output_size, head))

@@ -2,17 +2,17 @@
 
 Called by ``token2wav.Token2Wav`` from one thread; no method may be called from two threads at once.
 
-A hop computes the part of a sequence behind its last stored chunk and keeps the state of every chunk that became
+A hop computes the part of a sequence after its last stored chunk and keeps the state of every chunk that became
 complete (all its tokens and their lookahead known). Frames of an incomplete last chunk are handed out and computed again
 in the next hop; the reference, which computes the whole prefix in each call, hands out the same frames. Without stored
 state (``incremental=False``) the same code computes from the start of the prompt: slower, with the same result.
 
-A session never fails for lack of state memory once it was admitted. Where the pool has no page beyond a session's
-reservation, the session forgets its oldest chunk of speech (never the prompt, never below the reservation) and keeps the
-newest in its place: computing everything again instead would slow down every session just when the server is full. So do
-sessions beyond their reservation when a new session needs the room: nobody is refused for memory that was only lent.
+Once admitted, a session never fails for lack of state memory. Where the pool has no page beyond a session's reservation,
+the session forgets its oldest chunk of speech (never the prompt, never below the reservation) and keeps the newest in its
+place: recomputing everything instead would slow down all sessions just when the server is full. Sessions beyond their
+reservation do the same when a new session needs pages: none is refused for memory that was only lent.
 
-``left_context_chunks`` limits attention to that many chunks left of a frame's own, in encoder and estimator alike; state
+``left_context_chunks`` limits attention to that many chunks before a frame's own, in encoder and estimator alike; state
 and time per hop are then constant.
 """
 
@@ -44,7 +44,7 @@ from bistream.types import VoicePrompt
 
 _log = logging.getLogger(__name__)
 _WARNING_INTERVAL_S = 60.0
-RESERVE_TOKENS = 250  # state that every session is promised at open, beyond its prompt: 10 s
+RESERVE_TOKENS = 250  # state reserved for every session at open, in addition to its prompt: 10 s
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class FlowHop:
 
 @dataclass(frozen=True)
 class _Work:
-    """One hop on its way through the network: ``granted`` pages keep the state of its last complete chunks."""
+    """One hop to compute; the ``granted`` pages keep the state of its last complete chunks."""
 
     index: int
     state: FlowState
     span: Span
     granted: tuple[int, ...]
-    committed: int  # after the call
+    committed: int  # tokens, after the call
 
 
 class FlowStage:
@@ -78,7 +78,7 @@ class FlowStage:
         self.dtype = _resolve_dtype(config.dtype, self.device)
         network = load_network(config.model_dir, self.config, self.device, self.dtype)
         self.chunk_tokens = self.config.encoder.static_chunk_size
-        longest = -(-MAX_SECONDS * SPEECH_TOKENS_PER_SECOND // self.chunk_tokens)  # chunks of a session: a larger bound is none
+        longest = -(-MAX_SECONDS * SPEECH_TOKENS_PER_SECOND // self.chunk_tokens)  # chunks of a session: a larger bound has no effect
         self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
         self.reference_final = config.final_mode == "reference"
         choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
@@ -87,13 +87,13 @@ class FlowStage:
         self.page_bytes = page_bytes(self.config, self.dtype, page_rows(tier, self.config))
         page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
         free = free_memory_bytes(self.device)
-        # Bounded context: the stored chunks a hop reads, and as many new ones while it runs; and as many of the prompt.
+        # Bounded context needs the stored chunks that a hop reads, as many new ones while it runs, and as many of the prompt.
         session_s = max(AUTO_SESSION_S, 3 * self.left_context_chunks * page_s)
         total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, free, session_s) if incremental else 0
         self.pages = make_pages(tier, self.config, total, self.dtype, self.device) if incremental else None
         self.pool = PagePool(self.pages.total if self.pages else 0)
         self.runner = make_runner(tier, config, network, self.pages)
-        self._states: list[FlowState] = []  # of accounts that were open when the last session came
+        self._states: list[FlowState] = []  # those open when the last session was admitted
         self._warned_at = -math.inf
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 
@@ -122,8 +122,8 @@ class FlowStage:
         """Mel of each hop, float32 [bins, T_new] (T_new may be 0), or the error of that hop alone.
 
         Errors: ``InvalidInputError`` for tokens out of range, a session that is finished or closed, or one longer than 300 s
-        (the session goes on without these tokens); ``EngineError`` when computing failed (the session is lost).
-        Several hops of one session in one call are taken in order.
+        (the session continues without these tokens); ``EngineError`` when computing failed (the session is lost).
+        Several hops of one session in one call are computed in order.
         """
         results: list[Tensor | BistreamError] = [torch.empty(0)] * len(hops)
         waiting = list(range(len(hops)))
@@ -204,7 +204,7 @@ class FlowStage:
             state.status = FlowStatus.FINISHED
 
     def _plan(self, index: int, state: FlowState) -> _Work | None:
-        """What to compute for a session now and which of it to keep; None when no frame is due."""
+        """The span to compute for a session and the pages that keep its state; None when no frame is due."""
         final = state.status is FlowStatus.FINISHED
         known = len(state.tokens)
         end = known if final else known - self.config.pre_lookahead_len
@@ -230,7 +230,7 @@ class FlowStage:
         return granted, granted, state.committed + len(granted) * self.chunk_tokens
 
     def _forget(self, state: FlowState, count: int) -> tuple[int, ...]:
-        """Up to ``count`` pages of the session's oldest speech, which no later hop reads."""
+        """Take up to ``count`` pages from the session's oldest speech, which later hops then do not read."""
         if not count:
             return ()
         first = len(state.account.prefix.pages) if state.account.prefix else 0
@@ -243,7 +243,7 @@ class FlowStage:
         return forgotten
 
     def _reclaim(self, count: int) -> None:
-        """Free ``count`` pages that are lent, of those first who have the most; nothing where that is not enough."""
+        """Reclaim ``count`` lent pages, from the largest borrowers first; none if there are fewer."""
         if count <= 0 or count > sum(state.account.lent for state in self._states):
             return
         for _ in range(count):
@@ -265,7 +265,7 @@ class FlowStage:
         return new
 
     def _compute_prefixes(self, states: Sequence[FlowState]) -> None:
-        """Compute the shared prompt state of voices that are new; their sessions fail where it is not finite."""
+        """Compute the shared prompt state of new voices; where that fails, so do their sessions."""
         missing: dict[int, tuple[Prefix, Span]] = {}
         for state in states:
             prefix = state.account.prefix

@@ -1,4 +1,4 @@
-"""What one session of the flow has. No torch: the numbers behind its pages are in ``pages.FlowPages``."""
+"""State of one session of the flow. No torch: the contents of its pages are in ``pages.FlowPages``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bistream.types import VoicePrompt
 class FlowStatus(enum.Enum):
     OPEN = "open"  # takes hops
     FINISHED = "finished"  # had its final hop
-    FAILED = "failed"  # computing failed; its state is of no use
+    FAILED = "failed"  # computing failed; its state is freed
     CLOSED = "closed"
 
 
@@ -20,7 +20,7 @@ class FlowStatus(enum.Enum):
 class FlowState:
     """One session. ``committed`` is a multiple of the chunk and never exceeds what was computed.
 
-    tokens: all tokens known, the prompt's first. committed: tokens whose state is in ``pages``.
+    tokens: all known tokens, the prompt's first. committed: tokens whose state is in ``pages``.
     emitted_frames: frames handed out or belonging to the prompt, from the start of the prompt.
     pages: page of each stored chunk up to ``committed``, oldest first (the prefix's pages, then the session's own).
     has_forgotten: memory was short, so chunks between the prefix and the session's oldest page are missing.

@@ -1,11 +1,11 @@
-"""How many pages of flow state there are: what the configuration says, or what the sessions want and the memory allows. No torch."""
+"""Number of pages of flow state: as configured, or as the sessions need and memory allows. No torch."""
 
 from __future__ import annotations
 
 from bistream.errors import ConfigError
 
 AUTO_SESSION_S = 30  # audio of one session, prompt included, that the automatic budget has room for
-AUTO_MEMORY_SHARE = 0.7  # of what is free; the language model and the networks' working memory share the device
+AUTO_MEMORY_SHARE = 0.7  # of free memory; the language model and the networks' working memory share the device
 
 
 def state_pages(
@@ -13,8 +13,8 @@ def state_pages(
 ) -> int:
     """Number of pages for ``flow_state_mb`` = budget_mb; 0 means automatic.
 
-    session_s: audio that a session is promised. page_bytes, page_s: memory and audio of one page. free_bytes: memory that nobody uses
-    now. Raises ``ConfigError`` when not even one page fits.
+    session_s: audio to hold per session. page_bytes, page_s: memory and audio of one page. free_bytes: free memory.
+    Raises ``ConfigError`` when not even one page fits.
     """
     if budget_mb:
         pages = budget_mb * 2**20 // page_bytes

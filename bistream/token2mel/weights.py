@@ -63,7 +63,7 @@ def build_network(state: Mapping[str, Tensor], config: FlowConfig, device: torch
 
 
 def check_config(config: FlowConfig) -> None:
-    """Refuse sizes that this architecture does not have. Raises ``CheckpointError``."""
+    """Reject sizes that this architecture does not support. Raises ``CheckpointError``."""
     encoder, estimator = config.encoder, config.estimator
     _require(len(estimator.channels) == 1, "decoder.estimator.channels must hold one width")
     _require(estimator.out_channels == config.output_size, "decoder.estimator.out_channels must equal flow.output_size")

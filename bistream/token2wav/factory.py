@@ -1,4 +1,4 @@
-"""Chooses what renders speech: the only place that knows which renderers there are. Importing it loads no torch."""
+"""Chooses the speech renderer: the only module that knows which ones exist. Importing it loads no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bistream.token2wav.renderer import SpeechRenderer, sizes_of
 
 
 def load_renderer(config: RuntimeConfig) -> SpeechRenderer:
-    """The renderer of ``config.model_dir``, loaded. Raises ``CheckpointError`` naming what is missing or does not fit, ``ConfigError``."""
+    """The renderer of ``config.model_dir``, loaded. Raises ``ConfigError``, or ``CheckpointError`` naming the missing or wrong entry."""
     checkpoint = read_config(config.model_dir)
     sizes = sizes_of(checkpoint)
     from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)

@@ -1,6 +1,6 @@
-"""What the token2wav service keeps of its sessions and its work, and the order in which work is served. No torch.
+"""Sessions and jobs of the token2wav service, and the order in which jobs are served. No torch.
 
-Used by ``service`` (who may do what, and when).
+Used by ``service``, which decides what is accepted and when it runs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Token2WavHop:
-    """New speech tokens of one session. prompt and seed count in the first hop only, which must bring a prompt.
+    """New speech tokens of one session. prompt and seed are used in the first hop only, which must carry a prompt.
 
-    playback_buffer_s: audio the listener has left; decides who is served first.
+    playback_buffer_s: audio the listener has left; the session with the least is served first.
     """
 
     session_id: str
@@ -52,7 +52,7 @@ class HopQueue(Generic[T]):
         heapq.heappush(self._heap, (not is_first, deadline_s, self._arrivals, tokens, item))
 
     def pop_batch(self, max_items: int, max_tokens: float) -> list[T]:
-        """The most urgent items, most urgent first, within both limits; one item at least, if there is one."""
+        """The most urgent items, in order, within both limits; at least one unless the queue is empty."""
         batch: list[T] = []
         tokens = 0
         while self._heap and len(batch) < max_items:
@@ -64,10 +64,10 @@ class HopQueue(Generic[T]):
 
 
 class BatchPace:
-    """How many tokens fit into a batch that shall take about ``target_s``, learnt from the batches so far.
+    """How many tokens fit into a batch of about ``target_s``, estimated from past batches.
 
-    Without a bound, every ready hop would go into the next batch and the order of service would mean nothing; a listener about to
-    run dry would wait for all the others. Bounded by time, batches grow as large as the device is fast.
+    Without a bound, every ready hop would join the next batch, the order of service would have no effect, and a session about to
+    underrun would wait for all the others. A bound in time adapts the batch size to the speed of the device.
     """
 
     def __init__(self, target_s: float, tokens_per_s: float) -> None:
@@ -79,14 +79,14 @@ class BatchPace:
         return self.target_s * self._tokens_per_s
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A batch of this size took this long; recent batches count most."""
+        """Record the duration of a batch; recent batches weigh most."""
         if tokens > 0 and seconds > 0:
             self._tokens_per_s += (tokens / seconds - self._tokens_per_s) / 4
 
 
 @dataclass(eq=False)
 class AudioSession:
-    """What the service holds of one session.
+    """The service's state of one session.
 
     jobs: accepted and not yet answered, oldest first; the oldest one is in the queue or being computed.
     """
@@ -98,7 +98,7 @@ class AudioSession:
     jobs: deque[HopJob] = field(default_factory=deque)
     received_tokens: int = 0
     is_finalizing: bool = False  # its final hop was accepted
-    has_ended: bool = False  # nobody can reach it any more; the worker frees it
+    has_ended: bool = False  # unreachable; the worker frees it
     rendering: Rendering | None = None  # from its first hop on
 
     @property
@@ -107,7 +107,7 @@ class AudioSession:
         return len(self.prompt.speech_tokens) + self.received_tokens
 
     def close(self) -> None:
-        """Free what the renderer holds. Idempotent; on the worker thread only."""
+        """Free the renderer's state. Idempotent; on the worker thread only."""
         if self.rendering is not None:
             self.rendering.close()
         self.rendering = None
@@ -123,7 +123,7 @@ class HopJob:
 
     @property
     def needs_computing(self) -> bool:
-        """Not so for a renewal of the lease, nor for the end of a session that never had a token."""
+        """False for a lease renewal and for the end of a session that never received a token."""
         return bool(self.hop.token_ids) or (self.hop.finalize and self.session.received_tokens > 0)
 
 
@@ -137,7 +137,7 @@ class OfflineJob:
 
 
 def render(renderer: SpeechRenderer, jobs: Sequence[HopJob]) -> list[Outcome]:
-    """Opens the sessions that are new, computes all hops together and gives the outcome of each job; a session occurs once at most."""
+    """Open new sessions, compute all hops together and return the outcome of each job; a session occurs at most once."""
     outcomes: list[Outcome] = [np.zeros(0, np.float32)] * len(jobs)
     working: list[int] = []
     hops: list[RendererHop] = []
@@ -157,7 +157,7 @@ def render(renderer: SpeechRenderer, jobs: Sequence[HopJob]) -> list[Outcome]:
 
 
 def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> None:
-    """Answer a future unless it was (by a cancel, while it was being computed)."""
+    """Resolve a future unless a cancel did so while its job was being computed."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BistreamError):
             future.set_exception(outcome.renewed(outcome.session_id))

@@ -1,15 +1,15 @@
-"""The seam between the token2wav service (above) and the networks that turn speech tokens into audio (below). No torch.
+"""The interface between the token2wav service and the networks that turn speech tokens into audio. No torch.
 
-The service knows sessions, leases, order and batches; a renderer knows networks, their state and what they accept. Another flow or
-vocoder is a folder beside the present ones and a ``SpeechRenderer`` that ``factory.load_renderer`` chooses.
+The service knows sessions, leases, order and batches; a renderer knows networks, their state and their valid inputs. Another flow or
+vocoder is a new folder and a ``SpeechRenderer`` that ``factory.load_renderer`` chooses.
 
 Contract:
 
 - the checks are pure and may be called from any thread; everything else is called by one worker thread, one call at a time;
 - ``open`` and the checks raise ``BistreamError`` and nothing else; ``hop`` and ``synthesize`` raise nothing, an error is an outcome;
-- an error that belongs to one rendering is its outcome alone; anything unexpected is the outcome of all that were computed with it;
-- ``Rendering.close`` frees all that the rendering holds, is idempotent, and is the only way to free it;
-- every token has the same number of samples: after the final hop, tokens x sample rate / tokens per second are out.
+- an error of one rendering is its outcome alone; an unexpected exception is the outcome of all renderings computed with it;
+- ``Rendering.close`` frees everything the rendering holds, is idempotent, and is the only way to free it;
+- every token yields the same number of samples: up to the final hop, tokens x sample rate / tokens per second in total.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Outcome = FloatArray | BistreamError  # waveform float32 [N], N possibly 0
 
 @dataclass(frozen=True)
 class RendererSizes:
-    """Rates and sizes of what goes in and comes out, from the checkpoint.
+    """Rates and sizes of inputs and outputs, from the checkpoint.
 
-    samples_per_frame: of one mel frame. speaker_embedding_size: width of the voice's vector.
+    samples_per_frame: audio samples per mel frame. speaker_embedding_size: width of the speaker vector.
     """
 
     sample_rate: int
@@ -49,7 +49,7 @@ class RendererSizes:
 
 
 class Rendering(Protocol):
-    """What a renderer keeps of one session."""
+    """A renderer's state of one session."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -57,7 +57,7 @@ class Rendering(Protocol):
 
 @dataclass(frozen=True)
 class RendererHop:
-    """New speech tokens of one rendering. finalize: nothing follows; everything withheld comes out."""
+    """New speech tokens of one rendering. finalize: the last hop; emits everything withheld."""
 
     rendering: Rendering
     token_ids: Sequence[int]
@@ -72,40 +72,40 @@ class SpeechRenderer(Protocol):
 
     @property
     def tiers(self) -> tuple[TierChoice, ...]:
-        """Which code serves each of its networks."""
+        """The tier of each network."""
 
     @property
     def healthy(self) -> bool:
-        """False when only a new process can help."""
+        """False when only restarting the process can help."""
 
     def check_tokens(self, token_ids: Sequence[int]) -> list[int]:
-        """The tokens as plain integers. Raises ``InvalidInputError`` unless all of them are codes that can be spoken."""
+        """The tokens as plain integers. Raises ``InvalidInputError`` unless all of them are valid speech codes."""
 
     def check_length(self, tokens: int) -> None:
-        """tokens: of a whole sequence, prompt included. Raises ``InvalidInputError`` for more than one rendering can hold."""
+        """tokens: length of a whole sequence, prompt included. Raises ``InvalidInputError`` if it exceeds the limit of one rendering."""
 
     def check_prompt(self, prompt: VoicePrompt) -> None:
-        """Raises ``InvalidInputError`` for shapes that are not those of ``sizes``, and for bad tokens."""
+        """Raises ``InvalidInputError`` for shapes that do not match ``sizes`` and for invalid tokens."""
 
     def open(self, prompt: VoicePrompt, seed: int) -> Rendering:
         """Begin a rendering. Raises ``BusyError`` where its state cannot be guaranteed, ``InvalidInputError``, ``EngineError``."""
 
     def hop(self, hops: Sequence[RendererHop]) -> list[Outcome]:
-        """The next waveform of each rendering, computed together; a rendering occurs once at most."""
+        """The next waveform of each rendering, computed together; a rendering occurs at most once."""
 
     def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Outcome:
         """A whole utterance with full attention; speed stretches it."""
 
 
 def sizes_of(checkpoint: CheckpointConfig) -> RendererSizes:
-    """Raises ``CheckpointError`` where flow and vocoder do not fit each other, or the rates are not those that the server speaks at.
+    """Raises ``CheckpointError`` where flow and vocoder do not match, or the rates are not the server's.
 
-    The rates are fixed above the networks: clients play 24 kHz, and 25 tokens and 50 mel frames per second go between the models.
+    The rates are fixed outside the networks: clients play 24 kHz, and the models exchange 25 tokens and 50 mel frames per second.
     """
     flow, vocoder = checkpoint.flow, checkpoint.vocoder
     if flow.output_size != vocoder.in_channels:
         raise CheckpointError(
-            f"The flow makes {flow.output_size} mel bins, the vocoder takes {vocoder.in_channels}; use files that belong together."
+            f"The flow outputs {flow.output_size} mel bins, the vocoder expects {vocoder.in_channels}; use files of one checkpoint."
         )
     samples_per_frame = math.prod(vocoder.upsample_rates) * vocoder.istft_hop_len
     sizes = RendererSizes(vocoder.sampling_rate, samples_per_frame, flow.token_mel_ratio, flow.output_size, flow.spk_embed_dim)
@@ -114,6 +114,6 @@ def sizes_of(checkpoint: CheckpointConfig) -> RendererSizes:
     if found != expected:
         raise CheckpointError(
             "The checkpoint has {} Hz, {} samples per mel frame and {} frames per token; ".format(*found)
-            + "this server speaks at {}, {} and {}, use a CosyVoice2 checkpoint.".format(*expected)
+            + "this server requires {}, {} and {}, use a CosyVoice2 checkpoint.".format(*expected)
         )
     return sizes

@@ -1,14 +1,14 @@
 """The token2wav service: hops of many sessions in (new speech tokens), waveforms out through futures.
 
-It owns what the renderer keeps of every session. Any thread may call it; one worker thread does all computing and all
-freeing. Ready hops of different sessions are computed together: while one batch runs, the next one gathers, so nobody waits
+It owns the renderer's state of every session. Any thread may call it; one worker thread does all computing and all
+freeing. Ready hops of different sessions are computed together: the next batch forms while one runs, so no hop waits
 for a batch to fill. Called by ``local.py`` and the token2wav model of the server. Importing it loads no torch.
 
 Order of service: first hops before later ones (their listeners hear nothing yet), then the earliest deadline, which is
 when the listener runs out of audio. Hops of one session keep their order; only its oldest one can be in a batch.
 
 A session begins with the hop that carries its voice prompt and ends, everything freed, with its final hop, ``cancel``, an
-error, or when nothing was asked of it for ``session_idle_timeout_s`` (a hop without tokens renews this lease and yields no audio).
+error, or after ``session_idle_timeout_s`` without a hop (a hop without tokens renews this lease and yields no audio).
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ __all__ = ["Token2Wav", "Token2WavHop"]
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_HOPS = 64
-TARGET_BATCH_S = 0.15  # a batch shall not take much longer: every hop that just came waits for it (orchestration/test_hop_policy.py)
-FIRST_TOKENS_PER_S = 500.0  # pace that is assumed before anything was measured
+TARGET_BATCH_S = 0.15  # intended duration of a batch, for which every new hop has to wait (orchestration/test_hop_policy.py)
+FIRST_TOKENS_PER_S = 500.0  # pace assumed before the first measurement
 OFFLINE_PATIENCE_S = 2.0  # an offline job is served as if its listener had this much audio left
 
 Failures = list[tuple[Future[FloatArray], BistreamError]]
 
 
 class Token2Wav:
-    """See the module. No method raises; errors come through the futures, always as a ``BistreamError``."""
+    """See the module. No method raises; errors are set on the futures, always as a ``BistreamError``."""
 
     def __init__(self, config: RuntimeConfig, clock: Callable[[], float] = time.monotonic, renderer: SpeechRenderer | None = None) -> None:
         """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker."""
@@ -67,19 +67,19 @@ class Token2Wav:
         self._sessions: dict[str, AudioSession] = {}
         self._ended: list[AudioSession] = []  # waiting for the worker to free them
         self._queue: HopQueue[HopJob | OfflineJob] = HopQueue()
-        self._pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)  # the worker's
+        self._pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)  # used by the worker only
         self._offline: set[OfflineJob] = set()  # waiting or being computed
-        self._next_expiry_s = -math.inf  # no lease runs out before
+        self._next_expiry_s = -math.inf  # no lease expires earlier
         self._is_draining = False
         self._is_stopping = False
         self._worker = threading.Thread(target=self._serve, name="bistream-token2wav", daemon=True)
         self._worker.start()
 
     def hop(self, hop: Token2WavHop) -> Future[FloatArray]:
-        """Waveform of these tokens, float32 [N], N possibly 0. After the final hop all samples of each token are out.
+        """Waveform of these tokens, float32 [N], N possibly 0. After the final hop all samples of all tokens have been returned.
 
-        Errors that leave the session as it was: ``InvalidInputError`` (tokens, prompt, more than 300 s, a hop after the final one),
-        ``UnknownSessionError``, ``SessionExistsError``, ``BusyError``, ``ShuttingDownError``. All others have ended it.
+        Errors that leave the session unchanged: ``InvalidInputError`` (tokens, prompt, more than 300 s, a hop after the final one),
+        ``UnknownSessionError``, ``SessionExistsError``, ``BusyError``, ``ShuttingDownError``. Any other error ends it.
         """
         future = _running_future()
         try:
@@ -121,28 +121,28 @@ class Token2Wav:
 
     @property
     def healthy(self) -> bool:
-        """False when only a new process can help."""
+        """False when only restarting the process can help."""
         return self._renderer.healthy and (self._worker.is_alive() or self._is_stopping)
 
     @property
     def sizes(self) -> RendererSizes:
-        """What a voice prompt must look like."""
+        """Rates and sizes that a voice prompt must match."""
         return self._renderer.sizes
 
     @property
     def tiers(self) -> tuple[TierChoice, ...]:
-        """Which code serves the networks."""
+        """The tier of each network."""
         return self._renderer.tiers
 
     def cancel(self, session_id: str) -> None:
-        """End a session now; its hops fail with ``CancelledError``, its memory is free after the batch in progress. Unknown: no error."""
+        """End a session now; its hops fail with ``CancelledError``, its memory is freed after the running batch. Ignores unknown ids."""
         with self._locked() as failures:
             session = self._sessions.get(session_id)
             if session is not None:
                 self._end(session, CancelledError("The session was cancelled."), failures)
 
     def close(self) -> None:
-        """Take no new sessions, let the live ones finish for up to ``drain_timeout_s``, fail the rest, free everything. Idempotent."""
+        """Accept no new sessions, give the live ones ``drain_timeout_s`` to finish, fail the rest, free everything. Idempotent."""
         error = ShuttingDownError("The server is shutting down; try again on another one.")
         with self._locked() as failures:
             self._is_draining = True
@@ -164,7 +164,7 @@ class Token2Wav:
 
     @contextmanager
     def _locked(self) -> Iterator[Failures]:
-        """Hold the condition. Futures that fail meanwhile are answered after its release: their callbacks may take other locks."""
+        """Hold the condition. Failed futures are resolved after its release: their callbacks may take other locks."""
         failures: Failures = []
         try:
             with self._condition:
@@ -175,17 +175,17 @@ class Token2Wav:
                 settle(future, error)
 
     def _session_of(self, hop: Token2WavHop) -> AudioSession:
-        """The live session of a hop, made now if it is the first one."""
+        """The live session of a hop, created if the hop is its first."""
         session = self._sessions.get(hop.session_id)
         if session is not None:
             if session.is_finalizing:
-                raise InvalidInputError("The session had its final hop already; start another session.")
+                raise InvalidInputError("The session already had its final hop; start another session.")
             if hop.prompt is not None:
                 raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
             self._renderer.check_length(session.num_tokens + len(hop.token_ids))
             return session
         if hop.prompt is None:
-            raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that brings a voice prompt.")
+            raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that carries a voice prompt.")
         self._check_prompt(hop.prompt)
         self._renderer.check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids))
         self._admit()
@@ -201,17 +201,17 @@ class Token2Wav:
 
     def _check_prompt(self, prompt: VoicePrompt) -> None:
         if prompt.speech_tokens.ndim != 1:
-            raise InvalidInputError(f"prompt_speech_tokens has shape {list(prompt.speech_tokens.shape)}; it must be one row of tokens.")
+            raise InvalidInputError(f"prompt_speech_tokens has shape {list(prompt.speech_tokens.shape)}; it must be one-dimensional.")
         self._renderer.check_prompt(prompt)
         for name, values in (("prompt_speech_feat", prompt.speech_feat), ("prompt_spk_embedding", prompt.speaker_embedding)):
             if not np.isfinite(values).all():
-                raise InvalidInputError(f"{name} holds values that are not finite; check the reference recording.")
+                raise InvalidInputError(f"{name} contains NaN or infinity; check the reference recording.")
 
     def _enqueue(self, job: HopJob) -> None:
         self._queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))
 
     def _end(self, session: AudioSession, error: BistreamError | None, failures: Failures) -> None:
-        """Make a session unreachable, fail what it waits for, hand it to the worker to be freed. Idempotent. No error: nothing waits."""
+        """Make a session unreachable, fail its pending jobs (without any, error may be None) and have the worker free it. Idempotent."""
         if session.has_ended:
             return
         session.has_ended = True
@@ -223,20 +223,20 @@ class Token2Wav:
         session.jobs.clear()
 
     def _end_idle_sessions(self, failures: Failures) -> None:
-        """Looks at all of them only when a lease may have run out: every hop asks, and there are hundreds of sessions."""
+        """Scans the sessions only when a lease may have expired: every hop calls this, and hundreds may be open."""
         now = self._clock()
         if now < self._next_expiry_s:
             return
         timeout = self._config.session_idle_timeout_s
         for session in [session for session in self._sessions.values() if not session.jobs]:
             if session.last_active_s <= now - timeout:
-                logger.info("session %s was idle for too long and is closed", session.session_id)
+                logger.info("session %s was idle for too long, closing it", session.session_id)
                 self._end(session, None, failures)
         idle = (session.last_active_s for session in self._sessions.values() if not session.jobs)
-        self._next_expiry_s = min(idle, default=now) + timeout  # leases that begin or are renewed later last longer
+        self._next_expiry_s = min(idle, default=now) + timeout  # leases begun or renewed later expire later
 
     def _seconds_to_expiry(self) -> float | None:
-        """Until a lease may run out; None: there are no sessions."""
+        """Until a lease may expire; None without sessions."""
         return max(0.0, self._next_expiry_s - self._clock()) if self._sessions else None
 
     # The worker
@@ -270,14 +270,14 @@ class Token2Wav:
             result = self._renderer.synthesize(offline[0].token_ids, offline[0].prompt, offline[0].seed, offline[0].speed)
             with self._locked():
                 self._offline.discard(offline[0])
-                for waiting in offline[1:]:  # one at a time: hops that came meanwhile may be more urgent
+                for waiting in offline[1:]:  # one at a time: hops that arrived meanwhile may be more urgent
                     self._queue.push(waiting, is_first=False, deadline_s=self._clock(), tokens=len(waiting.token_ids))
             settle(offline[0].future, result)
 
     def _answer(self, job: HopJob, outcome: FloatArray | BistreamError) -> None:
         session = job.session
         with self._locked() as failures:
-            if session.has_ended:  # cancelled meanwhile; its futures are answered
+            if session.has_ended:  # cancelled meanwhile; its futures are resolved
                 return
             if isinstance(outcome, BistreamError):
                 self._end(session, outcome, failures)
@@ -292,7 +292,7 @@ class Token2Wav:
 
 
 def _running_future() -> Future[FloatArray]:
-    """A future that its receiver cannot cancel: ``Token2Wav.cancel`` is the way."""
+    """A future that its receiver cannot cancel; ``Token2Wav.cancel`` does."""
     future: Future[FloatArray] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -1,4 +1,4 @@
-"""The renderer of CosyVoice2: flow and vocoder in a row. Implements ``renderer.SpeechRenderer``; the only module here that loads torch."""
+"""The renderer of CosyVoice2: flow, then vocoder. Implements ``renderer.SpeechRenderer``; the only module here that loads torch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from bistream.types import FloatArray, VoicePrompt
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES_IN_A_ROW = 3  # one bad batch may be the fault of what was in it
+MAX_FAILURES_IN_A_ROW = 3  # a single failed batch may be due to its inputs
 
 
 @dataclass(eq=False)
 class StagesRendering:
-    """``renderer.Rendering``: one session's place in each stage."""
+    """``renderer.Rendering``: one session's state in each stage."""
 
     flow: FlowState
     vocoder: VocoderState
@@ -57,7 +57,7 @@ class SpeechStages:
 
     @property
     def healthy(self) -> bool:
-        """False once calls keep failing: a GPU error, for one, is never forgotten by the process that met it."""
+        """False after repeated failures: a CUDA error, for example, lasts until the process ends."""
         return self._failures_in_a_row < MAX_FAILURES_IN_A_ROW
 
     def check_tokens(self, token_ids: Sequence[int]) -> list[int]:
@@ -123,7 +123,7 @@ class SpeechStages:
             outcomes[index] = _checked(waveform)
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
-        """The flow keeps its own exceptions (they fail a group, not the call): a batch in which all computing failed counts as one."""
+        """The flow catches its own exceptions (they fail a group, not the call): a batch of which nothing succeeded counts as a failure."""
         if any(not isinstance(outcome, BistreamError) for outcome in outcomes):
             self._failures_in_a_row = 0
         elif any(isinstance(outcome, EngineError) and outcome.sentence == FAILED for outcome in outcomes):
@@ -144,4 +144,4 @@ def _own(rendering: Rendering) -> StagesRendering:
 def _checked(waveform: FloatArray) -> Outcome:
     if np.isfinite(waveform).all():
         return waveform
-    return EngineError("The audio came out as numbers that are not finite; check the voice prompt of this session.")
+    return EngineError("The audio contains NaN or infinity; check the voice prompt of this session.")

@@ -1,10 +1,10 @@
 """A batch of spans as packed integer arrays: what the recorded launches read. No torch.
 
 New tokens of all sessions follow one another without padding, and so do their frames. Every array has a fixed place in one
-int32 buffer, so that one copy brings a whole batch to the device. ``runner`` owns two such buffers (host and device).
+int32 buffer, so that one copy transfers a whole batch to the device. ``runner`` owns two such buffers (host and device).
 
-``BatchArrays`` and the enumerations of fields are the only declaration of what travels; kernels take the places of their numbers from
-here.
+``BatchArrays`` and the enumerations of fields are the only declaration of the transferred data; kernels take their field offsets
+from here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 IntArray32 = NDArray[np.int32]
 Shape = tuple[int, ...]
-Array = TypeVar("Array")  # what stands for an array: its shape, the array on the host, the one on the device
+Array = TypeVar("Array")  # one form of an array: its shape, the array on the host or the one on the device
 Other = TypeVar("Other")
 Buffer = TypeVar("Buffer", IntArray32, "Tensor")
 
 
 class SessionField(IntEnum):
-    """Numbers of a session, at one rate."""
+    """Fields of a session's record, at one rate."""
 
     FIRST_ROW = 0
     ROWS = 1  # new ones
@@ -42,14 +42,14 @@ class SessionField(IntEnum):
 
 
 class TileField(IntEnum):
-    """Numbers of a tile of one session's rows; the list of tiles begins with their number."""
+    """Fields of a tile of one session's rows; a list of tiles begins with its length."""
 
     SESSION = 0
     FIRST = 1  # row of the session's new part
 
 
 class ChunkItemField(IntEnum):
-    """Work of the attention for few rows: a chunk of new frames with a split of its keys."""
+    """Fields of a work item of the attention for few rows: a chunk of new frames with a split of its keys."""
 
     FIRST_ROW = 0
     ROWS = 1
@@ -61,7 +61,7 @@ class ChunkItemField(IntEnum):
 
 
 class WindowItemField(IntEnum):
-    """Work of the convolutions for few rows: a window of new frames of one session."""
+    """Fields of a work item of the convolutions for few rows: a window of new frames of one session."""
 
     FIRST_ROW = 0
     FIRST_FRAME = 1  # of the session's new part
@@ -69,11 +69,11 @@ class WindowItemField(IntEnum):
     PAGE = 3  # the one before the session's new part
 
 
-CHUNK_ITEM_NUMBERS = 8  # one more than there are: records on multiples of 32 bytes
+CHUNK_ITEM_NUMBERS = 8  # padded by one: records start on multiples of 32 bytes
 WINDOW_ITEM_NUMBERS = len(WindowItemField)
 WINDOW_FRAMES = 30  # new frames of one window of a convolution for few rows
 TILES_HEAD = 1  # numbers before the first tile of a list
-_ALIGNMENT = 16  # numbers: kernels read wide only what starts on a multiple of 64 bytes
+_ALIGNMENT = 16  # in numbers: kernels use wide loads only on arrays that start on a multiple of 64 bytes
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class TileSizes:
 
 @dataclass(frozen=True)
 class RateArrays(Generic[Array]):
-    """Arrays at token or at frame rate; see ``_fill_rows`` for those of each row."""
+    """Arrays at token or at frame rate; see ``batch_filling._fill_rows`` for those of each row."""
 
     live: Array  # [1], rows of this call
     session: Array  # [sessions, SessionField]
-    tiles: Array  # [1 + 2 * tiles], of the encoder's attention: how many, then TileField of each, the sessions in turn
+    tiles: Array  # [1 + 2 * tiles], of the encoder's attention: their number, then TileField of each, session by session
     index: Array  # [rows]
     last: Array
     keep: Array
@@ -114,7 +114,7 @@ class RateArrays(Generic[Array]):
 
 @dataclass(frozen=True)
 class BatchArrays(Generic[Array]):
-    """Every array of a batch. What they hold is said where they are filled."""
+    """Every array of a batch. ``batch_filling`` documents the contents."""
 
     tokens: RateArrays[Array]
     frames: RateArrays[Array]
@@ -194,17 +194,17 @@ def batch_shapes(bucket: Bucket, tiles: TileSizes, config: FlowConfig) -> BatchA
 
 
 def table_chunks(config: FlowConfig) -> int:
-    """Width of a session's page table: chunks of the longest sequence there is."""
+    """Width of a session's page table: chunks of the longest possible sequence."""
     return -(-MAX_FRAMES // config.estimator.static_chunk_size)
 
 
 def max_tiles(rows: int, tile: int, sessions: int) -> int:
-    """Tiles that cover ``rows`` rows of up to ``sessions`` sessions, each session's last tile perhaps partly filled."""
+    """Most tiles needed to cover ``rows`` rows of up to ``sessions`` sessions; each session's last tile may be partly filled."""
     return rows // tile + sessions
 
 
 def batch_size(shapes: BatchArrays[Shape]) -> int:
-    """Numbers of the whole buffer."""
+    """Length of the whole buffer, in numbers."""
     return sum(_padded(shape) for shape in shapes)
 
 

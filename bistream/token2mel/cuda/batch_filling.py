@@ -1,6 +1,6 @@
 """Fills the arrays of ``batch`` with the spans of a call. No torch.
 
-Called by ``runner`` on the host's buffer, which then travels to the device in one copy.
+Called by ``runner`` on the host's buffer, which is then transferred to the device in one copy.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, LOOKAHEAD_HISTORY_TOKE
 def fill(
     arrays: BatchArrays[IntArray32], spans: Sequence[Span], tiles: TileSizes, config: FlowConfig, left_context_chunks: int = 0
 ) -> None:
-    """Write a batch. What lies behind the live tokens, frames, sessions, tiles and items keeps older numbers, which are valid indices.
+    """Write a batch. Entries after the live tokens, frames, sessions, tiles and items keep older values, which are valid indices.
 
-    left_context_chunks: how far attention reaches back; 0: everything.
+    left_context_chunks: how far attention reaches back; 0: no limit.
     """
     ratio, chunk = config.token_mel_ratio, config.encoder.static_chunk_size
     lengths = np.array([span.length for span in spans], np.int64)
@@ -71,7 +71,7 @@ def fill(
 
 
 def _fill_first_step(out: IntArray32, position: NDArray[np.int64], end: NDArray[np.int64], chunk: int, ratio: int) -> None:
-    """Each frame's row in the table of ``first_step``, by its token's place in the sequence and the end of what is known of that."""
+    """Each frame's row in the table of ``first_step``, by its token's position in the sequence and the end of the known tokens."""
     number, within = np.divmod(position, chunk)
     known = np.minimum(chunk, end - number * chunk)
     row = number * form_offset(chunk + 1, ratio) + form_offset(known, ratio) + within * ratio
@@ -79,7 +79,7 @@ def _fill_first_step(out: IntArray32, position: NDArray[np.int64], end: NDArray[
 
 
 def _expand(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Session of each row, and its number within the session."""
+    """Session of each row, and its index within the session."""
     session = np.repeat(np.arange(len(lengths)), lengths)
     return session, np.arange(len(session)) - (np.cumsum(lengths) - lengths)[session]
 
@@ -119,14 +119,14 @@ def _fill_rows(
 
 
 def _fill_tiles(out: IntArray32, lengths: NDArray[np.int64], tile: int) -> None:
-    """Number of tiles, then session and first row of each, the sessions in turn."""
+    """Number of tiles, then session and first row of each, session by session."""
     session, number = _expand(-(-lengths // tile))
     _write_tiles(out, session, number * tile)
 
 
 def _fill_longest_first(out: IntArray32, lengths: NDArray[np.int64], stored: NDArray[np.int64], tile: int, chunk: int) -> None:
-    """The same, the tiles with most work first: programs that take several in turn end together. A tile's work is the number of
-    keys before its end, half of that if at most half of its rows exist. The order changes speed only."""
+    """The same, the tiles with most work first, so that programs that process several finish together. A tile's work is the number
+    of keys before its end, halved if at most half of its rows exist. The order affects speed only."""
     session, number = _expand(-(-lengths // tile))
     first, length = number * tile, lengths[session]
     last_chunk = (np.minimum(first + tile, length) - 1) // chunk
@@ -151,8 +151,8 @@ def _fill_chunk_items(
     chunk: int,
     left_context_chunks: int,
 ) -> None:
-    """chunk_items: how many. chunk_item: ``ChunkItemField`` of each, the sessions in turn. frame_splits: of each row, the splits that
-    have keys."""
+    """chunk_items: their number. chunk_item: ``ChunkItemField`` of each, session by session. frame_splits: of each row, the number
+    of splits that have keys."""
     session, number = _expand(-(-lengths // chunk))
     splits = max(1, min(tiles.key_splits, tiles.key_items // len(session)))
     first = (np.cumsum(lengths) - lengths)[session] + number * chunk
@@ -174,7 +174,7 @@ def _fill_chunk_items(
 
 
 def _fill_window_items(arrays: BatchArrays[IntArray32], lengths: NDArray[np.int64], last: NDArray[np.int64]) -> None:
-    """window_items: how many. window_item: ``WindowItemField`` of each, the sessions in turn."""
+    """window_items: their number. window_item: ``WindowItemField`` of each, session by session."""
     session, number = _expand(-(-lengths // WINDOW_FRAMES))
     frame = number * WINDOW_FRAMES
     first = (np.cumsum(lengths) - lengths)[session] + frame
@@ -192,8 +192,8 @@ def _fill_lookahead(
 ) -> None:
     """Token vectors of each span with history and lookahead, and the windows of the two lookahead convolutions over them.
 
-    ids, present: [history + length + lookahead] of each span in turn, absent ones stand for zero vectors.
-    lookahead_window: vectors under the first convolution at each of [history + length]; lookahead_exists: not before the start.
+    ids, present: [history + length + lookahead] of each span in turn; an absent token reads as a zero vector.
+    lookahead_window: vectors under the first convolution at each of [history + length]; lookahead_exists: 0 before the start.
     history_window: results of the first convolution under the second; centre: vector of the token itself.
     """
     history = LOOKAHEAD_HISTORY_TOKENS

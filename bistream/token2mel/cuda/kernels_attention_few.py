@@ -2,17 +2,17 @@
 """The attention of a transformer block of the estimator for few rows in two or three kernels, in Gluon. Hopper only.
 
 ``query_few``: LayerNorm and folded queries. ``attend_few``: attention over one session's chunks and the values, with the output
-projection where keys are not split. ``join_few``: splits joined, output projection. ``kernels_feed_forward`` is the rest of the block.
+projection where keys are not split. ``join_few``: splits merged, output projection. ``kernels_feed_forward`` is the rest of the block.
 The algebra is that of ``kernels_attention_many``: the inputs X are keys and values at once. All rows are those of one guidance half.
 
-The residual stream x is float32 in two buffers that take turns, since a sum over programs cannot go where others still read:
+The residual stream x is float32 in two alternating buffers, since programs cannot add to rows that others still read:
 ``query_few`` reads x from ``even`` and sets ``odd`` to x plus the output's bias; the output projection is added to ``odd``, and
-``attend_few`` clears ``even``; ``feed_forward_few`` reads ``odd`` and adds its result and x itself to ``even``. The order of additions
-is left to the memory, so the last bits of a result differ from run to run.
+``attend_few`` clears ``even``; ``feed_forward_few`` reads ``odd`` and adds its result and x itself to ``even``. The order of the
+atomic additions is not fixed, so the last bits of a result differ from run to run.
 
 A query tile and a key tile are one chunk: a page, or CHUNK new frames of a session. So a tile of keys is visible as a whole.
 
-Programs are counted in one dimension. Those without work wait for the predecessor before they end, so that no kernel ends before it.
+Grids are one-dimensional. Programs without work wait for the predecessor before they exit, so that no kernel ends before it.
 """
 
 from triton.experimental import gluon
@@ -33,12 +33,12 @@ ITEM_CHUNK = gl.constexpr(int(ChunkItemField.CHUNK))
 ITEM_SESSION = gl.constexpr(int(ChunkItemField.SESSION))
 ITEM_SPLIT = gl.constexpr(int(ChunkItemField.SPLIT))
 ITEM_SPLITS = gl.constexpr(int(ChunkItemField.SPLITS))
-HIDDEN = gl.constexpr(-1.0e30)  # score of what is not there; finite, so that differences are numbers
+HIDDEN = gl.constexpr(-1.0e30)  # score of a missing key; finite, so that differences are not NaN
 
 
 @gluon.jit
 def _copy_chunk(slot, source, count, WIDTH: gl.constexpr, num_warps: gl.constexpr):
-    """Start copying ``count`` rows of a chunk; behind them zeros."""
+    """Start copying ``count`` rows of a chunk; the rest reads as zero."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [num_warps, 1], [1, 0])
     row = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout))
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
@@ -48,7 +48,7 @@ def _copy_chunk(slot, source, count, WIDTH: gl.constexpr, num_warps: gl.constexp
 
 @gluon.constexpr_function
 def _line_layout(rows, width, num_warps):
-    """Of a product [width, rows] that was turned: a thread has 8 features of ``weights.lane_order`` in a row."""
+    """Layout of a transposed product [width, rows]: a thread has 8 consecutive features of ``weights.lane_order``."""
     more = [[8 << bit, 0] for bit in range((rows * 4 // num_warps // 8).bit_length() - 1)]
     warps = [[0, width // 4], [0, width // 2]] + ([[rows // 2, 0]] if num_warps == 8 else [])
     lanes = [[2, 0], [4, 0], [0, 8], [0, 16], [0, 32]]
@@ -57,7 +57,7 @@ def _line_layout(rows, width, num_warps):
 
 @gluon.jit
 def _as_lines(total, ROWS: gl.constexpr, WIDTH: gl.constexpr, num_warps: gl.constexpr):
-    """A product [WIDTH, ROWS] whose features come in ``weights.lane_order``: [ROWS, WIDTH] with 8 numbers in a row of a thread."""
+    """A product [WIDTH, ROWS] with features in ``weights.lane_order``, as [ROWS, WIDTH] with 8 consecutive numbers per thread."""
     total = total.reshape((4, 4, 2, 8, ROWS)).permute((4, 1, 3, 0, 2)).reshape((ROWS, WIDTH))
     return gl.convert_layout(total, _line_layout(ROWS, WIDTH, num_warps), assert_trivial=True)
 
@@ -72,8 +72,8 @@ def query_few(
     """LayerNorm, query projection, times the key projection: 16 bit [rows, HEADS, WIDTH]. Grid: HEADS * rows / ROWS.
 
     FIRST: x is not the stream but the shortcut of a residual block, and mish(LayerNorm(raw)) is added. The programs of a row tile
-    share what else is to be written: the normalised rows, also to the page that keeps them (keep: row of the page memory, or -1), and
-    x plus the output's bias to ``odd``. wq: [HEADS * HEAD, WIDTH]. wk: [HEADS, WIDTH in ``weights.lane_order``, HEAD].
+    divide the other stores: the normalised rows, also to the page that keeps them (keep: row of the page memory, or -1), and x plus the
+    output's bias to ``odd``. wq: [HEADS * HEAD, WIDTH]. wk: [HEADS, WIDTH in ``weights.lane_order``, HEAD].
     """
     start_successor()
     head = gl.program_id(0) % HEADS
@@ -132,10 +132,10 @@ def _copy_item(
     slot, number, keys, sources, CHUNK: gl.constexpr, WIDTH: gl.constexpr, OUT: gl.constexpr, STORED: gl.constexpr, FRESH: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Start copying what comes as ``number``: tiles of keys, then the weights of the values and, with OUT, of the output.
+    """Start copying item ``number``: tiles of keys, then the weights of the values and, with OUT, of the output.
 
-    keys: first of this split, distance of the next, tiles of this split, stored ones, last one, its rows. sources: page table, pages,
-    new rows, both weights. STORED, FRESH: which kinds (FRESH: new rows; STORED: all that does not depend on this call).
+    keys: first tile of this split, stride, tiles of this split, stored tiles, last tile, its rows. sources: page table, pages, new
+    rows, both weights. STORED, FRESH: kinds to copy (FRESH: new rows; STORED: everything that does not depend on this call).
     """
     first, step, tiles, stored, last, count = keys
     table, pages, fresh, wv, wo = sources
@@ -165,7 +165,7 @@ def attend_few(
     """Values of softmax(query . X) X for one chunk of new frames, one head and one split of the keys. Grid: HEADS * items.
 
     With SPLITS 1 the head's part of the output is added to ``odd``. With more, values go to ``parts``, 16 bit
-    [SPLITS, rows, HEADS, HEAD], and the logarithm (base 2) of their sum to ``lse``, float32 [SPLITS, rows, HEADS]: see ``join_few``.
+    [SPLITS, rows, HEADS, HEAD], and the log-sum-exp of the scores (base 2) to ``lse``, float32 [SPLITS, rows, HEADS]: see ``join_few``.
     count: int32, number of items. item: int32 [items, ITEM_NUMBERS], see ``batch.ChunkItemField``. wv: [HEADS * HEAD, WIDTH].
     wo: [HEADS * HEAD, WIDTH], the output projection's transpose. ``even`` is cleared.
     """
@@ -260,7 +260,7 @@ def attend_few(
 
 @gluon.jit
 def _store_part(parts_ptr, lse_ptr, first, head, count, values, lse, HEADS: gl.constexpr, HEAD: gl.constexpr):
-    """The first ``count`` rows of one head's values and of the logarithm of their sum."""
+    """The first ``count`` rows of one head's values and of the log-sum-exp of its scores."""
     LAYOUT: gl.constexpr = values.type.layout
     local = gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, HEAD, layout=gl.SliceLayout(0, LAYOUT))
@@ -272,7 +272,7 @@ def _store_part(parts_ptr, lse_ptr, first, head, count, values, lse, HEADS: gl.c
 
 @gluon.jit
 def _clear(target, count, WIDTH: gl.constexpr, HEADS: gl.constexpr, num_warps: gl.constexpr):
-    """Zeros to one head's share of the columns of ``count`` rows."""
+    """Clear one head's share of the columns of ``count`` rows."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     row = gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, WIDTH // HEADS, layout=gl.SliceLayout(0, LAYOUT))
@@ -286,9 +286,9 @@ def join_few(
     WIDTH: gl.constexpr, HEADS: gl.constexpr, HEAD: gl.constexpr, SPLITS: gl.constexpr, ROWS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Values of all splits joined, output projection: one head's part added to ``odd``. Grid: HEADS * rows / ROWS.
+    """Merge the values of all splits and add one head's part of the output projection to ``odd``. Grid: HEADS * rows / ROWS.
 
-    splits: int32 [rows], how many of SPLITS there are. wo: [HEADS * HEAD, WIDTH].
+    splits: int32 [rows], how many of the SPLITS a row has. wo: [HEADS * HEAD, WIDTH].
     """
     start_successor()
     head = gl.program_id(0) % HEADS

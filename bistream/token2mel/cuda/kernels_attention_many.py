@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Attention of the estimator over stored chunks, for many rows, by programs whose warps divide the work. Hopper only.
+"""Attention of the estimator over stored chunks, for many rows, in warp-specialised programs. Hopper only.
 
 Pages keep the normalised input X of a transformer block, not its keys and values. With per-head projections the score of
 query q and key input x is q . (K x) = (K^T q) . x, and the sum of values is V (sum of p x): every head has its own query of
@@ -7,13 +7,13 @@ the block's full width, and all heads share X as keys and as values at once. So 
 page is read once for all heads, and only the new frames are multiplied by weights (the same algebra as multi-head latent
 attention, https://arxiv.org/abs/2405.04434, section 2.1).
 
-A program has a multiprocessor to itself: four warps copy queries and key tiles into a ring in shared memory, two groups of
-four warps compute 64 rows each. While one group turns scores into weights, the tensor cores belong to the other; they take
-turns. Everybody goes on to the program's next piece of work without a common pause. Written in Gluon, the layer of Triton
+A program occupies a multiprocessor: four producer warps copy queries and key tiles into a ring in shared memory, two consumer
+groups of four warps compute 64 rows each. The groups alternate on the tensor cores: one turns scores into weights while the
+other multiplies. All warps go on to the program's next tile without a common barrier. Written in Gluon, the layer of Triton
 in which warps, waits and copies are explicit.
 
 Barriers in shared memory: ``full`` and ``empty`` of each slot of the ring, the same of each group's queries, and ``turn``.
-A phase bit says which use of a slot is meant; it flips whenever the ring comes round.
+A phase bit tells successive uses of a slot apart; it flips whenever the ring wraps around.
 """
 
 from triton.experimental import gluon
@@ -25,15 +25,15 @@ from bistream.gpu.barriers import barriers, ring_barriers
 from bistream.token2mel.cuda.pieces_attention import load_tile
 
 _HIDDEN = gl.constexpr(-1.0e30)  # score of a key that is not visible; finite, so that a row without keys so far stays finite
-_SLACK = gl.constexpr(8.0)  # the base of the weights follows the highest score only by steps of this size: weights stay below 2^8
+_SLACK = gl.constexpr(8.0)  # the base of the weights rises only when a score exceeds it by more than this: weights are at most 2^8
 _WARPS = gl.constexpr(4)  # of each group
 _THREADS = gl.constexpr(128)
 _ROWS = gl.constexpr(64)  # of one group: of one matrix instruction
 _STAGES = gl.constexpr(4)  # key tiles in shared memory
-_REGISTERS = gl.constexpr(216)  # of a computing thread: 128 sums, 32 scores, 16 packed weights
+_REGISTERS = gl.constexpr(216)  # of a consumer thread: 128 sums, 32 scores, 16 packed weights
 _COPY_REGISTERS = gl.constexpr(48)
 _WIDTH = gl.constexpr(256)  # for which the layouts and the instructions below are written
-# Multiplies a thread's 128 sums by their rows' fades, unless all fades of the warp are 1, as they mostly are.
+# Rescales a thread's 128 sums by their rows' factors (``fade``), unless all factors of the warp are 1, the usual case.
 _FADE = gl.constexpr(
     "{ .reg .pred p; setp.ne.f32 p, $256, 0f3F800000; "
     + "".join(f"setp.ne.or.f32 p, ${256 + index}, 0f3F800000, p; " for index in (1, 2, 3))
@@ -53,7 +53,7 @@ def _piece(tile_ptr, session_ptr, tile, rows):
 
 @gluon.jit
 def _key_range(first_frame, frames, chunks, CHUNK: gl.constexpr, LEFT: gl.constexpr, FRAMES: gl.constexpr):
-    """First key that a row of the tile sees, and the one behind the last."""
+    """First key that a row of the tile sees, and the one after the last."""
     last = gl.minimum(first_frame + FRAMES, frames) - 1
     end = chunks * CHUNK + gl.minimum(last // CHUNK * CHUNK + CHUNK, frames)
     start = gl.maximum((chunks + first_frame // CHUNK - LEFT) * CHUNK, 0) if LEFT else 0
@@ -62,7 +62,7 @@ def _key_range(first_frame, frames, chunks, CHUNK: gl.constexpr, LEFT: gl.conste
 
 @gluon.jit
 def _copy_rows(slot, source, full, LAYOUT: gl.constexpr):
-    """Start copying rows into shared memory; ``full`` hears of it when they have come."""
+    """Start copying rows into shared memory; completion arrives at ``full``."""
     column = gl.expand_dims(gl.arange(0, _WIDTH, layout=gl.SliceLayout(0, LAYOUT)), 0)
     async_copy.async_copy_global_to_shared(slot, gl.expand_dims(source, 1) + column)
     async_copy.mbarrier_arrive(full, increment_count=False)
@@ -74,7 +74,7 @@ def _copy(
     query, x, query_full, query_empty, full, empty,
     rows, HEADS: gl.constexpr, CHUNK: gl.constexpr, TABLE: gl.constexpr, LEFT: gl.constexpr, FRAMES: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """The copying warps. Queries come behind the tile's first two key tiles, whose slots are free earlier."""
+    """The producer warps. Queries follow the tile's first two key tiles, whose slots become free earlier."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [_WARPS, 1], [1, 0])
     LINE: gl.constexpr = gl.SliceLayout(1, COPY)
     slot = 0
@@ -92,7 +92,7 @@ def _copy(
         last_row = (frames - first_frame) * HEADS - 1
         count = gl.cdiv(end - start, KEYS)
         for index in range(count):
-            key = gl.minimum(start + index * KEYS + gl.arange(0, KEYS, layout=LINE), end - 1)  # behind the last key it is repeated
+            key = gl.minimum(start + index * KEYS + gl.arange(0, KEYS, layout=LINE), end - 1)  # padding repeats the last key
             is_stored = key < stored
             page = gl.load(table + key // CHUNK, mask=is_stored, other=0).to(gl.int64)
             source = gl.where(is_stored, pages + (page * CHUNK + key % CHUNK) * _WIDTH, fresh + (key - stored) * _WIDTH)
@@ -126,7 +126,7 @@ def _mask(scores, start, lower, upper, LEFT: gl.constexpr, LAYOUT: gl.constexpr)
 
 @gluon.jit
 def _own_sums(weights):
-    """Each thread's sums of its own weights: [rows, 4], to be added over the four threads of a row in the end."""
+    """Each thread's sums of its own weights: [rows, 4], to be added over the four threads of a row at the end."""
     return gl.sum(gl.sum(gl.reshape(weights, [weights.shape[0], weights.shape[1] // 8, 4, 2]), axis=3), axis=1)
 
 
@@ -138,7 +138,7 @@ def _faded(sums, fade, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _weigh(scores, scale, highest, total, sums, DTYPE: gl.constexpr, SUMS: gl.constexpr):
-    """Scores of one key tile -> weights as a matrix operand; what was summed so far, with respect to the new base."""
+    """Online softmax: scores of one key tile -> weights as a matrix operand; the sums so far rescaled to the new base."""
     peak = gl.max(scores, axis=1) * scale
     raised = gl.where(peak > highest + _SLACK, peak, highest)
     fade = gl.exp2(highest - raised)
@@ -151,7 +151,7 @@ def _weigh(scores, scale, highest, total, sums, DTYPE: gl.constexpr, SUMS: gl.co
 
 @gluon.jit
 def _release(slot, both):
-    """A key tile is used up; a group that is alone also speaks for the other one."""
+    """Release a key tile; a group that works alone arrives for the other one as well."""
     if both:
         mbarrier.arrive(slot, count=1)
     else:
@@ -160,8 +160,8 @@ def _release(slot, both):
 
 @gluon.jit
 def _store(out, result, present, FIRST: gl.constexpr):
-    """Rows FIRST ... of a tile's output, as far as they are present, in whole sectors: threads of a row exchange columns first."""
-    # In two steps, each of which moves one bit of the column between thread and register: that much is done without shared memory.
+    """Store the present ones of a tile's output rows FIRST ... in whole sectors: threads of a row exchange columns first."""
+    # In two steps that each move one bit of the column between thread and register: such a step needs no shared memory.
     HALFWAY: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 16], [0, 32], [0, 64], [0, 128], [8, 0]],
         lane_bases=[[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[_ROWS, _WIDTH],
@@ -181,7 +181,7 @@ def _attend(
     xn_ptr, tile_ptr, session_ptr, out_ptr, scale, query, x, query_full, query_empty, full, empty, turn,
     rows, GROUP: gl.constexpr, HEADS: gl.constexpr, CHUNK: gl.constexpr, LEFT: gl.constexpr, FRAMES: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """One computing group: rows 64 GROUP ... of every tile of the program. The second group leaves out tiles without such rows."""
+    """One consumer group: rows 64 GROUP ... of every tile of the program. The second group skips tiles without such rows."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, KEYS, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, _WIDTH, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -207,7 +207,7 @@ def _attend(
         lower = gl.maximum((chunks + chunk - LEFT) * CHUNK, 0) if LEFT else upper
         clear = 0 if LEFT else stored + gl.minimum(first_frame // CHUNK * CHUNK + CHUNK, frames)  # every row sees all keys before it
         out = out_ptr + (first_row + first_frame) * (HEADS * _WIDTH)
-        following = gl.minimum(tile + gl.num_programs(0), last_tile)  # read early: it is far away
+        following = gl.minimum(tile + gl.num_programs(0), last_tile)  # loaded early to hide the latency
         _, first_frame, first_row, frames, chunks = _piece(tile_ptr, session_ptr, following, rows)
         is_mine = both if GROUP == 1 else True
         if is_mine:
@@ -238,7 +238,7 @@ def _attend(
                 coming = warpgroup_mma(own, x.index(coming_slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
                 if both:
                     mbarrier.arrive(turn.index(1 - GROUP), count=1)
-                # The packed weights are named, too: the tensor cores read their registers until here.
+                # The packed weights are a dependency, too: the tensor cores read their registers until here.
                 sums, scores, packed = warpgroup_mma_wait(0, deps=(summing, coming, packed))
                 _release(empty.index(slot), both)
                 slot = coming_slot
@@ -255,7 +255,7 @@ def _attend(
             share = 1.0 / gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, SUMS))
             _store(out, (sums * gl.expand_dims(share, 1)).to(DTYPE), present, GROUP * _ROWS)
         else:
-            # The next wait is for this group's queries, which come behind key tiles of the same work: no use of a slot is mistaken.
+            # The next wait is for this group's queries, copied after key tiles of the same tile: no phase of a slot is confused.
             passed = slot + count
             phase ^= (passed // _STAGES) & 1
             slot = passed % _STAGES
@@ -272,8 +272,8 @@ def attend_pages_large(
     tile: ``BatchArrays.estimator_tiles``. session: ``RateArrays.session``. table: pages of each session's stored chunks.
     A frame sees stored chunks and the new chunks up to its own; ``LEFT`` > 0 bounds how many chunks back.
 
-    Any number of programs: program p computes tiles p, p + programs, ... of its half. As many programs as multiprocessors in all are
-    best, with the longest tiles first (``batch.fill``). FRAMES * HEADS = 128, WIDTH = 256.
+    Any number of programs: program p computes tiles p, p + programs, ... of its half. It is fastest with
+    as many programs as multiprocessors in all and the longest tiles first (``batch_filling``). FRAMES * HEADS = 128, WIDTH = 256.
     """
     gl.static_assert(FRAMES * HEADS == 2 * _ROWS and WIDTH == _WIDTH and num_warps == _WARPS)
     DTYPE: gl.constexpr = xn_ptr.dtype.element_ty

@@ -1,16 +1,16 @@
 # mypy: ignore-errors
 """Everything between two attentions for many rows, in one kernel: values and output, feed-forward, the next block's query.
 
-All of it is pairs of products over slices of 64 features: rows times the slice's weights, something in between (the middle),
-times the slice's way back to WIDTH. A slice is a head (values and output; query and key projection, where nothing is summed)
-or 64 of the hidden features.
+All of it is pairs of products over slices of 64 features: rows times the slice's first weights give the middle, which (after
+GELU in the feed-forward) is multiplied by the slice's second weights back to WIDTH. A slice is a head (values and
+output; query and key projection, where nothing is summed) or 64 of the hidden features.
 
-A program computes 64 rows and keeps their residual stream in registers. One warp fetches (tensor copies into rings in shared
-memory), eight warps compute: the tensor cores get a slice's second product together with the next slice's first one, and the
-next middle is computed while the second product runs. The middle goes through shared memory, because each half of the eight
+A program computes 64 rows and keeps their residual stream in registers. One producer warp issues tensor copies into rings in
+shared memory for eight consumer warps. These issue a slice's second product together with the next slice's first one, and
+compute the next middle while the second product runs. The middle goes through shared memory, because each half of the eight
 warps has half of its features and needs all of them. Gluon, Hopper only.
 
-A barrier exists only where it is used: shared memory that was a barrier must not become anything else.
+Barriers are allocated only where they are used: their shared memory must not be reused for anything else.
 """
 
 from triton.experimental import gluon
@@ -30,14 +30,14 @@ ROWS = gl.constexpr(64)  # of a program
 SLICE = gl.constexpr(64)
 WIDTH = gl.constexpr(256)
 TILE_BYTES = gl.constexpr(32768)  # [64, 256] or [256, 64] in 16 bit
-POOL = gl.constexpr(6)  # tiles in shared memory; the values' ring has all of them
-RING = gl.constexpr(5)  # tiles of the feed-forward's ring; behind them lie the program's rows in 16 bit
-QUERY_RING = gl.constexpr(4)  # tiles of the query's ring; behind them lies a head's result on its way out
+POOL = gl.constexpr(6)  # tiles in shared memory; the values' ring uses all of them
+RING = gl.constexpr(5)  # tiles of the feed-forward's ring; after them come the program's rows in 16 bit
+QUERY_RING = gl.constexpr(4)  # tiles of the query's ring; after them comes the staging tile of a head's result
 MIDDLES = gl.constexpr(3)  # one is written while another is read by both halves' products, which may be a slice apart
 VECTORS = gl.constexpr(6)  # of WIDTH features, see ``block_rows``
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 128, 16]))
 MIDDLE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16]))
-LEFT = gl.constexpr(gl.DotOperandLayout(0, MIDDLE, 2))  # rows in registers: both halves would read them from shared memory
+LEFT = gl.constexpr(gl.DotOperandLayout(0, MIDDLE, 2))  # rows in registers; from shared memory, both halves would have to read them
 COLUMNS = gl.constexpr(gl.SliceLayout(0, SUMS))
 LINES = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
 VECTOR = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
@@ -45,7 +45,7 @@ VECTOR = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 
 @gluon.jit
 def _fetch(desc, y, x, pool, full, empty, item, SIZE: gl.constexpr, TURNED: gl.constexpr):
-    """Copy the tile at (y, x) to its place in the ring once that is free. TURNED: [256, 64], else [64, 256]."""
+    """Copy the tile at (y, x) to its slot of the ring once that is free. TURNED: [256, 64], else [64, 256]."""
     slot = item % SIZE
     mbarrier.wait(empty.index(slot), (item // SIZE & 1) ^ 1)
     mbarrier.expect(full.index(slot), TILE_BYTES)
@@ -57,13 +57,13 @@ def _fetch(desc, y, x, pool, full, empty, item, SIZE: gl.constexpr, TURNED: gl.c
 
 @gluon.jit
 def _await_drained(empty, slot, ITEMS: gl.constexpr, SIZE: gl.constexpr):
-    """Wait until all that was fetched to a place of a ring of ITEMS items has been used."""
+    """Wait until every tile that went through a slot of a ring, of ITEMS items in all, has been consumed."""
     mbarrier.wait(empty.index(slot), ((ITEMS - 1 - slot) // SIZE) & 1)
 
 
 @gluon.jit
 def _fetch_values(rows_desc, value_desc, output_desc, pool, full, empty, first, HEADS: gl.constexpr):
-    """In the order of use, as in ``_sum_slices``: of each head rows and value weights, behind them the head before's output weights."""
+    """In the order of use in ``_sum_slices``: each head's rows and value weights, then the previous head's output weights."""
     for head in range(HEADS):
         item = 3 * head - gl.minimum(head, 1)
         _fetch(rows_desc, first, head * WIDTH, pool, full, empty, item, POOL, False)
@@ -75,7 +75,7 @@ def _fetch_values(rows_desc, value_desc, output_desc, pool, full, empty, first, 
 
 @gluon.jit
 def _fetch_pairs(first_desc, second_desc, y, pool, full, empty, COUNT: gl.constexpr, SIZE: gl.constexpr, TURNED: gl.constexpr):
-    """The same for slices whose rows are there. TURNED: the second weights are [256, COUNT * 64], else as the first [.., 256]."""
+    """The same for slices whose rows are already loaded. TURNED: the second weights are [256, COUNT * 64], else as the first [.., 256]."""
     for index in range(COUNT):
         item = 2 * index - gl.minimum(index, 1)
         _fetch(first_desc, y + index * SLICE, 0, pool, full, empty, item, SIZE, False)
@@ -90,7 +90,7 @@ def _fetch_pairs(first_desc, second_desc, y, pool, full, empty, COUNT: gl.conste
 def _producer(
     descriptors, pool, bars, first, first_head, HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr,
 ):  # fmt: skip
-    """Everything in the order in which it is used."""
+    """The producer warp: fetches everything in the order of use."""
     rows_desc, value_desc, output_desc, in_desc, back_desc, query_desc, key_desc = descriptors
     full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = bars
     if SUM:
@@ -110,7 +110,7 @@ def _producer(
 
 @gluon.jit
 def _wait_full(full, item, SIZE: gl.constexpr):
-    """Wait for an item of a ring; returns its place."""
+    """Wait for an item of a ring; returns its slot."""
     slot = item % SIZE
     mbarrier.wait(full.index(slot), item // SIZE & 1)
     return slot
@@ -118,7 +118,7 @@ def _wait_full(full, item, SIZE: gl.constexpr):
 
 @gluon.jit
 def _bring_vectors(pointers, in_bias_ptr, vectors, in_bias, HIDDEN: gl.constexpr):
-    """Biases and norms nearby, before they are needed. All of them are asked for before the first one is stored."""
+    """Prefetch biases and norms to shared memory. All loads are issued before the first store."""
     column = gl.arange(0, WIDTH, layout=VECTOR)
     loaded = (
         gl.load(pointers[0] + column), gl.load(pointers[1] + column), gl.load(pointers[2] + column),
@@ -138,7 +138,7 @@ def _back_weights(pool, slot):
 
 @gluon.jit
 def _share(shared, values):
-    """Values in 16 bit for everybody, the tensor cores and the copy engine included."""
+    """Store values in 16 bit, visible to all warps, the tensor cores and the copy engine."""
     shared.store(values.to(shared.dtype))
     fence_async_shared()
     gl.thread_barrier()
@@ -165,18 +165,18 @@ def _sum_slices(sums, rows_kept, in_bias, pool, middles, full, empty, COUNT: gl.
             middle = _activated(middle, in_bias, index)
         packed = middles.index(index % MIDDLES)
         _share(packed, middle)
-        item = (index + 1) * (FIRSTS + 1) - 1  # the next slice's first tile; behind its tiles comes this one's for the way back
+        item = (index + 1) * (FIRSTS + 1) - 1  # the next slice's first tile; this slice's second weights come after its tiles
         if not KEPT:
             a = pool.index(_wait_full(full, item, SIZE))
         slot = _wait_full(full, item + FIRSTS - 1, SIZE)
         coming = warpgroup_mma(a, pool.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
         back = _wait_full(full, item + FIRSTS, SIZE)
         sums = warpgroup_mma(packed, _back_weights(pool, back), sums, is_async=True)
-        middle, sums = warpgroup_mma_wait(1, deps=(coming, sums))  # not yet for the sums
+        middle, sums = warpgroup_mma_wait(1, deps=(coming, sums))  # the sums may still be pending
         for number in gl.static_range(FIRSTS):
             mbarrier.arrive(empty.index((item + number) % SIZE))
         if index > 0:
-            mbarrier.arrive(empty.index((item - 1) % SIZE))  # of the slice before: its way back is complete, too
+            mbarrier.arrive(empty.index((item - 1) % SIZE))  # the previous slice's second product is complete, too
     if KEPT:
         middle = _activated(middle, in_bias, COUNT - 1)
     packed = middles.index((COUNT - 1) % MIDDLES)
@@ -209,7 +209,7 @@ def _keep_pages(rows_kept, keep, page_ptr):
 
 @gluon.jit
 def _query_slices(middle, normed, folded_desc, pool, middles, full, empty, first, column, HEADS: gl.constexpr):
-    """Queries folded with the keys' weights, a head at a time. middle: of the first head. A result leaves while the next is computed."""
+    """Queries folded with the keys' weights, per head. middle: of the first head. Each result is stored while the next is computed."""
     nothing = gl.zeros([ROWS, SLICE], gl.float32, layout=MIDDLE)
     zeros = gl.zeros([ROWS, WIDTH], gl.float32, layout=SUMS)
     stage = pool.index(QUERY_RING)
@@ -228,7 +228,7 @@ def _query_slices(middle, normed, folded_desc, pool, middles, full, empty, first
         middle, folded = warpgroup_mma_wait(0, deps=(coming, folded))
         held = folded.to(pool.dtype)
         tma.store_wait(0)
-        gl.thread_barrier()  # the stage is free again
+        gl.thread_barrier()  # the staging tile is free again
         mbarrier.arrive(empty.index((2 * head + 1) % QUERY_RING))
         mbarrier.arrive(empty.index((2 * head + 2) % QUERY_RING))
     packed = middles.index((HEADS - 1) % MIDDLES)
@@ -248,7 +248,7 @@ def _consumer(
     pool, middles, vectors, in_bias, bars, folded_desc, copy_desc, vector_pointers, pointers, first, first_head,
     HEADS: gl.constexpr, HIDDEN: gl.constexpr, SUM: gl.constexpr, QUERY: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
-    """What eight warps do."""
+    """The consumer warps."""
     in_bias_ptr, x_ptr, keep_ptr, page_ptr, page_half_stride, live, rows = pointers
     full, empty, ring_full, ring_empty, query_full, query_empty, rows_full = bars
     rows_kept = pool.index(RING)
@@ -258,7 +258,7 @@ def _consumer(
     if SUM:
         sums = gl.load(at)
         if QUERY:
-            keep = gl.load(keep_ptr + line, mask=line < live, other=-1)  # read early: it is far away
+            keep = gl.load(keep_ptr + line, mask=line < live, other=-1)  # loaded early to hide the latency
         _bring_vectors(vector_pointers, in_bias_ptr, vectors, in_bias, HIDDEN)
         sums = _sum_slices(sums, rows_kept, in_bias, pool, middles, full, empty, HEADS, POOL, 2)
         sums = _plus(sums, vectors.index(0))
@@ -293,13 +293,13 @@ def block_rows(
 ):  # fmt: skip
     """SUM: x += output(values of attended), x += feed-forward(LayerNorm(x)). QUERY: the query of LayerNorm(x). Grid: (all rows / 64, 1).
 
-    HEADS: of the network; for QUERY alone, heads of a program, and the grid's second size says how many times.
+    HEADS: of the network; for QUERY alone, heads per program, and the grid's second size is the number of such groups.
 
     rows_desc: attended [all rows, HEADS * 256], without SUM the normalised rows [all rows, 256]; x float32 [all rows, 256]. Weights
     as in the file: value, query, key [HEADS * 64, 256], output [256, HEADS * 64], in [HIDDEN * 64, 256], back [256, HIDDEN * 64].
     SUM and QUERY: the next LayerNorm goes to ``copy`` [all rows, 256] in 16 bit and to the pages of kept chunks (keep: row of the page
     memory, or -1), the query folded with the keys' weights to folded [all rows, HEADS * 256]. SUM alone, the end of a residual stream:
-    the sum itself to ``copy``, x stays as it was.
+    the sum itself to ``copy``, x is unchanged.
     """
     gl.static_assert(num_warps == 8)
     first = gl.program_id(0) * ROWS

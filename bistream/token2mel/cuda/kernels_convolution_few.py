@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Causal convolutions of kernel 3 of the estimator for few rows, in Gluon, with what comes before them.
+"""Causal convolutions of kernel 3 of the estimator for few rows, in Gluon, with the operations before them.
 
-A program computes the three taps for a window of rows at once and adds them afterwards, each moved by its row; the first two rows
+A program computes the three taps for a window of rows at once and adds them afterwards, each shifted by its rows; the first two rows
 of a window are its history: rows before it, or the tail of the session's last stored chunk where its new part begins.
 """
 
@@ -65,10 +65,10 @@ def window_few(
     CHANNELS: gl.constexpr, FEATURES: gl.constexpr, STEP: gl.constexpr, SOURCE: gl.constexpr, SHORTCUT: gl.constexpr, SAVE: gl.constexpr,
     WINDOW: gl.constexpr, WIDTH: gl.constexpr, TAIL_WIDTH: gl.constexpr, EPS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Convolution [rows, CHANNELS] -> out, 16 bit [rows, WIDTH]. Grid: WIDTH / FEATURES times any number: every so many
-    windows are a program's.
+    """Convolution [rows, CHANNELS] -> out, 16 bit [rows, WIDTH]. Grid: WIDTH / FEATURES times any number n: a program
+    computes every n-th window.
 
-    SOURCE "rows": x is 16 bit, rows ``x_stride`` apart. "stream": float32 [rows, WIDTH], and behind it the channels of ``skip`` (16 bit
+    SOURCE "rows": x is 16 bit, rows ``x_stride`` apart. "stream": float32 [rows, WIDTH], followed by the channels of ``skip`` (16 bit
     [rows, WIDTH]), if there are more. "raw": mish(LayerNorm(x)) + time of 16 bit x.
     w: [WIDTH / FEATURES, PARTS, FEATURES, CHANNELS]. SHORTCUT: the fourth part and its bias, float32 to ``shortcut``.
     SAVE: the source in 16 bit to ``save`` [rows, WIDTH].
@@ -83,7 +83,7 @@ def window_few(
     if first_item >= items:
         wait_predecessor()
         return
-    LANES: gl.constexpr = STEP // 8 if STEP < 256 else 32  # of a warp beside each other
+    LANES: gl.constexpr = STEP // 8 if STEP < 256 else 32  # of a warp along a row
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [num_warps, 1], [1, 0])
     CHUNKS: gl.constexpr = CHANNELS // STEP
     DTYPE: gl.constexpr = w_ptr.dtype.element_ty

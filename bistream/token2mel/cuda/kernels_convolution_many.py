@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Causal convolutions of kernel 3 on packed rows, their state at chunk ends, and what surrounds them in the estimator.
+"""Causal convolutions of kernel 3 on packed rows, their state at chunk ends, and the operations around them in the estimator.
 
 ``window_linear`` serves the encoder's upsampling, too, for any number of rows.
 
@@ -20,7 +20,7 @@ def _window(
     x_ptr, x_stride, w_ptr, bias_ptr, live, frame_ptr, last_ptr, keep_ptr, tail_ptr, tail_half_stride, tail_column, first, feature, keeps,
     rows, CHANNELS: tl.constexpr, TAIL_WIDTH: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Convolution plus bias, float32 [TILE, features], of rows from ``first`` on; ``keeps``: their input goes to kept tails."""
+    """Convolution plus bias, float32 [TILE, features], of rows from ``first`` on; ``keeps``: store their input to kept tails."""
     row = first + tl.arange(0, TILE)
     is_live = (row % rows) < live
     frame = tl.load(frame_ptr + row % rows, mask=is_live, other=2)

@@ -2,7 +2,7 @@
 """Attention of the flow encoder: relative positions, keys and values in pages of one chunk.
 
 The position score of a query q at position i for a key at j is q . P r(i - j), with r(d) the sines and cosines of d times fixed
-rates. By the addition theorems it is the product of (P^T q) turned by the angles of i with the cosines and sines of j: no
+rates. By the addition theorems it is the product of (P^T q) rotated by the angles of i with the cosines and sines of j: no
 score depends on two positions at once, so one table serves every context length. Positions count from the first stored key.
 """
 
@@ -19,7 +19,7 @@ def position_rows(
     qkv_ptr, bias_ptr, wp_ptr, table_ptr, live_ptr, position_ptr, keep_ptr, page_ptr, out_ptr,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Turned position queries [rows, HEADS, WIDTH] of qkv [rows, 3 WIDTH]. Grid: (rows / TILE, HEADS).
+    """Rotated position queries [rows, HEADS, WIDTH] of qkv [rows, 3 WIDTH]. Grid: (rows / TILE, HEADS).
 
     wp: [WIDTH, WIDTH], row = feature of q, columns of the sines first, then those of the cosines. table: [positions, WIDTH],
     cosines, then sines. Keys and values of kept rows (keep: row of the page memory, or -1) go to ``page`` [pages, chunk, 2 WIDTH].
@@ -64,7 +64,8 @@ def attend_relative(
 ):  # fmt: skip
     """softmax((query + u) . keys + turned . positions) values -> [rows, WIDTH]. Grid: (tiles, HEADS).
 
-    tile, session: ``RateArrays.tiles`` and ``session``. table: pages of each session's stored chunks. bias: u, [WIDTH].
+    turned: from ``position_rows``. tile, session: ``RateArrays.tiles`` and ``session``. table: pages of each session's stored chunks.
+    bias: u, [WIDTH].
     """
     tile = tl.program_id(0)
     head = tl.program_id(1)

@@ -81,7 +81,7 @@ def residual_linear(
 ):  # fmt: skip
     """x += a W^T + b with a 16 bit [rows, DEPTH], x float32 [rows, WIDTH]. Grid: (row tiles, WIDTH / FEATURES).
 
-    IS_LAST, at the end of a residual stream: x stays as it was, the sum goes to ``last`` in 16 bit (rows ``last_stride`` apart).
+    IS_LAST, at the end of a residual stream: x is unchanged, the sum goes to ``last`` in 16 bit (rows ``last_stride`` apart).
     """
     first = tl.program_id(0) * TILE
     if first % rows >= tl.load(live_ptr):

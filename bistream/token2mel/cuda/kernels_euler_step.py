@@ -16,7 +16,7 @@ def finish_step(
     """The end of an evaluation: velocities of both halves, guidance, Euler step. Grid: (rows / TILE,).
 
     state: float32 [rows, BINS], the mel; its 16-bit copy becomes columns 0 ... BINS - 1 of ``inputs`` [2 rows, INPUTS].
-    KNOWN: the second half was not computed, its velocities stand in float32 [.., BINS] ``free``, in the rows that ``free_row`` names.
+    KNOWN: the second half was not computed; its velocities are rows ``free_row`` of ``free``, float32 [.., BINS].
     """
     first = tl.program_id(0) * TILE
     if first >= tl.load(live_ptr):

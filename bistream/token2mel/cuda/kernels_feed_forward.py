@@ -20,9 +20,9 @@ def feed_forward_few(
     WIDTH: gl.constexpr, SIZE: gl.constexpr, DEPTH: gl.constexpr, ROWS: gl.constexpr, EPS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """LayerNorm and the part of DEPTH hidden features: added to ``even``. Grid: SIZE / DEPTH * rows / ROWS.
+    """LayerNorm and the part of DEPTH hidden features, added to ``even``. Grid: SIZE / DEPTH * rows / ROWS.
 
-    w_in: [SIZE, WIDTH]; w_out: [WIDTH, SIZE]. The programs of a row tile share the addition of x and the bias.
+    w_in: [SIZE, WIDTH]; w_out: [WIDTH, SIZE]. The programs of a row tile divide the addition of x and the bias.
     """
     start_successor()
     part = gl.program_id(0) % (SIZE // DEPTH)

@@ -1,4 +1,4 @@
-"""One call of the flow for one bucket: encoder, conditions, noise and all solver steps. What a graph records.
+"""One call of the flow for one bucket: encoder, conditions, noise and all solver steps. A graph records this.
 
 In: the batch's arrays, prompt mel and speakers on the device. Out: ``buffers.mel`` float32 [frames, bins] and ``is_finite``.
 """
@@ -24,7 +24,7 @@ _STEP_ROWS = 16
 
 
 class CudaSolver:
-    """prompt_mel: float32 [frames, bins], zero behind a prompt. speakers: float32 [sessions, speaker size]."""
+    """prompt_mel: float32 [frames, bins], zero after a prompt. speakers: float32 [sessions, speaker size]."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class CudaSolver:
         inputs[frames : 2 * frames, bins:] = 0.0
 
     def _finish_step(self, size: float, is_known: bool) -> None:
-        """is_known: the velocities without conditions are those of ``first_step``."""
+        """is_known: take the unconditioned velocities from ``first_step``."""
         matching, buffers = self.network.matching, self.buffers
         estimator = matching.estimator
         norm, projection = estimator.final_block.norm, estimator.final_projection

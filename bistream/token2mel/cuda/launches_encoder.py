@@ -1,6 +1,6 @@
 """The flow encoder on packed rows: token ids in, features at frame rate out. Called by ``launches.CudaSolver`` once per call.
 
-Attention layers run as kernels; what comes before and between them is small and left to torch.
+Attention layers run as kernels; the small operations before and between them are left to torch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bistream.token2mel.encoder import LAYER_NORM_EPS, ConformerLayer, InputEmbe
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import FlowPages
 
-_KEYS = 32  # of one step of an attention program
+_KEYS = 32  # per step of an attention program
 _POSITION_ROWS = 16
 
 
 class CudaEncoder:
-    """Launches for one bucket. arrays: the batch on the device, see ``batch.fill``."""
+    """Launches for one bucket. arrays: the batch on the device, see ``batch_filling.fill``."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class CudaEncoder:
     def _norm_linear(self, norm: nn.LayerNorm, linear: nn.Linear, activation: str, out: Tensor, live: Tensor, rows: int) -> None:
         tile, features, depth, stages, warps = self.tuning.encoder_tile
         size = linear.weight.shape[0]
-        if self.tuning.few is None:  # the norm once, not once for every tile of features
+        if self.tuning.few is None:  # normalise once, not once per tile of features
             normed, features = self.buffers.encoder_copy, math.gcd(128, size)
             kernels_encoder_linear.norm_rows[(rows // 8,)](
                 self.buffers.encoder_x, norm.weight, norm.bias, live, normed,

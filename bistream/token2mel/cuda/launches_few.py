@@ -4,8 +4,8 @@ State is read from and written to the pages, at the places that the batch's arra
 the end of an evaluation, so each has its own stream (in a recorded graph: its own branch), and one computes while the other waits for
 memory.
 
-The kernels of a half follow one another by programmatic dependent launch: a kernel fetches its weights and stored chunks while its
-predecessor works. For that, two neighbouring kernels should fit on a multiprocessor together.
+The kernels of a half follow one another by programmatic dependent launch: a kernel prefetches its weights and stored chunks while
+its predecessor runs. For that, two successive kernels should fit on a multiprocessor together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bistream.token2mel.layers import WindowLinear
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
-_DEPTH = 128  # hidden features of a program of the feed-forward
+_DEPTH = 128  # hidden features per program of the feed-forward
 _WINDOW = WINDOW_FRAMES + 2  # rows of a convolution's window, history included
 _WINDOW_PROGRAMS = 256
 
@@ -45,7 +45,7 @@ class _Source:
 
 
 class FewEstimator:
-    """Launches for one bucket. arrays: the batch on the device, see ``batch.fill``."""
+    """Launches for one bucket. arrays: the batch on the device, see ``batch_filling.fill``."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class FewEstimator:
         self._device = buffers.x.device
 
     def launch(self, step: int, time_biases: Tensor, halves: int = GUIDANCE_ROWS) -> None:
-        """time_biases: [units, width] of this solver step. halves: 1 leaves out the one without conditions.
+        """time_biases: [units, width] of this solver step. halves: 1 leaves out the unconditioned one.
 
         In: ``buffers.inputs``. Out: ``buffers.raw``.
         """
@@ -85,7 +85,7 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What both halves share."""
+    """Inputs that both halves share."""
 
     config: EstimatorConfig
     network: Estimator
@@ -131,7 +131,7 @@ class _Half:
         for index, unit in enumerate(mids):
             self._unit(unit, source, time_biases[index + 1])
             source = stream
-        self._unit(up, stream, time_biases[-1])  # and what was saved, see ``_convolve``
+        self._unit(up, stream, time_biases[-1])  # together with the saved result, see ``_convolve``
         self._convolve(network.up_conv, stream, self.active)
         self._convolve(network.final_block.conv, _Source(self.active, "rows"), self.raw)
         assert self._block == block_count(self.batch.config) and self._tail_column == self._tail_width
@@ -150,12 +150,12 @@ class _Half:
     def _convolve(
         self, conv: WindowLinear, source: _Source, out: Tensor, shortcut: WindowLinear | None = None, save: Tensor | None = None
     ) -> None:
-        """A stream with more channels than the width goes on in ``source``, where ``save`` put the first unit's result."""
+        """A stream with more channels than the width continues in ``source``, where ``save`` put the first unit's result."""
         batch, arrays, channels = self.batch, self.batch.arrays, conv.weight.shape[2]
         features = batch.tiles.window_features
         norm = source.norm or batch.network.final_block.norm  # not read without "raw"
         time = source.time if source.time is not None else norm.bias
-        is_first = self._tail_column == 0  # it follows another stream's kernel, whose end it must wait for
+        is_first = self._tail_column == 0  # it follows a kernel of another stream and must wait for its end
         kernels_convolution_few.window_few[(_WINDOW_PROGRAMS,)](
             source.rows, source.rows.stride(0), self.source, norm.weight, norm.bias, time, batch.weights.windows[conv, features], conv.bias,
             (shortcut or conv).bias, arrays.window_items, arrays.window_item, arrays.frames.tail,
@@ -172,7 +172,7 @@ class _Half:
         return memory
 
     def _query(self, block: TransformerBlock, residual: ResidualBlock | None) -> None:
-        """residual: what the stream begins with, if this block is the first of its unit."""
+        """residual: the residual block before this block, if it is the first of its unit."""
         batch, norm, rows = self.batch, block.norm_attention, self.batch.tiles.rows
         before = residual.block2.norm if residual is not None else norm
         kernels_attention_few.query_few[(batch.config.num_heads * self.frames // rows,)](
@@ -182,7 +182,7 @@ class _Half:
         )  # fmt: skip
 
     def _attend(self, block: TransformerBlock) -> None:
-        """Attention, values and output projection: onto ``odd``."""
+        """Attention, values and output projection, added to ``odd``."""
         batch, arrays, heads, rows = self.batch, self.batch.arrays, self.batch.config.num_heads, self.batch.tiles.rows
         values, output = block.to_keys_values.weight[block.to_query.weight.shape[0] :], batch.weights.outputs[block]
         splits = batch.tiles.key_splits

@@ -1,7 +1,7 @@
-"""One evaluation of the estimator for many rows: the two guidance halves beside one another, one kernel between attentions.
+"""One evaluation of the estimator for many rows: both guidance halves in parallel, one kernel between attentions.
 
 The halves share nothing before the end of an evaluation. Each is queued on its own stream (in a recorded graph: its own
-branch), so that one half's attention runs beside the other's linear layers and convolutions, which have too few programs
+branch), so that one half's attention overlaps the other's linear layers and convolutions, which have too few programs
 for all multiprocessors. Rows, state and results as in ``launches_few``.
 """
 
@@ -27,11 +27,11 @@ from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 
 _EPS = 1e-5
 _ROWS = 64  # of one program of the block kernel
-_QUERY_PARTS = (4, 2, 1)  # programs that may share a tile's heads where there is only the query to compute
+_QUERY_PARTS = (4, 2, 1)  # programs that may share a tile's heads where only the query is computed
 
 
 class ManyEstimator:
-    """Launches for one bucket. arrays: the batch on the device, see ``batch.fill``."""
+    """Launches for one bucket. arrays: the batch on the device, see ``batch_filling.fill``."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class ManyEstimator:
         self._device = buffers.x.device
 
     def launch(self, step: int, time_biases: Tensor, halves: int = GUIDANCE_ROWS) -> None:
-        """time_biases: [units, width] of this solver step. halves: 1 leaves out the one without conditions.
+        """time_biases: [units, width] of this solver step. halves: 1 leaves out the unconditioned one.
 
         In: ``buffers.inputs``. Out: ``buffers.raw``.
         """
         current = torch.cuda.current_stream(self._device)
         streams = _streams(self._device)[:halves]
-        for rest, _ in streams:  # all of them before any of their work is waited for
+        for rest, _ in streams:  # fork all of them before joining any
             rest.wait_stream(current)
         for half, (rest, attention) in zip(self._halves[:halves], streams, strict=True):
             with torch.cuda.stream(rest):
@@ -70,7 +70,7 @@ class ManyEstimator:
 def _streams(device: torch.device) -> list[tuple[torch.cuda.Stream, torch.cuda.Stream]]:
     """Of each half: one for everything but attention, with higher priority, and one for attention.
 
-    The former is a few programs of long duration; at equal priority they would wait behind all of the other half's attention.
+    The former runs few, long programs; at equal priority they would queue after all of the other half's attention.
     """
     return [
         (torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=0))  # type: ignore[no-untyped-call]
@@ -79,7 +79,7 @@ def _streams(device: torch.device) -> list[tuple[torch.cuda.Stream, torch.cuda.S
 
 
 class _BlockWeights:
-    """A transformer block's matrices as tiles that the copy engine fetches."""
+    """A transformer block's matrices as descriptors of the tiles that the copy engine fetches."""
 
     def __init__(self, block: TransformerBlock) -> None:
         inner = block.to_query.weight.shape[0]
@@ -101,7 +101,7 @@ class _UnitWeights:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What both halves share. tiles: of one half's attention, at most."""
+    """Inputs that both halves share. tiles: at most, of one half's attention."""
 
     config: EstimatorConfig
     network: Estimator
@@ -133,8 +133,8 @@ class _Half:
         self._query_tile = tile_descriptor(self.query.flatten(1), _ROWS, width)
         self._source_tile = tile_descriptor(self.source, _ROWS, width)
         self._joined_tiles = [tile_descriptor(self.joined[:, at : at + width], _ROWS, width) for at in (0, width)]
-        # A program of either kernel has a multiprocessor for itself. Attention leaves half as many as the other half's block kernel has
-        # programs: with fewer of its own it takes longer, and so does the whole, than the block kernel waits.
+        # A program of either kernel occupies a multiprocessor. Attention leaves free half as many as the other half's block kernel
+        # has programs: leaving more would slow attention, and the whole, by more than the block kernel gains.
         multiprocessors = torch.cuda.get_device_properties(buffers.x.device).multi_processor_count
         spare = self.frames // (2 * _ROWS)
         self._attention_programs_beside = min(batch.tiles, max(multiprocessors // GUIDANCE_ROWS, multiprocessors - spare))
@@ -160,7 +160,7 @@ class _Half:
         assert self._tail_column == self._tail_width
 
     def _unit(self, unit: _UnitWeights, source: Tensor, time_bias: Tensor, out: Any) -> None:
-        """source: 16 bit [rows, channels], rows any distance apart; out: tiles of where the unit's result goes in 16 bit."""
+        """source: 16 bit [rows, channels] of any row stride; out: tile descriptor for the unit's result in 16 bit."""
         self._residual(unit, source, time_bias)
         self._between(None, unit.blocks[0], self._normed_tile)
         for block, following in zip(unit.blocks, [*unit.blocks[1:], None], strict=True):
@@ -185,7 +185,7 @@ class _Half:
         )  # fmt: skip
 
     def _window(self, conv: WindowLinear, source: Tensor) -> tuple[Any, ...]:
-        """A convolution's arguments; counts its columns of the tails."""
+        """A convolution's arguments; advances the column of the tails."""
         arrays, column = self.batch.arrays, self._tail_column
         self._tail_column += conv.weight.shape[2]
         return (
@@ -228,7 +228,7 @@ class _Half:
         )  # fmt: skip
 
     def _between(self, block: _BlockWeights | None, following: _BlockWeights | None, out: Any) -> None:
-        """The rest of ``block`` behind its attention, if there is one, and the query of ``following``, likewise."""
+        """The rest of ``block`` after its attention, and the query of ``following``; either may be None."""
         some = block or following
         assert some is not None
         module = some.module

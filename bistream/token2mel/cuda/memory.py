@@ -10,9 +10,9 @@ from bistream.token2mel.pages import GUIDANCE_ROWS
 
 
 class FlowBuffers:
-    """``frames``: capacity of the largest bucket. Names and shapes: what the kernels' arguments say.
+    """``frames``: capacity of the largest bucket. Names and shapes are those of the kernels' arguments.
 
-    few_rows: rows (both halves) of the largest bucket for ``launches_few``. split_rows: most rows times key splits of those.
+    few_rows: rows (both halves) of the largest bucket for ``launches_few``. split_rows: largest product of rows and key splits of those.
     """
 
     def __init__(self, config: FlowConfig, frames: int, few_rows: int, split_rows: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class FlowBuffers:
         self.active = half(rows, width)
         self.source = half(rows, width)
         self.joined = half(rows, 2 * width)
-        # of few rows alone
+        # for few rows only
         self.odd = single(few_rows, width)
         self.shortcut = single(few_rows, width)
         self.middle = half(few_rows, width)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Pieces of the kernels for few rows, in Gluon: copies to shared memory and the second-level cache, products, sums over programs."""
+"""Pieces of the kernels for few rows, in Gluon: copies to shared memory, prefetches to L2, products, sums over programs."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -10,7 +10,7 @@ TILE = gl.constexpr(64)  # rows of a matrix instruction of a warp group
 
 @gluon.jit
 def prefetch(ptr, SIZE: gl.constexpr):
-    """SIZE 16-bit numbers on their way to the second-level cache. (A load could be moved behind the wait by the compiler.)"""
+    """Prefetch SIZE 16-bit numbers to L2. (The compiler could move a load after the wait.)"""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     line = ptr + gl.arange(0, SIZE // 64, layout=layout) * 64
     gl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [line], dtype=gl.int32, is_pure=False, pack=1)
@@ -29,13 +29,13 @@ def copy_rows(slot, source, stride, ROWS: gl.constexpr, WIDTH: gl.constexpr, num
 
 @gluon.constexpr_function
 def product_layout(rows, num_warps):
-    """Of the products of few rows: a warp has 16 rows, and the warps of the same rows share the features."""
+    """Layout of products of few rows: a warp has 16 rows, and the warps of the same rows share the features."""
     return gl.NVMMADistributedLayout([2, 0], [rows // 16, num_warps * 16 // rows], [16, 8])
 
 
 @gluon.jit
 def product(a, b, WIDTH: gl.constexpr, FEATURES: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, num_warps: gl.constexpr):
-    """a [ROWS, WIDTH] b [FEATURES, WIDTH]^T, both in shared memory; in PARTS sums, so that products do not wait for one another."""
+    """a [ROWS, WIDTH] b [FEATURES, WIDTH]^T, both in shared memory; in PARTS independent sums, so that products overlap."""
     LAYOUT: gl.constexpr = product_layout(ROWS, num_warps)
     SIZE: gl.constexpr = WIDTH // PARTS
     total = gl.zeros([ROWS, FEATURES], gl.float32, layout=LAYOUT)
@@ -48,13 +48,13 @@ def product(a, b, WIDTH: gl.constexpr, FEATURES: gl.constexpr, ROWS: gl.constexp
 
 @gluon.jit
 def add_apart(a, b):
-    """a + b which the compiler does not turn into a product that starts from a."""
+    """a + b that the compiler does not fuse into a product with a as its accumulator."""
     return gl.inline_asm_elementwise("add.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def add_rows(target, out, first, live, WIDTH: gl.constexpr, num_warps: gl.constexpr):
-    """out [rows, WIDTH] onto float32 rows, as far as ``first`` + row is below ``live``, whole lines of memory at a time."""
+    """Atomically add out [rows, WIDTH] to float32 rows where ``first`` + row is below ``live``, in whole cache lines."""
     LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [num_warps, 1], [1, 0])
     out = gl.convert_layout(out, LINES)
     row = gl.arange(0, out.shape[0], layout=gl.SliceLayout(1, LINES))

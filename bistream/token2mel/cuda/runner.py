@@ -1,8 +1,8 @@
-"""Runs spans on a CUDA GPU: packs them into buckets, one recorded graph per bucket. Takes the place of ``FlowRunner``.
+"""Runs spans on a CUDA GPU: packs them into buckets, one recorded graph per bucket. Replaces ``FlowRunner``.
 
-A graph holds the whole call: encoder, all solver steps, the new state written to its pages. It reads the batch from fixed
-places, so it serves contexts of any length. What the graphs cannot do (full attention, a span longer than the largest
-bucket) runs on the plain network.
+A graph holds the whole call: encoder, all solver steps, the stores of new state to its pages. It reads the batch from fixed
+addresses, so it serves contexts of any length. Spans that no graph can compute (full attention, or longer than the largest
+bucket) run on the plain network.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Call:
-    """What one bucket runs on. ``graph``: None until it was recorded, and where graphs are off."""
+    """Resources of one bucket. ``graph``: None until it is recorded, and always where graphs are off."""
 
     bucket: Bucket
     tuning: Tuning
-    numbers: Tensor  # the batch on the host; what lies behind a batch's rows are numbers of older ones, hence valid indices
+    numbers: Tensor  # the batch on the host; entries after its rows are from older batches, hence valid indices
     host: BatchArrays[IntArray32]
     solver: CudaSolver
     graph: torch.cuda.CUDAGraph | None = None
 
 
 class CudaFlowRunner(FlowRunner):
-    """``record`` False launches the same kernels one by one (tests). ``buckets``, smallest first."""
+    """``record`` False launches the same kernels without graphs (tests). ``buckets``: smallest first."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class CudaFlowRunner(FlowRunner):
         self._device_numbers = torch.zeros(size, dtype=torch.int32, device=device)
         self._host_mel = torch.zeros(frames, config.output_size, pin_memory=pinned)
         self._device_mel = torch.zeros(frames, config.output_size, device=device)
-        self._mel_frames = 0  # of the device's prompt mel that are not zero
+        self._mel_frames = 0  # of the device's prompt mel; those after them are zero
         self._host_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, pin_memory=pinned)
         self._device_speakers = torch.zeros(largest.sessions, config.spk_embed_dim, device=device)
         self._recorder = GraphRecorder(device)
@@ -97,7 +97,7 @@ class CudaFlowRunner(FlowRunner):
         return _Call(bucket, tuning, numbers, host, solver)
 
     def record(self) -> None:
-        """Record the graphs of all buckets (a few seconds, and the kernels' compilation when it is the first time)."""
+        """Record the graphs of all buckets (a few seconds, plus compiling the kernels the first time)."""
         began = time.monotonic()
         self._first_step.extend(FIRST_CHUNKS)
         for call in self._calls:
@@ -125,7 +125,7 @@ class CudaFlowRunner(FlowRunner):
         return results
 
     def _compute_plain(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        """On the plain network, which may not read what graphs have stored: they leave out the state that ``first_step`` makes needless."""
+        """On the plain network, which cannot read state that graphs stored: they omit the part that ``first_step`` makes unnecessary."""
         config = self.network.config
         whole = [without_context(span, config.encoder.static_chunk_size) for span in spans]
         return [
@@ -140,7 +140,7 @@ class CudaFlowRunner(FlowRunner):
         call = next(call for call in self._calls if call.bucket.tokens >= tokens and call.bucket.sessions >= len(spans))
         fill(call.host, spans, tile_sizes(call.tuning), config, self.left_context_chunks)
         self._device_numbers[: len(call.numbers)].copy_(call.numbers, non_blocking=True)
-        self._bring_prompts(spans)
+        self._copy_prompts(spans)
         self._first_step.extend(max(-(-span.end // config.encoder.static_chunk_size) for span in spans))
         if call.graph is None and self._record:
             self._record_call(call)
@@ -158,8 +158,8 @@ class CudaFlowRunner(FlowRunner):
             results.append(mel[:, begin:end] if is_finite[begin:end].all() else EngineError(NOT_FINITE))
         return results
 
-    def _bring_prompts(self, spans: Sequence[Span]) -> None:
-        """Speakers, and the prompt's mel where spans reach into it; zeros elsewhere."""
+    def _copy_prompts(self, spans: Sequence[Span]) -> None:
+        """Copy speakers and, where spans overlap the prompt, its mel; zeros elsewhere."""
         ratio = self.network.config.token_mel_ratio
         speakers, mels = self._host_speakers.numpy(), self._host_mel.numpy()
         row = reach = 0
@@ -178,13 +178,13 @@ class CudaFlowRunner(FlowRunner):
         self._mel_frames = reach
 
     def _record_call(self, call: _Call) -> None:
-        """The batch on the device is computed (again); that changes nothing."""
+        """Recording computes the batch on the device (again), which changes nothing."""
         if self.network.device.type == "cuda":
             with torch.no_grad():
                 call.graph = self._recorder.record(call.solver.launch)
 
     def _clear(self) -> None:
-        """An empty batch on the device."""
+        """Empty the batch on the device."""
         self._device_numbers.zero_()
 
 

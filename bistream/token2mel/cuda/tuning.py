@@ -1,4 +1,4 @@
-"""Sizes of the work of one program in each kernel, per range of rows. They change speed only. No torch.
+"""Tile sizes of each kernel, per range of rows. They affect speed only. No torch.
 
 Chosen by measurement on one H200 at full size; ``docs/log.md`` has the numbers.
 """
@@ -15,10 +15,10 @@ _ENCODER_ROWS = 32  # query rows of an attention program of the encoder
 
 @dataclass(frozen=True)
 class FewTiles:
-    """Of ``launches_few``. rows, feed_rows: of a program of the linear layers and of the feed-forward. window_features: of a program of
-    the convolutions. slots: key tiles of an attention program that are on their way at a time.
+    """For ``launches_few``. rows, feed_rows: per program of the linear layers and of the feed-forward. window_features: per program of
+    the convolutions. slots: key tiles that an attention program has in flight.
 
-    The keys of a tile are split into parts while all tiles together have at most ``key_items``; a tile has at most ``key_splits``.
+    The keys of a tile are split into at most ``key_splits`` parts, as long as all tiles together have at most ``key_items``.
     """
 
     rows: int
@@ -31,7 +31,7 @@ class FewTiles:
 
 @dataclass(frozen=True)
 class Tuning:
-    """few: None for many rows. attention (frames, keys, warps), conv, residual: of ``launches_many``."""
+    """few: None for many rows. attention (frames, keys, warps), conv, residual: for ``launches_many``."""
 
     few: FewTiles | None
     encoder_tile: Tile
@@ -68,6 +68,6 @@ def tuning_of(bucket: Bucket) -> Tuning:
 
 
 def tile_sizes(tuning: Tuning) -> TileSizes:
-    """What decides the work items of a batch."""
+    """The sizes that determine the work items of a batch."""
     items, splits = (tuning.few.key_items, tuning.few.key_splits) if tuning.few is not None else (1, 1)
     return TileSizes(tuning.attention[0], _ENCODER_ROWS, _ENCODER_ROWS, items, splits)

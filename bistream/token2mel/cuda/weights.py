@@ -1,4 +1,4 @@
-"""Weights in the form that kernels read, made once from the network's parameters."""
+"""Weights in the layouts that kernels read, made once from the network's parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bistream.token2mel.sizes import UPSAMPLE_HISTORY_TOKENS
 @dataclass(frozen=True)
 class EncoderWeights:
     """position_projections: of each layer, [width, width]: row = feature of the query, the sines' columns before the cosines'.
-    position_table: [positions, width], cosines before sines. upsample: see ``upsample_window``; its bias once per frame."""
+    position_table: [positions, width], cosines before sines. upsample: see ``upsample_window``; the bias is repeated per frame."""
 
     position_projections: list[Tensor]
     position_table: Tensor
@@ -77,14 +77,14 @@ class FewWeights:
 
 @dataclass(frozen=True)
 class FlowWeights:
-    """few: None where no bucket is one of few rows."""
+    """few: None without a bucket for few rows."""
 
     encoder: EncoderWeights
     few: FewWeights | None
 
 
 def pack_few(network: Estimator, heads: int, window_features: Iterable[int]) -> FewWeights:
-    """window_features: every number of features that a program of the convolutions takes in some bucket."""
+    """window_features: the distinct ``FewTiles.window_features`` of the buckets."""
     weights = FewWeights({}, {}, {})
     units = [unit for unit in network.units if isinstance(unit, Unit)]
     for block in (block for unit in units for block in unit.blocks if isinstance(block, TransformerBlock)):
@@ -103,7 +103,7 @@ def pack_few(network: Estimator, heads: int, window_features: Iterable[int]) -> 
 
 
 def lane_order(width: int) -> Tensor:
-    """Features in the order in which a matrix product of four warps has them as rows, so that each thread ends up with 8 neighbours."""
+    """Order of the features as rows of a matrix product of four warps that gives each thread 8 neighbouring features."""
     return torch.arange(width).view(4, 8, width // 64, 2).permute(2, 0, 3, 1).reshape(-1)
 
 

@@ -1,1 +1,1 @@
-"""The flow's solver in recorded CUDA graphs, of library code alone: every CUDA GPU, every size of network."""
+"""The flow's solver in recorded CUDA graphs of library code, for any CUDA GPU and network size."""

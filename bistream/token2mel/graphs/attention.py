@@ -1,8 +1,8 @@
-"""Attention of query tiles over pages: ``flex_attention`` on a GPU, and the same sums written out.
+"""Attention of query tiles over pages: ``flex_attention`` on a GPU, and a plain form of the same sums.
 
-A tile of queries sees the pages of its list; the pages are keys and values at once, shared by all heads (``weights``). Lists name
-pages of the memory, so nothing is gathered, and their lengths are read on the device, so that one recorded graph serves contexts
-of every length.
+A tile of queries sees the pages of its list; the pages are keys and values at once, shared by all heads (``weights``). Lists hold
+page numbers, so nothing is gathered; their lengths are read on the device, so one recorded graph serves contexts of any
+length.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-# Queries and keys of a program, warps, and copies of the keys in flight: the first that fits a processor's shared memory.
+# Queries and keys of a program, warps, pipeline stages: the first entry that fits into a multiprocessor's shared memory is used.
 _TILES = ((64, 64, 4, 2), (64, 32, 4, 3), (64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2), (16, 16, 4, 1))
 _USABLE_SHARED_MEMORY = 0.9
 
 
 def kernel_options(width: int, bytes_per_number: int, shared_memory: int) -> dict[str, int]:
-    """Sizes for ``flex_attention`` where keys are ``width`` numbers and a program has so many bytes of shared memory.
+    """Sizes for ``flex_attention`` with keys of ``width`` numbers and ``shared_memory`` bytes per program.
 
-    The library's own choice takes 128 queries per program on GPUs that it has no measurements of, more than a tile has.
+    On GPUs that it is not tuned for, the library chooses 128 queries per program, more than a tile has.
     """
-    for queries, keys, warps, stages in _TILES:  # noqa: B007  (the last one where none fits)
+    for queries, keys, warps, stages in _TILES:  # noqa: B007  (the last entry if none fits)
         if (queries + 2 * keys * stages) * width * bytes_per_number <= _USABLE_SHARED_MEMORY * shared_memory:
             break
     return {"BLOCK_M": queries, "BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
@@ -36,7 +36,7 @@ def attend_flex(
     """query: [tiles, rows, heads * width]; the result has its shape. Zeros for a tile that sees nothing.
 
     pages: [pages, rows, width]. visible: int32 [tiles], pages of each tile's list; lists: int32 [tiles, longest].
-    page_live: int32 [pages], rows of each page that are keys. To be compiled: uncompiled, the library ignores the lists.
+    page_live: int32 [pages], rows of each page that are keys. Call it compiled: in eager mode the library ignores the lists.
     """
     tiles, rows, _ = query.shape
     width = pages.shape[2]
@@ -54,7 +54,7 @@ def attend_flex(
 
 
 def attend_gathered(query: Tensor, pages: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float) -> Tensor:
-    """The same by gathering each tile's keys: for the CPU, and what ``attend_flex`` is tested against."""
+    """The same by gathering each tile's keys: for the CPU, and as reference in tests of ``attend_flex``."""
     tiles, rows, _ = query.shape
     longest = int(visible.max())
     if longest == 0:

@@ -1,8 +1,8 @@
-"""A batch of spans as integers: which tile computes which chunk, from where it reads and where its state goes. No torch.
+"""A batch of spans as integers: which tile computes which chunk, what it reads and where its state goes. No torch.
 
 The new part of each sequence is cut at its chunk boundaries; each piece is one tile of the packed rows, padded to the rows of a
 page. So a tile of queries is a page of keys, and storing state is copying whole tiles. Padding repeats the tile's last frame:
-numbers as they occur, which nobody reads.
+ordinary values, which are never read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 
 IntArray32 = NDArray[np.int32]
 
-PAGE_ROWS_STEP = 64  # a page is whole blocks of the attention
+PAGE_ROWS_STEP = 64  # a page is a whole number of attention blocks
 MAX_SCRATCH_PAGES = 64  # the incomplete last chunks of as many sessions; 38 MB each at full size, 2.4 GB in all
 MIN_SCRATCH_PAGES = 2
-_SCRATCH_SHARE = 8  # one of so many pages
+_SCRATCH_SHARE = 8  # pages per scratch page
 _PAGES_STEP = 32
 
 
@@ -33,20 +33,20 @@ def rows_per_page(config: FlowConfig) -> int:
 
 
 def whole_pages(pages: int) -> int:
-    """Fewer pages than ``pages``, the same number after every start though free memory differs a little: kernels are compiled for it."""
+    """``pages`` rounded down, so that starts with slightly different free memory agree: kernels are compiled for the number."""
     return pages - pages % _PAGES_STEP if pages >= 10 * _PAGES_STEP else pages
 
 
 def scratch_page_count(pages: int) -> int:
-    """How many of ``pages`` hold chunks that are not kept, while they are computed."""
+    """How many of ``pages`` are set aside for chunks that are only needed while a batch runs."""
     return max(MIN_SCRATCH_PAGES, min(MAX_SCRATCH_PAGES, pages // _SCRATCH_SHARE))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes that all batches share. chunk: frames of one. rows: of a tile. list_width: pages that a tile can see at most.
+    """Sizes that all batches share. chunk: frames of one. rows: of a tile. list_width: most pages that a tile can see.
 
-    scratch_pages: of one batch. left_context_chunks: how far attention reaches back; 0: everything.
+    scratch_pages: of one batch. left_context_chunks: how far attention reaches back; 0: no limit.
     """
 
     chunk: int
@@ -69,7 +69,7 @@ class Layout:
 
 
 def group(spans: Sequence[Span], layout: Layout, max_tiles: int) -> list[list[int]]:
-    """Indices of spans, in order, in groups of at most ``max_tiles`` tiles that have scratch pages enough."""
+    """Indices of spans, in order, in groups of at most ``max_tiles`` tiles that have enough scratch pages."""
     groups: list[list[int]] = []
     tiles = scratch = 0
     for index, span in enumerate(spans):
@@ -131,7 +131,7 @@ def fill(arrays: dict[str, IntArray32], spans: Sequence[Span], first_conditions:
 
 
 def _fill_lists(arrays: dict[str, IntArray32], tile: int, stored: Sequence[int], pages: Sequence[int], layout: Layout) -> None:
-    """Pages that the tiles of one span see: what is stored, and its own up to the tile itself."""
+    """Pages that the tiles of one span see: the stored ones, and the span's own up to the tile itself."""
     everything = np.array([*stored, *pages], np.int32)
     for number in range(len(pages)):
         end = len(stored) + number + 1

@@ -1,4 +1,4 @@
-"""The fixed places that one size of batch reads and writes: its numbers on host and device, its conditions, its results."""
+"""The fixed buffers of one batch size: its integer arrays on host and device, its conditions, its results."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class BatchMemory:
         self.clear()
 
     def clear(self) -> None:
-        """No tile is alive."""
+        """Make every tile dead."""
         fill(self._host, (), (), self._layout)
         self._device_numbers.copy_(self._numbers)
 
     def bring(self, spans: Sequence[Span], first_conditions: Sequence[int], conditions: Tensor) -> None:
-        """A batch. conditions: [rows, channels]; see ``batch.fill``."""
+        """Load a batch. conditions: [rows, channels]; see ``batch.fill``."""
         fill(self._host, spans, first_conditions, self._layout)
         self._device_numbers.copy_(self._numbers, non_blocking=True)
         count = sum(self._layout.tiles(span) for span in spans)

@@ -1,6 +1,6 @@
 """The estimator and its solver over packed tiles: the launches that a graph records.
 
-``BatchTensors`` is what one batch reads and ``FlowPages`` what it reads and writes; everything has fixed places. The arithmetic
+``BatchTensors`` is what one batch reads and ``FlowPages`` what it reads and writes, all at fixed addresses. The arithmetic
 is that of ``estimator.Estimator`` and ``flow_matching.FlowMatching``, with attention folded (``weights``) and the residual stream
 and its norms in float32.
 """
@@ -62,12 +62,12 @@ def batch_tensors(arrays: Mapping[str, Tensor], pages: FlowPages, rows: int) -> 
 
 
 def _halves(index: Tensor, offset: int) -> Tensor:
-    """An index for the first half, and after it the one for the second, which lies ``offset`` further."""
+    """An index for the first half, followed by that for the second, ``offset`` further."""
     return torch.cat([index + half * offset for half in range(GUIDANCE_ROWS)])
 
 
 class PackedEstimator:
-    """One evaluation per call. x: the residual stream, float32; delta: what is added to it by the next function."""
+    """One evaluation per call. x: the residual stream, float32; delta: what the next function adds to it."""
 
     def __init__(self, weights: EstimatorWeights, pages: FlowPages, operations: Operations) -> None:
         self._weights = weights

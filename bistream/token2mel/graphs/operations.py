@@ -1,8 +1,8 @@
-"""What the estimator does between its matrix products, as functions of tensors: compiled to one or two kernels each, or as they are.
+"""The estimator's operations between matrix products, as functions of tensors: compiled to one or two kernels each, or eager.
 
 Rows are packed in tiles, [tiles, rows, channels], the tiles of both guidance halves one after another. The first dimension of
 positional arguments may differ from call to call (tiles, pages); keyword arguments keep their shapes. So one compilation serves
-batches of every size, except of the attention, whose kernel is made for one number of tiles.
+batches of every size, except for attention, whose kernel is specific to a number of tiles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bistream.token2mel.graphs.attention import attend_flex, attend_gathered, kernel_options
 
-_COMPILATIONS = 64  # of one function: sizes of batches times channels
+_COMPILATIONS = 64  # at most, of one function: batch sizes times channel counts
 
 
 def window(x: Tensor, tail: Tensor, rows: Tensor, tail_rows: Tensor, page: Tensor, *, chunk: int) -> Tensor:
@@ -36,12 +36,12 @@ def window(x: Tensor, tail: Tensor, rows: Tensor, tail_rows: Tensor, page: Tenso
 
 
 def settle(x: Tensor, delta: Tensor) -> Tensor:
-    """The residual stream (float32) with what the last product adds to it, in the dtype of products."""
+    """The residual stream (float32) plus the last product, in the dtype of products."""
     return (x + delta).to(delta.dtype)
 
 
 def activate(x: Tensor, time_bias: Tensor, *, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm, Mish, time: in the dtype of x. time_bias: [1, channels]."""
+    """LayerNorm, Mish and time bias, in the dtype of x. time_bias: [1, channels]."""
     return (_mish_norm(x, weight, bias, eps) + time_bias).to(x.dtype)
 
 
@@ -55,7 +55,7 @@ def add_norm_store(
 ) -> tuple[Tensor, Tensor]:
     """(x + delta, its LayerNorm in the dtype of delta), the norm stored to ``pages`` [pages, rows, width] as a whole tile.
 
-    live: int32 [tiles]; rows after them are stored as zeros, so that a page holds no number that is not a session's own.
+    live: int32 [tiles]; rows after them are stored as zeros, so that a page holds only its own session's values.
     """
     x = x + delta
     normed = F.layer_norm(x, (x.shape[2],), weight, bias, eps)
@@ -77,7 +77,7 @@ def _mish_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Operations:
-    """The functions above and ``attention.attend_flex`` in one form: as they are (CPU) or compiled (GPU)."""
+    """The functions above and ``attention.attend_flex`` all eager (CPU) or all compiled (GPU)."""
 
     window: Callable[..., Tensor]
     settle: Callable[..., Tensor]
@@ -113,7 +113,7 @@ def compile_for_all_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*tensors: Tensor, **constants: Any) -> Any:
-        aliases = [tensor.detach() for tensor in tensors]  # a mark stays with a tensor, and other functions take it too
+        aliases = [tensor.detach() for tensor in tensors]  # a mark stays on a tensor, which other functions receive too
         for alias in aliases:
             if alias.shape[0] > 1:
                 torch._dynamo.mark_dynamic(alias, 0)
@@ -128,6 +128,6 @@ def compile_per_size(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def many_compilations() -> AbstractContextManager[None]:
-    """Inside, a function may be compiled for as many sizes as there are; the library's limit is 8."""
+    """Inside, a function may be compiled for ``_COMPILATIONS`` sizes; the library's default limit is 8."""
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=_COMPILATIONS)
     return patched

@@ -1,12 +1,12 @@
-"""Runs spans on a CUDA GPU of any kind: the encoder as it is, the solver as one recorded graph per size of batch.
+"""Runs spans on a CUDA GPU of any kind: the encoder eagerly, the solver as one recorded graph per batch size.
 
-The encoder runs on padded batches of few shapes: the matrix library takes milliseconds to choose its kernels for each product of a
-new shape, a tenth of a second for a whole encoder. The shapes of usual batches are run once while the graphs are recorded.
+The encoder runs on padded batches of few shapes: the matrix library takes milliseconds to choose a kernel for each product of a
+new shape, a tenth of a second for a whole encoder. The usual shapes are run once when the graphs are recorded.
 
-A graph reads its batch from fixed places, so it serves contexts of any length. What no graph holds (full attention, a span longer
-than the largest batch) runs on the plain network from the start of its sequence.
+A graph reads its batch from fixed addresses, so it serves contexts of any length. A span that no graph can compute (full attention,
+or longer than the largest batch) runs on the plain network from the start of its sequence.
 
-Compiled kernels stay in Inductor's cache (``TORCHINDUCTOR_CACHE_DIR``); those of the attention depend on the number of pages.
+Compiled kernels persist in Inductor's cache (``TORCHINDUCTOR_CACHE_DIR``); those of the attention depend on the number of pages.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _log = logging.getLogger(__name__)
 
 ENCODER_BUCKETS = Buckets(token_step=25, chunk_step=8)
 WARM_ROWS, WARM_CHUNKS, WARM_CONTEXT = (1, 2, 4, 8, 16, 32, 64), (1, 2), (0, 8, 16)  # sessions; chunks of the new part; stored chunks
-TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, or the part of it that is there
+TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one session, possibly incomplete
 
 
 @dataclass
 class _Call:
-    """What batches of one size run on. graph: None until it was recorded, and where graphs are off."""
+    """Resources of batches of one size. graph: None until it is recorded, and always where graphs are off."""
 
     tiles: int
     memory: BatchMemory
@@ -52,9 +52,9 @@ class _Call:
 
 
 class GraphFlowRunner(FlowRunner):
-    """pages: with the rows that ``batch.rows_per_page`` says, and with scratch pages. tiles: sizes of batches, smallest first.
+    """pages: with ``batch.rows_per_page`` rows each, and with scratch pages. tiles: batch sizes, smallest first.
 
-    operations: None compiles them on a GPU and takes them as they are elsewhere.
+    operations: None compiles them on a GPU and runs them eagerly elsewhere.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GraphFlowRunner(FlowRunner):
         self._calls = [_Call(count, BatchMemory(count, config, self._layout, network.dtype, device)) for count in tiles or TILES]
 
     def record(self) -> None:
-        """Record the graphs of all sizes; compiles what Inductor's cache does not hold. Largest first: the others fit its memory."""
+        """Record the graphs of all sizes; compiles what Inductor's cache lacks. Largest first: the others fit into its memory."""
         if self.network.device.type != "cuda":
             return
         began, recorder = time.monotonic(), GraphRecorder(self.network.device)
@@ -86,7 +86,7 @@ class GraphFlowRunner(FlowRunner):
             _log.info("flow: graph for %d chunks ready after %.1f s", call.tiles, time.monotonic() - began)
         self._warm_encoder()
         _log.info("flow: encoder ready after %.1f s", time.monotonic() - began)
-        torch.cuda.empty_cache()  # what the first runs took outside the graphs' memory
+        torch.cuda.empty_cache()  # memory that the first runs took outside the graphs' pool
 
     @torch.no_grad()
     def _warm_encoder(self) -> None:

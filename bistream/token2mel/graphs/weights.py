@@ -1,8 +1,8 @@
-"""The estimator's weights in the form of packed evaluation, made once from the network's parameters.
+"""The estimator's weights in the form for packed evaluation, made once from the network's parameters.
 
-Attention is folded: keys and values of a block are its stored inputs themselves, shared by all heads. What projects them moves to
-the query, q_h . (K_h y) = (K_h^T Q_h x) . y, and to the output, O_h (V_h sum p y) = (O_h V_h) sum p y, so that state is read once
-per head and never projected again. The products of weights are made in float32 and rounded once.
+Attention is folded: keys and values of a block are its stored inputs themselves, shared by all heads. Their projections
+move to the query, q_h . (K_h y) = (K_h^T Q_h x) . y, and to the output, O_h (V_h sum p y) = (O_h V_h) sum p y, so that state is
+read once per head and never projected again. The products of weights are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EstimatorWeights:
 
 @torch.no_grad()
 def pack(network: Estimator) -> EstimatorWeights:
-    """Weights that no fold touches are the network's own memory."""
+    """Matrices that are not folded share the network's memory."""
     return EstimatorWeights(
         units=tuple(_unit(unit) for unit in network.units if isinstance(unit, Unit)),
         down_conv=_linear(network.down_conv),

@@ -36,7 +36,7 @@ def test_sizes_come_from_the_checkpoint() -> None:
     ("flow", "vocoder", "words"),
     [
         (FlowConfig(output_size=96), VocoderConfig(), "96 mel bins"),
-        (FlowConfig(), VocoderConfig(in_channels=96), "takes 96"),
+        (FlowConfig(), VocoderConfig(in_channels=96), "expects 96"),
         (FlowConfig(), VocoderConfig(sampling_rate=22050), "22050 Hz"),
         (FlowConfig(), VocoderConfig(upsample_rates=(8, 8)), "256 samples per mel frame"),
         (FlowConfig(token_mel_ratio=4), VocoderConfig(), "4 frames per token"),
