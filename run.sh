@@ -1,37 +1,37 @@
 #!/usr/bin/env bash
-# Everything you do with this project, by name; `bash run.sh help` lists it. Every variable can be set from the environment.
+# All tasks of this project by name; `bash run.sh help` lists them. Every variable can be set from the environment.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-PYTHON=${PYTHON:-python3.11}                   # makes the virtual environment
+PYTHON=${PYTHON:-python3.11}                   # creates the virtual environment
 VENV=${VENV:-.venv}                            # the virtual environment
 TORCH_REQUIREMENT=${TORCH_REQUIREMENT:-$(grep -v '^#' requirements/torch.txt)} # e.g. torch==2.13.0 or a path to a wheel
-BUILD=${BUILD:-build}                          # everything that is made, but for the virtual environment
+BUILD=${BUILD:-build}                          # all build output except the virtual environment
 TRITON_SERVER=${TRITON_SERVER:-$BUILD/triton/wheel/pytriton/tritonserver/bin/tritonserver}
 TRITON_BACKENDS=${TRITON_BACKENDS:-$BUILD/triton/backends}
 
 MODEL_DIR=${MODEL_DIR:-$BUILD/tiny_checkpoint} # CosyVoice2-0.5B, or a random checkpoint (made when this default is missing)
-MODEL_REPO=${MODEL_REPO:-$BUILD/model_repo}    # what the server loads
+MODEL_REPO=${MODEL_REPO:-$BUILD/model_repo}    # the model repository that the server loads
 PROFILE=${PROFILE:-torch}                      # engine of the language model: torch | tensorrt_llm
 DECOUPLED_MODE=${DECOUPLED_MODE:-True}         # cosyvoice2: True streams, False answers offline and HTTP clients
-BLS_INSTANCE_NUM=${BLS_INSTANCE_NUM:-1}        # cosyvoice2: requests answered at a time when DECOUPLED_MODE is False
+BLS_INSTANCE_NUM=${BLS_INSTANCE_NUM:-1}        # cosyvoice2: concurrent requests when DECOUPLED_MODE is False
 SETTINGS=${SETTINGS:-}                         # more values for the templates: "max_sessions=128 token2wav.device=cuda:1"
 
 HOST=${HOST:-127.0.0.1}                        # gRPC address; HTTP and metrics stay on loopback
 HTTP_PORT=${HTTP_PORT:-8000}
 GRPC_PORT=${GRPC_PORT:-8001}
 METRICS_PORT=${METRICS_PORT:-8002}
-HEALTH_PORT=${HEALTH_PORT:-}                   # readiness that turns off while the server drains; empty: nowhere
-DRAIN_TIMEOUT=${DRAIN_TIMEOUT:-30}             # seconds that running sessions may go on after Ctrl-C or SIGTERM
-SERVER=${SERVER:-localhost:$GRPC_PORT}         # where the clients of stages 5 and 6 find the server
-HTTP_SERVER=${HTTP_SERVER:-localhost:$HTTP_PORT} # where the client of stage 4 finds it
+HEALTH_PORT=${HEALTH_PORT:-}                   # HTTP readiness that turns off during a drain; empty: none
+DRAIN_TIMEOUT=${DRAIN_TIMEOUT:-30}             # seconds that running sessions may continue after Ctrl-C or SIGTERM
+SERVER=${SERVER:-localhost:$GRPC_PORT}         # gRPC address for the client of stage 5
+HTTP_SERVER=${HTTP_SERVER:-localhost:$HTTP_PORT} # HTTP address for the client of stage 4
 
 REFERENCE_AUDIO=${REFERENCE_AUDIO:-assets/reference.wav}
 REFERENCE_TEXT=${REFERENCE_TEXT:-$(cat assets/reference.txt)}
 TARGET_TEXT=${TARGET_TEXT:-"Every word of this text was sent on its own, twenty of them in a second, \
 and the first sound left the server long before the last word had arrived."}
 TEXT_RATE=${TEXT_RATE:-20}                     # pieces per second that the demo sends
-NUM_TASKS=${NUM_TASKS:-4}                      # sessions at a time in the benchmark of stage 5
+NUM_TASKS=${NUM_TASKS:-4}                      # concurrent sessions in the benchmark of stage 5
 PYTEST_ARGUMENTS=${PYTEST_ARGUMENTS:-}         # for `run.sh test` and `run.sh test-gpu`
 PYTHON_GPU=${PYTHON_GPU:-$VENV/bin/python}     # runs `run.sh test-gpu`, which installs nothing: any Python with torch, triton, pytest,
                                                # e.g. PYTHON_GPU=python3 on a GPU host without the virtual environment
@@ -41,10 +41,10 @@ export TRITON_SERVER TRITON_BACKENDS
 
 help() {
   cat <<'TEXT'
-bash run.sh demo          speaks a text through the real server, without GPU or download of weights -> build/demo/demo.wav
+bash run.sh demo          speaks a text through the real server, without a GPU or downloaded weights -> build/demo/demo.wav
 bash run.sh test          sets up what it needs and runs all tests that need no GPU
 bash run.sh test-gpu      runs the tests that need a Hopper GPU, with PYTHON_GPU as it is
-bash run.sh setup         makes the virtual environment and installs the server
+bash run.sh setup         creates the virtual environment and installs the server
 bash run.sh serve         makes the model repository and serves it (stages 2 and 3)
 bash run.sh check         lint, formatting, types, import order, size report
 bash run.sh START STOP    runs the numbered stages START to STOP:
@@ -62,7 +62,7 @@ fail() {
   exit 1
 }
 
-# System packages first: everything that is missing is named at once, with the command that installs it.
+# Check the system packages first: all missing ones are reported together, with the command that installs them.
 check_system() {
   command -v "$PYTHON" >/dev/null || fail "$PYTHON is not installed; run: apt-get install -y python3.11 python3.11-venv libpython3.11"
   local version missing=()
@@ -72,7 +72,7 @@ check_system() {
   [ ${#missing[@]} -eq 0 ] || fail "system packages are missing; run: apt-get install -y ${missing[*]}"
 }
 
-# install NAME REQUIREMENT_ARGUMENTS...: once for each content of the requirement files
+# install NAME REQUIREMENT_ARGUMENTS...: again only when the requirement files or arguments change
 install() {
   local name=$1 marker digest
   shift
@@ -106,7 +106,7 @@ setup_development() {
 make_checkpoint() {
   if [ -e "$MODEL_DIR" ]; then return; fi
   [ "$MODEL_DIR" = "$BUILD/tiny_checkpoint" ] || fail "MODEL_DIR $MODEL_DIR does not exist; see: bash run.sh 0 0"
-  say "making $MODEL_DIR: tiny random weights in the format of the real ones; what they say is noise"
+  say "making $MODEL_DIR: tiny random weights in the format of the real ones; their speech is noise"
   "$VENV/bin/python" scripts/make_checkpoint.py --size tiny "$MODEL_DIR"
 }
 
@@ -148,7 +148,7 @@ stage_2() {
 stage_3() {
   setup
   say "stage 3: start the server (Ctrl-C drains and ends it)"
-  # exec: whoever ends this script ends the server. Later stages belong into another terminal.
+  # exec: ending this script ends the server. Run later stages in another terminal.
   exec "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" \
     --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" \
     --drain-timeout-s "$DRAIN_TIMEOUT" ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"}
@@ -164,7 +164,7 @@ stage_4() {
 
 stage_5() {
   setup
-  say "stage 5: streaming benchmark, $NUM_TASKS sessions at a time"
+  say "stage 5: streaming benchmark, $NUM_TASKS concurrent sessions"
   "$VENV/bin/python" benchmarks/sessions.py --server "$SERVER" --num-tasks "$NUM_TASKS" --reference-audio "$REFERENCE_AUDIO" \
     --reference-text "$REFERENCE_TEXT" --text "$TARGET_TEXT" --text-rate "$TEXT_RATE"
 }
@@ -196,7 +196,7 @@ demo() {
   # One thread for each model: six processes share the machine.
   make_model_repo "$DEMO/model_repo" num_threads=1
   say "starting the server (its log: $DEMO/server.log) and speaking $(wc -w <<<"$TARGET_TEXT") words at $TEXT_RATE per second"
-  # The server lives as long as the client; exec, so that whoever ends this script ends both.
+  # The server lives as long as the client; exec, so that ending this script ends both.
   exec "$VENV/bin/python" scripts/serve.py --model-repository "$DEMO/model_repo" --free-ports --log-file "$DEMO/server.log" -- \
     "$VENV/bin/python" client/client_grpc.py --server "{grpc}" --text "$TARGET_TEXT" --text-rate "$TEXT_RATE" \
     --reference-audio "$REFERENCE_AUDIO" --reference-text "$REFERENCE_TEXT" --output "$DEMO/demo.wav"
@@ -217,7 +217,7 @@ run_gpu_tests() {
   command -v "$PYTHON_GPU" >/dev/null || fail "$PYTHON_GPU does not exist; set PYTHON_GPU to a Python with torch, triton and pytest"
   export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
   "$PYTHON_GPU" scripts/check_gpu.py || exit 1
-  say "tests on the GPU (kernels are compiled when they first run: minutes)"
+  say "tests on the GPU (kernels are compiled on first use, which takes minutes)"
   # shellcheck disable=SC2086  # several arguments
   "$PYTHON_GPU" -m pytest -q tests/gpu $PYTEST_ARGUMENTS
 }
@@ -239,7 +239,7 @@ case ${1:-help} in
   test-gpu) run_gpu_tests ;;
   help | -h | --help) help ;;
   [0-9]*)
-    [[ $# -eq 2 && $1 =~ ^[0-6]$ && $2 =~ ^[0-6]$ && $1 -le $2 ]] || fail "usage: bash run.sh START STOP, from 0 to 6, START not behind STOP"
+    [[ $# -eq 2 && $1 =~ ^[0-6]$ && $2 =~ ^[0-6]$ && $1 -le $2 ]] || fail "usage: bash run.sh START STOP, with 0 <= START <= STOP <= 6"
     run_stages "$1" "$2"
     ;;
   *)

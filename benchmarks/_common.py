@@ -1,4 +1,4 @@
-"""What the benchmarks share: the form of a result, and where it is kept.
+"""Shared by the benchmarks: the format of a result, and where it is stored.
 
 A result is ``{"name", "commit", "date", "hardware", "command", "config", "metrics"}``: the last line that a benchmark prints, and a
 file under ``benchmarks/results/`` when it is given ``--out``.
@@ -36,7 +36,7 @@ def hardware(device: torch.device) -> str:
 
 
 def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], hardware_name: str) -> dict[str, Any]:
-    """A result with what is the same for all of them."""
+    """A result, with the fields common to all benchmarks."""
     return {
         "name": name,
         "commit": commit(),

@@ -17,7 +17,7 @@ MERGED_EXTRA_IDS = 2 + 3  # the merged checkpoint appends the speech ids, three 
 def hugging_face_step_ms(
     config: LanguageModelConfig, device: torch.device, dtype: torch.dtype, batches: tuple[int, ...], context: int, steps: int
 ) -> dict[str, float]:
-    """Median milliseconds of a step with greedy choice, per batch size, ``context`` positions in the cache of every sequence."""
+    """Median milliseconds of a greedy decoding step by batch size, with ``context`` positions in the cache of every sequence."""
     hf_config = Qwen2Config(
         vocab_size=config.text_vocab_size + config.speech_token_size + MERGED_EXTRA_IDS,
         hidden_size=config.hidden_size,

@@ -17,7 +17,7 @@ NAME_WIDTH = 70
 
 
 def print_profile(runner: StepRunner, plan: StepPlan, rows: int) -> None:
-    """Microseconds and launches per step of the kernels that take most; ``plan`` must have been run before."""
+    """Microseconds and launches per step of the most expensive kernels; ``plan`` must have been run before."""
     for _ in range(3):
         runner.run(plan)()
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:

@@ -20,7 +20,7 @@ TURN_S = SPEECH_PER_TURN / TOKENS_PER_SECOND
 
 @dataclass
 class TurnClock:
-    """A sink that notes when the first and the last id of a turn came."""
+    """A sink that records when the first and the last id of a turn arrived."""
 
     due: float
     first: float = 0.0
@@ -38,12 +38,12 @@ class TurnClock:
 
 
 def limits(engine: TorchEngine) -> TurnLimits:
-    """15 ids per turn, none of them a stop, so that every run does the same work."""
+    """15 ids per turn, none of them a stop id, so that every run does the same work."""
     return TurnLimits(SPEECH_PER_TURN, forbidden=frozenset(engine.space.specials), record_on_length=engine.space.fill)
 
 
 def prompt_ids(engine: TorchEngine, rng: random.Random, prompt_s: float) -> list[int]:
-    """A voice of prompt_s seconds: its text and speech tokens in about the numbers of real recordings."""
+    """A voice of prompt_s seconds: about as many text and speech tokens as a real recording has."""
     space = engine.space
     text = [rng.randrange(space.text_vocab_size) for _ in range(int(prompt_s * 4))]
     speech = [space.speech_offset + rng.randrange(space.speech_token_size) for _ in range(int(prompt_s * TOKENS_PER_SECOND))]
@@ -55,7 +55,7 @@ def text_ids(engine: TorchEngine, rng: random.Random) -> list[int]:
 
 
 def idle_turn_ms(engine: TorchEngine, prompt: int, turns: int) -> tuple[float, float]:
-    """Medians on an otherwise idle engine: append of 5 ids to the first id, and to the 15th. prompt: ids before."""
+    """Median times on an otherwise idle engine from appending 5 ids to the first new id, and to the 15th. prompt: number of ids before."""
     rng = random.Random(0)
     session = engine.open("idle", SamplingSpec(seed=1), prompt + (turns + 1) * (TEXT_PER_TURN + SPEECH_PER_TURN) + 1)
     ids = [rng.randrange(engine.space.text_vocab_size) for _ in range(prompt)]
@@ -87,7 +87,7 @@ class Speaker:
 @dataclass(frozen=True)
 class LoadResult:
     first_turn_ms: list[float]  # with the voice's prompt
-    turn_ms: list[float]  # due to 15th id, all turns
+    turn_ms: list[float]  # from due to 15th id, all turns
     first_id_ms: list[float]
     longest_late_ms: float  # how late the simulation itself began a turn
     tokens_per_s: float

@@ -1,4 +1,4 @@
-"""A server on random weights, started twice, and callers of it, for ``benchmarks/measure.py``."""
+"""Starts a server twice, on random weights, and measures it under load, for ``benchmarks/measure.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STARTS_PER_S, LONGEST_SPREAD_S = 16.0, 16.0  # of callers
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """callers: of each run. model_dir None: a random checkpoint of this size."""
+    """callers: how many in each run. model_dir None: a random checkpoint of this size."""
 
     kernels: str
     size: str
@@ -30,7 +30,7 @@ class ServerPlan:
 
 
 def gpu_line(field: str) -> str | None:
-    """What ``nvidia-smi`` says of the first GPU; None without one."""
+    """A field that ``nvidia-smi`` reports for the first GPU; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
@@ -39,7 +39,7 @@ def gpu_line(field: str) -> str | None:
 
 
 def gpu_memory_gb() -> float | None:
-    """Memory in use on the first GPU, by whomever."""
+    """Memory in use on the first GPU, by all processes."""
     used = gpu_line("memory.used")
     return None if used is None else round(float(used) * 2**20 / 1e9, 2)
 
@@ -55,7 +55,7 @@ def run(command: list[str], log: Path, environment: dict[str, str]) -> str:
 
 
 class Server:
-    """``scripts/serve.py`` on free ports, for a ``with`` statement. startup_s: until it takes sessions."""
+    """``scripts/serve.py`` on free ports, for a ``with`` statement. startup_s: time until it accepts sessions."""
 
     def __init__(self, repository: Path, work: Path, environment: dict[str, str], name: str) -> None:
         self._ready, self._log = work / f"{name}.ready", work / f"{name}.log"
@@ -83,7 +83,7 @@ class Server:
         self._end()
 
     def _end(self) -> None:
-        """It drains, which takes seconds where no session runs."""
+        """Drain and stop, which takes seconds when no session is running."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -111,7 +111,7 @@ def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str]) -
 
 
 def call(server: Server, callers: int, work: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """What ``benchmarks/sessions.py`` says of that many callers at a time."""
+    """The summary of ``benchmarks/sessions.py`` for this many concurrent callers."""
     spread_s = 0.0 if callers == 1 else min(LONGEST_SPREAD_S, callers / STARTS_PER_S)
     command = [sys.executable, "benchmarks/sessions.py", "--server", server.grpc, "--num-tasks", str(callers), "--spread-s", str(spread_s)]
     command += ["--requests", "1", "--reference-audio", "assets/reference.wav", "--text", TEXT, "--text-rate", str(TEXT_RATE)]
@@ -119,14 +119,14 @@ def call(server: Server, callers: int, work: Path, environment: dict[str, str]) 
     with (work / f"callers-{callers}.log").open("w") as stream:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
     lines = done.stdout.splitlines()
-    if not lines or not lines[-1].startswith("{"):  # the exit code is 1 where a session failed, which is a result
-        raise RuntimeError(f"{callers} callers: the benchmark ended with {done.returncode} and said nothing; see {stream.name}")
+    if not lines or not lines[-1].startswith("{"):  # exit code 1 can mean that a session failed, which is a result
+        raise RuntimeError(f"{callers} callers: the benchmark ended with {done.returncode} and printed no result; see {stream.name}")
     summary: dict[str, Any] = json.loads(lines[-1])
     return {**summary, "audio_s_per_s": round(summary["audio_s"] / summary["wall_s"], 1)}
 
 
 def measure_server(plan: ServerPlan, work: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """name, command, config and metrics of a result. The first call, which makes the voice, does not count."""
+    """name, command, config and metrics of a result. The first call, which prepares the voice, does not count."""
     repository = make_repository(plan, work, environment)
     before = gpu_memory_gb()
     with Server(repository, work, environment, "server-cold") as server:

@@ -1,8 +1,8 @@
 """How many sessions can speak in real time at once, for ``benchmarks/token2wav.py``.
 
-Every session speaks one utterance after another. Its speech tokens come at a fixed pace, the hop policy says when a hop is due,
-ready hops are served in batches (first hops first, then the earliest deadline) by the real stages. Only the clock is simulated:
-it jumps over the time in which nothing is to do, and moves by the measured time of each batch.
+Every session speaks one utterance after another. Its speech tokens arrive at a fixed rate, the hop policy decides when a hop is
+due, and the real stages serve due hops in batches (first hops first, then the earliest deadline). Only the clock is simulated: it
+skips idle time and advances by the measured time of each batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bistream.types import VoicePrompt
 
 TOKENS_PER_S = 50.0  # of the language model, per session: twice real time
 PAUSE_S = (0.0, 1.0)  # between a session's utterances
-# Audio of what was received that comes only with the next hop: lookahead of the flow, overlap of the vocoder.
+# Audio held back until the next hop: lookahead of the flow, overlap of the vocoder.
 _HELD_BACK_S = LOOKAHEAD_TOKENS / SPEECH_TOKENS_PER_SECOND + VOCODER_OVERLAP_FRAMES / MEL_FRAMES_PER_SECOND
 
 
@@ -33,7 +33,7 @@ class _Speaker:
     total: int  # tokens of the utterance
     session: Session | None = None
     sent: int = 0
-    played_until_s: float = 0.0  # when its listener runs dry
+    played_until_s: float = 0.0  # when its listener's buffer underruns
     heard: bool = False
     latency_s: float = 0.0
     waiting: bool = False  # its hop is in the queue
@@ -55,7 +55,7 @@ class _Speaker:
 
 @dataclass
 class LoadResult:
-    """busy: share of the time in which the device worked. late_ms: of hops whose listener had run dry."""
+    """busy: fraction of the time in which the device worked. late_ms: delays of hops that came after an underrun."""
 
     sessions: int
     hops: int = 0
@@ -85,14 +85,14 @@ class Load:
         self.policy = HopPolicy()
         self.pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)
         self.queue: HopQueue[tuple[_Speaker, int, bool, float]] = HopQueue()
-        # They are in the middle of their utterances at first: begun up to one utterance ago, with nothing heard of it yet.
+        # The first utterances begin at random times within 2 s.
         self.speakers = [self._utterance(self.rng.choice(voices), self.rng.uniform(0, 2.0)) for _ in range(count)]
         self.due: list[tuple[float, int, _Speaker]] = [(speaker.begin_s, index, speaker) for index, speaker in enumerate(self.speakers)]
         heapq.heapify(self.due)
         self.counter = count
 
     def run(self, warm_s: float, measured_s: float) -> LoadResult:
-        """Simulate; what happens after ``warm_s`` counts."""
+        """Simulate; only batches that end after ``warm_s`` count."""
         now, result = 0.0, LoadResult(len(self.speakers), seconds=measured_s)
         while now < warm_s + measured_s:
             while self.due and self.due[0][0] <= now:
@@ -115,7 +115,7 @@ class Load:
         return _Speaker(voice, begin_s, int(self.rng.uniform(*self.speech_s) * SPEECH_TOKENS_PER_SECOND))
 
     def _consider(self, speaker: _Speaker, now: float) -> None:
-        """Queue the speaker's next hop if it is due; otherwise ask again later."""
+        """Queue the speaker's next hop if it is due; otherwise check again later."""
         if speaker.waiting:
             return
         progress = speaker.progress(now)
@@ -164,7 +164,7 @@ class Load:
                 self._later(speaker, now)
 
     def _restart(self, speaker: _Speaker, now: float) -> None:
-        """The next utterance of this session, once the listener has heard this one and a pause."""
+        """The next utterance of this session, after the listener has heard this one and a pause."""
         assert speaker.session is not None
         speaker.session.close()
         index = self.speakers.index(speaker)

@@ -1,4 +1,4 @@
-"""Stages with random weights and sessions at a wanted place, for ``benchmarks/token2wav.py``."""
+"""Stages with random weights and sessions with a given context, for ``benchmarks/token2wav.py``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bistream.types import FloatArray, VoicePrompt
 from scripts._random_weights import Drawer, flow_state, vocoder_state
 
 FIRST_HOP_TOKENS = 15 + LOOKAHEAD_TOKENS
-SMALL_FIRST_HOP_TOKENS = 12 + LOOKAHEAD_TOKENS  # with first_hop_tokens 12: as many as the first text block makes
+SMALL_FIRST_HOP_TOKENS = 12 + LOOKAHEAD_TOKENS  # with first_hop_tokens 12: as many as the first text block yields
 SIZES = {
     "full": CheckpointConfig(),
     "tiny": CheckpointConfig(
@@ -60,7 +60,7 @@ class Session:
 
 
 class Rig:
-    """Flow and vocoder as the service runs them. ``naive``: eager, whole prefix in every hop, no state kept by the flow."""
+    """Flow and vocoder as the service runs them. ``naive``: eager, the whole prefix recomputed in every hop, no flow state."""
 
     def __init__(self, directory: str, sizes: CheckpointConfig, config: RuntimeConfig, naive: bool = False) -> None:
         self.sizes = sizes
@@ -93,7 +93,7 @@ class Rig:
 
     @torch.inference_mode()
     def hop(self, sessions: Sequence[Session], counts: Sequence[int], finalize: Sequence[bool] | None = None) -> list[Tensor]:
-        """``counts`` new tokens of each session through flow and vocoder, in batches of 64 as the service makes them. Returns the mels."""
+        """``counts`` new tokens of each session through flow and vocoder, in batches of at most 64 as in the service. Returns the mels."""
         ends = list(finalize or [False] * len(sessions))
         mels: list[Tensor] = []
         for first in range(0, len(sessions), 64):
@@ -113,7 +113,7 @@ class Rig:
         return self.vocoder.hop([VocoderHop(state, mel, finalize)])[0]
 
     def advance(self, sessions: Sequence[Session], context_tokens: int, step: int = 100) -> None:
-        """Speak until ``context_tokens`` (a multiple of the chunk) are stored, prompt included, and nothing beyond them is out."""
+        """Speak until ``context_tokens`` (a multiple of the chunk) are stored, prompt included, and none beyond them is spoken."""
         while True:
             missing = [context_tokens + LOOKAHEAD_TOKENS - len(session.flow.tokens) for session in sessions]
             if max(missing) <= 0:
@@ -130,7 +130,7 @@ class Rig:
         return (time.perf_counter() - began) * 1e3
 
     def first_hop_ms(self, count: int, voices: Sequence[VoicePrompt], repeats: int, tokens: int = FIRST_HOP_TOKENS) -> float:
-        """Median of the first hop of ``count`` sessions together, on voices in turn whose state is there already."""
+        """Median time of the first hop of ``count`` sessions together, on cached voices in turn."""
         for voice in voices:
             self.flow.warm(voice)
         times = []
@@ -147,13 +147,13 @@ class Rig:
         return [self.prompt(float(length), seed) for seed, length in enumerate(lengths)]
 
     def steady_hops_ms(self, count: int, prompt_s: float, context_s: Sequence[float]) -> list[float]:
-        """Hops of 25 tokens of ``count`` sessions together, on chunk boundaries, with each of these stored contexts (ascending)."""
+        """Times of 25-token hops of ``count`` sessions together, on chunk boundaries, with each of these stored contexts (ascending)."""
         prompts = [self.prompt(prompt_s, seed) for seed in range(min(count, 8))]
         sessions = [self.open(prompts[index % len(prompts)], index) for index in range(count)]
         found = []
         for seconds in context_s:
             times = []
-            for chunk in (-1, 0, 1):  # the hops around the wanted context; the median is its own
+            for chunk in (-1, 0, 1):  # the hops around the target context, of which the median counts
                 self.advance(sessions, (round(seconds) + chunk) * CHUNK_TOKENS)
                 times.append(self.time_ms(lambda: self.hop(sessions, [CHUNK_TOKENS] * count)))
             found.append(statistics.median(times))
@@ -163,7 +163,7 @@ class Rig:
 
 
 def random_model(sizes: CheckpointConfig, device: torch.device) -> tempfile.TemporaryDirectory[str]:
-    """A directory with ``flow.pt`` and ``hift.pt``; gone when its owner is."""
+    """A directory with ``flow.pt`` and ``hift.pt``; deleted with the returned object."""
     directory = tempfile.TemporaryDirectory(prefix="bistream-benchmark-")
     drawer = Drawer(0, device.type)
     torch.save(flow_state(drawer, flow_weights.expected_shapes(sizes.flow)), Path(directory.name) / "flow.pt")

@@ -1,10 +1,10 @@
-"""Speed of the language model engine: steps, turns, many sessions; random weights.
+"""Speed of the language model engine on random weights: steps, turns, many sessions.
 
     python benchmarks/lm.py [--size full|small] [--device auto] [--kernels auto] [--out benchmarks/results/lm-h200.json]
     python benchmarks/lm.py --kernels graphs --profile [--tuning num_warps=4 num_stages=2]      # kernel by kernel, nothing else
 
 Measured: a step of 1, 8, 64 and 256 decoding sequences (contexts of 500 to 1000 positions) with sampling, as the engine runs
-it; the time that reading the weights once would take (their bytes over the measured copy bandwidth); append-to-token latency
+it; the time to read the weights once (their bytes over the measured copy bandwidth); append-to-token latency
 of an idle engine; turn latency of many sessions that each speak 25 tokens per second; start-up; memory; and, in the same run, a
 decode step of Hugging Face's ``Qwen2ForCausalLM``. Prints a table; the last line is one JSON object. ``--size small`` runs on a CPU.
 """
@@ -50,7 +50,7 @@ SIZES = {
 
 
 def random_weights(config: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> ModelWeights:
-    """dtype: that of the plain tier's weights; the others pack float32."""
+    """dtype: of the plain tier's weights; the other tiers pack float32 weights."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def normal(*shape: int, std: float = 0.03) -> torch.Tensor:
@@ -75,7 +75,7 @@ def print_progress(done: int, total: int) -> None:
 
 
 def weight_bytes_of(config: LanguageModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of weights that every step reads, the embedding's rows left aside, if all are ``dtype``."""
+    """Bytes of weights that every step reads, without embedding rows, if all are ``dtype``."""
     shapes = {key: shape for key, shape in expected_shapes(config).items() if ".layers." in key or key == "llm_decoder.weight"}
     return sum(map(math.prod, shapes.values())) * dtype.itemsize
 
@@ -113,7 +113,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def decoding_plans(space: TokenSpace, rows: int, contexts: range, settings: EngineSettings) -> tuple[StepPlan, StepPlan]:
-    """``rows`` decoding sequences at the same positions again and again: the step in which their turns begin, and any further one."""
+    """``rows`` decoding sequences that repeat the same positions: the step that begins their turns, and every later step."""
     limits = TurnLimits(1 << 40, forbidden=frozenset(space.specials))
     needed = -(-contexts.stop // settings.block_size)
     assert needed <= settings.blocks_per_sequence
@@ -126,7 +126,7 @@ def decoding_plans(space: TokenSpace, rows: int, contexts: range, settings: Engi
 
 
 def step_ms(runner: StepRunner, rows: int, contexts: range, steps: int) -> float:
-    """Median milliseconds per step of ``rows`` decoding sequences, steps following one another as in the engine."""
+    """Median milliseconds per step of ``rows`` decoding sequences, pipelined as in the engine."""
     first, plan = decoding_plans(runner.space, rows, contexts, runner.settings)
     runner.run(first)()
     times = []
@@ -143,7 +143,7 @@ def step_ms(runner: StepRunner, rows: int, contexts: range, steps: int) -> float
 
 
 def check_baseline() -> None:
-    """End at once, not behind minutes of measuring, where the baseline cannot be computed."""
+    """Exit at once, not after minutes of measuring, if the baseline cannot be computed."""
     if importlib.util.find_spec("transformers") is None:
         sys.exit("transformers is not installed; run: pip install -r requirements/dev.txt, or leave the baseline out: --no-baseline")
 
@@ -163,8 +163,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=256, help="simulated real-time sessions")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each of them speaks")
     parser.add_argument("--kernels", default="auto", choices=["auto", "kernels", "graphs", "plain"], help="which tier computes")
-    parser.add_argument("--tuning", nargs="*", metavar="NAME=NUMBER", help="fields of GraphTuning that are to differ (graphs tier)")
-    parser.add_argument("--profile", action="store_true", help="print steps and their kernels, and end")
+    parser.add_argument("--tuning", nargs="*", metavar="NAME=NUMBER", help="fields of GraphTuning to override (graphs tier)")
+    parser.add_argument("--profile", action="store_true", help="print steps and their kernels, then exit")
     parser.add_argument("--no-baseline", action="store_true", help="leave out Hugging Face")
     parser.add_argument("--out", help="also write the result to this file")
     return parser.parse_args()

@@ -1,11 +1,11 @@
-"""All measurements of one GPU and one tier with one command: language model, token2wav and the whole server, on random weights.
+"""Measures one tier on one GPU with one command: language model, token2wav and the whole server, on random weights.
 
     python benchmarks/measure.py --kernels auto|graphs [--quick] [--parts server,lm,token2wav] [--callers 1 64 256 576]
 
 Runs benchmarks/lm.py, benchmarks/token2wav.py, and benchmarks/sessions.py against scripts/serve.py, needs no package index, and finds
-the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). The server's first start finds empty caches of compiled kernels (cold),
-its second one full ones (warm); the other parts run after it, so their own start-up is warm. Writes lm-, token2wav- and
-sessions-GPU.json to --out, or one file graphs-GPU.json where --kernels is graphs: the same metrics, by part. Logs and caches are in
+the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). The server first starts with empty caches of compiled kernels (cold),
+then with full ones (warm); the other parts run after it, so their start-up is warm. Writes lm-, token2wav- and
+sessions-GPU.json to --out, or one file graphs-GPU.json if --kernels is graphs: the same metrics, by part. Logs and caches are in
 --work. The last lines are a short table; exit code 1 when a part failed. --quick: about five minutes, with fewer repeats and without
 Hugging Face, the naive form and sustained load. --size tiny runs on a CPU.
 """
@@ -41,7 +41,7 @@ TINY = {"lm": ["--rows", "1", "4", "--steps", "5", "--sessions", "2", "--seconds
 
 
 def short_name(device: str) -> str:
-    """Of a GPU, for file names: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" rtx4090."""
+    """A GPU's name for file names: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" rtx4090."""
     words = [word for word in re.split(r"[\s-]+", device) if word not in ("NVIDIA", "GeForce", "Tesla", "Quadro")]
     for count, word in enumerate(words, start=1):
         if any(character.isdigit() for character in word):
@@ -68,7 +68,7 @@ def server(options: argparse.Namespace, work: Path, environment: dict[str, str])
 
 
 def write(results: dict[str, dict[str, Any]], options: argparse.Namespace, gpu: str) -> list[Path]:
-    """One file per part, or one of all for the tier ``graphs``. Returns what was written."""
+    """One file per part, or one for all parts with the tier ``graphs``. Returns the paths."""
     options.out.mkdir(parents=True, exist_ok=True)
     files = {f"{name}-{gpu}.json": result for name, result in results.items()}
     if options.kernels == "graphs":
@@ -81,7 +81,7 @@ def write(results: dict[str, dict[str, Any]], options: argparse.Namespace, gpu: 
 
 
 def summary(results: dict[str, dict[str, Any]]) -> list[tuple[str, object]]:
-    """What one wants to see first."""
+    """The key figures."""
     metrics = {name: result["metrics"] for name, result in results.items()}
     rows: list[tuple[str, object]] = [("measured", "value")]
     for name, keys in (("lm", ("step_ms",)), ("token2wav", ("first_hop_ms", "steady_hop_ms"))):

@@ -1,9 +1,9 @@
-"""Load on a running server: many sessions at a time, each fed its text in pieces, as a listener would experience them.
+"""Load test of a running server: many concurrent sessions, each fed its text in pieces, measured as a listener experiences them.
 
     python benchmarks/sessions.py --server localhost:8001 --num-tasks 4 --requests 3 --reference-audio voice.wav \
         --reference-text "What is said in it." --text "What they all say." [--text-rate 20]
 
-Prints a table for people; the last line is one JSON object. Needs what the clients need. Exit code 1 when a session failed.
+Prints a table for people; the last line is one JSON object. Has the clients' requirements. Exit code 1 when a session failed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def print_table(reports: Sequence[SessionReport]) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="localhost:8001", metavar="HOST:PORT")
-    parser.add_argument("--num-tasks", type=int, default=4, help="sessions at a time (default %(default)s)")
+    parser.add_argument("--num-tasks", type=int, default=4, help="concurrent sessions (default %(default)s)")
     parser.add_argument("--requests", type=int, default=2, help="sessions of each task, one after another (default %(default)s)")
     parser.add_argument("--text", required=True)
     parser.add_argument("--text-rate", type=float, metavar="N", help="feed N words per second (default: all at once)")

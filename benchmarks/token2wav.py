@@ -1,15 +1,15 @@
-"""Speed of token2wav (flow and vocoder): hops alone and of many sessions together, sustained load; random weights.
+"""Speed of token2wav (flow and vocoder) on random weights: hops of one and of many sessions together, sustained load.
 
     python benchmarks/token2wav.py [--size full|tiny] [--device auto] [--out benchmarks/results/token2wav-h200.json]
 
 A hop takes a session's new speech tokens through flow and vocoder to audio on the host; times are wall times, medians.
-First hop: 18 new tokens (15 spoken, 3 lookahead; 12 spoken where it says so), the voice's state cached, prompts of random lengths
-from 2 to 10 s. The prompt's tokens behind its last chunk of 25 that was complete with its lookahead are computed with the first hop:
-1 to 25 of them, and always 25 in the table by prompt length, whose prompts are whole chunks (the worst case). Steady hop: 25 tokens
-that end on a chunk boundary, as the hop policy makes them, with 10 s of stored context.
-The flow's state takes at most ``STATE_SHARE`` of the free memory. Sessions that do not fit in it are measured in a smaller number, the
-largest that fits, which the result says.
-Naive: eager, the whole prefix again in every hop, one session at a time.
+First hop: 18 new tokens (15 spoken, 3 lookahead; 12 spoken where noted), the voice's state cached, prompts of random lengths from 2 to
+10 s. The prompt's tokens after its last chunk of 25 that was complete with its lookahead are computed with the first hop: 1 to 25 of
+them, and always 25 in the table by prompt length, whose prompts are whole chunks (the worst case). Steady hop: 25 tokens that end on
+a chunk boundary, as the hop policy chooses them, with 10 s of stored context.
+The flow's state takes at most ``STATE_SHARE`` of the free memory. Where the planned sessions do not fit, the largest number that fits is
+measured instead, and the result records it.
+Naive: eager, the whole prefix recomputed in every hop, one session at a time.
 Prints tables; the last line is one JSON object. ``--size tiny`` runs on a CPU in seconds.
 """
 
@@ -38,12 +38,12 @@ from bistream.token2mel.pages import free_memory_bytes
 PROMPT_S = 3.0
 FIRST_HOP_PROMPT_S = (2.0, 10.0)
 CONTEXT_S = 10.0
-GROWTH_S = (2.0, 20.0)  # of speech, behind the prompt
+GROWTH_S = (2.0, 20.0)  # of speech, after the prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is measured at one size. Context of the growth measurement includes the prompt. flow_state_mb: at most."""
+    """What is measured at one size. Context of the growth measurement includes the prompt. flow_state_mb: upper bound."""
 
     sessions: tuple[int, ...]
     prompts_s: tuple[float, ...]
@@ -64,7 +64,7 @@ PLANS = {
 }
 
 
-STATE_SHARE = 0.8  # the rest is for the vocoder, recorded graphs and what the networks compute with
+STATE_SHARE = 0.8  # the rest is for the vocoder, recorded graphs and activations
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -120,10 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def fitting_plan(plan: Plan, pages: int, reserve: int) -> Plan:
-    """The plan with numbers of sessions whose state fits in ``pages`` (one second each), of which a session reserves ``reserve``."""
+    """The plan with session counts whose state fits in ``pages`` (one second each), of which a session reserves ``reserve``."""
 
     def fitting(counts: Sequence[int], speech_s: float, voices_s: float) -> tuple[int, ...]:
-        largest = max(1, int(pages - voices_s) // max(reserve, round(speech_s) + 2))  # 2: the hops around the wanted context
+        largest = max(1, int(pages - voices_s) // max(reserve, round(speech_s) + 2))  # 2: the hops around the target context
         found = tuple(sorted({min(count, largest) for count in counts}))
         if found != tuple(counts):
             print(f"flow state for {pages} s of audio: {found} sessions instead of {tuple(counts)}")
@@ -170,7 +170,7 @@ def measure_hops(rig: Rig, plan: Plan) -> dict[str, Any]:
 
 
 def measure_growth(rig: Rig, plan: Plan) -> dict[str, Any]:
-    """Steady hop with 20 s of speech over the same with 2 s, per number of sessions."""
+    """Time of the steady hop with 20 s of speech over that with 2 s, per number of sessions."""
     growth: dict[str, float] = {}
     times: dict[str, list[float]] = {}
     for count in plan.growth_sessions:
@@ -182,7 +182,7 @@ def measure_growth(rig: Rig, plan: Plan) -> dict[str, Any]:
 
 
 def measure_load(rig: Rig, plan: Plan) -> dict[str, Any]:
-    """The largest tried number of real-time sessions of which at least 99.9 % of the hops come in time."""
+    """The largest tested number of real-time sessions with at least 99.9 % of the hops on time."""
     results: list[LoadResult] = []
     rows: list[list[object]] = [["sessions", "in time", "device busy", "first hop p50 ms", "p99", "audio s per s"]]
     for count in plan.load_sessions:
@@ -206,7 +206,7 @@ def measure_load(rig: Rig, plan: Plan) -> dict[str, Any]:
 
 
 def measure_quality(directory: str, config: RuntimeConfig, size: str) -> dict[str, Any]:
-    """Signal to error of mel and audio against the plain network in float32, over one session's hops."""
+    """Signal-to-noise ratio of mel and audio against the plain network in float32, over one session's hops."""
     small = dataclasses.replace(config, flow_state_mb=min(4000, config.flow_state_mb))
     exact = Rig(directory, SIZES[size], dataclasses.replace(small, dtype="float32", kernels="plain"))
     rig = Rig(directory, SIZES[size], small)
@@ -224,7 +224,7 @@ def measure_quality(directory: str, config: RuntimeConfig, size: str) -> dict[st
         waves.append(torch.cat([torch.from_numpy(each.vocode(state, mel, index == len(parts) - 1)) for index, mel in enumerate(parts)]))
         state.close()
     found = {"mel_snr_db_vs_fp32": round(snr_db(mels[1], mels[0]), 1), "audio_snr_db_vs_fp32": round(snr_db(waves[1], waves[0]), 1)}
-    print("signal to error against float32, dB:", found)
+    print("signal-to-noise ratio against float32, dB:", found)
     return found
 
 
@@ -246,7 +246,7 @@ def measure_naive(directory: str, config: RuntimeConfig, size: str, plan: Plan) 
 
 
 def derive(metrics: dict[str, Any]) -> None:
-    """What follows from two measurements."""
+    """Adds the metrics that combine two measurements."""
     if "naive_steady_hop_ms" in metrics and "64" in metrics.get("steady_hop_ms", {}):
         metrics["naive_over_ours_64"] = round(metrics["naive_steady_hop_ms"]["64"] / metrics["steady_hop_ms"]["64"], 1)
 

@@ -1,1 +1,1 @@
-"""Clients of the speech server. Need numpy, tritonclient[grpc] and soundfile, and of ``bistream`` only what needs numpy alone."""
+"""Clients of the speech server. Need numpy, tritonclient[grpc], soundfile and the parts of ``bistream`` that need only numpy."""

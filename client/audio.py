@@ -1,4 +1,4 @@
-"""Sound files of the clients: a reference recording in, a WAV that grows while audio arrives out."""
+"""Audio files of the clients: reads a reference recording, writes a WAV file that grows while audio arrives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ INT16_MAX = 32767
 
 
 def read_reference(path: str | Path) -> NDArray[np.float32]:
-    """float32 [N], 16 kHz mono in [-1, 1], of any file that soundfile reads. Raises ``ValueError`` with a sentence for the user."""
+    """float32 [N], 16 kHz mono in [-1, 1], from any file that soundfile reads. Raises ``ValueError`` with a sentence for the user."""
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)  # [N, channels]
     except (OSError, soundfile.LibsndfileError) as error:
         raise ValueError(f"{path} could not be read as audio ({error}); give a WAV or FLAC file.") from None
     if len(samples) == 0:
-        raise ValueError(f"{path} holds no audio; give a recording of 0.5 to 30 seconds.")
+        raise ValueError(f"{path} contains no audio; give a recording of 0.5 to 30 seconds.")
     mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)
     return mono if rate == REFERENCE_SAMPLE_RATE else resample(mono, rate, REFERENCE_SAMPLE_RATE)
 
@@ -32,7 +32,7 @@ class WavWriter:
     """24 kHz mono, 16 bit. After every ``write`` the file is complete and playable, whatever happens next."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises ``OSError`` where the file cannot be written."""
+        """Raises ``OSError`` when the file cannot be written."""
         self._file = open(path, "wb")
         self._wave = wave.open(self._file, "wb")
         self._wave.setnchannels(1)

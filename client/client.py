@@ -1,4 +1,4 @@
-"""A session with the server: push text as it comes, iterate over the audio as it is spoken.
+"""A session with the server: push text as it comes, iterate over the audio as it arrives.
 
     client = BistreamClient("localhost:8001")
     with client.start(reference_wav=samples_16k, reference_text="What is said in it.") as session:
@@ -7,7 +7,7 @@
         for chunk in session:
             play(chunk.waveform)             # float32, 24 kHz
 
-Errors of the server are raised as the classes of ``bistream.errors``; a server that cannot be reached or is lost as ``ConnectionError``.
+Errors of the server are raised as classes of ``bistream.errors``; an unreachable or lost server raises ``ConnectionError``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLOSED = "The connection was closed."
 
 @dataclass(frozen=True)
 class Chunk:
-    """waveform: float32 [N], 24 kHz mono; arrived_at: ``time.monotonic()`` when it came."""
+    """waveform: float32 [N], 24 kHz mono; arrived_at: ``time.monotonic()`` on arrival."""
 
     waveform: NDArray[np.float32]
     sequence_number: int
@@ -45,12 +45,12 @@ class Chunk:
 
 
 class BistreamClient:
-    """Where the server is. Holds no connection: every session has a gRPC stream of its own, which ends with it."""
+    """The address of a server. Holds no connection: every session has its own gRPC stream, which ends with it."""
 
     def __init__(
         self, address: str = "localhost:8001", model_name: str = COSYVOICE2_BISTREAM.name, silence_timeout_s: float = 60.0
     ) -> None:
-        """silence_timeout_s: how long a session may go without anything sent or received before it counts as lost."""
+        """silence_timeout_s: how long a session may go without sending or receiving before it counts as lost."""
         self.address = address
         self.model_name = model_name
         self.silence_timeout_s = silence_timeout_s
@@ -80,7 +80,7 @@ class BistreamClient:
 class ClientSession:
     """One session and its gRPC stream. Use it as a context manager, or call ``close``.
 
-    ``push_text``, ``end_text`` and ``cancel`` may be called from any thread; iterate in one. Any error ends the session here.
+    ``push_text``, ``end_text`` and ``cancel`` may be called from any thread; iterate in one. Any error ends the session for the client.
     """
 
     def __init__(self, client: BistreamClient, session_id: str, text: str | bytes, is_end: bool, values: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class ClientSession:
         self.started_at = time.monotonic()
         self.text_ended_at: float | None = None
         self._client = client
-        self._events: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()  # None: the session has ended well
+        self._events: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()  # None: the session has ended normally
         self._lock = threading.Lock()  # tritonclient's stream is not thread-safe
         self._over = False
         self._failure: BaseException | None = None
@@ -104,14 +104,14 @@ class ClientSession:
             self.close()
             raise
 
-    # Out
+    # Outgoing
 
     def push_text(self, piece: str | bytes) -> None:
-        """More text, cut anywhere (bytes: even inside a character). Raises what ended the session, ``CancelledError`` if it ended well."""
+        """Send text, cut anywhere (bytes: even inside a character). Raises the session's error, ``CancelledError`` if it ended normally."""
         self._send({"target_text": _to_bytes(piece), "is_start": False, "is_end": False})
 
     def end_text(self, piece: str | bytes = b"") -> None:
-        """The last piece; the rest is spoken and the iteration ends."""
+        """Send the last piece; the rest is spoken and the iteration ends."""
         self._send({"target_text": _to_bytes(piece), "is_start": False, "is_end": True})
 
     def cancel(self) -> None:
@@ -137,7 +137,7 @@ class ClientSession:
             except InferenceServerException as error:
                 raise _to_error(error, self._client.address) from None
 
-    # In
+    # Incoming
 
     def _on_response(self, result: Any, error: InferenceServerException | None) -> None:
         """Called in tritonclient's thread."""
@@ -166,7 +166,7 @@ class ClientSession:
         self._events.put(error)
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Audio as it comes, until the session ends. Raises ``BistreamError``, ``ConnectionError`` and ``TimeoutError``."""
+        """Audio as it arrives, until the session ends. Raises ``BistreamError``, ``ConnectionError`` and ``TimeoutError``."""
         while (event := self._next_event()) is not None:
             if isinstance(event, BaseException):
                 raise event
@@ -179,12 +179,12 @@ class ClientSession:
                 return self._events.get(timeout=max(0.01, self._client.silence_timeout_s - quiet_s))
             except queue.Empty:
                 if time.monotonic() - self._last_event_at >= self._client.silence_timeout_s:
-                    raise TimeoutError(f"Nothing came from {self._client.address} for {self._client.silence_timeout_s:g} s.") from None
+                    raise TimeoutError(f"No response from {self._client.address} for {self._client.silence_timeout_s:g} s.") from None
 
     # End
 
     def close(self) -> None:
-        """Give the stream back; a session that is not over is cancelled by it. Idempotent."""
+        """Close the stream, which cancels a session that is not over. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -201,7 +201,7 @@ class ClientSession:
 
 
 def infer_input(name: str, value: Any) -> triton.InferInput:
-    """A value as the tensor that the wire contract says: [1, 1], or [1, N] of an array."""
+    """A value as the tensor of the wire contract: [1, 1], or [1, N] for an array."""
     spec = _SPECS[name]
     if spec.datatype == "BYTES":
         array = np.array([[_to_bytes(value)]], dtype=np.object_)
@@ -217,9 +217,9 @@ def _to_bytes(text: str | bytes) -> bytes:
 
 
 def _to_error(error: InferenceServerException, address: str) -> BaseException:
-    """A gRPC status means that the stream is gone; anything else was said by the model."""
+    """A gRPC status means that the stream is gone; anything else is an error of the model."""
     if error.status() is not None:
-        return ConnectionError(f"The connection to {address} failed: {error.message()}; check that a server runs there.")
+        return ConnectionError(f"The connection to {address} failed: {error.message()}; check that the server is running.")
     return parse_error(error.message() or "The server gave no reason.")
 
 

@@ -43,7 +43,7 @@ from client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_S
 from client.report import ChunkRecord, SessionReport
 
 STDIN_READ_BYTES = 4096
-# What the server would refuse, by the name of the option.
+# The server's own checks, by name of the option.
 _CHECKS: dict[str, Callable[[Any], None]] = {
     "session_id": check_session_id,
     "speaker_id": check_speaker_id,
@@ -53,12 +53,12 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "top_p": check_top_p,
     "speed": check_speed,
 }
-# One character where words are not separated by blanks (kana and Chinese characters), else a word with the blanks after it.
+# One character where words are not separated by spaces (kana and Chinese characters), else a word with its trailing whitespace.
 _PIECE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+\s*|\s+")
 
 
 def split_pieces(text: str) -> list[str]:
-    """Words, roughly as a language model would send them; joined they are the text."""
+    """Words, roughly as a language model would emit them; joined, they are the text."""
     return _PIECE.findall(text)
 
 
@@ -71,7 +71,7 @@ def paced(pieces: Iterable[str], pieces_per_second: float) -> Iterator[str]:
 
 
 def stdin_pieces() -> Iterator[bytes]:
-    """What the standard input gives, as it comes, cut anywhere."""
+    """Standard input as it arrives, cut anywhere."""
     while data := os.read(sys.stdin.fileno(), STDIN_READ_BYTES):
         yield data
 
@@ -83,25 +83,23 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text", help="the text to speak")
-    text.add_argument("--stdin", action="store_true", help="speak what comes on the standard input, as it comes")
+    text.add_argument("--stdin", action="store_true", help="speak the standard input as it arrives")
     parser.add_argument("--text-rate", type=float, metavar="N", help="send --text in pieces, N words per second (default: all at once)")
     parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice, 0.5 to 30 s (WAV, FLAC, ...)")
-    parser.add_argument("--reference-text", help="what is said in the recording")
+    parser.add_argument("--reference-text", help="transcript of the recording")
     parser.add_argument("--speaker-id", help="a registered voice, instead of a recording")
     parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8001", metavar="HOST:PORT", help="gRPC address (default: %(default)s)")
     parser.add_argument("--model-name", default="cosyvoice2_bistream", help="default: %(default)s")
     parser.add_argument("--session-id", help="default: a random one")
-    parser.add_argument(
-        "--silence-timeout", type=float, default=60.0, metavar="SECONDS", help="give up after this long without a sign of life"
-    )
+    parser.add_argument("--silence-timeout", type=float, default=60.0, metavar="SECONDS", help="give up after this long without a response")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--temperature", type=float, help=f"0 (greedy) to {MAX_TEMPERATURE:g}")
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--speed", type=float, help=f"{MIN_SPEED:g} to {MAX_SPEED:g}; only with --text sent all at once")
     parser.add_argument("--json", action="store_true", help="print a summary as one JSON line on the standard output")
-    parser.add_argument("--quiet", action="store_true", help="no progress on a terminal")
+    parser.add_argument("--quiet", action="store_true", help="show no progress on a terminal")
     options = parser.parse_args(arguments)
     _check_usage(parser, options)
     return options
@@ -126,7 +124,7 @@ def _check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 
 def start_session(options: argparse.Namespace, reference_wav: Any) -> ClientSession:
-    """The text goes with the start when it is there as a whole."""
+    """The start carries the text when all of it is sent at once."""
     names = ("reference_text", *_CHECKS)
     values = {name: value for name in names if (value := getattr(options, name)) is not None}
     if reference_wav is not None:
@@ -137,7 +135,7 @@ def start_session(options: argparse.Namespace, reference_wav: Any) -> ClientSess
 
 
 def feed(session: ClientSession, pieces: Iterable[str | bytes]) -> None:
-    """Runs in a thread of its own; ends when the session does, whose iteration says why."""
+    """Runs in its own thread; ends when the session does, and the iteration raises the reason."""
     with suppress(BistreamError, ConnectionError):
         for piece in pieces:
             session.push_text(piece)
@@ -145,7 +143,7 @@ def feed(session: ClientSession, pieces: Iterable[str | bytes]) -> None:
 
 
 def speak(options: argparse.Namespace, reference_wav: Any, wav: WavWriter, report: SessionReport) -> None:
-    """Raises what ended the session early; the report holds what came until then."""
+    """Raises the error that ended the session early; the report holds what arrived before it."""
     shows_progress = sys.stderr.isatty() and not options.quiet
     with start_session(options, reference_wav) as session:
         report.session_id = session.session_id

@@ -26,7 +26,7 @@ from bistream.wire import COSYVOICE2, parse_error
 from client.audio import WavWriter, read_reference
 from client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 
-MAX_BODY_BYTES = 1_000_000  # servers of this line crash on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB
+MAX_BODY_BYTES = 1_000_000  # this Triton release crashes on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB
 SAMPLE_DECIMALS = 5  # finer than a 16-bit step (3.1e-5), and a third of the bytes of a full float
 
 
@@ -43,7 +43,7 @@ def request_body(text: str, reference_wav: NDArray[np.float32] | None, reference
     body = json.dumps({"inputs": inputs}, separators=(",", ":")).encode("utf-8")
     if len(body) > MAX_BODY_BYTES:
         raise InvalidInputError(
-            f"The request would be {len(body) / 1e6:.1f} MB of JSON, and servers crash on large ones; "
+            f"The request would be {len(body) / 1e6:.1f} MB of JSON, which can crash the server; "
             "use a reference recording of at most 6 seconds, or client_grpc.py."
         )
     return body
@@ -61,7 +61,7 @@ def synthesize(server: str, model_name: str, body: bytes, timeout_s: float) -> N
     except urllib.error.HTTPError as error:
         raise _refusal(error) from None
     except (OSError, ValueError) as error:  # URLError and timeouts are OSError
-        raise ConnectionError(f"The request to {base} failed: {getattr(error, 'reason', error)}; check that a server runs there.") from None
+        raise ConnectionError(f"The request to {base} failed: {getattr(error, 'reason', error)}; check that a server is running.") from None
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     return np.asarray(outputs["waveform"], dtype=np.float32).reshape(-1)
 
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--reference-audio", metavar="FILE", help="a recording of the voice, 0.5 to 6 s; without it the server's default voice"
     )
-    parser.add_argument("--reference-text", help="what is said in the recording")
+    parser.add_argument("--reference-text", help="transcript of the recording")
     parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")
     parser.add_argument("--model-name", default=COSYVOICE2.name, help="default: %(default)s")

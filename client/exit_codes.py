@@ -1,4 +1,4 @@
-"""How the command lines end, and how they say why."""
+"""Exit codes of the command-line clients, and how they report an error."""
 
 from __future__ import annotations
 

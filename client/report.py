@@ -1,4 +1,4 @@
-"""What one session was like for its listener: times, gaps, a line for people and a dictionary for machines. Pure."""
+"""One session as its listener experienced it: times, gaps, a line of text and a dictionary for JSON. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SessionReport:
         return self.text_ended_s is None or self.chunks[0].arrived_s < self.text_ended_s
 
     def gaps(self) -> list[float]:
-        """Silences a listener hears who starts to play with the first chunk and plays at 1x: one entry per chunk that came too late."""
+        """Gaps heard by a listener who starts playing with the first chunk and plays at 1x: one entry per late chunk."""
         gaps = []
         plays_until = 0.0
         for index, chunk in enumerate(self.chunks):
@@ -68,7 +68,7 @@ class SessionReport:
 
     def as_text(self) -> str:
         if not self.chunks:
-            return "no audio came"
+            return "no audio arrived"
         summary = self.as_dict()
         order = "before" if self.audio_began_before_text_ended else "after"
         return (

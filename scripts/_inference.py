@@ -1,4 +1,4 @@
-"""What the two inference scripts share: their options, the texts and voices they are given, and the table of an utterance's times."""
+"""Shared by the two inference scripts: options, texts and voices, and the log file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Utterance:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model-dir", required=True, metavar="DIR", help="CosyVoice2-0.5B, or a directory of scripts/make_checkpoint.py")
+    parser.add_argument("--model-dir", required=True, metavar="DIR", help="CosyVoice2-0.5B, or a result of scripts/make_checkpoint.py")
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text", help="one text to speak")
     text.add_argument("--text-file", metavar="FILE", help="texts to speak, one per line (UTF-8)")
     text.add_argument("--manifest", metavar="FILE", help="lines utt|prompt_text|prompt_wav|target_text; paths relative to the manifest")
-    parser.add_argument("--prompt-text", help="what is said in the recording (with --text and --text-file)")
+    parser.add_argument("--prompt-text", help="transcript of the recording (with --text and --text-file)")
     parser.add_argument("--prompt-audio", metavar="FILE", help="a recording of the voice")
     parser.add_argument("--speaker-id", help="a registered voice instead of a recording")
     parser.add_argument("--voices-dir", default="", metavar="DIR", help="where the registered voices are")
@@ -70,7 +70,7 @@ def utterances(options: argparse.Namespace) -> list[Utterance]:
 
 
 def read_manifest(path: Path) -> list[Utterance]:
-    """Lines ``utt|prompt_text|prompt_wav|target_text``, as upstream's; empty lines are skipped. Recordings are read here."""
+    """Lines ``utt|prompt_text|prompt_wav|target_text``, as in upstream; empty lines are skipped. Recordings are read here."""
     found: dict[str, Utterance] = {}
     for number, line in enumerate(_read_lines(path), 1):
         if not line.strip():
@@ -80,7 +80,7 @@ def read_manifest(path: Path) -> list[Utterance]:
             raise InvalidInputError(f"Line {number} of {path} is not utt|prompt_text|prompt_wav|target_text; correct it.")
         name, prompt_text, prompt_wav, text = fields
         if name in found or Path(name).name != name:
-            raise InvalidInputError(f"Line {number} of {path} has the name {name!r}, which is taken or no file name; choose another.")
+            raise InvalidInputError(f"Line {number} of {path} has the name {name!r}, which is taken or not a file name; choose another.")
         found[name] = Utterance(name, text, _recording(path.parent / prompt_wav, prompt_text))
     return list(found.values())
 

@@ -58,7 +58,7 @@ class GraphBuilder:
 
 
 class _SpeechTokenizerGraph(GraphBuilder):
-    """Node and initializer names follow the released file, as far as public loaders of it rely on them."""
+    """Node and initializer names follow the released file where its public loaders rely on them."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _SpeechTokenizerGraph(GraphBuilder):
         return self.add("Range", self.constant(0, np.int64), self.size(x, axis), self.constant(1, np.int64))
 
     def mask(self, lengths: str, x: str, axis: int) -> str:
-        """lengths int64 [B] -> float32 [B, T], 1 inside."""
+        """lengths int64 [B] -> float32 [B, T], 1 within the length."""
         inside = self.add("Less", self.positions(x, axis), self.add("Unsqueeze", lengths, self.constant([1], np.int64)))
         return self.add("Cast", inside, to=TensorProto.FLOAT)
 

@@ -42,7 +42,7 @@ class Drawer:
         return tensor.normal_(scale.mean, scale.std, generator=generator).cpu()
 
     def state_dict(self, file_name: str, shapes: Shapes, rule: Callable[[str, Shape], Scale]) -> dict[str, torch.Tensor]:
-        """All tensors of one file, drawn by several threads (torch leaves the interpreter lock while it draws)."""
+        """All tensors of one file, drawn by several threads (torch releases the GIL while it draws)."""
         with ThreadPoolExecutor() as pool:
             tensors = pool.map(lambda item: self.draw(file_name, item[0], item[1], rule(*item)), shapes.items())
             return dict(zip(shapes, tensors, strict=True))
@@ -54,7 +54,7 @@ def fan_in_scale(shape: Shape, gain: float = 1.0) -> Scale:
 
 
 def common_scale(key: str, shape: Shape) -> Scale:
-    """Rule of most tensors: norm weights around one, biases small, embeddings of unit variance, the rest by fan-in."""
+    """Rule for most tensors: norm weights around one, biases small, embeddings of unit variance, the rest by fan-in."""
     if "embedding." in key or "embed_tokens." in key:
         return Scale(1.0)
     if key.endswith("alpha"):
@@ -66,7 +66,7 @@ def common_scale(key: str, shape: Shape) -> Scale:
     return fan_in_scale(shape)
 
 
-SPEECH_HEAD_GAIN = 3.0  # a choice among a few tokens, with margins that rounding seldom turns over
+SPEECH_HEAD_GAIN = 3.0  # a few likely tokens, with margins that rounding rarely flips
 
 
 def language_model_state(drawer: Drawer, shapes: Shapes) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ def flow_state(drawer: Drawer, shapes: Shapes) -> dict[str, torch.Tensor]:
     return drawer.state_dict("flow.pt", shapes, rule)
 
 
-F0_HZ = 150.0  # around it the random f0 predictor stays
+F0_HZ = 150.0  # mean of the random f0 predictor
 F0_SPREAD_HZ = 30.0
 RESIDUAL_GAIN = 0.4  # of the branches that a residual block adds
 SOURCE_GAIN = 3.0  # source samples are small (0.1 per harmonic)
@@ -142,8 +142,8 @@ def _kernel_norm(key: str, shapes: Shapes, config: VocoderConfig) -> float:
 
 
 def _log_magnitude_bias(bins: int) -> torch.Tensor:
-    """Log of the mean spectrum: a fall of about 4.3 dB per 1.5 kHz band.
+    """Log of the mean spectrum: falling by about 4.3 dB per 1.5 kHz band.
 
-    Bin 0 is as strong as bin 1: under a Hann window the two leave offsets of opposite sign.
+    Bin 0 is as strong as bin 1: under a Hann window the two produce offsets of opposite sign.
     """
     return 1.1 - 0.5 * torch.arange(bins, dtype=torch.float32).clamp(min=1)

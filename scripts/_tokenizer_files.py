@@ -1,8 +1,8 @@
 """Tokenizer files of a random checkpoint: a small but real byte-level BPE in the files of ``CosyVoice-BlankEN``.
 
 ``write_tokenizer_files`` (called by ``scripts/make_checkpoint.py``) writes ``vocab.json``, ``merges.txt`` and
-``tokenizer_config.json`` exactly as Qwen2 ships them. The merges are learned, always with the same result, from the short
-text below; a larger vocabulary is filled up with entries that no merge produces, so no text can reach them.
+``tokenizer_config.json`` exactly as Qwen2 ships them. The merges are learned deterministically from the short
+text below; a larger vocabulary is padded with entries that no merge produces, so that no text reaches them.
 """
 
 from __future__ import annotations

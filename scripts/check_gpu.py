@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says in one sentence what the GPU tests need and this Python or machine lacks; the exit code is 1 then. For ``run.sh test-gpu``."""
+"""Reports in one sentence what the GPU tests need and this Python or host lacks, with exit code 1. For ``run.sh test-gpu``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODULES = ("numpy", "torch", "triton", "pytest")
 
 
 def obstacle(absent: Sequence[str], capability: tuple[int, int] | None, needed: tuple[int, int]) -> str:
-    """What stands in the way, as a sentence; empty when nothing does. capability: of the GPU, None without one."""
+    """The unmet requirement as a sentence; empty if there is none. capability: of the GPU, None without one."""
     if absent:
         return f"The GPU tests need {', '.join(absent)}, which {sys.executable} lacks; set PYTHON_GPU to a Python that has them."
     number = ".".join(map(str, needed))
@@ -29,7 +29,7 @@ def main() -> int:
     absent = [name for name in MODULES if importlib.util.find_spec(name) is None]
     capability, needed = None, (0, 0)
     if not absent:
-        import torch  # noqa: PLC0415  (it may not be there)
+        import torch  # noqa: PLC0415  (may be missing)
 
         from bistream.gpu.tier import KERNELS_CAPABILITY as needed  # noqa: PLC0415
 

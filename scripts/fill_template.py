@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fills the ${placeholders} of one config.pbtxt template; every placeholder must be given, and nothing else.
+"""Fills the ${placeholders} of one config.pbtxt template; every placeholder needs a value, and unknown keys are an error.
 
     fill_template.py --out FILE TEMPLATE --set key=value ...     writes a finished file elsewhere (used by make_model_repo.py)
     fill_template.py -i FILE key:value,key:value                 fills the file in place (the call form of NVIDIA's script)
     fill_template.py FILE key:value,key:value                    prints the finished file
 
 A pair is split at its first colon, so values may hold colons; a comma or backslash inside a value is written \\, or \\\\.
-It needs nothing but Python; where tritonclient is installed, the result is also parsed as a ModelConfig.
+It needs only Python; if tritonclient is installed, the result is also parsed as a ModelConfig.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-BARE_VALUE = re.compile(r"[A-Za-z0-9_.+-]+\Z")  # what may stand outside quotes: a number, a boolean, an enum
+BARE_VALUE = re.compile(r"[A-Za-z0-9_.+-]+\Z")  # allowed outside quotes: a number, a boolean, an enum
 
 
 class TemplateError(Exception):
@@ -32,7 +32,7 @@ def placeholders(template: str) -> set[str]:
 
 
 def fill(template: str, values: Mapping[str, str], origin: str = "the template") -> str:
-    """The finished text. Raises ``TemplateError`` on an unknown or missing key, or when nothing is left to fill."""
+    """The finished text. Raises ``TemplateError`` on an unknown or missing key, or if there is no placeholder."""
     wanted = placeholders(template)
     if not wanted:
         raise TemplateError(f"{origin} has no placeholder: it is filled already; start again from the template.")
@@ -73,7 +73,7 @@ def _literal(name: str, value: str, quoted: bool) -> str:
 
 def _open_quote(text: str) -> bool:
     """Whether ``text`` ends inside a string literal."""
-    return re.findall(r'\\.|"', text).count('"') % 2 == 1  # an escaped character, a backslash among them, opens nothing
+    return re.findall(r'\\.|"', text).count('"') % 2 == 1  # an escaped quote does not open a string
 
 
 def _split_comment(line: str) -> tuple[str, str]:
@@ -89,7 +89,7 @@ def _without_comments(text: str) -> str:
 
 
 def check_model_config(text: str, origin: str) -> None:
-    """Parse as Triton's ``ModelConfig`` where tritonclient is there; ``TemplateError`` with the parser's words."""
+    """Parse as Triton's ``ModelConfig`` if tritonclient is installed; ``TemplateError`` with the parser's message."""
     try:
         from google.protobuf import text_format  # noqa: PLC0415  (optional: this script runs without it)
         from tritonclient.grpc import model_config_pb2  # noqa: PLC0415

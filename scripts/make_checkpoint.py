@@ -1,7 +1,7 @@
 """Make a CosyVoice2 model directory with random weights: every file of the released one, in its format and key names.
 
 Two sizes: ``tiny`` loads in a moment and speaks faster than real time on two CPU cores (tests, the demo); ``full`` has the
-shapes of CosyVoice2-0.5B (benchmarks). What it says is noise. Same seed, same tensors.
+shapes of CosyVoice2-0.5B (benchmarks). Its speech is noise. Same seed, same tensors.
 
 Example:  python scripts/make_checkpoint.py --size tiny build/tiny_checkpoint
 """
@@ -50,7 +50,7 @@ class CheckpointSize:
     checkpoint: CheckpointConfig
     speech_tokenizer: s3_network.S3Config
     speaker_encoder_width: int
-    speaker_encoder_layers: int  # convolutions behind the first one
+    speaker_encoder_layers: int  # convolutions after the first one
 
 
 TINY = CheckpointSize(
@@ -83,7 +83,7 @@ FULL = CheckpointSize(
 SIZES = {"tiny": TINY, "full": FULL}
 
 PARTIAL_SUFFIX = ".partial"
-DEFAULT_SPEAKER_ID = "001"  # the key that upstream's Triton runtime asks for
+DEFAULT_SPEAKER_ID = "001"  # the key that upstream's Triton runtime looks up
 DEFAULT_SPEAKER_TOKENS = 50
 
 
@@ -156,8 +156,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="CosyVoice-BlankEN/ gets its configuration and tokenizer files but no model weights: nothing reads them, llm.pt holds "
-        "the whole language model. The tokenizer is made for this size, it is not Qwen2's. speech_tokenizer_v2.onnx has the released "
+        epilog="CosyVoice-BlankEN/ gets its configuration and tokenizer files but no model weights: nothing reads them, as llm.pt holds "
+        "the whole language model. The tokenizer is made for this size and is not Qwen2's. speech_tokenizer_v2.onnx has the released "
         "network's architecture, campplus.onnx only its inputs, outputs and (full) size.",
     )
     parser.add_argument("directory", type=Path, metavar="OUT", help="directory to make; must not exist")

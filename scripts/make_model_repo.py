@@ -4,7 +4,7 @@
     make_model_repo.py --model-dir CosyVoice2-0.5B --out build/model_repo --set max_sessions=128 --set cosyvoice2.decoupled_mode=False
 
 A value comes from --set MODEL.KEY=VALUE, else --set KEY=VALUE (every model that has this placeholder), else the profile,
-else templates/defaults.json (what only the server knows), else the default of bistream.config.RuntimeConfig.
+else templates/defaults.json (settings of Triton alone), else the default of bistream.config.RuntimeConfig.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RepositoryError(Exception):
 
 
 def model_names(root: Path = ROOT) -> list[str]:
-    """Models that have both a template and code."""
+    """Names of all models, from their templates."""
     return sorted(path.parent.name for path in (root / "templates").glob("*/config.pbtxt"))
 
 
@@ -85,7 +85,7 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
 
 
 def check_runtime_config(values: Mapping[str, str]) -> None:
-    """Refuse here what the model would refuse at load. Raises ``ConfigError``."""
+    """Reject values that the model would reject when it loads. Raises ``ConfigError``."""
     fields = {field.name for field in dataclasses.fields(RuntimeConfig)}
     RuntimeConfig.from_strings({key: value for key, value in values.items() if key in fields})
 

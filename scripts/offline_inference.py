@@ -4,9 +4,9 @@ Examples:
     offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --prompt-audio voice.wav --prompt-text "What is said in it."
     offline_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --concurrency 16
 
-A text is prepared as upstream's library does it: numbers are spelled, the text is cut into sentences of a length that the model knows,
-and each is spoken on its own (--no-text-front-end sends the text as it is, in one piece, as the server does).
-Writes one WAV per utterance and log.json with the times of the stages and the real-time factor.
+Texts are prepared as in upstream's library: numbers are spelled out, the text is split into sentences of a length that suits the model,
+and each is spoken separately (--no-text-front-end passes the text unchanged, in one piece, as the server does).
+Writes one WAV per utterance and log.json with the stages' times and the real-time factor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scripts._inference import Utterance, add_options, runtime_config, sampling,
 
 
 def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], options: argparse.Namespace, output: Path) -> dict[str, Any]:
-    """Writes the WAV; returns the utterance's entry of the log. An error is part of the log, so that the others are spoken."""
+    """Write the WAV; returns the utterance's log entry. An error goes into the entry, so that the other utterances are spoken."""
     begin = time.perf_counter()
     try:
         spoken: list[FloatArray] = [pipeline.synthesize(piece, utterance.voice, sampling(options), options.speed) for piece in pieces]
@@ -48,14 +48,14 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], opti
 
 
 def text_pieces(utterance: Utterance, options: argparse.Namespace, tokenizer: TextTokenizer) -> list[str]:
-    """What is spoken one after another."""
+    """The pieces to speak, one after another."""
     if not options.text_front_end:
         return [utterance.text]
     return prepare_text(utterance.text, lambda text: len(tokenizer.encode(text))) or [utterance.text]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Speak everything; the log. Raises ``BistreamError`` where nothing can be spoken at all."""
+    """Speak everything; returns the log. Raises ``BistreamError`` if nothing can be spoken at all."""
     todo = utterances(options)
     output = Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--speed", type=float, default=1.0, help=f"{MIN_SPEED:g} to {MAX_SPEED:g} (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=4, help="utterances at a time (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, default=4, help="concurrent utterances (default: %(default)s)")
     parser.add_argument("--text-front-end", action=argparse.BooleanOptionalAction, default=True, help="prepare the text as upstream does")
     options = parser.parse_args(arguments)
     if options.concurrency < 1:

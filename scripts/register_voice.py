@@ -35,11 +35,11 @@ from bistream.voice.spk2info import read_spk2info
 
 
 def read_reference(path: Path) -> FloatArray:
-    """A sound file of at least 16 kHz as float32 [N] at 16 kHz, channels averaged. Raises ``InvalidInputError``."""
+    """An audio file of at least 16 kHz as float32 [N] at 16 kHz, channels averaged. Raises ``InvalidInputError``."""
     try:
         samples, sample_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        raise InvalidInputError(f"{path} could not be read as sound ({error}); name a WAV or FLAC file.") from error
+        raise InvalidInputError(f"{path} could not be read as audio ({error}); name a WAV or FLAC file.") from error
     if sample_rate < REFERENCE_SAMPLE_RATE:
         raise InvalidInputError(f"{path} has {sample_rate} samples per second; record at {REFERENCE_SAMPLE_RATE} or more.")
     return resample(samples.mean(axis=1), sample_rate, REFERENCE_SAMPLE_RATE)
@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--voices-dir", type=Path, required=True, help="directory of registered voices (voices_dir of the server)")
     parser.add_argument("--speaker-id", help="name of the voice: 1 to 64 of A-Z a-z 0-9 _ -")
     parser.add_argument("--wav", type=Path, help="recording, 0.5 to 30 s, 16 kHz or more")
-    parser.add_argument("--text", help="what is said in the recording")
+    parser.add_argument("--text", help="transcript of the recording")
     parser.add_argument("--import-spk2info", type=Path, metavar="FILE", help="import all speakers of upstream's spk2info.pt instead")
     parser.add_argument("--rename", type=_rename, action="append", default=[], metavar="OLD=NEW", help="other id for an imported speaker")
     arguments = parser.parse_args()

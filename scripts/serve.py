@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Starts Triton on a model repository and keeps it working; drains and ends it, and everything that belongs to it, on SIGTERM or Ctrl-C.
+"""Starts Triton on a model repository and keeps it running; drains and stops it with everything it started on SIGTERM or Ctrl-C.
 
     serve.py --model-repository build/model_repo
     serve.py --model-repository build/model_repo --free-ports -- python client/client_grpc.py --server {grpc} --text "Hello."
 
-The first signal drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s. The second ends all.
+The first signal drains: new sessions are refused with SHUTTING_DOWN, running ones get --drain-timeout-s to finish. The second ends all.
 With a command after --, the server runs as long as the command, and a signal ends both without a drain; {grpc} and {http} in the
 command become the server's addresses.
-When a model's process dies or stops answering, the server is restarted. Exit codes: 0 ended as asked, 1 the server failed (the last
-lines say why), 130 interrupted while a command ran, else the exit code of the command.
+When a model's process dies or stops answering, the server is restarted. Exit codes: 0 ended as requested, 1 the server failed (the reason
+is in the last lines), 130 interrupted while a command ran, else the exit code of the command.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         default=os.environ.get("TRITON_BACKENDS", BUILD / "triton" / "backends"),
         help="or $TRITON_BACKENDS",
     )
-    parser.add_argument("--http-address", default=server.http_address, help="default %(default)s: HTTP and metrics have no protection")
+    parser.add_argument("--http-address", default=server.http_address, help="default %(default)s: HTTP and metrics are not protected")
     parser.add_argument("--grpc-address", default=server.grpc_address, help="default %(default)s; 0.0.0.0 serves other machines")
     parser.add_argument("--http-port", type=int, default=8000)
     parser.add_argument("--grpc-port", type=int, default=8001)
     parser.add_argument("--metrics-port", type=int, default=8002)
     parser.add_argument("--free-ports", action="store_true", help="choose three free ports instead")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses, as JSON, while new sessions are taken")
+    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while new sessions are accepted")
     parser.add_argument("--health-port", type=int, help="answer /v2/health/ready and /v2/health/live there, over HTTP (default: nowhere)")
     parser.add_argument("--health-address", default="127.0.0.1", help="default %(default)s; 0.0.0.0 answers other machines")
     parser.add_argument("--log-file", type=Path, help="the server's own log (default: standard error)")
     parser.add_argument("--start-timeout-s", type=float, default=server.start_timeout_s)
     parser.add_argument(
-        "--drain-timeout-s", type=float, default=keeper.drain_timeout_s, help="running sessions may go on so long; default %(default)s"
+        "--drain-timeout-s", type=float, default=keeper.drain_timeout_s, help="how long running sessions may continue; default %(default)s"
     )
     parser.add_argument(
         "--exit-timeout-s", type=float, default=server.exit_timeout_s, help="for the server itself, after the drain; default %(default)s"
@@ -63,10 +63,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--probe-interval-s", type=float, default=keeper.probe_interval_s, help="0: none after the start")
     parser.add_argument("--probe-timeout-s", type=float, default=keeper.probe_timeout_s)
     parser.add_argument(
-        "--mps", choices=MODES, default="auto", help="models share the GPU by NVIDIA's MPS; auto (default): where that works"
+        "--mps", choices=MODES, default="auto", help="models share the GPU through NVIDIA's MPS; auto (default): if that works"
     )
     parser.add_argument("--max-restarts", type=int, default=keeper.max_restarts, help="in a row; 0: end when the server fails")
-    parser.add_argument("command", nargs="*", help="a command to run beside the server, after --")
+    parser.add_argument("command", nargs="*", help="a command to run alongside the server, after --")
     return parser.parse_args(arguments)
 
 
@@ -114,7 +114,7 @@ def make_supervisor(options: argparse.Namespace) -> Supervisor:
 
     def withdraw() -> None:
         if options.ready_file:
-            with contextlib.suppress(OSError):  # whatever became of the file, the server is ended in order
+            with contextlib.suppress(OSError):  # the server must be stopped properly even if the file is gone
                 options.ready_file.unlink()
 
     check_files(settings)

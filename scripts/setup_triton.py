@@ -4,8 +4,8 @@
     setup_triton.py build/triton
     setup_triton.py --check          only checks that the loader finds this Python's library, which the backend's stub needs
 
-makes build/triton/wheel (the server, no Python dependencies) and build/triton/backends (the Python backend beside the stub that fits
-this Python; symlinks, because the stub finds its libraries relative to where it really lies). Finished work is skipped.
+makes build/triton/wheel (the server, no Python dependencies) and build/triton/backends (the Python backend with the stub for
+this Python; symlinks, because the stub finds its libraries relative to its real path). Completed steps are skipped.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists how large the code is, and fails when a file or a function is over its budget.
+"""Reports the size of the code, and fails when a file or a function is over its budget.
 
 ==========================================  ==========  ================================
 modules                                     file lines  function lines
@@ -11,9 +11,9 @@ tests                                       no budget
 ==========================================  ==========  ================================
 
 A kernel gets more because accumulators, layouts and barriers live in one scope: a part that needs half of them as parameters is
-harder to read than the whole. What has no such state (loading a tile, an epilogue) is a function of its own in kernels too.
+harder to read than the whole. Parts without such state (loading a tile, an epilogue) are separate functions in kernels too.
 
-An exception is an entry of ``REASONS``; one that nothing needs any more fails as well.
+An exception is an entry of ``REASONS``; a stale entry fails as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REASONS = {  # "path" or "path:function" -> why it may be over its budget
 
 class Function(NamedTuple):
     name: str
-    lines: int  # decorators left aside
+    lines: int  # without decorators
     is_jit: bool  # compiled by Triton or Gluon
 
 
@@ -73,7 +73,7 @@ def is_kernel(path: Path) -> bool:
 
 
 def excesses(root: Path, path: Path) -> Iterator[Excess]:
-    """What of a file is over its budget."""
+    """The file and its functions, where they are over budget."""
     name = path.relative_to(root).as_posix()
     if name.startswith("tests/"):
         return
@@ -94,7 +94,7 @@ def print_sizes(folder: str, paths: list[Path]) -> None:
 
 
 def report(root: Path, reasons: dict[str, str]) -> bool:
-    """Print the sizes below ``root``; whether nothing is over its budget without a reason, and no reason without need."""
+    """Print the sizes below ``root``; returns whether every excess has a reason, and every reason an excess."""
     print(f"{'folder':12} {'files':>5} {'lines':>6} {'median':>6} {'largest':>7} {'functions':>9} {'longest':>7}")
     found: list[Excess] = []
     for folder in FOLDERS:

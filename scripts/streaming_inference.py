@@ -28,13 +28,13 @@ from scripts._inference import Utterance, add_options, runtime_config, sampling,
 
 
 def text_pieces(text: str, text_rate: float | None) -> Iterator[str]:
-    """The text in words, at ``text_rate`` words per second or as fast as they are taken."""
+    """The text in words, at ``text_rate`` words per second or as fast as they are consumed."""
     pieces = split_pieces(text)
     return iter(pieces) if text_rate is None else paced(pieces, text_rate)
 
 
 def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Namespace, output: Path) -> SessionReport:
-    """Writes the WAV while the audio comes; what came before an error stays in it and in the report."""
+    """Write the WAV while the audio arrives; audio before an error stays in it and in the report."""
     report = SessionReport(session_id=utterance.name, chunks=[])
     begin = time.monotonic()
 
@@ -55,7 +55,7 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Names
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Speak everything, one utterance after another; the log. Raises ``BistreamError`` where nothing can be spoken at all."""
+    """Speak everything, one utterance after another; returns the log. Raises ``BistreamError`` if nothing can be spoken at all."""
     todo = utterances(options)
     output = Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--text-rate", type=float, metavar="N", help="feed N words per second (default: as fast as they are taken)")
+    parser.add_argument("--text-rate", type=float, metavar="N", help="feed N words per second (default: as fast as they are consumed)")
     parser.add_argument("--whole-text", action="store_true", help="send the text as one request: the one-shot layout, no bi-streaming")
     options = parser.parse_args(arguments)
     if options.text_rate is not None and (options.text_rate <= 0 or options.whole_text):

@@ -1,4 +1,4 @@
-"""The keeper of the server: starts Triton, watches and probes it, drains and ends it, and everything that belongs to it.
+"""The keeper of the server: starts, watches, probes, drains and stops Triton and everything that belongs to it.
 
-Code of one process, that of ``scripts/serve.py``. It talks to the models through the wire contract and ``control_files`` alone.
+Runs in the process of ``scripts/serve.py``. It communicates with the models only through the wire contract and ``control_files``.
 """

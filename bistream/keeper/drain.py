@@ -1,4 +1,4 @@
-"""The keeper's side of a drain: ask the front doors for it (``control_files``) and see how far they are. Used by ``server_process``."""
+"""The keeper's side of a drain: request it from the front doors (``control_files``), follow their progress. Used by ``server_process``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from bistream.control_files import DRAINED, DRAINING, read_statuses, write_drain
 
-CLOSING_S = 8.0  # how long after the deadline sessions may take to be told and taken down
+CLOSING_S = 8.0  # after the deadline, to notify the remaining clients and close their sessions
 
 
 class Drain:
-    """One drain. ``start`` once, then ask ``is_over`` now and then."""
+    """One drain. ``start`` once, then poll ``is_over``."""
 
     def __init__(self, directory: Path, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
@@ -21,15 +21,15 @@ class Drain:
         self._give_up_at = 0.0
 
     def start(self) -> None:
-        """Raises ``OSError`` when the front doors cannot be told."""
+        """Raises ``OSError`` when the request cannot be written."""
         self._give_up_at = self._clock() + self._timeout_s + CLOSING_S
         write_drain(self._directory, self._timeout_s)
 
     def is_over(self) -> bool:
-        """Whether every front door has said that no session is left, or the time is over."""
+        """Whether every front door has reported that no session is left, or the time is up."""
         return self._clock() >= self._give_up_at or all(status == DRAINED for status in read_statuses(self._directory))
 
     @property
     def sessions_left(self) -> int:
-        """Running sessions of the doors that have begun to drain."""
+        """Sessions still running at the front doors that have begun to drain."""
         return sum(int(words[1]) for status in read_statuses(self._directory) if (words := status.split())[0] == DRAINING)

@@ -1,9 +1,9 @@
-"""Lets the server's model processes use the GPU at the same time, by NVIDIA's Multi-Process Service (MPS).
+"""Lets the server's model processes use the GPU concurrently, through NVIDIA's Multi-Process Service (MPS).
 
-Without it the GPU runs the kernels of one process at a time, in turns of about a millisecond: while the language model works,
-token2wav stands still, though the language model's small steps leave most of the multiprocessors idle (``docs/log.md`` says what that
-costs). The MPS daemon is a program of the driver; it runs as a child of the keeper, on a socket of its own, so that it neither
-disturbs nor outlives anything. Used by ``scripts/serve.py``.
+Without it the GPU runs the kernels of one process at a time, in time slices of about a millisecond: token2wav waits while the
+language model runs, although the small steps of the language model leave most multiprocessors idle (measured in ``docs/log.md``).
+The MPS daemon comes with the driver; it runs as a child of the keeper, on its own socket, so that it neither disturbs other
+programs nor outlives the keeper. Used by ``scripts/serve.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODES = ("auto", "on", "off")
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"  # both variables: NVIDIA's manual of the Multi-Process Service
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
-DEFAULT_PIPES = Path("/tmp/nvidia-mps")  # where CUDA looks for a daemon that somebody else has started
+DEFAULT_PIPES = Path("/tmp/nvidia-mps")  # where CUDA looks for a daemon by default
 NO_GPU = "no GPU can be used"
 READY_TIMEOUT_S = 10.0
 QUIT_TIMEOUT_S = 10.0
@@ -43,10 +43,10 @@ _USE_GPU = (
 
 @contextlib.contextmanager
 def shared_gpu(mode: str = "auto", probe: str = _USE_GPU) -> Iterator[bool]:
-    """While it is open, processes that are started share the GPU; yields whether a daemon of ours makes it so.
+    """Processes started within this context share the GPU; yields whether a daemon of ours makes them do so.
 
-    auto: where the daemon is installed, a GPU works with it, and nobody runs one already. on: the same, but ``ServerError`` where it
-    cannot be done. off: never. probe: Python code whose exit code says whether the GPU can be used.
+    auto: if the daemon is installed, works with a GPU and is not running already. on: the same, but ``ServerError`` if it is
+    impossible. off: never. probe: Python code whose exit code 0 means that the GPU can be used.
     """
     if mode == "off" or _is_shared_already():
         yield False
@@ -56,7 +56,7 @@ def shared_gpu(mode: str = "auto", probe: str = _USE_GPU) -> Iterator[bool]:
         if problem is not None:
             stack.close()
             if mode == "on":
-                raise ServerError(f"the GPU cannot be shared by MPS: {problem}; start with --mps off")
+                raise ServerError(f"the GPU cannot be shared through MPS: {problem}; start with --mps off")
             if problem != NO_GPU:
                 logger.info("the model processes take turns on the GPU: %s", problem)
         yield problem is None
@@ -67,7 +67,7 @@ def _is_shared_already() -> bool:
 
 
 def _try_to_share(stack: contextlib.ExitStack, probe: str) -> str | None:
-    """Start the daemon and point CUDA to it; what was done is undone by ``stack``. Returns what is in the way."""
+    """Start the daemon and point CUDA to it; closing ``stack`` undoes both. Returns what prevents it, or None."""
     if not _can_use_gpu(probe):
         return NO_GPU
     program = shutil.which(CONTROL_PROGRAM)
@@ -93,7 +93,7 @@ def _can_use_gpu(probe: str) -> bool:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Of this process, and so of those that it starts."""
+    """Set variables of this process, which its children inherit."""
     os.environ.update(values)
     try:
         yield
@@ -109,7 +109,7 @@ def _daemon(program: str) -> Iterator[None]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C is for the keeper
+        start_new_session=True,  # Ctrl-C must reach the keeper alone
     )
     try:
         yield

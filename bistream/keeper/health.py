@@ -1,6 +1,6 @@
-"""Health for load balancers, over HTTP, from the keeper: Triton itself says that it is ready while it drains, and when a model is dead.
+"""HTTP health endpoints of the keeper, for load balancers: Triton itself reports ready while it drains and when a model is dead.
 
-The paths are Triton's own, so a probe changes its port only. Nothing of a request is used but its path. Started by ``scripts/serve.py``.
+The paths are Triton's own, so that a probe only changes its port. Only the path of a request is used. Started by ``scripts/serve.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from bistream.keeper.start_failure import PortInUseError
 
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 CONNECTION_TIMEOUT_S = 5.0
-POLL_INTERVAL_S = 0.1  # how soon the end is noticed
+POLL_INTERVAL_S = 0.1  # delay of ``shutdown``, at most
 
 
 class HealthServer:
-    """A context: answers from entering it until leaving it.
+    """A context manager that serves while it is open.
 
-    ``LIVE``: 200 as long as the keeper runs. ``READY``: 200 while new sessions are taken, else 503. port: 0 chooses a free one.
+    ``LIVE``: 200 as long as the keeper runs. ``READY``: 200 while new sessions are accepted, else 503. port: 0 chooses a free one.
     """
 
     def __init__(self, address: str, port: int, is_ready: Callable[[], bool]) -> None:
@@ -54,6 +54,6 @@ def _handler(is_ready: Callable[[], bool]) -> type[BaseHTTPRequestHandler]:
         do_HEAD = do_GET
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """A probe every second is not worth a line."""
+            """Probes are too frequent to log."""
 
     return Handler

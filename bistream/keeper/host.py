@@ -1,6 +1,6 @@
-"""What the server needs of the machine and leaves on it: libpython, ports, processes, shared-memory files.
+"""What the server requires of the host and leaves behind on it: libpython, ports, processes, shared-memory files.
 
-Imports nothing but the standard library, because ``scripts/setup_triton.py`` runs it before anything is installed.
+Imports only the standard library, because ``scripts/setup_triton.py`` runs it before anything is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NAME = "bistream_"  # followed by the process id of the keeper
-# Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then become the program that follows; it may not outlive its keeper.
+# Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then exec the given program, so that it cannot outlive its keeper.
 DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
 
@@ -46,7 +46,7 @@ def library_directories() -> list[str]:
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether a server could listen there. Connections of an earlier server that are still being closed do not matter."""
+    """Whether a server could listen there. Connections of an earlier server that are still closing do not matter."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -58,7 +58,7 @@ def is_free(address: str, port: int) -> bool:
 
 
 def shared_memory_prefix() -> str:
-    """Beginning of the names of one server's shared-memory files."""
+    """Name prefix of one server's shared-memory files."""
     return f"{SHARED_MEMORY_NAME}{os.getpid()}_{secrets.token_hex(4)}_"
 
 
@@ -78,7 +78,7 @@ def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> None:
 
 
 def remove_abandoned_shared_memory(directory: Path = SHARED_MEMORY) -> None:
-    """Delete what servers left whose keepers (the number in the name) no longer exist."""
+    """Delete the files of servers whose keeper (its process id is in the name) no longer exists."""
     for path in directory.glob(f"{SHARED_MEMORY_NAME}*"):
         number = path.name.removeprefix(SHARED_MEMORY_NAME).partition("_")[0]
         if number.isdigit() and not Path(f"/proc/{number}").exists():

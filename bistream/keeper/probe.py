@@ -1,7 +1,7 @@
-"""Asks every model of a running server for a real answer: readiness alone stays 200 when a model's process is dead or stuck.
+"""Probes every model of a running server with a real request: readiness stays 200 when a model's process is dead or stuck.
 
-Each probe is a small request whose answer shows that the model's process, and its engine, work. An answer with one of our own
-errors (BUSY, UNKNOWN_SESSION, ...) is a sign of life; ENGINE_ERROR, Triton's own messages and silence are not. Called by
+Each probe is a small request whose answer shows that the model's process and its engine work. An answer with one of our own
+errors (BUSY, UNKNOWN_SESSION, ...) is a sign of life; ENGINE_ERROR, Triton's own messages and timeouts are not. Called by
 ``supervisor``.
 """
 
@@ -57,7 +57,7 @@ def _speak_one_token(server: triton.InferenceServerClient) -> Arrays:
 
 
 def _render_tokens(server: triton.InferenceServerClient) -> Arrays:
-    """A short utterance in a voice of the checkpoint's size."""
+    """A short utterance, with a speaker embedding of the checkpoint's size."""
     config = server.get_model_config(TOKEN2WAV.name, as_json=True)["config"]
     size = _speaker_embedding_size(config["parameters"]["model_dir"]["string_value"])
     return {"target_speech_tokens": np.arange(8, dtype=np.int32), "prompt_spk_embedding": np.ones(size, np.float32)}
@@ -88,7 +88,7 @@ PROBES: Mapping[str, Callable[[triton.InferenceServerClient], Arrays]] = {
 
 
 def probe(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool] = never) -> None:
-    """Ask each of ``models`` in turn. Raises ``ProbeError`` for the first that does not work, ``Interrupted`` on request."""
+    """Probe each of ``models`` in turn. Raises ``ProbeError`` for the first that does not work, ``Interrupted`` on request."""
     for model in models:
         if model in PROBES:
             _probe_model(grpc_url, model, timeout_s, should_stop)
@@ -109,9 +109,9 @@ def _probe_model(grpc_url: str, model: str, timeout_s: float, should_stop: Calla
     except InferenceServerException as failure:
         raise ProbeError(f"model {model}: {failure.message()}") from None
     except BistreamError as failure:
-        raise ProbeError(f"model {model} cannot be asked: {failure.sentence}") from None
+        raise ProbeError(f"model {model} cannot be probed: {failure.sentence}") from None
     finally:
-        # A stream that is cancelled in the moment of an answer would keep the model from ever unloading.
+        # A stream cancelled at the moment of an answer would keep the model from ever unloading.
         client.stop_stream(cancel_requests=not has_answered)
         client.close()
     if error is not None and not _is_sign_of_life(error.message() or ""):
@@ -142,7 +142,7 @@ def _input(model: str, name: str, array: NDArray[Any]) -> triton.InferInput:
 
 
 class ProbeSchedule:
-    """When the next probe is due, and how many have failed in a row. A single slow answer under load is no reason to restart."""
+    """When the next probe is due, and how many have failed in a row. A single slow answer under load does not justify a restart."""
 
     def __init__(self, interval_s: float, failures_allowed: int = 2, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s

@@ -41,7 +41,7 @@ from bistream.keeper.host import (
 from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.stub_pulse import StubPulse
 
-# APIs that let a client read or replace parts of the server; restricted to holders of a key that nobody gets.
+# APIs that let a client read or replace parts of the server; restricted by a random key that is never given out.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 SPARE_BACKEND_THREADS = 32
 POLL_INTERVAL_S = 0.05
@@ -50,7 +50,7 @@ _MAX_SESSIONS = re.compile(r'key: "max_sessions" value { string_value: "(\d+)" }
 
 
 class Interrupted(Exception):
-    """Starting or waiting was given up because the keeper was told to stop."""
+    """Starting or waiting was aborted because the keeper was asked to stop."""
 
 
 def never() -> bool:
@@ -69,7 +69,7 @@ class ServerSettings:
     """How to start one server. ``ports`` None: three free ports are chosen at each start.
 
     executable: the tritonserver binary. backend_directory: holds ``python/`` with the backend and its stub (scripts/setup_triton.py).
-    python_prefix: the environment whose packages the models use. exit_timeout_s: how long a server without sessions may take to end.
+    python_prefix: the environment whose packages the models use. exit_timeout_s: how long a server without sessions may take to exit.
     """
 
     model_repository: Path
@@ -95,10 +95,10 @@ def free_ports() -> Ports:
 
 
 def backend_threads(model_repository: Path) -> int:
-    """Threads with which the server works for each model process; its default is 32.
+    """Size of the server's thread pool for each model process; its default is 32.
 
-    A call to a sibling holds one until it is answered, and a session has two such calls waiting (tokens, hop): with fewer threads no
-    audio could be sent and no text passed on.
+    A call to a sibling occupies a thread until it is answered, and a session has two such calls pending (tokens, hop): with fewer
+    threads, audio and text would stall.
     """
     texts = [path.read_text(encoding="utf-8") for path in model_repository.glob("*/config.pbtxt")]
     limits = [int(match[1]) for text in texts for match in _MAX_SESSIONS.finditer(text)]
@@ -164,22 +164,22 @@ class TritonServer:
         return self._process.poll()
 
     def dead_models(self) -> int:
-        """Model processes that have died. Triton neither restarts them nor says so: readiness stays 200."""
+        """Model processes that have died. Triton neither restarts nor reports them: readiness stays 200."""
         return sum(1 for parent, state in process_states() if parent == self.pid and state == "Z")
 
     def log_tail(self, lines: int = 20) -> str:
         return "".join(list(self._tail)[-lines:])
 
     def drain(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Drain:
-        """Have the models take no new sessions and finish those that run. Raises ``OSError`` when they cannot be told."""
+        """Make the models refuse new sessions and finish running ones. Raises ``OSError`` when the request cannot be written."""
         drain = Drain(self._control, timeout_s, clock)
         drain.start()
         return drain
 
     def stop(self, exit_timeout_s: float | None = None, should_hurry: Callable[[], bool] = never) -> None:
-        """SIGTERM, wait for the server's own end, kill the whole process group, remove the shared memory.
+        """SIGTERM, wait for the server to exit, kill the whole process group, remove the shared memory.
 
-        With the signal the models stop working for each other, so sessions that still run end: ``drain`` comes first.
+        After the signal the models no longer serve each other, which ends running sessions: call ``drain`` first.
         """
         process = self._process
         if process is None:
@@ -210,11 +210,11 @@ class TritonServer:
             time.sleep(POLL_INTERVAL_S)
 
     def _check_ports(self) -> None:
-        """Another server's port would answer our questions in place of ours. Raises ``PortInUseError`` naming it."""
+        """Another server on one of our ports would answer our requests. Raises ``PortInUseError`` naming the port."""
         http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
         for address, port in ((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)):
             if not is_free(address, port):
-                raise PortInUseError(f"Port {port} is in use; stop the program that has it or choose another port.")
+                raise PortInUseError(f"Port {port} is in use; stop the program that uses it or choose another port.")
 
     def _command(self) -> list[str]:
         settings, ports = self.settings, self.ports
@@ -235,7 +235,7 @@ class TritonServer:
             f"--metrics-port={ports.metrics}",
             f"--http-restricted-api={RESTRICTED_APIS}:admin-key={key}",
             f"--grpc-restricted-protocol={RESTRICTED_APIS}:admin-key={key}",
-            "--grpc-keepalive-time=10000",  # a client whose host vanished is noticed in 15 s; the default is 2 h
+            "--grpc-keepalive-time=10000",  # detects a vanished client host in 15 s; the default is 2 h
             "--grpc-keepalive-timeout=5000",
             "--grpc-http2-max-pings-without-data=0",
             *settings.extra_arguments,
@@ -265,7 +265,7 @@ class TritonServer:
         with self._process.stdout:
             for line in self._process.stdout:
                 self._tail.append(line)
-                with contextlib.suppress(OSError):  # disk full, reader gone: a server whose output nobody takes would stand still
+                with contextlib.suppress(OSError):  # disk full, reader gone: a server whose output is not read would block
                     target.write(line)
                     target.flush()
         if target is not sys.stderr:

@@ -1,14 +1,14 @@
-"""Keeps Triton from giving up model processes that only stood still for a moment.
+"""Keeps Triton from giving up on model processes that were only stalled for a moment.
 
-While the server waits for a model process it clears a flag in the memory that they share, and looks at it a second later. A thread
-of the model process sets it every 0.3 s. When that thread does not come to run (a host short of memory or of processors, a virtual
-machine that is moved, a clock that is put forward), the server fails the request and frees its memory. When the model process comes
-to that request it reads freed memory and dies, between two calls of ``execute``, and with it go all sessions (a standstill of 2.5 s
-was enough every time). So the keeper sets the flag as well, more often, and for as long as the process exists. A process that is
-dead is still noticed within a second, one that hangs by the probe.
+While the server waits for a model process, it clears a heartbeat flag in their shared memory and checks it a second later. A thread
+of the model process sets the flag every 0.3 s. When that thread is not scheduled (a host short of memory or processors, a virtual
+machine being migrated, a clock set forward), the server fails the request and frees its memory. When the model process reaches
+that request, it reads freed memory and dies between two calls of ``execute``, and all sessions are lost (a stall of 2.5 s was
+enough every time). So the keeper sets the flag as well, more often, for as long as the process exists. A dead process is still
+detected within a second, a hanging one by the probe.
 
-What is written is one byte, at a place that the process's own command line names; it was read from the source of the backend
-(``IPCControlShm`` in r24.10). Memory that does not look like it is left alone.
+It writes one byte, at an offset given on the process's command line; the layout is that of ``IPCControlShm`` in the source of the
+backend (r24.10). Memory with any other layout is left alone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from bistream.keeper.host import SHARED_MEMORY
 logger = logging.getLogger(__name__)
 
 PULSE_INTERVAL_S = 0.02
-_PULSES_BETWEEN_LOOKS = 10  # for new processes, while the models are loaded
+_PULSES_BETWEEN_LOOKS = 10  # for new processes, while the models are loading
 _STUB = b"triton_python_backend_stub"
-_REGION, _PARENT, _CONTROL = 2, 5, 7  # places in the stub's command line
-_HEADER_BYTES = 16  # of every block of this memory
-# Four flags (the first one is ours), two mutexes of 40 bytes, the handles of five message queues.
+_REGION, _PARENT, _CONTROL = 2, 5, 7  # indices into the stub's command line
+_HEADER_BYTES = 16  # header of every block in this memory
+# Four flags (the first is the heartbeat), two mutexes of 40 bytes, the handles of five message queues.
 _CONTROL_BLOCK = struct.Struct("<4B4x80x5q")
 
 
@@ -48,7 +48,7 @@ class _Stub:
 
 
 class StubPulse:
-    """``start`` with the server, ``settle`` when all its models are loaded, ``stop`` before it is told to end (idempotent)."""
+    """``start`` with the server, ``settle`` when all its models are loaded, ``stop`` before it is terminated (idempotent)."""
 
     def __init__(self, server: int, directory: Path = SHARED_MEMORY) -> None:
         """server: process id."""
@@ -65,7 +65,7 @@ class StubPulse:
         self._thread.start()
 
     def settle(self) -> None:
-        """No further model processes will come: look for them once more, then never again."""
+        """No further model processes will start: scan once more, then never again."""
         self._settled.set()
 
     def stop(self) -> None:
@@ -97,14 +97,14 @@ class StubPulse:
             try:
                 stub = self._open(process, arguments)
             except (OSError, ValueError, struct.error) as error:
-                logger.warning("process %d cannot be kept alive through a standstill of the host: %s", process, error)
+                logger.warning("process %d cannot be kept alive through a stall of the host: %s", process, error)
             else:
                 self._stubs[stub.process] = stub
                 self._ended.register(stub.process, select.POLLIN)
             self._seen.add(process)
 
     def _open(self, process: int, arguments: list[bytes]) -> _Stub:
-        """Raises ``OSError``, ``ValueError`` or ``struct.error`` where this is not the server or the system that was expected."""
+        """Raises ``OSError``, ``ValueError`` or ``struct.error`` if the server or the system is not the expected one."""
         flag = int(arguments[_CONTROL]) + _HEADER_BYTES
         with (self._directory / os.fsdecode(arguments[_REGION])).open("r+b") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,7 +1,7 @@
-"""Keeps one Triton server working: starts it, watches it, restarts it when a part has died, drains and ends it without leaving anything.
+"""Keeps one Triton server running: starts and watches it, restarts it when a part has died, drains and stops it, leaving nothing behind.
 
-A dead model process cannot be brought back alone, so the whole server is restarted (its sessions are lost either way). A server
-that does not come up the first time is a matter for the operator: the supervisor ends with the reason. Called by ``scripts/serve.py``.
+A dead model process cannot be restarted alone, so the whole server is (its sessions are lost either way). When the first start
+fails, the operator has to act: the supervisor ends with the reason. Called by ``scripts/serve.py``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ COMMAND_KILL_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class SupervisorSettings:
-    """probe_interval_s: seconds between deep probes, 0 is none after the start. max_restarts: in a row; the count starts again
-    after ``stable_after_s`` of good health. drain_timeout_s: how long running sessions may go on after the first signal."""
+    """probe_interval_s: seconds between deep probes; 0: none after the start. max_restarts: in a row; the count is reset
+    after ``stable_after_s`` of good health. drain_timeout_s: how long running sessions may continue after the first signal."""
 
     probe_interval_s: float = 15.0
     probe_timeout_s: float = 60.0
@@ -65,9 +65,9 @@ def model_names(settings: ServerSettings) -> list[str]:
 
 
 class Supervisor:
-    """``run`` until a signal, an unrecoverable failure, or the end of the command that it was given.
+    """Runs until a signal, an unrecoverable failure, or the end of the given command.
 
-    on_ready: the server takes sessions. on_unready: it does not any more; perhaps called twice. clock, pause: for tests.
+    on_ready: the server accepts sessions. on_unready: it no longer does; may be called twice. clock, pause: for tests.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Supervisor:
         self._on_unready = on_unready
         self._clock = clock
         self._pause = pause
-        self._stops = 0  # a number and no lock: a signal handler runs in the midst of the thread that it would wait for
+        self._stops = 0  # a counter without a lock: a signal handler interrupts the thread that it would wait for
         self._ready = False
 
     @property
@@ -94,7 +94,7 @@ class Supervisor:
         return self._ready and not self._is_stopping()
 
     def stop(self) -> None:
-        """The first call ends ``run`` once the running sessions have ended, the second at once. From a signal handler or a thread."""
+        """The first call ends ``run`` once the running sessions have ended, the second at once. For signal handlers and any thread."""
         self._stops += 1
 
     def handle_signals(self) -> None:
@@ -139,13 +139,13 @@ class Supervisor:
         self._on_unready()
 
     def _drain(self, server: TritonServer) -> None:
-        """Returns when no session is left, the time for it is over, the server has failed, or at the second ``stop``."""
+        """Returns when no session is left, the time is up, the server has failed, or at the second ``stop``."""
         try:
             drain = server.drain(self._settings.drain_timeout_s, self._clock)
         except OSError as error:
-            logger.error("the models could not be told to drain (%s); running sessions end now", error)
+            logger.error("the drain could not be requested (%s); running sessions end now", error)
             return
-        logger.info("draining: running sessions may go on for %.0f s", self._settings.drain_timeout_s)
+        logger.info("draining: running sessions may continue for %.0f s", self._settings.drain_timeout_s)
         told = 0
         while not self._is_hurried() and not drain.is_over():
             reason = failure(server)
@@ -159,7 +159,7 @@ class Supervisor:
             self._pause(DRAIN_INTERVAL_S)
 
     def _restart(self, reason: str, restarts: int) -> tuple[TritonServer, int]:
-        """The new server and the restarts in a row until now. A start that fails counts as one: it worked before, so it may again."""
+        """The new server and the number of restarts in a row. A failed start counts and is retried, as the server has started before."""
         while restarts < self._settings.max_restarts:
             restarts += 1
             logger.error("%s; restarting the server (%d of %d)", reason.rstrip("."), restarts, self._settings.max_restarts)
@@ -167,10 +167,10 @@ class Supervisor:
                 return self._start(), restarts
             except ServerError as error:
                 reason = str(error)
-        raise ServerError(f"{reason.rstrip('.')}; it was restarted {restarts} times and is given up.")
+        raise ServerError(f"{reason.rstrip('.')}; giving up after {restarts} restarts.")
 
     def run_command(self, command: Callable[[TritonServer], Sequence[str]]) -> int:
-        """Start the server, run one command beside it, end both; returns the command's exit code.
+        """Start the server, run one command alongside it, end both; returns the command's exit code.
 
         Raises ``ServerError`` when the server fails, ``Interrupted`` after ``stop``.
         """
@@ -224,7 +224,7 @@ class Supervisor:
 
 
 def failure(server: TritonServer) -> str | None:
-    """What can be seen without asking the server."""
+    """A failure that is visible without a request to the server, or ``None``."""
     code = server.exit_code()
     if code is not None:
         return f"The server ended by itself with exit code {code}"

@@ -1,1 +1,1 @@
-"""What happens to a session between client and models: admission, stages, playback, endings. No tensors, no Triton."""
+"""The life of a session between the client and the models: admission, stages, playback, end. No tensors, no Triton."""

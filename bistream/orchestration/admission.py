@@ -1,4 +1,4 @@
-"""Checks of what a client asks for, before anything is computed. Pure; called by the orchestrator with the values of one request."""
+"""Checks a client's requests before anything is computed. Pure; called by the orchestrator with the values of one request."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class TextLedger:
         try:
             return self._decoder.decode(piece, final=is_end)
         except UnicodeDecodeError:
-            where = "ends inside a character" if is_end and self._is_open(piece) else "is not valid UTF-8"
-            raise InvalidInputError(f"The text {where}; send UTF-8, and with the last piece the rest of every character.") from None
+            where = "ends inside a UTF-8 character" if is_end and self._is_open(piece) else "is not valid UTF-8"
+            raise InvalidInputError(f"The text {where}; send valid UTF-8 and end the last piece with a whole character.") from None
 
     def _is_open(self, piece: bytes) -> bool:
         """Whether more bytes could still make ``piece`` valid (the decoder keeps its state on an error)."""
@@ -60,15 +60,15 @@ class TextLedger:
 
     def _check_not_blank(self, text: str, is_end: bool) -> None:
         if is_end and self._is_blank and not text.strip():
-            raise InvalidInputError("The text is empty and no more is to come; send target_text, or is_end false where text follows.")
+            raise InvalidInputError("The text is empty although is_end is true; send target_text, or is_end false if text follows.")
 
 
 @dataclass(frozen=True)
 class SessionStart:
     """A checked first request.
 
-    session_id: the client's; ``None`` for a session that is one request. reference_wav: float32 [N] at 16 kHz, checked and cut to
-    its true length, with its transcript; or else speaker_id, the registered voice. offline: the flow's whole-utterance path.
+    session_id: the client's; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
+    its true length, with its transcript; without it, speaker_id names a registered voice. offline: the flow's whole-utterance path.
     """
 
     session_id: str | None
@@ -104,15 +104,15 @@ def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart
 
 
 def check_append(request: BistreamRequest) -> None:
-    """Raise ``InvalidInputError`` where an append brings what only a first request can."""
+    """Raise ``InvalidInputError`` for an append with inputs that only a first request may have."""
     if request.reference_wav is not None or request.reference_text is not None or request.speaker_id is not None:
-        raise InvalidInputError("The voice of a session is set by its first request; send the further pieces without it.")
+        raise InvalidInputError("The voice of a session is set by its first request; send later pieces without it.")
     if request.speed is not None:
-        raise InvalidInputError("speed needs the whole text in the first request; leave it out of a text in pieces.")
+        raise InvalidInputError("speed needs the whole text in the first request; leave it out when the text comes in pieces.")
 
 
 def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | None:
-    """The registered voice to speak in; ``None`` where the request brings a recording."""
+    """The registered voice to use; ``None`` if the request has a recording."""
     if request.speaker_id is not None:
         if request.reference_wav is not None:
             raise InvalidInputError("The request has both reference_wav and speaker_id; send one of them.")

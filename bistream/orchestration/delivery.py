@@ -1,7 +1,7 @@
-"""A few threads that carry short blocking calls (text, cancels, lease renewals) to the models, so that requests never wait.
+"""A small thread pool for short blocking calls to the models (text, cancels, lease renewals), so that requests never wait.
 
-The calls of one session keep their order: a session is served by one thread at a time, and asks for another round
-by being scheduled again. Used by the orchestrator alone.
+The calls of one session stay in order: one thread at a time serves a session, and scheduling it again meanwhile
+adds another round. Used by the orchestrator alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Deliverable(Protocol):
 
 
 class DeliveryPool:
-    """``schedule`` never blocks; after it, ``deliver`` is called at least once, never twice at the same time for one task."""
+    """``schedule`` never blocks; ``deliver`` is called at least once afterwards, and never concurrently for one task."""
 
     def __init__(self, threads: int) -> None:
         self._queue: queue.SimpleQueue[Deliverable | None] = queue.SimpleQueue()
         self._lock = threading.Condition()  # notified when nothing is left to do
         self._busy: set[Deliverable] = set()  # queued or being served
-        self._again: set[Deliverable] = set()  # scheduled while being busy
+        self._again: set[Deliverable] = set()  # scheduled while busy
         self._threads = [threading.Thread(target=self._serve, name=f"bistream-deliver-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -46,7 +46,7 @@ class DeliveryPool:
             pass
 
     def _serve_next(self) -> bool:
-        """A function of its own, so that a waiting thread holds no task: its session may be over. False: the pool is closed."""
+        """A separate function, so that a waiting thread holds no task whose session is over. False: the pool is closed."""
         task = self._queue.get()
         if task is None:
             return False
@@ -65,7 +65,7 @@ class DeliveryPool:
         return True
 
     def close(self) -> None:
-        """Serve what was scheduled, for as long as a model may take to answer, then stop the threads."""
+        """Finish the scheduled work, within ``CLOSE_TIMEOUT_S``, then stop the threads."""
         with self._lock:
             self._lock.wait_for(lambda: not self._busy, timeout=CLOSE_TIMEOUT_S)
         for _ in self._threads:

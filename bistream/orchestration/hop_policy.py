@@ -1,23 +1,23 @@
-"""When the next hop of a session is due and how many speech tokens it takes. Pure arithmetic on one session's progress; no torch.
+"""Decides when a session's next hop is due and how many speech tokens it takes. Pure arithmetic on one session's progress; no torch.
 
 In: ``HopProgress`` of one session. Out: a number of tokens, or None to wait. Called by the orchestrator whenever tokens arrive, a
-hop is done, the language model ends, or ``recheck_after_s`` has passed. Nothing is remembered between calls: two sessions
-cannot influence each other.
+hop is done, the language model ends, or ``recheck_after_s`` has passed. There is no state between calls: sessions cannot
+influence each other.
 
 The rules, with B seconds of unplayed audio at the listener (a token is 40 ms of audio, so 25 B tokens):
 
-1. The first hop is small (``first_hop_tokens`` to speak and the 3 that the flow looks ahead) and never waits for anything else.
-2. A later hop takes up to 25 B tokens: a server that keeps up at all computes a hop in less time than it plays, so the hop is
-   done before the listener runs dry. Each hop can then be about as long as all that is buffered, hence hops grow by
-   themselves (15, 25, 50, 100) when the language model is fast, and stay small when the listener is short of audio.
-3. A later hop ends on a multiple of 25 tokens counted from the start of the voice prompt. There the flow commits its caches;
-   the tokens after such a boundary are computed again by the next hop (up to 24 of them, about doubling a small hop's cost).
-   The next boundary that is at least ``min_hop_tokens`` away is waited for as long as the listener has audio left; when that
-   gets short (``urgent_buffer_s`` and the time a hop takes), what is there goes out, on the boundary or not. The first hop
-   ignores the boundaries: waiting up to 24 tokens more would delay the first sound by as many steps of the language model.
-4. When the language model has ended, everything left goes out at once if rule 2 allows that much (an extra ``min_hop_tokens``
-   is allowed, so that no tiny hop remains); otherwise a hop up to a boundary goes first. Whatever is left is then due at
-   once again: after the end no answer is None, and the last hop may be empty.
+1. The first hop is small (``first_hop_tokens`` spoken plus the flow's 3 lookahead tokens) and waits only for these tokens.
+2. A later hop takes up to 25 B tokens: a server that keeps up computes a hop in less time than it plays, so the hop is done
+   before the listener's buffer underruns. A hop can be about as long as the buffered audio, so hops grow (15, 25, 50, 100)
+   when the language model is fast and stay small when the buffer is low.
+3. A later hop ends on a multiple of 25 tokens counted from the start of the voice prompt, where the flow commits its caches;
+   the next hop recomputes the tokens after such a boundary (up to 24 of them, about doubling the cost of a small hop).
+   While the listener has audio left, the policy waits for the next boundary that is at least ``min_hop_tokens`` away; when
+   the buffer falls to ``urgent_buffer_s`` plus the latency of a hop, the available tokens go out, on a boundary or not. The
+   first hop ignores boundaries: up to 24 more tokens would delay the first sound by as many steps of the language model.
+4. When the language model has ended, all remaining tokens go out in one hop if rule 2 allows that many (plus
+   ``min_hop_tokens``, so that no tiny hop remains); otherwise a hop up to a boundary goes first. The rest is due again
+   immediately: after the end the answer is never None, and the last hop may be empty.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from dataclasses import dataclass
 
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 
-_INSTANT_S = 1e-6  # past a threshold, not on it
+_INSTANT_S = 1e-6  # step just past a threshold
 
 
 @dataclass(frozen=True)
 class HopProgress:
-    """Where one session stands between two hops (``next_hop`` is not asked while a hop is being computed).
+    """Progress of one session between two hops (``next_hop`` is not called while a hop is being computed).
 
     prompt_tokens: speech tokens of its voice prompt. received_tokens: speech tokens the language model has produced.
-    sent_tokens: how many of them went into hops, lookahead included. has_ended: the language model has ended.
-    playback_buffer_s: audio the listener has left. hop_latency_s: how long the session's last hop took, queueing included.
+    sent_tokens: those already in hops, lookahead included. has_ended: the language model has ended.
+    playback_buffer_s: unplayed audio at the listener. hop_latency_s: how long the session's last hop took, queueing included.
     """
 
     prompt_tokens: int
@@ -51,13 +51,13 @@ class HopProgress:
 
     @property
     def position(self) -> int:
-        """Tokens with audio, counted from the start of the prompt: all that were sent but the lookahead."""
+        """Tokens with audio, counted from the start of the prompt: those sent, without the lookahead."""
         return self.prompt_tokens + max(0, self.sent_tokens - LOOKAHEAD_TOKENS)
 
 
 @dataclass(frozen=True)
 class HopPolicy:
-    """Frozen settings; see the rules above. Tokens count what is spoken, lookahead aside."""
+    """Settings of the rules above. Token counts exclude the lookahead."""
 
     first_hop_tokens: int = SPEECH_BLOCK_TOKENS
     min_hop_tokens: int = 10
@@ -68,7 +68,7 @@ class HopPolicy:
     def next_hop(self, progress: HopProgress) -> int | None:
         """Tokens to send now, the lookahead included; None: wait.
 
-        The hop is the session's final one when the language model has ended and nothing remains behind it; it may then be 0.
+        The hop is the session's final one when the language model has ended and no tokens remain after it; it may then be 0.
         """
         target = self._target(progress, progress.playback_buffer_s)
         pending = progress.pending_tokens
@@ -82,9 +82,9 @@ class HopPolicy:
         return None
 
     def recheck_after_s(self, progress: HopProgress) -> float | None:
-        """After which time the answer changes from None to a hop though no token arrives; None: never.
+        """Seconds until the answer changes from None to a hop without further tokens; None: never.
 
-        It asks for the moment at which the buffer is urgently low, or low enough for the boundary that is reached already.
+        That is when the buffer becomes urgently low, or low enough for the boundary that the tokens already reach.
         """
         if progress.sent_tokens == 0 or self.next_hop(progress) is not None:
             return None
@@ -99,12 +99,12 @@ class HopPolicy:
         return max(0.0, progress.playback_buffer_s - max(thresholds))
 
     def wanted_tokens(self, progress: HopProgress) -> int:
-        """How many more tokens make the nearest hop possible. With enough for it already: a chunk, nobody waits for them."""
+        """Tokens still missing for the nearest hop; a chunk if there are enough already, as nothing waits for more."""
         missing = self._target(progress, 0.0) - progress.pending_tokens
         return missing if missing > 0 else CHUNK_TOKENS
 
     def _target(self, progress: HopProgress, buffer_s: float) -> int:
-        """Tokens of the hop we would like to make: up to the furthest boundary that the buffer allows, at least to the nearest one."""
+        """Tokens of the preferred hop: up to the furthest boundary that the buffer allows, at least to the nearest one."""
         if progress.sent_tokens == 0:
             return self.first_hop_tokens + LOOKAHEAD_TOKENS
         position = progress.position

@@ -1,7 +1,7 @@
-"""One session's connection to the language model: its text goes there, its speech tokens come back.
+"""One session's connection to the language model: text goes out, speech tokens come back.
 
-The *reader* thread takes the tokens and does nothing else, so that they never wait for a hop. Text, lease renewals and the
-cancel leave through ``deliver``, which the delivery pool calls, never two at a time for one session.
+The *reader* thread does nothing but take tokens, so that they never wait for a hop. Text and lease renewals go out through
+``deliver``, which the delivery pool never runs concurrently for one session; the cancel is registered with the session.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from bistream.types import FinishReason, VoicePrompt
 
 logger = logging.getLogger(__name__)
 
-LANGUAGE_MODEL = "language model"  # the name under which a session owns its place there
-ACCEPT_TIMEOUT_S = 10.0  # an append can overtake the start it follows; it is repeated for this long
+LANGUAGE_MODEL = "language model"  # name of this resource in ``CallerSession.own``
+ACCEPT_TIMEOUT_S = 10.0  # an append can overtake its start; it is retried for this long
 RENEWALS_PER_LEASE = 3
 
 
 def unexpected(session: CallerSession) -> EngineError:
-    """Log the exception being handled; what the client is told instead."""
+    """Log the exception being handled; returns the error for the client."""
     logger.exception("session %s failed", session.id or session.port_id)
-    return EngineError("The server failed while it worked on this session; try again.")
+    return EngineError("The server failed while processing this session; try again.")
 
 
 def from_model(error: BistreamError) -> BistreamError:
-    """What the client is told of a model's error: what it says about our id for the session means nothing to the client."""
+    """A model's error as the client sees it: errors about our internal session id would mean nothing to the client."""
     if isinstance(error, UnknownSessionError | SessionExistsError | CancelledError):
         return EngineError("The server lost this session; try again.")
     return error
 
 
 class LanguageModelLink:
-    """Holds no reference to who runs the session: nothing may keep a session's audio and recording once it is over."""
+    """Holds no reference to the ``SessionRun``: nothing may keep a session's audio and recording alive after its end."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class LanguageModelLink:
         self._renew_after_s = lease_s / RENEWALS_PER_LEASE
         self._clock = clock
         self._reader: threading.Thread | None = None
-        self._accepts_text = False  # the start is on its way, or has arrived
-        self._heard_at = 0.0  # when the language model last heard of the session
-        self._refused_since: float | None = None  # it does not know the session (yet)
+        self._accepts_text = False  # True from just before the start is sent
+        self._contacted_at = 0.0  # last call to the language model
+        self._refused_since: float | None = None  # when the language model first rejected the session as unknown
 
     def open(
         self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None], on_error: Callable[[BistreamError], None]
     ) -> None:
-        """Start the reader, with the session's condition held.
+        """Start the reader; the caller holds the session's condition.
 
-        The reader calls ``wanted_tokens`` (as of ``LanguageModelPort.stream``), ``started`` once text can be delivered, and ``on_error``
-        with what ends the session.
+        The reader calls ``wanted_tokens`` (see ``LanguageModelPort.stream``), ``started`` once text can be delivered, and ``on_error``
+        with the error that ends the session.
         """
         self._session.own(LANGUAGE_MODEL, lambda: self._port.cancel(self._session.port_id))
         name = f"bistream-read-{self._session.port_id[:8]}"
@@ -91,8 +91,8 @@ class LanguageModelLink:
     def _read_messages(self, prompt: VoicePrompt, wanted_tokens: Callable[[], int], started: Callable[[], None]) -> bool:
         """False: the stream ended without a final message.
 
-        The start brings the text of the first request alone: whether that is the whole text decides the layout, and must not
-        depend on what else has come while the voice was prepared.
+        The start carries the text of the first request alone: whether that is the whole text decides the layout, which must not
+        depend on text that arrived while the voice was being prepared.
         """
         session = self._session
         start = LanguageModelStart(
@@ -108,7 +108,7 @@ class LanguageModelLink:
                 session.disown(LANGUAGE_MODEL)
                 return True
             self._accepts_text = True
-            self._heard_at = self._clock()
+            self._contacted_at = self._clock()
         messages = self._port.stream(start, wanted_tokens)
         started()
         for message in messages:
@@ -123,19 +123,19 @@ class LanguageModelLink:
                 return True
         return False
 
-    # The way out
+    # Outgoing
 
     def is_due(self, now: float) -> bool:
-        """Whether time alone asks for a delivery: a lease to renew, text to repeat. With the session's condition held."""
+        """Whether a delivery is due by time alone: a lease to renew, text to resend. The caller holds the session's condition."""
         return self._refused_since is not None or self._renewal_is_due(now)
 
     def _renewal_is_due(self, now: float) -> bool:
         session = self._session
         waits_for_text = self._accepts_text and not session.text.ended and session.finish_reason is None
-        return waits_for_text and now - self._heard_at >= self._renew_after_s
+        return waits_for_text and now - self._contacted_at >= self._renew_after_s
 
     def deliver(self) -> None:
-        """Send the text that waits, or renew the lease when that is due. Blocks as the port does; what it raises ends the session."""
+        """Send pending text, or renew the lease when due. Blocks as the port does; an exception ends the session."""
         session = self._session
         with session.condition:
             now = self._clock()
@@ -144,7 +144,7 @@ class LanguageModelLink:
             piece, is_end = session.take_text()
             if not piece and not is_end and not self._renewal_is_due(now):
                 return
-            self._heard_at = now
+            self._contacted_at = now
         try:
             self._port.append(session.port_id, piece, is_end)
         except UnknownSessionError:
@@ -154,7 +154,7 @@ class LanguageModelLink:
                 self._refused_since = None
 
     def _not_accepted(self, piece: bytes, is_end: bool, now: float) -> None:
-        """The start has not arrived yet, or the session is over and the reader will hear why; else it is lost."""
+        """Retry later: the start may not have arrived, or the session is over and the reader gets the reason. Raises once it is lost."""
         session = self._session
         with session.condition:
             session.put_text_back(piece, is_end)
@@ -162,4 +162,4 @@ class LanguageModelLink:
                 self._refused_since = now
             is_lost = now - self._refused_since >= ACCEPT_TIMEOUT_S
         if is_lost:
-            raise EngineError("The language model does not know this session any more; try again.")
+            raise EngineError("The language model no longer knows this session; try again.")

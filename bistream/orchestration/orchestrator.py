@@ -1,8 +1,7 @@
-"""What ``cosyvoice2_bistream`` does, without Triton: requests in, audio out, over the ports of the four models.
+"""The logic of ``cosyvoice2_bistream`` without Triton: requests in, audio out, over the ports of the four models.
 
-``handle`` checks a request, answers or refuses it, and hands the work on. Threads: two per session (``speaking.py``), a few that
-carry text and cancels to the models (``delivery.py``), and the *watcher*, which notices clients that have gone and whatever else time
-brings.
+``handle`` checks a request, answers or refuses it, and hands the work on. Threads: two per session (``speaking.py``), the delivery
+pool for text and cancels (``delivery.py``), and the *watcher*, which detects disconnected clients and runs the sessions' timed work.
 Called by the ``model.py`` files and by ``local.py``.
 """
 
@@ -38,15 +37,15 @@ from bistream.orchestration.voices import Voices
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.02
-MAX_POLLS_PER_WATCH = 64  # asking Triton whether a client has gone costs 28 us; with more sessions they take turns
+MAX_POLLS_PER_WATCH = 64  # polling Triton for a disconnected client costs 28 us; more sessions take turns
 DELIVERY_THREADS = 4
-CLOSE_TIMEOUT_S = 5.0  # cancelled sessions end within a hop; a model that is dead is not waited for
+CLOSE_TIMEOUT_S = 5.0  # cancelled sessions end within a hop; do not wait for a dead model
 
 
 class Orchestrator:
     """All live sessions of one process. Thread-safe.
 
-    watched: False leaves ``watch`` to the caller (tests).
+    watched: False leaves calling ``watch`` to the caller (tests).
     """
 
     def __init__(self, config: RuntimeConfig, ports: Ports, clock: Callable[[], float] = time.monotonic, watched: bool = True) -> None:
@@ -55,7 +54,7 @@ class Orchestrator:
         self._delivery = DeliveryPool(DELIVERY_THREADS)
         hop_policy = HopPolicy(first_hop_tokens=config.first_hop_tokens)
         self._services = Services(config, ports, Voices(config, ports.voice).voice_of, hop_policy, self._delivery, clock)
-        self._changed = threading.Condition()  # guards what follows; notified when a session comes or goes
+        self._changed = threading.Condition()  # guards the fields below; notified when a session is added or removed
         self._reachable: dict[str, SessionRun] = {}  # by the client's id, until the session ends
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed
         self._poll_order: deque[SessionRun] = deque()
@@ -67,7 +66,7 @@ class Orchestrator:
 
     @property
     def open_sessions(self) -> int:
-        """Sessions that hold resources, those being taken down included."""
+        """Sessions that hold resources, including those being closed."""
         with self._changed:
             return len(self._open)
 
@@ -76,7 +75,7 @@ class Orchestrator:
     def handle(self, request: BistreamRequest, sender: AudioSender) -> None:
         """Start a session, append to it or cancel it. Returns at once and never raises.
 
-        ``sender`` is finished exactly once: that of a start when the session ends, carrying its audio before; others now.
+        ``sender`` is finished exactly once: that of a start after the session's audio, any other before this returns.
         """
         try:
             if self._handle(request, sender):
@@ -86,31 +85,31 @@ class Orchestrator:
             error = refusal.renewed(refusal.session_id or request.session_id)
         except Exception:
             logger.exception("a request failed")
-            error = EngineError("The server failed while it read this request; try again.", request.session_id)
+            error = EngineError("The server failed while reading this request; try again.", request.session_id)
         sender.finish(error)
 
     def _handle(self, request: BistreamRequest, sender: AudioSender) -> bool:
-        """Whether the sender is answered later, by the session."""
+        """Whether the session answers the sender later."""
         if request.session_id is not None:
             check_session_id(request.session_id)
         if request.is_cancel:
-            self._reached(request).end_early(CancelledError("The session was cancelled by its client."))
+            self._find_run(request).end_early(CancelledError("The session was cancelled by its client."))
             return False
         if not request.is_start:
-            run = self._reached(request)
+            run = self._find_run(request)
             check_append(request)
             run.append(request.target_text or b"", request.is_end)
             return False
         self._start(request, sender)
         return True
 
-    def _reached(self, request: BistreamRequest) -> SessionRun:
+    def _find_run(self, request: BistreamRequest) -> SessionRun:
         if request.session_id is None:
-            raise InvalidInputError("session_id is missing; send the id of the session that was started.")
+            raise InvalidInputError("session_id is missing; send the id of a started session.")
         with self._changed:
             run = self._reachable.get(request.session_id)
         if run is None:
-            raise UnknownSessionError("No live session has this id; it was never started, has finished or was cancelled.")
+            raise UnknownSessionError("No live session has this id (never started, finished or cancelled); start a new one.")
         return run
 
     def _start(self, request: BistreamRequest, sender: AudioSender) -> None:
@@ -119,15 +118,15 @@ class Orchestrator:
         text = TextLedger(self._config.max_text_chars)
         text.accept(start.text, start.is_end)
         session = CallerSession(start, text, uuid.uuid4().hex, sender, self._clock())
-        run = SessionRun(session, self._services, self._unreach, self._forget)
+        run = SessionRun(session, self._services, self._make_unreachable, self._forget)
         with self._changed:
             self._admit(run)
         try:
             run.start()
-        except RuntimeError as error:  # the system has no thread left
-            self._unreach(run)
+        except RuntimeError as error:  # the system cannot create another thread
+            self._make_unreachable(run)
             self._forget(run)
-            raise BusyError("The server has no thread left for this session; try again later.") from error
+            raise BusyError("The server cannot create a thread for this session; try again later.") from error
 
     def _refuse_existing(self, session_id: str | None) -> None:
         with self._changed:
@@ -151,7 +150,7 @@ class Orchestrator:
 
     # Called by the sessions
 
-    def _unreach(self, run: SessionRun) -> None:
+    def _make_unreachable(self, run: SessionRun) -> None:
         with self._changed:
             if run.session.id is not None and self._reachable.get(run.session.id) is run:
                 del self._reachable[run.session.id]
@@ -172,7 +171,7 @@ class Orchestrator:
             self.watch()
 
     def watch(self) -> None:
-        """One round: end the sessions whose client has gone, and let every session do what its time has come for."""
+        """One round: end the sessions whose client has disconnected, and run every session's timed work."""
         with self._changed:
             runs = list(self._open.values())
             polled = self._next_to_poll()
@@ -180,7 +179,7 @@ class Orchestrator:
             try:
                 task()
             except Exception:
-                logger.exception("watching one session failed; the others are watched on")
+                logger.exception("watching one session failed; the others continue")
 
     def _next_to_poll(self) -> list[SessionRun]:
         polled = []
@@ -191,16 +190,16 @@ class Orchestrator:
                 polled.append(run)
         return polled
 
-    # The end
+    # Shutdown
 
     def drain(self, deadline_s: float) -> None:
-        """Take no new sessions; those that run may finish for ``deadline_s``, then they are ended with ``ShuttingDownError``. Blocks."""
+        """Refuse new sessions, give running ones ``deadline_s`` to finish, then end them with ``ShuttingDownError``. Blocks."""
         with self._changed:
             self._draining = True
             self._changed.wait_for(lambda: not self._open, timeout=deadline_s)
             left = list(self._open.values())
         if left:
-            logger.warning("%d sessions had not ended by the deadline of the drain and are ended", len(left))
+            logger.warning("%d sessions are still running at the drain deadline and are ended", len(left))
         for run in left:
             run.end_early(ShuttingDownError("The server is shutting down; start the session on another one."))
         with self._changed:

@@ -1,4 +1,4 @@
-"""The seams of the orchestrator: the models it uses, the requests it is given, the senders it answers to.
+"""Interfaces of the orchestrator: the models it uses, the requests it receives, the senders it answers through.
 
 ``local.py`` implements the ports in one process, ``triton/bls_ports.py`` over BLS, tests with fakes. Nothing here computes.
 """
@@ -16,7 +16,7 @@ from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTok
 
 
 class VoicePort(Protocol):
-    """The two networks that listen to a reference recording. Both block and raise ``BistreamError``."""
+    """The two networks that analyse a reference recording. Both block and raise ``BistreamError``."""
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         """float32 [N] at 16 kHz -> int32 [P], raw codes, 25 per second."""
@@ -29,16 +29,16 @@ class LanguageModelPort(Protocol):
     def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
         """Start a session and yield its speech tokens, the last message with a ``finish_reason``.
 
-        wanted_tokens: how many tokens are of use now; a port may gather them to messages of about that size.
-        The call and the iterator block; either raises ``BistreamError``, after which the session is gone. A session that was
-        cancelled ends with ``FinishReason.CANCELLED`` or ``CancelledError``. Iterated by one thread only.
+        wanted_tokens: how many tokens are useful now; a port may batch them into messages of about that size.
+        The call and the iterator block; either may raise ``BistreamError``, after which the session is gone. A cancelled
+        session ends with ``FinishReason.CANCELLED`` or ``CancelledError``. Iterated by one thread only.
         """
 
     def append(self, session_id: str, text: bytes, is_end: bool) -> None:
-        """More text; empty text without ``is_end`` renews the lease. ``UnknownSessionError`` before the start has arrived."""
+        """Send more text; empty text without ``is_end`` renews the lease. Raises ``UnknownSessionError`` before the start has arrived."""
 
     def cancel(self, session_id: str) -> None:
-        """Free everything of the session. A session that is unknown is no error."""
+        """Free everything the session holds. An unknown session is not an error."""
 
 
 class Token2WavPort(Protocol):
@@ -46,20 +46,20 @@ class Token2WavPort(Protocol):
         """The next waveform of a session, float32 [N], 24 kHz; after ``finalize`` it is gone. Blocks; raises ``BistreamError``."""
 
     def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
-        """A whole utterance at once, full attention, without a session. Blocks; raises ``BistreamError``."""
+        """A whole utterance at once, with full attention and without a session. Blocks; raises ``BistreamError``."""
 
     def cancel(self, session_id: str) -> None:
-        """Free everything of the session. A session that is unknown is no error."""
+        """Free everything the session holds. An unknown session is not an error."""
 
 
 class AudioSender(Protocol):
-    """Where one request is answered. Thread-safe; the orchestrator calls ``finish`` exactly once and nothing after it."""
+    """Answers one request. Thread-safe; the orchestrator calls ``finish`` exactly once and nothing after it."""
 
     def send(self, chunk: AudioChunk) -> None:
-        """Must not block for long and must not raise; a chunk for a stream that is gone is dropped."""
+        """Must not block for long and must not raise; a chunk for a closed stream is dropped."""
 
     def finish(self, error: BistreamError | None) -> None:
-        """The empty final response, or the error and then the final response."""
+        """Send the empty final response, or the error and then the final response."""
 
     def is_cancelled(self) -> bool:
         """Whether the client's stream is gone."""
@@ -78,9 +78,9 @@ class Ports:
 class BistreamRequest:
     """One request to ``cosyvoice2_bistream`` after parsing; ``None`` is an absent input. Values are not yet checked.
 
-    target_text: UTF-8, may be cut anywhere. reference_wav: float32 [N], 16 kHz mono in [-1, 1], as it came (padding included);
-    reference_wav_len: samples of it that count. reference_text: UTF-8.
-    offline: solve the whole utterance at once with full attention (``cosyvoice2`` without streaming); also implied by a
+    target_text: UTF-8, may be cut anywhere. reference_wav: float32 [N], 16 kHz mono in [-1, 1], as received (padding included);
+    reference_wav_len: how many of its samples are valid. reference_text: UTF-8.
+    offline: render the whole utterance at once with full attention (``cosyvoice2`` without streaming); also implied by a
     ``speed`` other than 1.0. Only with the whole text in this request.
     """
 

@@ -1,6 +1,6 @@
-"""A caller's session: its state and the legal transitions, what waits to be said, and everything that must be freed when it ends.
+"""A caller's session: its state and legal transitions, the text and tokens it still has to pass on, and the resources to free at its end.
 
-Decides nothing about time or hops; ``orchestrator.py`` and ``speaking.py`` drive it from several threads, under its condition.
+Decides nothing about timing or hops; ``orchestrator.py`` and ``speaking.py`` drive it from several threads, under its condition.
 
     OPENING ──▶ RECEIVING ◀──▶ SPEAKING
                     └──▶ FINISHING ◀──┘        any of the four ──▶ CANCELLED, FAILED
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 class SessionState(enum.Enum):
     OPENING = "opening"  # admitted; the voice is being prepared, the language model has not been started
-    RECEIVING = "receiving"  # text may still come; every token that may be spoken now has been spoken
-    SPEAKING = "speaking"  # text may still come; a hop is being turned into audio
-    FINISHING = "finishing"  # the text has ended; what is left is being spoken
+    RECEIVING = "receiving"  # text may still come; no hop is due
+    SPEAKING = "speaking"  # text may still come; a hop is being rendered
+    FINISHING = "finishing"  # the text has ended; the rest is being spoken
     CLOSED = "closed"  # all audio was sent
-    CANCELLED = "cancelled"  # the client cancelled or has gone
-    FAILED = "failed"  # ended by an error, a timeout or the server's shutdown, which the client was told
+    CANCELLED = "cancelled"  # the client cancelled or disconnected
+    FAILED = "failed"  # ended by an error, a timeout or the server's shutdown; the client was notified
 
 
 _LEGAL: dict[SessionState, frozenset[SessionState]] = {
@@ -45,18 +45,18 @@ ENDED = frozenset({SessionState.CLOSED, SessionState.CANCELLED, SessionState.FAI
 
 
 class IllegalTransition(RuntimeError):
-    """A bug of ours: the session was asked to go where its state does not lead."""
+    """An internal error: the session's state does not allow this transition."""
 
 
 def transition(current: SessionState, new: SessionState) -> SessionState:
-    """``new``, or ``IllegalTransition`` where the picture above has no such arrow."""
+    """``new``; raises ``IllegalTransition`` if the diagram above has no such arrow."""
     if new not in _LEGAL[current]:
         raise IllegalTransition(f"a session cannot go from {current.value} to {new.value}")
     return new
 
 
 class Reply:
-    """Owns the sender of a start request: whatever several threads do, it is finished exactly once and left alone afterwards."""
+    """Owns the sender of a start request, finishes it exactly once and never uses it afterwards, whichever threads call."""
 
     def __init__(self, sender: AudioSender) -> None:
         self._sender = sender
@@ -64,7 +64,7 @@ class Reply:
         self._finished = False
 
     def send(self, chunk: AudioChunk) -> bool:
-        """False: the session has been finished meanwhile; the chunk was not sent."""
+        """False: the reply was already finished and the chunk was not sent."""
         with self._lock:
             if not self._finished:
                 self._sender.send(chunk)
@@ -82,10 +82,10 @@ class Reply:
 
 
 class CallerSession:
-    """State shared by the threads that serve one caller. Fields are read and written while ``condition`` is held.
+    """State shared by the threads that serve one caller. Fields are read and written with ``condition`` held.
 
-    port_id: the id under which the language model and token2wav know the session. It is ours, so a client may use its own id
-    again at once, while the session before is still being taken down.
+    port_id: the session's id at the language model and token2wav. It is our own, so that a client may reuse its id immediately,
+    while its previous session is still being closed.
     """
 
     def __init__(self, start: SessionStart, text: TextLedger, port_id: str, sender: AudioSender, now: float) -> None:
@@ -95,12 +95,12 @@ class CallerSession:
         self.reply = Reply(sender)
         self.condition = threading.Condition()
         self.state = SessionState.OPENING
-        self.error: BistreamError | None = None  # with CANCELLED and FAILED
-        self.last_activity_at = now  # last request of the client or last audio sent to it
-        # text of the further requests on its way to the language model
+        self.error: BistreamError | None = None  # set in CANCELLED and FAILED
+        self.last_activity_at = now  # last request from the client or last audio sent to it
+        # text of later requests that the language model has not received yet
         self.outbox = bytearray()
         self.outbox_end = False
-        # speech tokens that came and were not sent to token2wav yet
+        # speech tokens received but not yet sent to token2wav
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._owned: dict[str, Callable[[], None]] = {}
@@ -119,20 +119,20 @@ class CallerSession:
         self.condition.notify_all()
 
     def speaking(self, is_speaking: bool) -> None:
-        """A hop begins, or no hop is due. In FINISHING and after the end this changes nothing."""
+        """A hop begins, or none is due. No effect in FINISHING and after the end."""
         new = SessionState.SPEAKING if is_speaking else SessionState.RECEIVING
         if self.state in (SessionState.RECEIVING, SessionState.SPEAKING) and self.state is not new:
             self.advance(new)
 
     def opened(self, now: float) -> None:
-        """The voice is ready; how long that took does not count as idle."""
+        """The voice is ready; preparing it does not count as idle time."""
         self.last_activity_at = now
         self.advance(SessionState.RECEIVING)
         if self.text.ended:
             self.finishing()
 
     def finishing(self) -> None:
-        """No more text will be spoken. A session that is still opening gets there when it has opened."""
+        """No more text will be spoken. A session that is still opening enters FINISHING once it has opened."""
         if self.state in (SessionState.RECEIVING, SessionState.SPEAKING):
             self.advance(SessionState.FINISHING)
 
@@ -148,7 +148,7 @@ class CallerSession:
             self.finishing()
 
     def take_text(self) -> tuple[bytes, bool]:
-        """Everything that waits for the language model, as one piece, and whether it is the last."""
+        """All text pending for the language model as one piece, and whether it is the last."""
         taken = bytes(self.outbox), self.outbox_end
         self.outbox.clear()
         self.outbox_end = False
@@ -179,11 +179,11 @@ class CallerSession:
         return taken
 
     def is_idle(self, now: float, timeout_s: float) -> bool:
-        """Whether text may still come, all that came has been spoken, and neither text nor audio has moved for so long."""
+        """Whether text may still come, everything received has been spoken, and no text or audio has passed for ``timeout_s``."""
         return self.state is SessionState.RECEIVING and now - self.last_activity_at >= timeout_s
 
     def own(self, name: str, free: Callable[[], None]) -> None:
-        """From now on ``close`` calls ``free``, unless ``disown`` says that the thing has freed itself."""
+        """From now on ``close`` calls ``free``, unless ``disown`` reports that the resource has freed itself."""
         assert not self._closed, "owned after close"
         self._owned[name] = free
 
@@ -194,13 +194,13 @@ class CallerSession:
         return name in self._owned
 
     def stop(self) -> None:
-        """Ask everything that is still owned to stop, without giving it up: a cancel may come too early to be the last."""
+        """Cancel everything still owned but keep owning it: a cancel may arrive before its start and must then be repeated."""
         with self.condition:
             owned = dict(self._owned)
         self._free(owned)
 
     def close(self) -> None:
-        """Free everything that is still owned, last first. Idempotent; called when no thread of the session runs any more."""
+        """Free everything still owned, in reverse order. Idempotent; called after the session's other threads have ended."""
         with self.condition:
             owned, self._owned, self._closed = self._owned, {}, True
         self._free(owned)

@@ -1,8 +1,8 @@
-"""The life of one session: prepare the voice, start the language model, turn its tokens into audio as they come, end.
+"""The life of one session: prepare the voice, start the language model, turn its tokens into audio as they arrive, end.
 
 Two threads per session: the *speaker* (``SessionRun.run``) owns the session from the voice to ``close``, makes the hops and sends
-the audio; the reader (``language_model_link.py``) takes the speech tokens. What only time decides comes from the orchestrator's
-watcher (``tick``); short calls to the models leave through the delivery pool (``deliver``).
+the audio; the *reader* (``language_model_link.py``) takes the speech tokens. Timed work is triggered by the orchestrator's
+watcher (``tick``); short calls to the models go through the delivery pool (``deliver``).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bistream.types import AudioChunk, FloatArray, VoicePrompt
 
 logger = logging.getLogger(__name__)
 
-TOKEN2WAV = "token2wav"  # the name under which a session owns its state there
-OFFLINE_CHUNK_SAMPLES = SAMPLE_RATE  # 96 kB: a whole utterance in one message would make shared memory grow for good
-CANCEL_RETRY_S = 0.5  # a cancel can overtake the start it is meant for, so it is repeated until the session is closed
+TOKEN2WAV = "token2wav"  # name of this resource in ``CallerSession.own``
+OFFLINE_CHUNK_SAMPLES = SAMPLE_RATE  # 96 kB: a whole utterance in one message would grow shared memory permanently
+CANCEL_RETRY_S = 0.5  # a cancel can overtake its start, so it is repeated until the session is closed
 
 
 @dataclass(frozen=True)
 class Services:
-    """What every session uses. ``voice_of`` blocks and raises ``BistreamError``."""
+    """Dependencies shared by all sessions. ``voice_of`` blocks and raises ``BistreamError``."""
 
     config: RuntimeConfig
     ports: Ports
@@ -47,9 +47,9 @@ class Services:
 class SessionRun:
     """One caller's session and its threads.
 
-    on_ended: no request may reach the session any more; called before its last message, perhaps more than once.
-    on_closed: its threads have ended and everything is freed; called once. A session that ends well is closed before its last
-    message, so that a client that waits for it finds the place free.
+    on_ended: requests must no longer reach the session; called before its last message, possibly more than once.
+    on_closed: its threads have ended and everything is freed; called once. A session that ends normally is closed before its last
+    message, so that a client that waits for this message can start another session at once.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SessionRun:
         self._link = LanguageModelLink(
             session, services.ports.language_model, self._spoken, services.config.session_idle_timeout_s, services.clock
         )
-        self._wake_at: float | None = None  # when the speaker wants to look again though nothing may have come
+        self._wake_at: float | None = None  # when the speaker must check again even if nothing has arrived
         self._sequence_number = 0
         self._tokens_sent = 0
         self._hop_latency_s = 0.0
@@ -128,7 +128,7 @@ class SessionRun:
             self._send(waveform, is_last)
 
     def _next_hop(self, prompt: VoicePrompt) -> Token2WavHop | None:
-        """Waits until a hop is due; while it waits, hops without tokens renew the lease of token2wav. None: there is none any more."""
+        """Wait until a hop is due, or until an empty hop must renew the token2wav lease. None: no hop will follow."""
         session = self.session
         with session.condition:
             while not session.has_ended:
@@ -148,7 +148,7 @@ class SessionRun:
         return None
 
     def _due_tokens(self, prompt: VoicePrompt, now: float) -> int | None:
-        """Tokens to send now; None: wait for more of them, or until ``_wake_at``."""
+        """Tokens to send now; None: wait for more, or until ``_wake_at``."""
         buffer_s = self._playback.buffer_s(now)
         too_much_s = buffer_s - self._services.config.max_unread_audio_s
         if too_much_s > 0.0:
@@ -187,7 +187,7 @@ class SessionRun:
         )
 
     def _speak_offline(self, prompt: VoicePrompt) -> None:
-        """The whole utterance in one call, once all its tokens are there."""
+        """The whole utterance in one call, once all its tokens have arrived."""
         session = self.session
         with session.condition:
             session.condition.wait_for(lambda: session.has_ended or session.finish_reason is not None)
@@ -215,18 +215,18 @@ class SessionRun:
     # Called from any thread
 
     def _wanted_tokens(self, prompt: VoicePrompt) -> int:
-        """The reader asks before each message."""
+        """Called by the reader before each message."""
         with self.session.condition:
             return self._services.hop_policy.wanted_tokens(self._progress(prompt, 0.0))
 
     def append(self, piece: bytes, is_end: bool) -> None:
-        """Raises ``UnknownSessionError`` or ``InvalidInputError``; the session is then as it was."""
+        """Raises ``UnknownSessionError`` or ``InvalidInputError``; the session is then unchanged."""
         with self.session.condition:
             self.session.add_text(piece, is_end, self._services.clock())
         self._services.delivery.schedule(self)
 
     def end_early(self, error: BistreamError) -> None:
-        """Tell the client at once and have the models stop; the speaker frees everything when its threads have ended. Idempotent."""
+        """Notify the client at once and cancel the models' work; the speaker frees everything once the threads have ended. Idempotent."""
         with self.session.condition:
             if not self.session.end_early(error):
                 return
@@ -235,14 +235,14 @@ class SessionRun:
         self.session.reply.finish(self.session.error)
 
     def client_has_gone(self) -> bool:
-        """Ask the client's stream; end the session when it is gone."""
+        """Poll the client's stream; end the session if it is gone."""
         if not self.session.reply.is_cancelled():
             return False
         self.end_early(CancelledError("The client's stream is gone; the session was cancelled."))
         return True
 
     def tick(self) -> None:
-        """What only time decides: wake the speaker, time out, renew the lease, repeat what did not arrive."""
+        """Timed work: wake the speaker, time out, renew the lease, repeat undelivered calls."""
         session = self.session
         with session.condition:
             now = self._services.clock()
@@ -255,7 +255,7 @@ class SessionRun:
             else:
                 is_due = self._link.is_due(now)
         if is_idle:
-            self.end_early(SessionTimeoutError("No text came for too long; start the session again."))
+            self.end_early(SessionTimeoutError("No text arrived within the idle timeout; start the session again."))
         elif is_due:
             self._services.delivery.schedule(self)
 

@@ -29,7 +29,7 @@ class Voices:
             logger.warning("default_speaker_id %r is not registered; requests without a voice will fail", config.default_speaker_id)
 
     def voice_of(self, start: SessionStart) -> VoicePrompt:
-        """Blocks while the recording is analysed. Raises ``UnknownSpeakerError`` and what the port raises."""
+        """Blocks while the recording is analysed. Raises ``UnknownSpeakerError`` and the port's errors."""
         if start.speaker_id is not None:
             speaker_id = start.speaker_id
             return self._cache.get_or_build(self._registry.content_key(speaker_id), lambda: self._registry.load(speaker_id))

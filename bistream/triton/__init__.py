@@ -1,5 +1,5 @@
-"""What runs inside the model processes of Triton's Python backend, shared by the ``model.py`` files of ``model_repo/``.
+"""Code that runs inside the model processes of Triton's Python backend, shared by the ``model.py`` files of ``model_repo/``.
 
-``pb_utils`` (``triton_python_backend_utils``) exists only inside the Python backend's process, so it is always handed in,
-never imported here: every module can be imported, and is tested, without a server.
+``pb_utils`` (``triton_python_backend_utils``) exists only inside the Python backend's process, so it is always passed in,
+never imported here: every module can be imported and tested without a server.
 """

@@ -1,8 +1,8 @@
 """The orchestrator's ports over BLS: calls from one Triton model to its siblings, through ``pb_utils.InferenceRequest``.
 
-Every call blocks (iterating a decoupled result too), so the orchestrator makes them from its own threads. Cancellation does not
-cross a BLS hop and an iterator cannot be cancelled: to stop a session its ``cancel`` must be sent. ``is_cancelled`` is never asked
-of a request made here: it would abort the server. An error response is the last thing taken from an iterator (see
+Every call blocks (as does iterating over a decoupled result), so the orchestrator calls from its own threads. Cancellation does not
+propagate through BLS and an iterator cannot be cancelled: to stop a session, its ``cancel`` must be sent. ``is_cancelled`` is never
+called on a request made here: it would abort the server. An error response is the last one read from an iterator (see
 ``sender.SiblingResponseSender``).
 """
 
@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 
 
 class BlsClient:
-    """Calls sibling models; responses come back as dictionaries of arrays, errors as the ``BistreamError`` they were."""
+    """Calls sibling models; responses come back as dictionaries of arrays, errors as the original ``BistreamError``."""
 
     def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
         self._pb_utils = pb_utils
         self._keeper = keeper
 
     def ask(self, contract: ModelContract, arrays: Arrays) -> Arrays:
-        """The one response of a decoupled model; empty when it carries no data. Raises ``BistreamError``.
+        """The single response of a decoupled model; empty when it carries no data. Raises ``BistreamError``.
 
-        A sibling must answer once, with the final flag on its only response. A further response is delivered by a thread of the stub
-        that takes the table of iterators and then the iterator, while the thread that waits for it wakes up with the iterator
-        taken and wants the GIL, which the end of any other ``exec`` holds while it wants the table: all three wait for ever (seen
-        within minutes of ten busy clients). The first response comes another way.
+        A sibling must answer once, with the final flag on its only response. A second response can deadlock three threads: the
+        stub's delivering thread locks the table of iterators and then the iterator; the waiting thread wakes up holding the
+        iterator's lock and needs the GIL; the end of any other ``exec`` holds the GIL and needs the table (seen within minutes
+        with ten busy clients). The first response takes another path.
         """
         responses = self._request(contract, arrays).exec(decoupled=True)
         try:
@@ -50,7 +50,7 @@ class BlsClient:
         return next((answer for answer in answers if answer), {})
 
     def call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
-        """The response of a model that answers once."""
+        """The response of a model that is not decoupled."""
         return self._outputs(self._request(contract, arrays).exec(decoupled=False))
 
     def _request(self, contract: ModelContract, arrays: Arrays) -> Any:
@@ -63,19 +63,19 @@ class BlsClient:
     def _outputs(self, response: Any) -> Arrays:
         if response.has_error():
             raise sibling_error(response.error().message())
-        # The tensors live in shared memory that is reused once the response is gone.
+        # The tensors live in shared memory that is reused once the response is freed.
         return {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
 
 
 def sibling_error(message: str) -> BistreamError:
-    """What a sibling said; words of Triton itself, which may hold paths, are for the log."""
+    """The error in a sibling's message; Triton's own messages, which may contain paths, go to the log only."""
     error = parse_error(message)
     if type(error) is not BistreamError:
         return error
     logger.warning("a call to another model failed: %s", message)
-    if "not ready" in message:  # its models are unloaded while sessions still run
+    if "not ready" in message:  # models are being unloaded while sessions still run
         return ShuttingDownError("The server is shutting down; start the session on another one.")
-    return EngineError("A model of the server does not work; try again.")
+    return EngineError("A model of the server failed; try again.")
 
 
 def sampling_arrays(sampling: Sampling) -> Arrays:
@@ -192,7 +192,7 @@ class BlsToken2Wav:
     def _waveform(self, arrays: Arrays) -> FloatArray:
         outputs = self._client.ask(TOKEN2WAV, arrays)
         if not outputs:
-            raise EngineError("token2wav ended a request without an answer; try again.")
+            raise EngineError("token2wav ended a request without a response; try again.")
         waveform: FloatArray = outputs["waveform"]
         return waveform
 

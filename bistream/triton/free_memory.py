@@ -1,8 +1,8 @@
-"""Gives memory that the C library keeps after it was freed back to the system, now and then, in every model process.
+"""Periodically returns freed memory that the C library retains to the system, in every model process.
 
-Batches of ever other sizes leave holes between what lives long, and the C library keeps the pages of the holes: under storms of
-sessions, on a CPU, the part of the heap that ``token2wav``'s worker uses grew from 123 to 209 MB while 69 to 77 MB of it were in use.
-Blocks outside the heap (a small, fixed ``MALLOC_MMAP_THRESHOLD_``) leave no holes, but every large tensor then begins with page faults.
+Batches of varying size fragment the heap, and the C library retains the free pages between long-lived blocks: under bursts of
+sessions, on a CPU, the malloc arena of ``token2wav``'s worker grew from 123 to 209 MB with 69 to 77 MB in use. Blocks outside the
+heap (a small, fixed ``MALLOC_MMAP_THRESHOLD_``) do not fragment it, but then every large tensor starts with page faults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RELEASE_INTERVAL_S = 60.0
 
 
 def release_free_memory() -> bool:
-    """Whether this C library can do it. Without the GIL; took 16 ms for 97 MB, during which other threads may wait for memory."""
+    """Whether this C library supports it. Runs without the GIL; took 16 ms for 97 MB, during which other threads may wait to allocate."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return False
@@ -24,7 +24,7 @@ def release_free_memory() -> bool:
 
 
 def release_free_memory_now_and_then(interval_s: float = RELEASE_INTERVAL_S) -> threading.Event:
-    """In a thread of its own, until the event that is returned is set or the C library turns out to be another one."""
+    """Runs in its own thread until the returned event is set or the C library turns out not to support it."""
     stopped = threading.Event()
 
     def release() -> None:

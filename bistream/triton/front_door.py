@@ -1,4 +1,4 @@
-"""The front doors' side of a drain: what the keeper asks for (``control_files``) is done by the orchestrator and reported back.
+"""The front doors' side of a drain: passes the keeper's request (``control_files``) to the orchestrator and reports its progress.
 
 ``follow_keeper`` is called by the ``model.py`` files that take sessions.
 """
@@ -16,11 +16,11 @@ from bistream.control_files import CONTROL_VARIABLE, DRAINED, DRAINING, SERVING,
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.1  # a look at a file that is not there costs 2 us
+LOOK_INTERVAL_S = 0.1  # checking for an absent file costs 2 us
 
 
 class Drainable(Protocol):
-    """What a front door needs of ``Orchestrator``."""
+    """The part of ``Orchestrator`` that a front door needs."""
 
     @property
     def open_sessions(self) -> int: ...
@@ -28,14 +28,14 @@ class Drainable(Protocol):
 
 
 def follow_keeper(model_name: str, orchestrator: Drainable) -> None:
-    """Drain ``orchestrator`` when the keeper says so. Does nothing where the server runs without a keeper."""
+    """Drain ``orchestrator`` when the keeper requests it. Does nothing if the server runs without a keeper."""
     directory = os.environ.get(CONTROL_VARIABLE)
     if directory:
         FrontDoor(Path(directory), f"{model_name}-{os.getpid()}", orchestrator).start()
 
 
 class FrontDoor:
-    """One process that takes sessions. ``look`` is called by a thread of its own, or by a test."""
+    """One process that takes sessions. ``look`` is called by its own thread, or by a test."""
 
     def __init__(self, directory: Path, name: str, orchestrator: Drainable) -> None:
         self._directory = directory
@@ -49,7 +49,7 @@ class FrontDoor:
         threading.Thread(target=self._look_on, name="bistream-front-door", daemon=True).start()
 
     def look(self) -> bool:
-        """See what the keeper wants and tell it how far that is. Returns whether everything has been said."""
+        """Check for a request of the keeper and report progress. Returns whether the end of the drain has been reported."""
         if self._drain is None:
             timeout_s = read_drain(self._directory)
             if timeout_s is None:
@@ -64,8 +64,8 @@ class FrontDoor:
         if status != self._reported:
             try:
                 write_status(self._directory, self._name, status)
-            except OSError as error:  # tried again with the next look; the keeper waits no longer than its deadline
-                logger.warning("the keeper could not be told %r: %s", status, error)
+            except OSError as error:  # retried with the next look; the keeper waits at most until its deadline
+                logger.warning("the status %r could not be reported to the keeper: %s", status, error)
                 return False
             self._reported = status
         return status == DRAINED

@@ -1,7 +1,7 @@
-"""Reads and checks the tensors of a Triton request against the wire contract, and makes the stages' requests of them.
+"""Reads and checks the tensors of a Triton request against the wire contract, and builds the stages' requests from them.
 
-In: a ``pb_utils.InferenceRequest``. Out: typed values, or ``InvalidInputError`` with one sentence. Triton lets a request through
-that lacks a required input when it brings an optional one, so everything is checked here. Called by the ``model.py`` files.
+In: a ``pb_utils.InferenceRequest``. Out: typed values, or ``InvalidInputError`` with one sentence. Triton accepts a request that
+lacks a required input if it has an optional one, so everything is checked here. Called by the ``model.py`` files.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class RequestInputs:
         return None if value is None else float(value)
 
     def integers(self, name: str) -> IntArray:
-        """An int32 vector of its own memory; empty when absent."""
+        """An int32 vector, copied; empty when absent."""
         array = self.array(name)
         return np.zeros(0, np.int32) if array is None else array.reshape(-1).copy()
 
     def floats(self, name: str) -> FloatArray | None:
-        """A float32 array of its own memory (the tensor's memory belongs to Triton once the request is answered)."""
+        """A float32 array, copied (Triton reuses the tensor's memory once the request is answered)."""
         array = self.array(name)
         return None if array is None else array.copy()
 
@@ -116,7 +116,7 @@ def read_speaker_id(inputs: RequestInputs) -> str | None:
 
 
 def read_sampling(inputs: RequestInputs) -> Sampling:
-    """Absent inputs keep the defaults of ``Sampling``; the values are checked by who starts a session (``limits.check_sampling``)."""
+    """Absent inputs keep the defaults of ``Sampling``; values are checked when a session starts (``limits.check_sampling``)."""
     given = {
         "seed": inputs.integer("seed"),
         "temperature": inputs.number("temperature"),
@@ -150,7 +150,7 @@ def bistream_request(inputs: RequestInputs) -> BistreamRequest:
 
 
 def upstream_request(inputs: RequestInputs, offline: bool) -> BistreamRequest:
-    """The request of ``cosyvoice2``: the whole text of a session of its own."""
+    """The request of ``cosyvoice2``: a session whose whole text is in this request."""
     text = inputs.data("target_text")
     if text is None:
         raise InvalidInputError("Input target_text is missing; send the text to speak.")
@@ -175,9 +175,9 @@ def language_model_start(inputs: RequestInputs) -> LanguageModelStart:
 
 
 def voice_prompt(inputs: RequestInputs, mel_bins: int) -> VoicePrompt | None:
-    """The voice that comes with a session's first request to ``token2wav``; ``None`` when the request brings none.
+    """The voice in a session's first request to ``token2wav``; ``None`` when the request has none.
 
-    mel_bins: of the features that an absent ``prompt_speech_feat`` stands for. Whether shapes fit is checked by the service.
+    mel_bins: width of the empty features that replace an absent ``prompt_speech_feat``. The service checks whether shapes match.
     """
     embedding = inputs.floats("prompt_spk_embedding")
     if embedding is None:

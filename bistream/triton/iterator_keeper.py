@@ -1,10 +1,10 @@
-"""Keeps finished BLS iterators alive until the stub has let go of them.
+"""Keeps finished BLS iterators alive until the stub has dropped its references to them.
 
 When a decoupled BLS response iterator has delivered its last response, the stub erases its own reference from a thread that does not
 hold the GIL. If that reference is the last one, the iterator and the numpy arrays in its responses are destroyed without
-the GIL, and the heap is corrupted ("double free or corruption", an aborted stub or server; seen within seconds at six sessions). So
-our reference must be the last one: it is given up only after a later round trip through the same first-in-first-out queue of
-the stub has come back, which ``is_cancelled`` of a response sender is; the orchestrator asks it every few milliseconds.
+the GIL, and the heap is corrupted ("double free or corruption", an aborted stub or server; seen within seconds with six sessions). So
+our reference must be the last one: it is dropped only after a later round trip through the same FIFO queue of the stub.
+``is_cancelled`` of a response sender is such a round trip, and the orchestrator calls it every few milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IteratorKeeper:
 
     @contextmanager
     def round_trip(self) -> Iterator[None]:
-        """Around a call that goes through the stub's queue: what was finished before it may go after it."""
+        """Wraps a call that goes through the stub's queue: iterators that finished before it are released after it."""
         with self._lock:
             passed, self._finished = self._finished, []
         try:
@@ -37,4 +37,4 @@ class IteratorKeeper:
             with self._lock:
                 self._finished.extend(passed)
             raise
-        # ``passed`` dies here, in a Python thread.
+        # ``passed`` is freed here, in a Python thread.

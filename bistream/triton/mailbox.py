@@ -1,10 +1,10 @@
-"""Speech tokens of one session that wait until the calling model asks for them.
+"""Buffers the speech tokens of one session until the calling model requests them.
 
-``llm_bistream`` answers a sibling only with single responses: a stream of several can lock up the caller's process for good (see
-``bls_ports.BlsClient.ask``). So the messages of a session are gathered here, and whoever asks gets what has come.
+``llm_bistream`` answers a sibling only with single responses: a stream of several can deadlock the caller's process (see
+``bls_ports.BlsClient.ask``). So the messages of a session are collected here, and each request takes those that have arrived.
 
-An answer costs both processes about as much as a step of the language model takes, so it waits until the asker can use it: until as many
-tokens have come as it wants, or none will come for now. Any thread; used by the ``model.py`` of ``llm_bistream``.
+An answer costs both processes about as much time as a step of the language model, so it is held back until it is useful: until the
+requested number of tokens has arrived, or no more will come for now. Thread-safe; used by the ``model.py`` of ``llm_bistream``.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from bistream.types import FinishReason, SpeechTokens
 Message = SpeechTokens | BistreamError
 Answer = Callable[[Message], None]
 
-MAX_HOLD_S = 0.05  # tokens of a slow language model go out one by one: a listener short of audio can use even a few
+MAX_HOLD_S = 0.05  # a slow language model's tokens go out as they come: even a few help a listener short of audio
 
 
 class TokenMailbox:
-    """``post`` is the sink of a session. An answer is one message: all tokens that have come, or the error that ended the session."""
+    """``post`` is the sink of a session. An answer is one message: all tokens received so far, or the error that ended the session."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._token_ids: list[int] = []
-        self._oldest_at = 0.0  # when the first of them came
+        self._oldest_at = 0.0  # when the first of them arrived
         self._is_resting = False
         self._text_consumed = 0
         self._finish_reason: FinishReason | None = None
         self._error: BistreamError | None = None
         self._waiting: Answer | None = None
-        self._wanted_tokens = 1  # by the one who waits
+        self._wanted_tokens = 1  # by the waiting request
         self._drained = False
 
     @property
     def has_ended(self) -> bool:
-        """Nothing will be posted any more; something may be left to take."""
+        """Nothing more will be posted; a message may be left to take."""
         return self._error is not None or self._finish_reason is not None
 
     @property
     def is_drained(self) -> bool:
-        """The end was taken."""
+        """The last message has been taken."""
         return self._drained
 
     def post(self, message: Message) -> None:
@@ -66,14 +66,14 @@ class TokenMailbox:
             answer(taken)
 
     def take(self, answer: Answer, wanted_tokens: int = 1) -> None:
-        """``answer`` is called once, now or by a later ``post``: with ``wanted_tokens`` or more, fewer when no more come for now
-        or the oldest has waited for ``MAX_HOLD_S``. Raises ``UnknownSessionError`` behind the end, ``InvalidInputError``
-        while another one waits."""
+        """``answer`` is called once, now or by a later ``post``: with at least ``wanted_tokens``, fewer when no more come for
+        now or the oldest has waited for ``MAX_HOLD_S``. Raises ``UnknownSessionError`` after the end, ``InvalidInputError``
+        while another request is waiting."""
         with self._lock:
             if self._drained:
-                raise UnknownSessionError("This session has ended and its end was taken; start another one.")
+                raise UnknownSessionError("This session has ended and its last message was taken; start another one.")
             if self._waiting is not None:
-                raise InvalidInputError("A request for this session's tokens is waiting already; wait for its answer.")
+                raise InvalidInputError("A request for this session's tokens is already waiting; wait for its answer.")
             self._wanted_tokens = wanted_tokens
             taken = self._taken()
             if taken is None:
@@ -82,7 +82,7 @@ class TokenMailbox:
             answer(taken)
 
     def _taken(self) -> Message | None:
-        """What an answer carries now; tokens go before the error that came after them."""
+        """The message for an answer now, if any; tokens go out before an error that followed them."""
         if self._finish_reason is not None or (self._token_ids and self._is_enough()):
             message = SpeechTokens(tuple(self._token_ids), self._text_consumed, self._finish_reason)
             self._token_ids.clear()

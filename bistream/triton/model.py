@@ -1,8 +1,8 @@
-"""The two kinds of Triton model: decoupled (answers through a sender, at any time) and unary (one response at once).
+"""The two kinds of Triton model: decoupled (answers through a sender, at any time) and unary (``execute`` returns one response).
 
-A ``model.py`` derives ``TritonPythonModel`` from one of them and says how to open its stage, what to do with a request and how
-to close. Here is what must be the same everywhere: ``execute`` never raises (Triton would send the client a stack trace with
-paths), every request is answered, and a model that cannot work refuses to load.
+A ``model.py`` derives ``TritonPythonModel`` from one of them and defines how to open its stage, handle a request and close.
+The base classes ensure what must be the same everywhere: ``execute`` never raises (Triton would send the client a stack trace
+with paths), every request is answered, and a model that cannot work refuses to load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bistream.wire import ModelContract
 
 
 class TritonModel(ABC):
-    """Life of a model: ``initialize`` -> ``open``, ``execute``, ``finalize`` -> ``close``."""
+    """Life cycle of a model: ``initialize`` -> ``open``, ``execute``, ``finalize`` -> ``close``."""
 
     backend: ClassVar[Any]  # triton_python_backend_utils
     contract: ClassVar[ModelContract]
@@ -48,14 +48,14 @@ class TritonModel(ABC):
         if self._opened:
             self._releasing_stopped.set()
             self.close()
-        gc.collect()  # a response sender that only a cycle still holds would be freed after the stub's shared memory, and crash the exit
+        gc.collect()  # a response sender held only by a reference cycle would be freed after the stub's shared memory, and crash
 
     @abstractmethod
     def open(self, config: RuntimeConfig) -> None:
-        """Import and load what is heavy. Raises ``BistreamError`` when the model cannot work."""
+        """Import heavy libraries and load the networks. Raises ``BistreamError`` when the model cannot work."""
 
     def healthy(self) -> bool:
-        """False once this process can do nothing more; it is then ended, and the supervisor starts a new server."""
+        """False once this process can no longer work; it is then ended, and the supervisor starts a new server."""
         return True
 
     @abstractmethod
@@ -71,7 +71,7 @@ class TritonModel(ABC):
 
 
 class DecoupledModel(TritonModel):
-    """``execute`` hands every request on and returns; the answers come from the stage's threads."""
+    """``execute`` hands over every request and returns; the stage's threads answer."""
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
@@ -88,7 +88,7 @@ class DecoupledModel(TritonModel):
 
     @abstractmethod
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
-        """Validate, enqueue, return. What it raises is the request's answer; otherwise ``sender`` must be finished by someone."""
+        """Validate, enqueue, return. An exception becomes the request's answer; otherwise ``sender`` must be finished later."""
 
 
 class UnaryModel(TritonModel):
@@ -106,4 +106,4 @@ class UnaryModel(TritonModel):
 
     @abstractmethod
     def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
-        """The outputs by name. What it raises is the request's answer."""
+        """The outputs by name. An exception becomes the request's answer."""

@@ -1,8 +1,8 @@
-"""The one place that touches a Triton response sender.
+"""The only module that calls a Triton response sender.
 
 A mistake here kills the whole server, not only one request: two threads sending on one sender corrupt memory, and
-``is_cancelled`` after the final flag is a segmentation fault. So every call is made under the request's lock, and after the
-final flag no Triton call is possible. Used by all decoupled models, from any thread.
+``is_cancelled`` after the final flag is a segmentation fault. So every call is made under the request's lock, and no
+Triton call follows the final flag. Used by all decoupled models, from any thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_INTERNAL_SENTENCE = "The server failed unexpectedly; its log says why."
-# Which Triton status a class of error has; what is not named is INTERNAL.
+_INTERNAL_SENTENCE = "The server failed unexpectedly; see its log for the reason."
+# Triton status of each error code; all others are INTERNAL.
 _STATUS_BY_CODE = {
     "INVALID_INPUT": "INVALID_ARG",
     "UNKNOWN_SESSION": "NOT_FOUND",
@@ -39,7 +39,7 @@ _STATUS_BY_CODE = {
 
 
 def public_error(error: BaseException) -> BistreamError:
-    """The error a client may see: ours as it is, anything else (logged with its stack) as one sentence without details."""
+    """The error a client may see: ours unchanged, anything else (logged with its stack) as one sentence without details."""
     if isinstance(error, BistreamError):
         return error
     logger.error("unexpected error", exc_info=error)
@@ -63,7 +63,7 @@ class ResponseSender:
     """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
 
     def __init__(self, pb_utils: Any, triton_sender: Any, keeper: IteratorKeeper | None = None) -> None:
-        """keeper: of a model that calls others over BLS; every answered ``is_cancelled`` lets it release."""
+        """keeper: of a model that calls others over BLS; every completed ``is_cancelled`` lets it release iterators."""
         self._pb_utils = pb_utils
         self._triton_sender = triton_sender
         self._keeper = IteratorKeeper() if keeper is None else keeper
@@ -95,7 +95,7 @@ class ResponseSender:
             if not self._finished:
                 self._finished = final
                 self._call(response, final)
-        # The stub drops outputs that the client did not ask for without holding the GIL; ours must not be the first reference to go.
+        # The stub drops outputs that the client did not request without holding the GIL; our references must outlive the stub's.
         del tensors
 
     def finish(self) -> None:
@@ -107,7 +107,7 @@ class ResponseSender:
         self._end(error)
 
     def is_cancelled(self) -> bool:
-        """Whether the client's stream is gone. After the end: what was last seen."""
+        """Whether the client's stream is gone. After the end: the last known answer."""
         with self._lock:
             if not self._finished and not self._cancelled:
                 with self._keeper.round_trip():
@@ -130,7 +130,7 @@ class ResponseSender:
         self._call(None, final=True)
 
     def _call(self, response: Any, final: bool = False) -> None:
-        """The only call of ``send``; with the lock held. A failure is logged: there is nobody left to tell."""
+        """The only call of Triton's ``send``; with the lock held. A failure can only be logged."""
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         try:
             if response is None:
@@ -145,9 +145,9 @@ class ResponseSender:
 class SiblingResponseSender(ResponseSender):
     """For models that other models call over BLS, where an error response is safe only as the first and final one.
 
-    Measured on this server: after an error that is not final, or is not the first response, the caller's iterator never ends or the
-    calling model can never be unloaded. So an error is sent together with the final flag; once data has been sent, it travels
-    in the outputs that ``in_band_error`` makes of it.
+    Observed on this server: after an error that is not final, or is not the first response, the caller's iterator never ends or the
+    calling model can never be unloaded. So an error is sent together with the final flag; once data has been sent, it is sent in
+    band, as the outputs that ``in_band_error`` returns.
     """
 
     def __init__(self, pb_utils: Any, triton_sender: Any, in_band_error: Callable[[BistreamError], Arrays] | None = None) -> None:
@@ -199,9 +199,9 @@ class WaveformSender(BistreamAudioSender):
 
 
 class CollectingSender:
-    """``ports.AudioSender`` of a request that is answered once: gathers the audio until the session has ended.
+    """``ports.AudioSender`` of a request with a single response: collects the audio until the session has ended.
 
-    ``request`` is the Triton request being executed; it is asked for cancellation only while ``wait`` has not returned.
+    ``request`` is the Triton request being executed; its cancellation is polled only until ``wait`` returns.
     """
 
     def __init__(self, request: Any, keeper: IteratorKeeper) -> None:
@@ -224,7 +224,7 @@ class CollectingSender:
         with self._lock:
             if self._request is None:
                 return False
-            if not self._cancelled:  # a request that has said yes says it again without a round trip
+            if not self._cancelled:  # a cancelled request needs no further round trip
                 with self._keeper.round_trip():
                     self._cancelled = bool(self._request.is_cancelled())
             return self._cancelled
@@ -236,5 +236,5 @@ class CollectingSender:
             self._request = None
         if self._error is not None:
             raise self._error.renewed(self._error.session_id)
-        chunks, self._chunks = self._chunks, []  # nothing is kept, whoever still holds this sender
+        chunks, self._chunks = self._chunks, []  # keeps no audio, even if this sender is still referenced
         return np.concatenate(chunks) if chunks else np.zeros(0, np.float32)

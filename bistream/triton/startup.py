@@ -1,6 +1,6 @@
-"""What every model does when its process starts: checks, output, logging, parameters.
+"""Common start-up of every model process: checks, output, logging, parameters.
 
-Called from ``initialize`` before any heavy import, so that thread settings are seen by the libraries that read them once.
+Called from ``initialize`` before any heavy import, because libraries read their thread settings when they are imported.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ def prepare_process(config: RuntimeConfig, model_name: str) -> None:
 
 
 def settle_memory() -> None:
-    """Take everything that was loaded out of the garbage collector's sight: a full collection over the objects of the libraries
-    holds all threads for about 0.2 s, in the middle of sessions.
+    """Exclude all loaded objects from garbage collection: a full collection that includes the libraries' objects would stop all
+    threads for about 0.2 s while sessions are running.
     """
     gc.collect()
     gc.freeze()
 
 
 def end_when_useless(healthy: Callable[[], bool], interval_s: float = 1.0, stuck_after_s: float = 30.0) -> None:
-    """End this process when the server has died (with threads at work it would live on, holding memory and the GPU), or when it
-    is no longer ``healthy``: after a failed engine or GPU only a new process can help, and the supervisor sees that one is missing.
+    """End this process when the server has died (running threads would keep it alive, holding memory and the GPU), or when it is
+    no longer ``healthy``: after an engine or GPU failure only a new process helps, and the supervisor detects the missing one.
 
-    Also when no Python ran for ``stuck_after_s``: the stub can stand still with the GIL in its hands, for example in ``execute`` while
-    it waits for a server that has died. That is noticed by a thread that needs no GIL, which this one puts off as long as it can.
+    Also when no Python code has run for ``stuck_after_s``: the stub can block while holding the GIL, for example in ``execute``
+    waiting for a server that has died. A timer thread of ``faulthandler`` that needs no GIL detects this; this one keeps resetting it.
     """
     server = os.getppid()
 
@@ -89,8 +89,8 @@ def end_when_useless(healthy: Callable[[], bool], interval_s: float = 1.0, stuck
             faulthandler.dump_traceback_later(stuck_after_s, exit=True)
             time.sleep(interval_s)
         if os.getppid() == server:
-            logger.error("this process can compute nothing more and ends itself")
-            time.sleep(interval_s)  # the last error messages of its sessions are on their way
+            logger.error("this process can no longer compute and ends itself")
+            time.sleep(interval_s)  # until the last error messages of its sessions are sent
         os._exit(1)
 
     threading.Thread(target=watch, name="end-when-useless", daemon=True).start()
@@ -107,7 +107,7 @@ def refusing_to_load(pb_utils: Any) -> Iterator[None]:
         logger.exception("the model could not be loaded")
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             raise pb_utils.TritonModelException(
-                "The model does not fit into the memory; lower max_sessions, max_session_tokens, kv_cache_tokens or flow_state_mb."
+                "The model does not fit into memory; lower max_sessions, max_session_tokens, kv_cache_tokens or flow_state_mb."
             ) from None
         sentence = " ".join(str(error).split()) or type(error).__name__
         raise pb_utils.TritonModelException(f"The model could not be loaded ({type(error).__name__}: {sentence}).") from None

@@ -1,6 +1,6 @@
-"""Which tier of code serves each network, as Prometheus gauges on the server's metrics port: ``bistream_tier{stage,tier} 1``.
+"""Exports the tier of code that runs each network as a Prometheus gauge on the server's metrics port: ``bistream_tier{stage,tier} 1``.
 
-Called by the ``model.py`` files whose process computes networks. Why no faster tier serves is in the log, in one line per network.
+Called by the ``model.py`` files whose process runs networks. The reason for not using a faster tier is logged, one line per network.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "bistream_tier"
-DESCRIPTION = "1 for the tier of code (kernels, graphs, plain) that computes a network"  # the same in every process: one family
+DESCRIPTION = "1 for the tier of code (kernels, graphs, plain) that computes a network"  # equal in all processes: one family
 
 
 class TierMetrics:
-    """Shown until ``close``, which must come before the process ends: a metric is taken back through the stub."""
+    """Exported until ``close``, which must come before the process ends: metrics are removed through the stub."""
 
     def __init__(self, pb_utils: Any, choices: Sequence[TierChoice]) -> None:
         self._metrics: list[Any] = []
@@ -29,9 +29,9 @@ class TierMetrics:
                 metric = family.Metric(labels={"stage": choice.stage.replace(" ", "_"), "tier": choice.tier.value})
                 metric.set(1)
                 self._metrics.append(metric)
-            self._metrics.append(family)  # last: it goes after its metrics
-        except Exception as error:  # what operators see must not keep a model from serving
-            logger.warning("the tiers are not shown as metrics: %s", error)
+            self._metrics.append(family)  # last: freed after its metrics
+        except Exception as error:  # missing metrics must not keep a model from serving
+            logger.warning("the tiers are not exported as metrics: %s", error)
 
     def close(self) -> None:
         """Idempotent."""

@@ -15,7 +15,7 @@ from bistream.wire import COSYVOICE2
 
 
 class _OwnOrchestrator:
-    """Every instance speaks through an orchestrator of its own; the stages behind it are shared."""
+    """Every instance has its own orchestrator; the models of the stages are shared."""
 
     backend = pb_utils
     contract = COSYVOICE2
@@ -50,7 +50,7 @@ class _Offline(_OwnOrchestrator, UnaryModel):
 
 
 class TritonPythonModel:
-    """``decoupled`` of the model configuration chooses; both answer the same request."""
+    """``decoupled`` in the model configuration selects one of the two; both accept the same request."""
 
     def initialize(self, args: dict[str, str]) -> None:
         from bistream.triton.startup import is_decoupled

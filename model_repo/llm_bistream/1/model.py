@@ -31,7 +31,7 @@ class TritonPythonModel(DecoupledModel):
         self._service = SpeechTokenService(config)
         self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
         self._mailboxes: dict[str, TokenMailbox] = {}  # used by the thread of ``execute`` alone
-        # Responses are sent, in order, by a thread of their own: a send waits for the server, the engine must not.
+        # Responses are sent, in order, by a separate thread: sending blocks on the server, and the engine must not block.
         self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llm-send")
 
     def sender(self, triton_sender: Any) -> ResponseSender:
@@ -61,22 +61,22 @@ class TritonPythonModel(DecoupledModel):
             return
         mailbox = TokenMailbox()
         self._service.start(start, mailbox.post)
-        self._forget_untaken()
+        self._drop_old_mailboxes()
         self._mailboxes[session_id] = mailbox
         sender.finish()
 
     def _take(self, session_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
         mailbox = self._mailboxes.get(session_id)
         if mailbox is None:
-            raise UnknownSessionError("No session has this id whose tokens could be taken; start one with is_pull.", session_id)
+            raise UnknownSessionError("No session with this id has tokens to take; start one with is_pull.", session_id)
 
         def answer(message: SpeechTokens | BistreamError) -> None:
             self._outbox.submit(_answer, sender, message)
 
         mailbox.take(answer, inputs.integer("wanted_tokens") or 1)
 
-    def _forget_untaken(self) -> None:
-        """Drop what was taken to its end, and what ended longest ago of that which nobody seems to want."""
+    def _drop_old_mailboxes(self) -> None:
+        """Drop drained mailboxes and, beyond max_sessions, the oldest finished ones that were never drained."""
         self._mailboxes = {session_id: mailbox for session_id, mailbox in self._mailboxes.items() if not mailbox.is_drained}
         ended = [session_id for session_id, mailbox in self._mailboxes.items() if mailbox.has_ended]
         for session_id in ended[: max(0, len(ended) - self.config.max_sessions)]:

@@ -32,7 +32,7 @@ class TritonPythonModel(DecoupledModel):
         self._voices = VoiceCache(config.voice_cache_size)
         self._token2wav = Token2Wav(config)
         self._tier_metrics = TierMetrics(pb_utils, self._token2wav.tiers)
-        # Responses are sent by a thread of their own: a send waits for the server, the computing thread must not.
+        # Responses are sent by a separate thread: sending blocks on the server, and the computing thread must not block.
         self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="token2wav-send")
 
     def sender(self, triton_sender: Any) -> ResponseSender:

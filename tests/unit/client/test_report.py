@@ -16,7 +16,7 @@ def test_a_report_without_audio() -> None:
     summary = report.as_dict()
     assert (summary["time_to_first_audio_s"], summary["real_time_factor"], summary["underruns"]) == (None, None, 0)
     assert not summary["audio_began_before_text_ended"]
-    assert report.as_text() == "no audio came"
+    assert report.as_text() == "no audio arrived"
     json.dumps(summary, allow_nan=False)
 
 

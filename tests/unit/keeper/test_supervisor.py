@@ -145,6 +145,6 @@ def test_a_failed_server_is_killed_and_not_drained() -> None:
         supervisor.server.dead = 1
 
     supervisor = Rehearsal(FakeServer([1]), fail)
-    with pytest.raises(ServerError, match="The process of a model has died; it was restarted 0 times"):
+    with pytest.raises(ServerError, match="The process of a model has died; giving up after 0 restarts"):
         supervisor.run()
     assert supervisor.server.calls == ["unready", "unready", "kill"]

@@ -68,8 +68,8 @@ def test_a_refused_piece_changes_nothing(text: str, bad: bytes, is_end: bool, cu
     [
         ([b""], "empty"),
         ([b" ", b"\n"], "empty"),
-        ([b"abc\xe4\xbd"], "ends inside a character"),
-        ([b"abc\xe4\xbd", b""], "ends inside a character"),
+        ([b"abc\xe4\xbd"], "ends inside a UTF-8 character"),
+        ([b"abc\xe4\xbd", b""], "ends inside a UTF-8 character"),
         ([b"abc\xe4", b"x"], "not valid UTF-8"),
         ([b"\xed\xa0\x80"], "not valid UTF-8"),
         ([b"a" * 5, b"b" * 6], "longer than 10 characters"),

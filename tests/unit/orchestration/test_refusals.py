@@ -34,7 +34,7 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"target_text": b" \n"}, "empty"),
         ({"target_text": None}, "empty"),
         ({"target_text": b"x" * 101}, "100 characters"),
-        ({"target_text": "Zo\u00eb".encode()[:-1]}, "inside a character"),
+        ({"target_text": "Zo\u00eb".encode()[:-1]}, "inside a UTF-8 character"),
         ({"target_text": b"a\xffb"}, "UTF-8"),
         ({"session_id": "no blanks"}, "session_id"),
         ({"session_id": None, "is_end": False}, "session_id"),

@@ -135,7 +135,7 @@ def test_a_start_that_is_refused_raises_at_once() -> None:
     [
         ("Stub process 'llm_bistream_0_0' is not healthy.", EngineError),
         ("Model llm_bistream - Error when running inference: Server not ready", ShuttingDownError),
-        ("INTERNAL: The server failed unexpectedly; its log says why.", EngineError),
+        ("INTERNAL: The server failed unexpectedly; see its log for the reason.", EngineError),
     ],
 )
 def test_words_of_triton_itself_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:

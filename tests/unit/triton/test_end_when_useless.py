@@ -1,4 +1,4 @@
-"""A model process that can compute nothing more ends itself, after its last messages; a healthy one stays."""
+"""A model process that can no longer compute ends itself, after its last messages; a healthy one stays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_unhealthy_process_ends_itself() -> None:
     out, err = process.communicate("\n", timeout=20)
     assert process.returncode == 1
     assert out == ""
-    assert "can compute nothing more" in err
+    assert "can no longer compute" in err
 
 
 def test_a_process_that_stands_still_with_the_gil_ends_itself() -> None:

@@ -121,7 +121,7 @@ def test_outputs_that_cannot_be_made_fail_the_request() -> None:
 
     fake = FakeSender()
     ResponseSender(Broken(), fake).send(VALUE)
-    assert fake.errors == ["INTERNAL: The server failed unexpectedly; its log says why."] and fake.finals == 1
+    assert fake.errors == ["INTERNAL: The server failed unexpectedly; see its log for the reason."] and fake.finals == 1
 
 
 def test_cancellation_is_remembered_after_the_end() -> None:
