@@ -3,14 +3,14 @@
 ``ScriptedEngine`` is an ``Engine`` without a model. A *script* decides what is sampled: it is called once per turn with a
 ``TurnView`` and returns candidate ids (a list or a generator), in the numbering of ``TokenSpace``. The engine honours
 ``TurnLimits``: a candidate that is forbidden at that point is skipped, a stop id ends the turn with STOP, ``max_new_ids``
-(or the session's ``max_ids``) with LENGTH. A script that runs dry is a mistake of the test and raises.
+(or the session's ``max_ids``) with LENGTH. A script that runs out of candidates is a mistake in the test and raises.
 
     engine = ScriptedEngine(SPACE, turns({"a": [[speech(1), SPACE.fill], [speech(2), SPACE.eos]]}, SPACE))   # answers at once
     engine = ScriptedEngine(SPACE, counting_script, pumped=True)  # turns only move when the test calls engine.pump()
 
 Without ``pumped`` a turn runs to its end inside ``EngineSequence.turn`` (sinks are called from there; a turn started from
 a sink runs after it, not inside it). With ``pumped`` nothing happens until ``engine.pump(steps)``: one step yields one
-id per running turn. ``engine.fail("sentence")`` is the engine thread dying: every live turn ends with ERROR and
+id per running turn. ``engine.fail("sentence")`` simulates the death of the engine thread: every live turn ends with ERROR and
 ``healthy`` is False from then on. A script that raises ``ScriptError`` ends its own turn with ERROR.
 
 ``ScriptedSampler`` plugs a function into the real torch engine in place of random sampling.
@@ -70,7 +70,7 @@ def counting_script(view: TurnView) -> Iterator[int]:
 
 
 def stopping_script(view: TurnView) -> Iterator[int]:
-    """``counting_script``, but about every sixth id it would rather stop, with each of the three stop ids."""
+    """``counting_script``, but in place of about every sixth id it proposes one of the three stop ids."""
     for speech_id in counting_script(view):
         if sum(view.sequence[-3:]) % 6 == 0:
             yield view.space.specials[len(view.sequence) % 3]
@@ -78,7 +78,7 @@ def stopping_script(view: TurnView) -> Iterator[int]:
 
 
 def turns(answers: Mapping[str, Sequence[Sequence[int]]], after: Script | None = None) -> Script:
-    """Script from lists: ``answers[session_id][turn_index]`` are the candidate ids; further turns are given to ``after``."""
+    """Script from lists: ``answers[session_id][turn_index]`` are the candidate ids; further turns go to ``after``."""
 
     def script(view: TurnView) -> Iterable[int]:
         lists = answers.get(view.session_id, ())
@@ -92,7 +92,7 @@ def turns(answers: Mapping[str, Sequence[Sequence[int]]], after: Script | None =
 
 @dataclass
 class RecordingSink:
-    """A ``TurnSink`` that keeps what it got. ``late`` counts calls after the end, which no engine may make."""
+    """A ``TurnSink`` that records its calls. ``late`` counts calls after the end, which no engine may make."""
 
     ids: list[int] = field(default_factory=list)
     result: TurnResult | None = None
@@ -218,7 +218,7 @@ class ScriptedEngine:
         return done
 
     def fail(self, sentence: str = "Computing failed; try again.") -> None:
-        """What a crash of the engine's thread looks like from outside."""
+        """A crash of the engine's thread, as callers see it."""
         self.healthy = False
         while self._running:
             session, running = self._running.popleft()
@@ -235,7 +235,7 @@ class ScriptedEngine:
         assert all(session.running is running for session, running in self._running)
 
     def close(self) -> None:
-        """Turns in flight end with CANCELLED. Idempotent."""
+        """Ends turns in flight with CANCELLED. Idempotent."""
         self.closed = True
         while self._running:
             session, running = self._running.popleft()
@@ -291,7 +291,7 @@ class ScriptedEngine:
             if candidate not in limits.forbidden and not early:
                 assert self.space.is_speech(candidate) or candidate in self.space.specials, candidate
                 return candidate
-        raise AssertionError(f"the script ran dry in turn {running.view.turn_index} of session {running.view.session_id!r}")
+        raise AssertionError(f"the script ran out of candidates in turn {running.view.turn_index} of session {running.view.session_id!r}")
 
     def _end(self, session: ScriptedSequence, running: _RunningTurn, result: TurnResult) -> bool:
         session.running = None

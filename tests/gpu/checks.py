@@ -1,4 +1,4 @@
-"""What the tests of single kernels share: seeded inputs, poisoned memory, comparison with an exact result."""
+"""Shared by the tests of single kernels: seeded inputs, poisoned memory, comparison with an exact result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 DEVICE = torch.device("cuda")
 # ||found - exact|| / ||exact|| of a result that was rounded once to this type
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
-SUM_BOUND = 1e-4  # of float32 sums of 16-bit products: the tensor cores cut off what they shift out
-SENTINEL = -77  # an integer that nothing computes
+SUM_BOUND = 1e-4  # of float32 sums of 16-bit products: the tensor cores truncate when they align summands
+SENTINEL = -77  # an integer that no kernel computes
 
 
 class Draw:
@@ -50,7 +50,7 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def untouched(tensor: Tensor) -> Tensor:
-    """Where a poisoned tensor is as it was."""
+    """Mask of the elements of a poisoned tensor that were not written."""
     return tensor.isnan() if tensor.is_floating_point() else tensor == SENTINEL
 
 
@@ -60,14 +60,17 @@ def assert_untouched(*tensors: Tensor) -> None:
 
 
 def assert_close(found: Tensor, exact: Tensor, bound: float) -> None:
-    """Everything was written and is right as a whole (``bound``), and no element is off by more than its size explains."""
+    """All elements were written; the relative error as a whole is at most ``bound``, and that of each element at most ten times as much.
+
+    An element's error is relative to its size plus the root mean square of all elements.
+    """
     assert found.shape == exact.shape, f"{tuple(found.shape)} instead of {tuple(exact.shape)}"
     assert torch.isfinite(found).all(), f"{int((~torch.isfinite(found)).sum())} of {found.numel()} elements are not finite"
     difference, exact = found.double() - exact.double(), exact.double()
     error = float(torch.linalg.vector_norm(difference) / torch.linalg.vector_norm(exact).clamp(min=1e-30))
     assert error <= bound, f"relative error {error:.2e} is above {bound:.0e}"
     worst = float((difference.abs() / (exact.abs() + exact.square().mean().sqrt()).clamp(min=1e-30)).max())
-    assert worst <= 10 * bound, f"an element is off by {worst:.2e} of its size, above {10 * bound:.0e}"
+    assert worst <= 10 * bound, f"the worst relative error of an element, {worst:.2e}, is above {10 * bound:.0e}"
 
 
 @contextmanager

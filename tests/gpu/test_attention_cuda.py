@@ -51,7 +51,7 @@ def random_batch(dtype: torch.dtype) -> Batch:
 
 
 def exact(batch: Batch, left: int) -> Tensor:
-    """float64 [2 ROWS, HEADS, WIDTH]; NaN behind the live rows."""
+    """float64 [2 ROWS, HEADS, WIDTH]; NaN after the live rows."""
     out = torch.full((2 * ROWS, HEADS, WIDTH), math.nan, dtype=torch.float64, device="cuda")
     for (first, frames, chunks), table in zip(batch.session.tolist(), batch.table, strict=True):
         chunk = chunks + torch.arange(frames, device="cuda") // CHUNK
@@ -87,7 +87,7 @@ def test_any_number_of_programs_attends_exactly(dtype: torch.dtype, tolerance: f
     wanted = exact(batch, left)
     live = wanted.isfinite()
     first = attended(batch, left, 66)
-    assert torch.equal(first.isfinite(), live)  # every live row is written and no other
+    assert torch.equal(first.isfinite(), live)  # every live row is written and no others
     error = (first.double() - wanted)[live].norm() / wanted[live].norm()
     assert error < tolerance
     for programs in (1, 3, 200):

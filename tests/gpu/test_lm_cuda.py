@@ -1,4 +1,4 @@
-"""The language model step on CUDA: true to the dense forward, the same numbers in any company, the engine's contract kept."""
+"""The language model step on CUDA: close to the dense forward pass, batch-invariant, and in keeping with the engine's contract."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bistream.text2token.cuda.runner import CudaRunner
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
 from bistream.text2token.cuda.weights import pack_weights
 
-# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+# the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 DEVICE = torch.device("cuda")
@@ -49,7 +49,7 @@ ALL_STOPS = frozenset(SPACE.specials)
 
 @cache
 def weights(config: LanguageModelConfig) -> ModelWeights:
-    """float32 numbers that bfloat16 can hold, so that only activations are rounded."""
+    """float32 numbers that bfloat16 represents exactly, so that only activations are rounded."""
     state = {key: value.to(torch.bfloat16).float() for key, value in random_state(config).items()}
     return build_weights(state, config, DEVICE, torch.float32)
 
@@ -66,7 +66,7 @@ def shared_runner() -> CudaRunner:
 
 
 def engine_of(runner: CudaRunner) -> TorchEngine:
-    """A fresh engine: blocks and slots of the runner are free again, whatever is left in them."""
+    """A fresh engine: all blocks and slots of the runner are free again, with their old contents."""
     return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
 
 
@@ -78,7 +78,7 @@ def drain(engine: TorchEngine) -> None:
 def talk(
     engine: TorchEngine, sessions: Sequence[EngineSequence], turns: Sequence[Sequence[Sequence[int]]], max_new: int
 ) -> list[list[int]]:
-    """All sessions at once, turn after turn; what each of them said."""
+    """All sessions at once, turn after turn; the ids that each of them generated."""
     said: list[list[int]] = [[] for _ in sessions]
     for turn in range(max(map(len, turns))):
         sinks = {}
@@ -99,8 +99,8 @@ def random_turns(rng: random.Random) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("config", [WIDE, SMALLEST], ids=["full", "smallest"])
-def test_rows_follow_the_dense_forward(config: LanguageModelConfig) -> None:
-    """Chunks of a prompt through every kind of kernel, against float32: about as exact as bfloat16 activations can be."""
+def test_rows_match_the_dense_forward(config: LanguageModelConfig) -> None:
+    """Chunks of a prompt through every kind of kernel, against float32: about as accurate as bfloat16 activations allow."""
     runner = make_runner(config, SETTINGS)
     model = Qwen2Model(config, weights(config))
     ids = torch.randint(0, config.text_vocab_size, (700,), generator=torch.Generator().manual_seed(0))
@@ -119,8 +119,8 @@ def test_rows_follow_the_dense_forward(config: LanguageModelConfig) -> None:
     assert position == len(ids)
 
 
-def test_scores_do_not_depend_on_the_company() -> None:
-    """Bit for bit: the same row alone, in every bucket, at any place, among any neighbours."""
+def test_scores_are_batch_invariant() -> None:
+    """Bit for bit: the same row alone, in every bucket, at any position, among any neighbours."""
     runner = make_runner(WIDE, MANY)
     runner.cache.blocks.normal_(generator=torch.Generator(DEVICE).manual_seed(0))
     torch.cuda.synchronize()
@@ -144,7 +144,7 @@ def test_scores_do_not_depend_on_the_company() -> None:
 
 @pytest.mark.parametrize("rows", [20, 64, 100, 256])
 def test_scores_do_not_depend_on_who_adds_the_chunks(rows: int) -> None:
-    """Programs of the down projection that wait for nobody leave their share to the last one: the same numbers, bit for bit."""
+    """Programs of the down projection that do not wait leave their shares to the last one to arrive: the results are bit-identical."""
     ids = torch.randint(0, WIDE.text_vocab_size, (rows,), generator=torch.Generator().manual_seed(4))
     reset = SlotReset("a", SamplingSpec(), tuple(range(16)))
     plan = StepPlan((TurnStart(0, TurnLimits(10), 10, reset),), (), (Segment(0, 0, tuple(ids.tolist()), False),), ())
@@ -161,7 +161,7 @@ def test_scores_do_not_depend_on_who_adds_the_chunks(rows: int) -> None:
 @pytest.mark.parametrize(
     "spec", [SamplingSpec(temperature=0.0), SamplingSpec(seed=5), SamplingSpec(seed=6, top_k=60, top_p=0.95, temperature=1.3)]
 )
-def test_a_session_says_the_same_alone_and_among_others(spec: SamplingSpec) -> None:
+def test_a_session_generates_the_same_alone_and_among_others(spec: SamplingSpec) -> None:
     rng = random.Random(1)
     turns = random_turns(rng)
     engine = engine_of(shared_runner())
@@ -173,7 +173,7 @@ def test_a_session_says_the_same_alone_and_among_others(spec: SamplingSpec) -> N
     assert among[20] == alone and len(alone) == 12 * len(turns)
 
 
-def test_graphs_and_single_launches_say_the_same() -> None:
+def test_graphs_and_single_launches_generate_the_same() -> None:
     rng = random.Random(2)
     turns = [random_turns(rng) for _ in range(6)]
     specs = [SamplingSpec(seed=number, temperature=float(number % 3)) for number in range(6)]
@@ -197,7 +197,7 @@ def test_a_shared_prompt_changes_nothing() -> None:
     assert said[0] == said[1]
 
 
-def test_numbers_that_are_none_fail_their_session_only() -> None:
+def test_nan_fails_its_session_only() -> None:
     runner = make_runner()
     poisoned = 123
     runner.step.weights.embedding[poisoned] = float("nan")
@@ -211,7 +211,7 @@ def test_numbers_that_are_none_fail_their_session_only() -> None:
     assert sinks[0].result is not None and sinks[0].result.end is TurnEnd.LENGTH
     assert sinks[1].result is not None and sinks[1].result.end is TurnEnd.ERROR
     bad.close()
-    again = engine_of(runner)  # its first blocks are the ones that held what was no number
+    again = engine_of(runner)  # its first blocks are the ones that held NaN
     assert talk(again, [again.open("new", SamplingSpec(), 300)], [turns[0][:1]], 20)[0] == sinks[0].ids
 
 
@@ -229,8 +229,8 @@ def choose_on_device(runner: CudaRunner, logits: torch.Tensor, slots: torch.Tens
 
 
 @pytest.mark.parametrize("count", [40, 200])
-def test_the_sampling_kernel_chooses_as_the_plain_sampler(count: int) -> None:
-    """Peaked, flat, tied, masked and spoilt scores, several settings, until ids repeat and turns end; state and all."""
+def test_the_sampling_kernel_chooses_like_the_plain_sampler(count: int) -> None:
+    """Peaked, flat, tied, masked and non-finite scores, several settings, until ids repeat and turns end; the state is compared too."""
     runner, sampler = make_runner(WIDE, MANY, record=False), RepetitionAwareSampler()
     state, space = runner.state, runner.space
     generator = torch.Generator(DEVICE).manual_seed(3)
@@ -265,11 +265,11 @@ def test_the_sampling_kernel_chooses_as_the_plain_sampler(count: int) -> None:
         for name, value in after.items():
             assert torch.equal(tensors[name][:count][same.to(DEVICE)], value[:count][same.to(DEVICE)]), name
             tensors[name].copy_(value)
-    assert differing <= count // 20  # sums of probabilities differ in the last bit: a draw can fall between
+    assert differing <= count // 20  # sums of probabilities differ in the last bit: a draw can fall between the two
 
 
 class FaultyRunner:
-    """The shared runner, that can be told to fail."""
+    """The shared runner, which can be told to fail."""
 
     def __init__(self, runner: CudaRunner) -> None:
         self.run_ahead = runner.run_ahead

@@ -1,7 +1,7 @@
-"""Flow on CUDA: true to the plain network in any company, state and failures kept apart, graphs equal to no graphs.
+"""Flow on CUDA: close to the plain network in any batch, state and failures isolated, recording changes nothing.
 
 Tolerances are signal to error in dB. In 16 bit the plain network itself is 59 dB (float16) and 41 dB (bfloat16) from float32 at full
-size; the kernels keep the residual stream in float32 and must not be worse than that by more than a few dB.
+size; the kernels keep the residual stream in float32 and may be at most a few dB worse.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from bistream.token2mel.cuda.batch import Bucket
 from bistream.token2mel.cuda.runner import CudaFlowRunner
 from bistream.token2mel.first_step import FIRST_CHUNKS
 
-# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+# the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-# Real widths, which the kernels are written for; fewer layers, solver steps and tokens.
+# Real widths, the only ones that the kernels support; fewer layers, solver steps and tokens.
 SIZES = CheckpointConfig(
     flow=FlowConfig(
         encoder=FlowEncoderConfig(num_blocks=2, num_up_blocks=1), estimator=EstimatorConfig(n_blocks=2, num_mid_blocks=2), n_timesteps=3
@@ -45,10 +45,10 @@ SIZES = CheckpointConfig(
     vocoder=VocoderConfig(),
 )
 FLOAT16_DB = 50.0
-# The same kernels twice; torch may choose other ones for its few matrix products. For few rows, sums over programs arrive in any order:
+# The same kernels twice; torch may choose different ones for its few matrix products. For few rows, partial sums arrive in any order:
 # at full size two runs are 68 dB from one another.
 REPEAT_DB = {"few": 60.0, "some": 60.0, "several": 60.0, "many": 80.0}
-# One or two buckets of each kind of kernel; larger calls go to several of them.
+# One or two buckets of each kind of kernel; larger calls are split into several.
 BUCKETS = {
     "few": (Bucket(64, 4), Bucket(192, 8)),
     "some": (Bucket(256, 16),),
@@ -85,7 +85,7 @@ def plain_stage(**changes: object) -> FlowStage:
 
 
 def cuda_stage(kind: str, record: bool = True, **changes: object) -> FlowStage:
-    """A stage whose runner uses one kind of kernels for all sizes."""
+    """A stage whose runner uses one kind of kernel for all sizes."""
     stage = plain_stage(**changes)
     assert stage.pages is not None
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +113,7 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def speak(stage: FlowStage, voices: Sequence[VoicePrompt], hops: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """All sessions together, hop by hop; the whole mel of each one. The last hop is final."""
+    """All sessions together, hop by hop; returns the whole mel of each. The last hop is final."""
     states = [stage.open(voice) for voice in voices]
     pieces: list[list[torch.Tensor]] = [[] for _ in voices]
     for number, counts in enumerate(hops):
@@ -146,7 +146,7 @@ def exact_mels(left_context_chunks: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ragged_sessions_speak_as_the_plain_network_does(kind: str) -> None:
+def test_ragged_sessions_match_the_plain_network(kind: str) -> None:
     for found, exact in zip(speak(cuda_stage(kind), VOICES, HOPS), exact_mels(), strict=True):
         assert snr_db(found, exact) > FLOAT16_DB
 
@@ -173,7 +173,7 @@ def test_the_configuration_chooses_the_runner() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_company_does_not_matter(kind: str) -> None:
+def test_results_do_not_depend_on_the_batch(kind: str) -> None:
     stage = cuda_stage(kind)
     together = speak(stage, VOICES, HOPS)
     for row, voice in enumerate(VOICES):
@@ -184,7 +184,7 @@ def test_company_does_not_matter(kind: str) -> None:
         ]
         states.close()
         joined = torch.cat([mel.float().cpu() for mel in alone if isinstance(mel, torch.Tensor)], dim=1)
-        assert snr_db(together[row], joined) > FLOAT16_DB  # other tiles and splits, other rounding
+        assert snr_db(together[row], joined) > FLOAT16_DB  # different tiles and splits round differently
 
 
 def test_a_session_with_nan_fails_alone() -> None:
@@ -196,7 +196,7 @@ def test_a_session_with_nan_fails_alone() -> None:
     assert isinstance(results[1], torch.Tensor) and torch.isfinite(results[1]).all()
     healthy.close()
     broken.close()
-    again = speak(stage, VOICES, HOPS)  # pages of the broken session are used again
+    again = speak(stage, VOICES, HOPS)  # pages of the failed session are used again
     for found, exact in zip(again, exact_mels(), strict=True):
         assert snr_db(found, exact) > FLOAT16_DB
 
@@ -210,7 +210,7 @@ def test_a_call_beyond_the_largest_bucket_is_computed(kind: str, hops: tuple[int
     assert snr_db(found[0], exact[0]) > FLOAT16_DB
 
 
-def test_speech_longer_than_the_table_of_the_first_step_at_the_start() -> None:
+def test_speech_beyond_the_initial_table_of_the_first_step() -> None:
     begin, end = 25 * FIRST_CHUNKS - 10, 40
     found = speak(cuda_stage("many"), [prompt(30)], [(begin,), (end,)])
     exact = speak(plain_stage(dtype="float32"), [prompt(30)], [(begin,), (end,)])

@@ -1,4 +1,4 @@
-"""The vocoder on CUDA: its sums of convolutions exact, true to the plain network in any company, slots as good as new.
+"""The vocoder on CUDA: sums of convolutions exact, close to the plain network in any batch, reused slots equal to new ones.
 
 Tolerances are signal to error in dB; in 16 bit the plain network itself is some 55 dB from float32.
 """
@@ -34,7 +34,7 @@ from bistream.mel2wav.cuda.runner import CudaVocoderStage
 from bistream.mel2wav.cuda.weights import F0_SCALE, split_sum
 from bistream.mel2wav.cuda.weights_tiles import TileList, WindowSum
 
-# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+# the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 SIZES = CheckpointConfig()
@@ -69,7 +69,7 @@ GAP = 32
 
 
 class Rows:
-    """Rows of random values with gaps of zeros; everything that no kernel may need is NaN."""
+    """Rows of random values with gaps of zeros; everything that no kernel may read is NaN."""
 
     def __init__(self, lengths: Sequence[int], channels: int, slots: int, seed: int) -> None:
         generator = torch.Generator("cuda").manual_seed(seed)
@@ -116,7 +116,7 @@ LENGTHS = {"few": (70, 513, 1), "some": (2000, 31, 900, 4500), "many": (7921,) *
 
 
 def random_sums(channels: int, seed: int, groups: bool) -> tuple[WindowSum, list[Tensor], Tensor, Tensor]:
-    """Convolutions of KERNELS side by side (groups) or in one sum; their weights as the products see them, bias, alphas."""
+    """Convolutions of KERNELS side by side (groups) or in one sum; their weights as the tensor cores read them, bias, alphas."""
     generator = torch.Generator("cuda").manual_seed(seed)
     shapes = [(channels, taps, channels) for taps, _ in KERNELS]
     weights = [torch.randn(shape, generator=generator, device="cuda") / math.sqrt(shape[1] * channels) for shape in shapes]
@@ -182,7 +182,7 @@ def test_two_residuals_and_three_activations(lengths: str) -> None:
 
 @pytest.mark.parametrize("lengths", ["few", "some"])
 def test_two_parts_of_16_bit_are_nearly_float32(lengths: str) -> None:
-    """f0 becomes a phase, which adds up what is cut off from sums: with long sums of the tensor cores the audio is at 42 dB after 8 s."""
+    """f0 becomes a phase, which accumulates the truncation of sums: with long sums on the tensor cores the audio is at 42 dB after 8 s."""
     rows = Rows(LENGTHS[lengths], 512, 2, 7)
     rows.memory[1] *= 2.0**-12
     generator = torch.Generator("cuda").manual_seed(8)
@@ -210,7 +210,7 @@ def vocoder() -> CudaVocoderStage:
 
 
 def vocode(stage: VocoderStage, rows: Sequence[int]) -> list[FloatArray]:
-    """Waveforms of some rows of MEL_HOPS, hop by hop together."""
+    """Waveforms of some rows of MEL_HOPS, advanced together hop by hop."""
     states = {row: stage.open(row * 1_000_003 - 1) for row in rows}
     mels = {row: voiced_mel(sum(counts[row] for counts in MEL_HOPS), seed=row + 1).cuda() for row in rows}
     begins = dict.fromkeys(rows, 0)
@@ -228,28 +228,28 @@ def vocode(stage: VocoderStage, rows: Sequence[int]) -> list[FloatArray]:
     return [np.concatenate(pieces[row]) for row in rows]
 
 
-def test_the_vocoder_is_true_to_float32() -> None:
+def test_the_vocoder_is_close_to_float32() -> None:
     found, exact = vocode(vocoder(), (0, 1, 2)), vocode(VocoderStage(config(), SIZES), (0, 1, 2))
     for one, other in zip(found, exact, strict=True):
         assert snr_db(torch.from_numpy(one), torch.from_numpy(other)) > 40.0
 
 
-def test_the_vocoder_gives_the_same_in_any_company() -> None:
+def test_the_vocoder_gives_the_same_in_any_batch() -> None:
     together = vocode(vocoder(), (0, 1, 2))
     for row in range(3):
         assert snr_db(torch.from_numpy(vocode(vocoder(), (row,))[0]), torch.from_numpy(together[row])) > 60.0
 
 
 @pytest.mark.parametrize("row", [0, 2])
-def test_a_slot_used_again_is_as_good_as_new(row: int) -> None:
-    """Bit for bit where every hop fits a bucket; row 1 has a longer one, on cuDNN, whose sums need not come in the same order."""
+def test_a_reused_slot_equals_a_new_one(row: int) -> None:
+    """Bit for bit where every hop fits a bucket; row 1 has a longer one, on cuDNN, which may sum in another order."""
     first = vocode(vocoder(), (row,))[0]
     for _ in range(3):
         vocode(vocoder(), (1,))
         np.testing.assert_array_equal(vocode(vocoder(), (row,))[0], first)
 
 
-def test_vocoder_slots_come_back() -> None:
+def test_vocoder_slots_are_returned() -> None:
     stage = vocoder()
     states = [stage.open(seed) for seed in range(32)]
     with pytest.raises(BistreamError):

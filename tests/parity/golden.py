@@ -36,7 +36,7 @@ def _tuples(value: Any) -> Any:
 
 @cache
 def checkpoint_config() -> CheckpointConfig:
-    """The sizes of the golden models in the form that a model directory gives."""
+    """The sizes of the golden models, in the form that a model directory yields."""
     sizes = read_json("config.json")
     return CheckpointConfig(_language_model(sizes["llm"]), _flow(sizes["flow"]), _vocoder(sizes["hift"]))
 

@@ -72,7 +72,7 @@ def test_offline(stage: FlowStage, name: str) -> None:
 
 
 def test_full_attention_with_lookahead(stage: FlowStage) -> None:
-    """``streaming_0_finalize_0``: a mode of the reference that no caller of the stage needs, so it goes to the runner."""
+    """``streaming_0_finalize_0``: a mode of the reference that no caller of the stage needs, so the test calls the runner."""
     lookahead = golden.checkpoint_config().flow.pre_lookahead_len
     for name in CASES:
         if "streaming_0_finalize_0" in name:
@@ -84,7 +84,7 @@ def test_full_attention_with_lookahead(stage: FlowStage) -> None:
 
 
 def test_every_prefix_in_consecutive_hops(stage: FlowStage) -> None:
-    """The frames a stream hands out are those of the reference's call for each prefix, incomplete chunks included."""
+    """The frames of a stream are those of the reference's call for each prefix, incomplete chunks included."""
     cases = [(_case(name)[1], _case(name)[4]) for name in CASES if re.fullmatch(r"mel_prefix\d+_streaming_1_finalize_0", name)]
     cases.sort(key=lambda case: len(case[0]))
     state, seen, emitted = stage.open(_prompt()), 0, 0
@@ -102,7 +102,7 @@ def test_every_prefix_in_consecutive_hops(stage: FlowStage) -> None:
 
 
 def test_reference_final_hop(model_dir: Path) -> None:
-    """``final_mode=reference``: the last hop is a whole recompute with full attention."""
+    """``final_mode=reference``: the last hop recomputes everything with full attention."""
     stage = _stage(model_dir, final_mode="reference")
     data = golden.tensors("flow_inference")
     tokens = data["token"][0].tolist()
@@ -118,7 +118,7 @@ def test_reference_final_hop(model_dir: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "floor_db"), [("bfloat16", 37), ("float16", 55)])
 def test_16_bit_stays_close_to_the_reference(model_dir: Path, dtype: str, floor_db: float) -> None:
-    """Signal to error of every streaming and offline case; floors are 5 dB under the worst of them."""
+    """Signal to error of every streaming and offline case; floors are 5 dB below the worst of them."""
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu", dtype=dtype, flow_state_mb=256)
     stage = FlowStage(config, golden.checkpoint_config())
     found = {}

@@ -1,6 +1,6 @@
-"""Front-ends against the reference implementation's outputs. Tolerances: tests/golden/README.md, but for the filter bank's.
+"""Front-ends against the reference implementation's outputs. Tolerances: tests/golden/README.md, except for the filter bank.
 
-The reference computes its filter bank in float32, we in float64. So where a band holds little energy beside its frame, the logarithm
+The reference computes its filter bank in float32, we in float64. So where a band holds little energy relative to its frame, the logarithm
 shows the reference's rounding: no fixed number bounds the difference, ``fbank_rounding`` does.
 """
 
@@ -24,9 +24,9 @@ RESAMPLE_TOLERANCE = 1e-5
 RESAMPLE_CASES = [match.groups() for key in tensors("frontend") if (match := re.fullmatch(r"resample_(\d+)_(\d+)_in", key))]
 
 
-# A filter's side is a difference of two mel values of up to 2840, over 35: rounded to float32, the smallest weight is off by 8.1e-4.
+# A filter's side is a difference of two mel values of up to 2840, divided by 35: in float32 the smallest weight is off by 8.1e-4 of itself.
 WEIGHT_ROUNDING = 9e-4
-# The most that was seen in noise, voices and tones up to 4 kHz: 13. A constant offset reaches 21, a tone near Nyquist 34: pre-emphasis
+# Largest value seen in noise, voices and tones up to 4 kHz: 13. A constant offset reaches 21, a tone near Nyquist 34: pre-emphasis
 # doubles it.
 SPECTRUM_ROUNDING = 16.0
 
@@ -40,7 +40,7 @@ def fbank_rounding(waveform: FloatArray, features: FloatArray) -> FloatArray:
     """Bound of the difference that float32 arithmetic makes to ``features`` of ``waveform``. [frames, bands].
 
     Rounding a frame x spreads errors of about eps |x| evenly over its spectrum X. They change a band's energy E, a sum of squares
-    |X|^2, by about 2 eps |x| sqrt(E), hence its logarithm by 2 eps |x| / sqrt(E): without bound as E falls, but for the floor.
+    |X|^2, by about 2 eps |x| sqrt(E), hence its logarithm by 2 eps |x| / sqrt(E): without bound as E falls, except for the floor.
     """
     frames = np.lib.stride_tricks.sliding_window_view(waveform, KALDI_FRAME)[::KALDI_HOP]
     norm = np.linalg.norm(frames, axis=1, keepdims=True)

@@ -28,7 +28,7 @@ def case() -> dict[str, Tensor]:
 
 
 def whole(num_frames: int) -> SourceStart:
-    """One call over everything, as upstream does: phase from zero, standing still at both ends."""
+    """One call over everything, as upstream does: phase from zero, constant at both ends."""
     phase = torch.zeros(1, CONFIG.nb_harmonics + 1, dtype=torch.float64)
     return SourceStart(phase, torch.tensor([0]), starts=torch.tensor([True]), frames=torch.tensor([num_frames]))
 

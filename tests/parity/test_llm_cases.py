@@ -1,7 +1,7 @@
 """All unistream and bistream generations of the reference, token for token, in reference mode.
 
 Twice: by a dense forward pass over the whole ledger at every step, which shows that the layouts feed the right ids, and
-through the torch engine with its cache, which shows that turns mean the same there.
+through the torch engine with its cache, which shows that its turns are equivalent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.fakes import RecordingSink, ScriptedSampler
 from tests.parity import golden
 
 CASES: list[dict[str, Any]] = golden.read_json("llm_cases.json")["cases"]
-MAX_IDS = 2000  # of one case: more than any of them needs
+MAX_IDS = 2000  # of one case: more than any case needs
 RunTurn = Callable[[Turn], tuple[list[int], TurnResult]]
 
 
@@ -171,7 +171,7 @@ def test_an_id_that_the_reference_raises_for_is_an_engine_error(model: Qwen2Mode
     turn = layout.next_turn()
     assert turn is not None
     assert turn.limits.forbidden == (frozenset() if in_final_phase else {space.eos})
-    with pytest.raises(EngineError, match="no meaning"):
+    with pytest.raises(EngineError, match="not allowed at this point"):
         layout.turn_ended([space.speech_offset], TurnResult(TurnEnd.STOP, stop_id=getattr(space, row)))
 
 

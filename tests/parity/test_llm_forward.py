@@ -44,7 +44,7 @@ def test_dense_forward(model: Qwen2Model, ids: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("chunks", [[None], [1] * 99, [1, 2, 3, 5, 7, 11, 13], [9, 1, 1, 25], [17, 4, 15]])
 def test_paged_rows_in_odd_chunks(model: Qwen2Model, ids: torch.Tensor, chunks: list[int | None]) -> None:
-    """Two copies of the sequence in scattered blocks, one a chunk behind the other, beside memory full of NaN."""
+    """Two copies of the sequence in scattered blocks, one a chunk behind the other, in memory otherwise full of NaN."""
     num_blocks = -(-len(ids) // BLOCK_SIZE)
     cache = PagedCache(model.config, 3 * num_blocks, BLOCK_SIZE, torch.device("cpu"), torch.float32)
     cache.blocks.fill_(torch.nan)

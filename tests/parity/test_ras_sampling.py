@@ -14,7 +14,7 @@ from tests.parity import golden
 
 CASES = golden.read_json("ras_sampling.json")["cases"]
 DRAWS, BATCH = 8000, 1000
-OFTEN = 20  # reference draws of an id from which on it is compared by itself
+OFTEN = 20  # an id with at least this many draws of the reference is compared by itself
 TOTAL_VARIATION = 0.05  # tests/golden/README.md
 
 
@@ -38,7 +38,7 @@ def test_nucleus_ids_and_probabilities(case: dict[str, Any]) -> None:
 
 
 def draw_many(case: dict[str, Any], first_seed: int) -> torch.Tensor:
-    """BATCH sessions with seeds from ``first_seed`` on that all decided ``case["decoded"]`` before; one draw each."""
+    """BATCH sessions with seeds from ``first_seed`` on and the same history ``case["decoded"]``; one draw each."""
     scores = log_probs(case)
     sampler = RepetitionAwareSampler()
     state = SamplerState(BATCH, TokenSpace(100, len(scores) - 3), sampler.history_size, torch.device("cpu"))
@@ -51,7 +51,7 @@ def draw_many(case: dict[str, Any], first_seed: int) -> torch.Tensor:
 
 
 def exact_distribution(case: dict[str, Any]) -> torch.Tensor:
-    """From the rule, in float64: draw from the nucleus; an id that is in the window is redrawn from all others."""
+    """By the rule, in float64: draw from the nucleus; an id that is in the window is redrawn from all others."""
     full = torch.softmax(log_probs(case).double(), dim=0)
     nucleus_ids = torch.tensor([head_row for head_row, _ in case["nucleus"]])
     first = torch.zeros_like(full)
@@ -76,8 +76,8 @@ def total_variation(left: torch.Tensor, right: torch.Tensor, ids: list[int]) -> 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["case"]))
 def test_histogram(case: dict[str, Any]) -> None:
-    """The reference's draws and ours, both against the exact distribution: between themselves, the noise of the reference's
-    4000 draws (0.03 to 0.04 where 25 ids are about equally likely) would leave little of the tolerance. The reference lists its
+    """The reference's draws and ours, both against the exact distribution: compared with each other, the noise of the reference's
+    4000 draws (0.03 to 0.04 where 25 ids are about equally likely) would use up most of the tolerance. The reference lists its
     most frequent ids only, and rare ones (of redraws from the whole vocabulary) are noise: they are compared together."""
     size = len(log_probs(case))
     drawn = torch.cat([draw_many(case, first_seed) for first_seed in range(0, DRAWS, BATCH)])

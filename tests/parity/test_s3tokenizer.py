@@ -46,7 +46,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def assert_codes_equal(codes: torch.Tensor, expected: torch.Tensor, digits: torch.Tensor) -> None:
-    """Equal wherever no digit [..., 8] lies at a rounding threshold."""
+    """Equal except where a digit [..., 8] lies at a rounding threshold."""
     clear = ((digits.abs() - 0.5).abs() > AMBIGUOUS).all(dim=-1)
     assert clear.float().mean() > 0.9
     assert torch.equal(codes[clear], expected[clear])

@@ -1,4 +1,4 @@
-"""The text helpers against the reference's results, and what they do where the reference raises."""
+"""The text helpers against the reference's results, and their results where the reference raises."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_numbers_beyond_all_names_are_read_digit_by_digit() -> None:
     assert number_to_words("12" * 19) == " ".join(["one two"] * 19)
 
 
-def test_superscripts_are_no_numbers() -> None:
+def test_superscripts_are_not_numbers() -> None:
     assert spell_out_number("5 m\u00b2") == "five m\u00b2"
 
 

@@ -1,7 +1,7 @@
 """Flow and vocoder together against the reference's complete loops, in the modes that reproduce it.
 
 Tolerances of ``tests/golden/README.md``: 1e-2 absolute and at least 55 dB signal-to-error. Every case runs through the
-service (one session per case, all at once), so batching and threads are part of what is compared.
+service (one session per case, all at once), so batching and threads are tested too.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_crossfade_window_is_the_references(model_dir: Path) -> None:
     assert (window - golden.tensors("token2wav")["hamming_7680"]).abs().max() < 1e-6
 
 
-def test_the_default_modes_speak_the_same_number_of_samples(model_dir: Path) -> None:
+def test_the_default_modes_give_the_same_number_of_samples(model_dir: Path) -> None:
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu", flow_state_mb=1024, drain_timeout_s=0.0)
     checkpoint = golden.checkpoint_config()
     stages = SpeechStages(FlowStage(config, checkpoint), VocoderStage(config, checkpoint), sizes_of(checkpoint))

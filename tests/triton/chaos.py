@@ -1,8 +1,8 @@
-"""Clients that behave badly, many at a time, and what must hold nevertheless.
+"""Clients that behave badly, many at a time, and what must still hold.
 
-``storm`` runs them for a while against a server: sessions whole and in pieces, cancelled, dropped, killed, wrong, one id for two,
-more than there are places, text that races with its end. Every request must have its final response in time, with the audio that the
-same request had before or with an error that the protocol knows. Called by ``test_chaos.py``.
+``storm`` runs them for a while against a server: sessions whole and in pieces, cancelled, dropped, killed, invalid, two with one id,
+more than the server admits, text that races with its end. Every request must have its final response in time, with the same audio as the
+same request before or with an error of the protocol. Called by ``test_chaos.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEADLINE_S = 90.0
 AUDIO_TOLERANCE = 0.02
 EXPECTED_CODES = {"BUSY", "CANCELLED", "UNKNOWN_SESSION", "SESSION_EXISTS", "INVALID_INPUT", "UNKNOWN_SPEAKER"}
 TEXTS = ("Good morning.", "Streets and trees, one after the other, all the way. 再见。", "No! " * 12)
-# What is wrong with each: a voice, a place in the text, a number, an encoding.
+# Invalid in each: the voice, a position in the text, a number, the encoding.
 BAD_VALUES: tuple[dict[str, Any], ...] = (
     {"target_text": ""},
     {"target_text": b"\xe5\x86"},
@@ -51,7 +51,7 @@ BAD_VALUES: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Talk:
-    """One gRPC stream and the requests on it. ``codes``: of all errors; tritonclient does not say whose they are."""
+    """One gRPC stream and the requests on it. ``codes``: of all errors; tritonclient does not tell which request they belong to."""
 
     grpc_url: str
     codes: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Talk:
         return request_id
 
     def listen(self, seconds: float) -> None:
-        """Take what comes for so long, or until everything is answered."""
+        """Receive for this long, or until everything is answered."""
         end = time.monotonic() + seconds
         while self._open and (left := end - time.monotonic()) > 0:
             try:
@@ -82,7 +82,7 @@ class Talk:
                 return
 
     def finish(self) -> None:
-        """Every request has its final response, or ``AssertionError``; then close."""
+        """Wait for the final response of every request (else ``AssertionError``), then close."""
         self.listen(DEADLINE_S)
         if self._open:
             self.drop()
@@ -108,7 +108,7 @@ class Talk:
             self._open.discard(response.id)
 
     def audio(self, request_id: str) -> list[NDArray[np.float32]]:
-        assert self._audio[request_id], "a session ended well without audio"
+        assert self._audio[request_id], "a session succeeded without audio"
         return self._audio[request_id]
 
     def drop(self) -> None:
@@ -117,7 +117,7 @@ class Talk:
 
 
 class Storm:
-    """voices: inputs of a start, by name. ``run`` returns how often each behaviour was tried; ``failures`` says what went wrong."""
+    """voices: inputs of a start, by name. ``run`` returns how often each behaviour was tried; ``failures`` lists what went wrong."""
 
     def __init__(self, grpc_url: str, voices: dict[str, dict[str, Any]], seed: int) -> None:
         self._url = grpc_url
@@ -157,7 +157,7 @@ class Storm:
         return name, self._voices[name]
 
     def _check(self, talk: Talk, request_id: str, key: tuple[Any, ...]) -> str:
-        """A session that ended well is as long as every other with this key, and sounds the same where its hops were the same ones."""
+        """A successful session is as long as every other with this key, and has the same audio where its hops were the same."""
         talk.finish()
         if talk.codes:
             return talk.codes[0]
@@ -166,12 +166,12 @@ class Storm:
         with self._lock:
             size = self._sizes.setdefault(key, audio.size)
             before = self._heard.setdefault((*key, hops), audio)
-        assert size == audio.size, f"other audio for {key}: {size} and {audio.size} samples"
-        difference = float(np.abs(before - audio).max())  # sums are taken in another order in another batch
-        assert difference < AUDIO_TOLERANCE, f"other audio for {key}: samples differ by {difference}"
+        assert size == audio.size, f"different audio for {key}: {size} and {audio.size} samples"
+        difference = float(np.abs(before - audio).max())  # another batch sums in another order
+        assert difference < AUDIO_TOLERANCE, f"different audio for {key}: samples differ by {difference}"
         return "ok"
 
-    # Behaviours: each returns how it ended
+    # Behaviours: each returns its outcome
 
     def whole(self, choose: random.Random) -> str:
         (name, voice), text, seed = self._voice(choose), choose.choice(TEXTS), choose.randrange(2)
@@ -227,11 +227,11 @@ class Storm:
         talk = Talk(self._url)
         talk.send(**{**self._voice(choose)[1], **choose.choice(BAD_VALUES)})
         outcome = self._ends(talk)
-        assert outcome != "ok", "a wrong request was accepted"
+        assert outcome != "ok", "an invalid request was accepted"
         return outcome
 
     def twins(self, choose: random.Random) -> str:
-        """Two streams start the same session; one cancels it, so that the other's fate does not matter."""
+        """Two streams start the same session; one cancels it, so that the outcome of the other does not matter."""
         session_id, voice = uuid.uuid4().hex, self._voice(choose)[1]
         talks = [Talk(self._url), Talk(self._url)]
         for talk in talks:
@@ -265,7 +265,7 @@ class Storm:
         return self._ends(talk)
 
     def killed(self, choose: random.Random) -> str:
-        """A client process that gets SIGKILL somewhere between its start and its end."""
+        """A client process that gets SIGKILL at a random time between its start and its end."""
         command = [sys.executable, str(ROOT / "client/client_grpc.py"), "--server", self._url, "--text", TEXTS[1], "--text-rate", "20"]
         command += ["--reference-audio", str(ROOT / "assets/reference.wav"), "--reference-text", "A recording.", "--output", "/dev/null"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as client:

@@ -21,7 +21,7 @@ from scripts.make_model_repo import make, model_names, model_values, read_templa
 ROOT = Path(__file__).resolve().parents[2]
 TRITON_SERVER = Path(os.environ.get("TRITON_SERVER", ROOT / "build/triton/wheel/pytriton/tritonserver/bin/tritonserver"))
 TRITON_BACKENDS = Path(os.environ.get("TRITON_BACKENDS", ROOT / "build/triton/backends"))
-# Small enough that every limit can be reached by a test.
+# Small enough for tests to reach every limit.
 LIMITS = {
     "max_sessions": "6",
     "cosyvoice2_bistream.max_sessions": "3",
@@ -101,7 +101,7 @@ def grpc_url(server: TritonServer) -> str:
 
 @pytest.fixture(scope="session")
 def reference_wav() -> NDArray[np.float32]:
-    """A second of a voice-like sound, float32 [1, 16000]."""
+    """One second of a voice-like sound, float32 [1, 16000]."""
     time_s = np.arange(16000, dtype=np.float32) / 16000
     tone = sum(np.sin(2 * np.pi * 120 * harmonic * time_s) / harmonic for harmonic in range(1, 6))
     return (0.1 * np.asarray(tone, np.float32)).reshape(1, -1)
@@ -109,7 +109,7 @@ def reference_wav() -> NDArray[np.float32]:
 
 @pytest.fixture(scope="session")
 def voice(reference_wav: NDArray[np.float32]) -> dict[str, Any]:
-    """The inputs that a start needs for its voice."""
+    """The voice inputs of a start."""
     return {"reference_wav": reference_wav, "reference_wav_len": reference_wav.size, "reference_text": "A reference."}
 
 

@@ -1,4 +1,4 @@
-"""``scripts/serve.py`` as a process of its own, with what it leaves behind, for the tests of its life and death."""
+"""``scripts/serve.py`` as a separate process, and the resources it leaves behind, for tests of its start, failures and end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.triton.conftest import ROOT, TRITON_BACKENDS, TRITON_SERVER, WAIT_TIM
 
 
 def processes_with(word: str) -> list[int]:
-    """Ids of the processes that have ``word`` in their command line."""
+    """Ids of the processes with ``word`` in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -43,7 +43,7 @@ def serve_command(repository: Path, *arguments: str) -> list[str]:
 
 
 class Keeper:
-    """A context: a server that serves, ended at the latest when the context is left. stderr goes to a file that ``said`` reads."""
+    """Context manager around a ready server, which it ends at exit if it still runs. stderr goes to a file that ``said`` reads."""
 
     def __init__(self, repository: Path, *arguments: str) -> None:
         self._repository = repository
@@ -73,10 +73,10 @@ class Keeper:
         return words in self._errors.read_text(encoding="utf-8")
 
     def wait_said(self, words: str) -> None:
-        wait_for(lambda: self.said(words), f"{words!r} in what serve.py says")
+        wait_for(lambda: self.said(words), f"{words!r} in the log of serve.py")
 
     def doors(self, model: str) -> list[str]:
-        """What the instances of a front door say about their drain."""
+        """What the instances of a front door report about their drain."""
         paths = SHARED_MEMORY.glob(f"bistream_{self._process.pid}_*_control/{model}-*.door")
         return [path.read_text(encoding="utf-8") for path in paths]
 
@@ -85,13 +85,13 @@ class Keeper:
         return self._process.poll() is not None
 
     def check_end(self) -> None:
-        """It ends by itself, with code 0, and leaves nothing."""
+        """It ends by itself, with code 0, and leaves nothing behind."""
         assert self._process.wait(WAIT_TIMEOUT_S) == 0
         assert processes_with(str(self._repository)) == [] and shared_memory_of(self._process.pid) == []
         assert not self._ready.exists()
 
     def _end(self) -> None:
-        """For a test that has failed: the server dies with its keeper."""
+        """After a failed test: kill the keeper; the server dies with it."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""A bare client for the tests: any tensors, right or wrong, on one gRPC stream, with everything that came back."""
+"""A bare client for the tests: any tensors, valid or not, on one gRPC stream, and all responses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Answer:
 
 
 def to_input(name: str, value: Any) -> triton.InferInput:
-    """Python values become tensors of the contract's shape; arrays are sent as they are, whatever they are."""
+    """Python values become tensors of the contract's shape; arrays are sent unchanged."""
     if isinstance(value, str | bytes):
         array = text_array(value)
     elif isinstance(value, np.ndarray):
@@ -66,7 +66,7 @@ def to_input(name: str, value: Any) -> triton.InferInput:
 
 
 class Stream:
-    """One gRPC stream. ``send`` any number of requests; ``receive`` gathers until a request has its final response."""
+    """One gRPC stream. ``send`` any number of requests; ``receive`` collects responses until a request has its final one."""
 
     def __init__(self, grpc_url: str) -> None:
         self._client = triton.InferenceServerClient(grpc_url)
@@ -88,7 +88,7 @@ class Stream:
         return answer
 
     def receive_one(self, blamed: Answer) -> None:
-        """Take the next response. tritonclient drops the id of an error: it is taken for an answer to ``blamed``."""
+        """Take the next response. tritonclient drops the id of an error, which is therefore attributed to ``blamed``."""
         result, error = self._events.get(timeout=ANSWER_TIMEOUT_S)
         if error is not None:
             blamed.error = parse_error(error.message())
@@ -102,7 +102,7 @@ class Stream:
         answer.finals += response.parameters["triton_final_response"].bool_param
 
     def receive_error(self, answer: Answer) -> Answer:
-        """Wait for an error that comes together with the final flag, which tritonclient hides."""
+        """Wait for an error that carries the final flag, which tritonclient hides."""
         while answer.error is None and not answer.finals:
             self.receive_one(answer)
         return answer
@@ -115,7 +115,7 @@ class Stream:
             self.receive_one(answer)
 
     def stays_silent(self, seconds: float) -> bool:
-        """Whether nothing at all comes for so long; what comes is kept."""
+        """Whether no response arrives for this long; one that does is kept."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -124,7 +124,7 @@ class Stream:
         return False
 
     def drop(self) -> None:
-        """What the server sees when a client dies."""
+        """Break the connection as a dying client does."""
         self._client.stop_stream(cancel_requests=True)
         self._client.close()
 
@@ -132,7 +132,7 @@ class Stream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close in peace when nothing is under way: a stream cancelled in the moment of an answer keeps the model from unloading."""
+        """Close gracefully when no request is open: cancelling a stream at the moment of a response keeps the model from unloading."""
         if all(answer.finals or answer.error for answer in self._answers.values()):
             self._client.stop_stream()
             self._client.close()

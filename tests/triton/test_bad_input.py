@@ -1,4 +1,4 @@
-"""Every wrong request is answered with a clear error and one final response, and the server keeps serving."""
+"""Every invalid request gets a clear error and one final response, and the server keeps serving."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ BAD_VOICES: dict[str, tuple[dict[str, Any], str]] = {
     "speaker_id is a path": ({"speaker_id": "../etc/passwd"}, "INVALID_INPUT"),
 }
 BAD_REQUESTS: dict[str, dict[str, Any]] = {
-    "empty text and no more to come": {"target_text": ""},
-    "blank text and no more to come": {"target_text": " \n "},
+    "empty text and no more to follow": {"target_text": ""},
+    "blank text and no more to follow": {"target_text": " \n "},
     "no text at all": {"is_end": True},
     "text over the limit": {"target_text": "x" * 401},
     "invalid UTF-8 at the end": {"target_text": b"Hello \xe4\xbd"},
@@ -58,7 +58,7 @@ BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "speed 0": {**SPEAKABLE, "speed": 0.0},
     "session_id with a blank": {**SPEAKABLE, "session_id": "a b"},
     "empty session_id": {**SPEAKABLE, "session_id": ""},
-    "a start that wants more text but has no session_id": {**SPEAKABLE, "is_end": False},
+    "a start that announces more text but has no session_id": {**SPEAKABLE, "is_end": False},
     "an append without session_id": {**SPEAKABLE, "is_start": False},
     "a cancel without session_id": {"is_cancel": True},
 }
@@ -82,7 +82,7 @@ def check_refusal(answer: Answer, code: str) -> None:
 
 
 def check_sentence(sentence: str) -> None:
-    """One that tells what to do and gives nothing of the server away."""
+    """The sentence tells the user what to do and reveals no internals."""
     assert sentence and "\n" not in sentence
     assert not re.search(r"Traceback|\.py|(?<!\w)/\w+/", sentence), sentence
 
@@ -110,7 +110,7 @@ def test_wrong_types_and_shapes_are_refused(grpc_url: str, name: str) -> None:
     with Stream(grpc_url) as stream:
         answer = stream.receive_error(stream.send(MODEL, **MISSHAPEN[name]))
     assert answer.error is not None and not answer.outputs
-    assert answer.error.code not in ERRORS_BY_CODE  # Triton's own words, which name the input
+    assert answer.error.code not in ERRORS_BY_CODE  # Triton's own message, which names the input
     assert "/" not in answer.error.sentence
 
 
@@ -119,13 +119,13 @@ def test_an_append_to_an_unknown_session_is_refused(grpc_url: str) -> None:
         check_refusal(ask(grpc_url, MODEL, session_id="never-started", target_text="Hello.", **values), "UNKNOWN_SESSION")
 
 
-def test_an_append_over_the_limit_leaves_the_session_as_it_was(grpc_url: str, voice: dict[str, Any]) -> None:
+def test_an_append_over_the_limit_leaves_the_session_unchanged(grpc_url: str, voice: dict[str, Any]) -> None:
     session_id = uuid.uuid4().hex
     with Stream(grpc_url) as stream:
         start = stream.send(MODEL, session_id=session_id, target_text="Short", is_end=False, **voice)
         too_long = stream.send(MODEL, session_id=session_id, target_text="x" * 400, is_start=False, is_end=False)
         stream.receive(too_long)
-        # tritonclient hides whose error it is: it was taken for the one that was waited for
+        # tritonclient hides which request failed: the error was attributed to the awaited one
         assert too_long.code == "INVALID_INPUT" and too_long.error is not None and too_long.error.session_id == session_id
         stream.send(MODEL, session_id=session_id, target_text=".", is_start=False, is_end=True)
         stream.receive(start)

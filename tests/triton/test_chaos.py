@@ -1,6 +1,6 @@
-"""Minutes of abuse by many clients at a time, after which the server must be as good, and as small, as before.
+"""Minutes of abuse by many concurrent clients, after which the server must work as before and use no more memory.
 
-Runs only where BISTREAM_CHAOS_SECONDS is set, to the length of each storm; BISTREAM_CHAOS_CLIENTS (default 12) is their number.
+Runs only if BISTREAM_CHAOS_SECONDS, the length of each storm, is set; BISTREAM_CHAOS_CLIENTS (default 12) is the number of clients.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 SECONDS = float(os.environ.get("BISTREAM_CHAOS_SECONDS", "60"))
 CLIENTS = int(os.environ.get("BISTREAM_CHAOS_CLIENTS", "12"))
 SESSIONS = 10
-STORMS = 3  # the first fills caches and pools
-# More than the sessions of both front doors use at once (270 MB were touched in storms without this limit), or some would forget
-# speech and sound different; and little enough to be filled before the first storm: a page is resident from its first use on,
+STORMS = 3  # the first storm fills caches and pools
+# More than the sessions of both front doors use at once (270 MB in storms without this limit), or some would forget
+# speech and sound different; and small enough to be filled before the first storm, because a page stays resident after its first use,
 # which would look like a leak.
 FLOW_STATE_MB = 384
 FILLING_CHUNKS, FILLING_HOPS = 240, 12  # of one session: 240 s of speech, of the 300 s that a session may have
-GROWTH_ALLOWED_MB = 30.0  # after the first storm; 14 were seen, and 94 in 40 s when token2wav kept all it had spoken
+GROWTH_ALLOWED_MB = 30.0  # growth after the first storm; seen: 14, and 94 in 40 s when token2wav kept all it had spoken
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,7 +55,7 @@ def chaos_server(request: pytest.FixtureRequest, tmp_path: Path, tiny_model_dir:
 
 
 def voices(reference_wav: NDArray[np.float32]) -> dict[str, dict[str, Any]]:
-    """Two voices; the second has little to say for its length, so that its sessions wait for text before they speak."""
+    """Two voices; the second has a short transcript for its length, so that its sessions wait for text before they speak."""
     return {
         "talkative": {"reference_wav": reference_wav, "reference_wav_len": reference_wav.size, "reference_text": "A reference."},
         "silent": {"reference_wav": np.tile(reference_wav, 2)[:, ::-1].copy(), "reference_wav_len": 24000, "reference_text": "A"},
@@ -63,7 +63,7 @@ def voices(reference_wav: NDArray[np.float32]) -> dict[str, dict[str, Any]]:
 
 
 def fill_flow_state(grpc_url: str, model_dir: Path) -> None:
-    """Sessions that speak until they have every page: from then on the flow's memory is resident and cannot grow."""
+    """Sessions that speak until they own every page: from then on the flow's memory is resident and cannot grow."""
     flow = read_config(model_dir).flow
     chunk_tokens = flow.encoder.static_chunk_size
     pages = FLOW_STATE_MB * 2**20 // page_bytes(flow, torch.float32)
@@ -80,9 +80,9 @@ def fill_flow_state(grpc_url: str, model_dir: Path) -> None:
 
 
 def held_mb(server: TritonServer) -> dict[str, float]:
-    """Memory that the server and its model processes have to themselves, by name, and the files that they share.
+    """Private memory of the server and its model processes, by name, and the files that they share.
 
-    Not their resident size: it counts a page of a shared file once for every time the file has grown.
+    Not their resident size, which counts a page of a shared file again whenever the file grows.
     """
     sizes = {}
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -99,7 +99,7 @@ def held_mb(server: TritonServer) -> dict[str, float]:
 
 
 def resting_mb(server: TritonServer) -> dict[str, float]:
-    """The least that each held until freed memory was given back twice; the first time, sessions that were left may still be at work."""
+    """The least that each held while freed memory was returned to the system twice: abandoned sessions may outlast the first time."""
     least: dict[str, float] = {}
     deadline = time.monotonic() + 2 * RELEASE_INTERVAL_S + 5.0
     while time.monotonic() < deadline:

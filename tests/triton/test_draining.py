@@ -1,4 +1,4 @@
-"""The end of a server that is in use: running sessions end in peace, new ones go elsewhere, and patience has a limit."""
+"""Shutdown of a server in use: running sessions finish, new ones are refused, and the drain has a time limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def health(port: int, path: str) -> int:
 
 
 def in_pieces(grpc_url: str, pieces: list[str], voice: Voice) -> int:
-    """Samples of a session that gets its text piece by piece."""
+    """Number of samples of a session that gets its text piece by piece."""
     session_id = uuid.uuid4().hex
     with Stream(grpc_url) as stream:
         start = stream.send(MODEL, session_id=session_id, target_text=pieces[0], is_end=False, **voice)
@@ -46,7 +46,7 @@ def in_pieces(grpc_url: str, pieces: list[str], voice: Voice) -> int:
         return stream.receive(start).waveform.size
 
 
-def test_running_sessions_end_in_peace_and_new_ones_are_refused(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+def test_running_sessions_finish_and_new_ones_are_refused(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
     pieces = ["The first words are spoken, ", "the next come while the server drains, ", "and these are the last."]
     spoken = "Slowly."
     repository = make_repository(tmp_path, tiny_model_dir, None, **{"cosyvoice2.max_unread_audio_s": "0.5"})
@@ -82,7 +82,7 @@ def test_running_sessions_end_in_peace_and_new_ones_are_refused(tmp_path: Path, 
         assert [start.waveform.size, streaming.waveform.size] == undisturbed
 
 
-def test_sessions_that_do_not_end_in_time_are_told_so(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+def test_sessions_that_do_not_end_in_time_get_an_error(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
     repository = make_repository(tmp_path, tiny_model_dir)
     with Keeper(repository, "--drain-timeout-s", "1") as keeper:
         with Stream(keeper.grpc_url) as stream:
@@ -137,5 +137,5 @@ def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_mode
 
 
 def pulls(client: triton.InferenceServerClient) -> int:
-    """Requests that the language model has got."""
+    """Requests that the language model has received."""
     return int(client.get_inference_statistics("llm_bistream").model_stats[0].inference_count)

@@ -1,4 +1,4 @@
-"""What an operator reads on the metrics port."""
+"""The metrics port, as an operator reads it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def scrape(server: TritonServer) -> str:
 
 
 def test_the_tier_of_every_network_is_a_metric(server: TritonServer) -> None:
-    """Two processes fill one family."""
+    """Two processes contribute to one family."""
     found = dict(re.findall(r'^bistream_tier\{stage="(\w+)",tier="(\w+)"\} 1(?:\.0+)?$', scrape(server), re.MULTILINE))
     assert found == {"language_model": "plain", "flow": "plain", "vocoder": "plain"}

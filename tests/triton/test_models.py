@@ -1,4 +1,4 @@
-"""The models behind the front door, asked directly, and ``cosyvoice2`` with the request form of upstream's clients."""
+"""The models behind the front door, called directly, and ``cosyvoice2`` with the requests of upstream's clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EMBEDDING = np.ones(FlowConfig().spk_embed_dim, np.float32)
 
 
 def upstream_inputs(reference_wav: NDArray[np.float32], text: str, padding_s: int) -> dict[str, Any]:
-    """As upstream's gRPC client: zero-padded to whole multiples of ``padding_s``, the true length beside it."""
+    """As upstream's gRPC client: zero-padded to a multiple of ``padding_s``, with the true length in a second input."""
     block = padding_s * REFERENCE_SAMPLE_RATE
     padded = np.zeros((1, -(-reference_wav.size // block) * block), np.float32)
     padded[0, : reference_wav.size] = reference_wav[0]
@@ -107,7 +107,7 @@ def test_upstream_streaming_request(grpc_url: str, reference_wav: NDArray[np.flo
     with Stream(grpc_url) as stream:
         answer: Answer = stream.receive(stream.send("cosyvoice2", **upstream_inputs(reference_wav, "Good morning.", padding_s=10)))
     assert answer.error is None and answer.finals == 1
-    assert answer.last_is_empty  # upstream's client throws away audio that comes with the final flag
+    assert answer.last_is_empty  # upstream's client discards audio that arrives with the final flag
     assert all(output["waveform"].ndim == 1 for output in answer.outputs)
     assert answer.waveform.size > 0 and answer.waveform.size % SAMPLES_PER_TOKEN == 0
 

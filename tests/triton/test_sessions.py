@@ -23,7 +23,7 @@ Voice = dict[str, Any]
 
 
 def check_audio(answer: Answer, characters: int) -> None:
-    """The whole of a session that ended well."""
+    """The complete audio of a session that ended normally."""
     assert answer.error is None
     assert answer.finals == 1 and answer.last_is_empty
     assert [int(output["sequence_number"][0, 0]) for output in answer.outputs] == list(range(len(answer.outputs)))
@@ -41,7 +41,7 @@ def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
 
 
 def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> None:
-    """Of a whole utterance all samples; of a stream their number, because its cuts, and with them the joints, follow the clock."""
+    """All samples of a whole utterance; only their number for a stream, whose cuts, and with them the joints, depend on timing."""
 
     def speak(**request: Any) -> NDArray[np.float32]:
         answer = ask(grpc_url, MODEL, target_text="Twice.", **request, **voice)
@@ -77,7 +77,7 @@ def test_a_character_may_be_cut_between_pieces(grpc_url: str, voice: Voice) -> N
         check_audio(stream.receive(start), 4)
 
 
-def test_sessions_at_the_same_time_do_not_mix(grpc_url: str, voice: Voice) -> None:
+def test_concurrent_sessions_do_not_mix(grpc_url: str, voice: Voice) -> None:
     texts = ["One.", "Two two.", "Three three three."]
     alone = [ask(grpc_url, MODEL, target_text=text, **voice).waveform for text in texts]
     streams = [Stream(grpc_url) for _ in texts]
@@ -106,7 +106,7 @@ def test_cancel_ends_the_session_at_once(grpc_url: str, voice: Voice) -> None:
 
 
 def test_a_dropped_stream_frees_the_session(grpc_url: str, voice: Voice) -> None:
-    """The server of the tests takes three sessions: were one kept, the last of these starts would be refused."""
+    """The tests' server admits three sessions: if one were kept, the last of these starts would be refused."""
     for _ in range(4):
         stream = Stream(grpc_url)
         start = stream.send(MODEL, session_id=uuid.uuid4().hex, target_text="Nobody hears the rest of this. ", is_end=False, **voice)
@@ -127,7 +127,7 @@ def test_too_many_sessions_are_refused_and_the_others_go_on(grpc_url: str, voice
             stream.send(MODEL, session_id=session_id, target_text="Wait", is_end=False, **voice)
             for stream, session_id in zip(streams, ids, strict=True)
         ]
-        # Requests of different streams are not ordered: each session is known to exist once it accepts text.
+        # Requests of different streams are not ordered: a session surely exists once it accepts text.
         for stream, session_id in zip(streams, ids, strict=True):
             accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text="ing.", is_start=False, is_end=False))
             assert accepted.error is None
@@ -146,7 +146,7 @@ def test_a_live_session_cannot_be_started_again(grpc_url: str, voice: Voice) -> 
     with Stream(grpc_url) as stream:
         start = stream.send(MODEL, session_id=session_id, target_text="On", is_end=False, **voice)
         accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text="ce", is_start=False, is_end=False))
-        assert accepted.error is None  # requests of different streams are not ordered: now the session is known to live
+        assert accepted.error is None  # requests of different streams are not ordered: now the session surely exists
         again = ask(grpc_url, MODEL, session_id=session_id, target_text="Once", **voice)
         assert again.code == "SESSION_EXISTS" and again.error is not None and again.error.session_id == session_id
         stream.send(MODEL, session_id=session_id, target_text=".", is_start=False, is_end=True)
@@ -156,7 +156,7 @@ def test_a_live_session_cannot_be_started_again(grpc_url: str, voice: Voice) -> 
 
 
 def test_a_client_that_is_killed_frees_its_session(grpc_url: str, voice: Voice, tmp_path: Path) -> None:
-    """The real client, ended with SIGKILL while it is being spoken to; all three places of the server are free afterwards."""
+    """The real client, killed with SIGKILL while it receives audio; all three places of the server are free afterwards."""
     recording = tmp_path / "voice.wav"
     soundfile.write(recording, voice["reference_wav"][0], 16000)
     for number in range(3):
@@ -185,7 +185,7 @@ def holds_audio(wav: Path) -> bool:
 
 
 def holds_a_session(stream: Stream, voice: Voice) -> bool:
-    """Start a session and leave it open; false when the server is full."""
+    """Start a session and leave it open; False when the server is full."""
     session_id = uuid.uuid4().hex
     start = stream.send(MODEL, session_id=session_id, target_text="Here.", is_end=False, **voice)
     accepted = stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=False)

@@ -1,4 +1,4 @@
-"""What happens when something breaks: models that cannot load, model processes that die, and nothing left behind afterwards."""
+"""Failures: models that cannot load and model processes that die or stall, with nothing left behind afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.triton.keeper import processes_with, serve_command, shared_memory_of
 from tests.triton.requests import Stream
 from tests.triton.test_sessions import MODEL, check_audio
 
-STANDSTILL_S = 3.0  # the server doubts a model process after one
+STANDSTILL_S = 3.0  # the server suspects a model process after one
 
 
 def refusal(tmp_path: Path, model_dir: Path, models: list[str]) -> str:
@@ -53,7 +53,7 @@ def test_missing_and_truncated_files_are_named(tmp_path: Path, broken_model_dir:
 def test_a_yaml_that_does_not_fit_the_weights_is_refused(tmp_path: Path, broken_model_dir: Path) -> None:
     path = broken_model_dir / "cosyvoice2.yaml"
     text = path.read_text(encoding="utf-8")
-    changed = text.replace("base_channels: ", "base_channels: 2")  # the digits that follow make it another number
+    changed = text.replace("base_channels: ", "base_channels: 2")  # the digits that follow change the number
     assert changed != text
     path.write_text(changed, encoding="utf-8")
     reason = reason_of(refusal(tmp_path, broken_model_dir, ["token2wav"]), "token2wav")
@@ -84,7 +84,7 @@ def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_pat
     assert processes_with(str(repository)) == [] and shared_memory_of(keeper.pid) == []
 
 
-def test_a_command_beside_the_server_gives_its_exit_code(tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_the_exit_code_of_a_command_run_with_the_server_is_returned(tmp_path: Path, tiny_model_dir: Path) -> None:
     repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
     program = "import sys; print('asked', sys.argv[1]); sys.exit(7)"
     command = serve_command(repository, "--", sys.executable, "-c", program, "{grpc}")
@@ -108,8 +108,8 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, tiny_model
     assert shared_memory_of(keeper.pid) == []
 
 
-def test_a_model_process_that_stands_still_is_waited_for(tmp_path: Path, tiny_model_dir: Path, voice: dict[str, Any]) -> None:
-    """As on a host short of memory, or in a virtual machine that is moved: what came meanwhile is answered, and a session goes on."""
+def test_a_stalled_model_process_is_waited_for(tmp_path: Path, tiny_model_dir: Path, voice: dict[str, Any]) -> None:
+    """As on a host short of memory, or during migration of a virtual machine: requests of that time are answered, and a session goes on."""
     text, session_id = "The first words are spoken. ", uuid.uuid4().hex
     server = start_server(server_settings(make_repository(tmp_path, tiny_model_dir), tmp_path / "server.log"), PROBE_TIMEOUT_S)
     try:

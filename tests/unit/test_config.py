@@ -1,4 +1,4 @@
-"""Runtime configuration comes from strings; a typo never passes silently."""
+"""Runtime configuration is parsed from strings; a typo never passes silently."""
 
 from __future__ import annotations
 

@@ -49,14 +49,14 @@ def test_any_value_arrives_in_the_parsed_configuration(value: str) -> None:
     assert value_of(text, "also") == f"a-{value}-z#0"
 
 
-def test_a_value_that_is_a_variable_nobody_replaced_is_refused() -> None:
+def test_a_value_that_is_an_unreplaced_variable_is_refused() -> None:
     with pytest.raises(TemplateError, match=r"model_dir holds '\$\{'"):
         fill(TEMPLATE, {"size": "0", "model_dir": "/models/${name}"})
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(), min_size=1, max_size=4))
-def test_escaped_pairs_come_back_as_they_were(values: dict[str, str]) -> None:
+def test_escaped_pairs_survive_a_round_trip(values: dict[str, str]) -> None:
     pairs = ",".join(f"{key}:{value}".replace("\\", "\\\\").replace(",", "\\,") for key, value in values.items())
     assert parse_pairs(pairs) == values
 
@@ -84,12 +84,12 @@ def test_a_filled_file_cannot_be_filled_again() -> None:
 
 
 @pytest.mark.parametrize("text", ["size", "size:1,model_dir", ":1", "size:1,size:2"])
-def test_pairs_that_are_none_are_refused(text: str) -> None:
+def test_malformed_pairs_are_refused(text: str) -> None:
     with pytest.raises(TemplateError):
         parse_pairs(text)
 
 
-def test_a_setting_is_split_at_its_first_sign() -> None:
+def test_a_setting_is_split_at_its_first_equals_sign() -> None:
     assert parse_settings(["a=b=c", "d=e:f,g"]) == {"a": "b=c", "d": "e:f,g"}
 
 

@@ -1,4 +1,4 @@
-"""The GPU tests, as far as that can be said without a GPU: every kernel has one, and who cannot run them is told why."""
+"""The GPU tests, checked without a GPU: every kernel has one, and a host that cannot run them gets a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_BACKTICKS = re.compile(r"`([^`]+)`")
 
 
 def launched(stage: str) -> set[str]:
-    """``module.kernel`` of all that the host code of a stage launches."""
+    """``module.kernel`` of all kernels that the host code of a stage launches."""
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "bistream" / stage / "cuda").glob("*.py")]
     nodes = [node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     names = {f"{node.value.id}.{node.attr}" for node in nodes if isinstance(node.value, ast.Name)}
@@ -27,7 +27,7 @@ def launched(stage: str) -> set[str]:
 
 
 def documented(stage: str) -> Iterator[tuple[str, str]]:
-    """``module.kernel`` and the path of its test, by the stage's table in docs/kernels.md; an empty cell repeats the one above."""
+    """``module.kernel`` and the path of its test, from the stage's table in docs/kernels.md; an empty cell repeats the one above."""
     text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     section = text.split(f"(`{stage}`)\n")[1].split("\n## ")[0]
     test = ""
@@ -43,7 +43,7 @@ def documented(stage: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_kernel_stands_in_the_table_with_the_test_that_names_it(stage: str) -> None:
+def test_every_kernel_is_in_the_table_with_a_test_that_names_it(stage: str) -> None:
     kernels, rows = launched(stage), list(documented(stage))
     assert kernels, "no launch was found"
     assert {kernel for kernel, _ in rows} == kernels
@@ -52,8 +52,8 @@ def test_every_kernel_stands_in_the_table_with_the_test_that_names_it(stage: str
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_test_of_kernels_stands_in_the_table(stage: str) -> None:
-    """Those of recorded PyTorch graphs, ``test_graph_*.py``, have no kernel of ours."""
+def test_every_test_of_kernels_is_in_the_table(stage: str) -> None:
+    """Tests of recorded PyTorch graphs, ``test_graph_*.py``, have no kernels of ours."""
     tests = [path for path in (ROOT / "tests" / "gpu" / stage).glob("test_*.py") if not path.name.startswith("test_graph_")]
     files = {path.relative_to(ROOT).as_posix() for path in tests}
     assert files == {test for _, test in documented(stage)}
@@ -73,7 +73,7 @@ def test_one_sentence_says_what_is_missing(absent: list[str], capability: tuple[
     assert words in sentence and bool(sentence) == bool(words) and "\n" not in sentence
 
 
-def test_run_sh_refuses_a_python_that_is_not_there() -> None:
+def test_run_sh_refuses_a_missing_python() -> None:
     done = subprocess.run(
         ["bash", str(ROOT / "run.sh"), "test-gpu"], env={"PATH": "/usr/bin:/bin", "PYTHON_GPU": "/nowhere/python"},
         capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""One import direction: a part may import only parts that stand before it in ``ORDER``. Function-local imports count too."""
+"""One import direction: a part may import only parts that precede it in ``ORDER``. Function-local imports count too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Parts (modules or sub-packages of bistream) of one line do not import each other.
+# Parts (modules or sub-packages of bistream) on one line do not import each other.
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
@@ -26,7 +26,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     """.strip().splitlines()
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
-# Modules inside a package, in the same manner.
+# Modules inside a package, in the same form.
 ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": (frozenset({"tokenizer", "front_end"}), frozenset({"text_in"})),
     "token2wav": (frozenset({"renderer"}), frozenset({"hop_jobs", "speech_stages"}), frozenset({"factory"}), frozenset({"service"})),
@@ -137,7 +137,7 @@ def test_the_stages_do_not_import_each_other() -> None:
 
 
 def test_the_token2wav_service_knows_no_network() -> None:
-    """Another flow or vocoder is a renderer of its own; the factory imports the present one where it chooses it."""
+    """Another flow or vocoder would be a separate renderer; the factory imports the present one where it chooses it."""
     for module in ("service", "hop_jobs", "renderer", "factory"):
         imported = {name for name, _ in imported_parts(ROOT / f"bistream/token2wav/{module}.py")}
         assert not imported & {"token2mel", "mel2wav"}, module
@@ -149,7 +149,7 @@ def test_clients_import_only_the_contract() -> None:
 
 
 def test_only_kernel_code_imports_triton() -> None:
-    """What chooses a tier, and the tiers without kernels of our own, work where Triton is not installed."""
+    """The choice of a tier, and the tiers without our own kernels, work without Triton."""
     for path in sources("bistream"):
         place = path.relative_to(ROOT / "bistream").parts
         is_kernel_code = "cuda" in place or (place[0] == "gpu" and path.stem in IMPORT_TRITON)

@@ -1,4 +1,4 @@
-"""The inference scripts: what they read, what they write, what they say when something is wrong."""
+"""The inference scripts: their input, their output and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scripts._inference import Utterance, read_manifest
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """Two utterances that can be spoken and one whose text is empty for the model."""
+    """Two utterances, with an empty line between them."""
     seconds = np.arange(16000) / 16000
     soundfile.write(tmp_path / "voice.wav", 0.3 * np.sin(2 * np.pi * 150 * seconds), 16000)
     path = tmp_path / "meta.lst"
@@ -47,7 +47,7 @@ def test_offline_writes_wavs_and_the_log(tiny_model_dir: Path, manifest: Path, t
     assert "real-time factor" in capsys.readouterr().out
 
 
-def test_streaming_writes_chunks_and_goes_on_after_an_error(
+def test_streaming_writes_chunks_and_continues_after_an_error(
     tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     soundfile.write(tmp_path / "short.wav", np.zeros(100), 16000)
@@ -80,7 +80,7 @@ def test_a_bad_line_of_a_manifest_is_named(line: str, words: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("main", [offline_inference.main, streaming_inference.main])
-def test_what_cannot_start_is_exit_code_2(main: object, tmp_path: Path, manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_start_is_exit_code_2(main: object, tmp_path: Path, manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(main)
     assert main(["--model-dir", str(tmp_path), "--text", "Hi.", "--output-dir", str(tmp_path / "out")]) == 2
     assert "voice is missing" in capsys.readouterr().err

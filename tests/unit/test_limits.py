@@ -1,4 +1,4 @@
-"""The bounds of what a request may ask for: the same for the front door, the services behind it, the engine and the clients."""
+"""The bounds on requests: the same for the front door, the services behind it, the engine and the clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from client.client_grpc import parse_arguments
 
 SIZES = LanguageModelConfig()
 CONFIG = RuntimeConfig(default_speaker_id="anna")
-# name -> values on the bounds, values just outside
+# name -> values at the bounds, values just outside
 BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "seed": ([0, 2**63 - 1], [-1, 2**63]),
     "temperature": ([0.0, 10.0], [-1e-9, math.nextafter(10.0, math.inf), math.nan, math.inf, -math.inf]),
@@ -72,12 +72,12 @@ def test_the_bounds_themselves_are_allowed_everywhere(check: Callable[[str, Any]
 
 
 @pytest.mark.parametrize(("check", "name", "value"), everywhere(OUTSIDE))
-def test_what_is_outside_is_refused_everywhere(check: Callable[[str, Any], None], name: str, value: Any) -> None:
+def test_values_outside_are_refused_everywhere(check: Callable[[str, Any], None], name: str, value: Any) -> None:
     with pytest.raises(InvalidInputError, match=name):
         check(name, value)
 
 
-def test_values_that_are_not_given_are_the_checkpoints() -> None:
+def test_omitted_values_are_the_checkpoints() -> None:
     limits.check_sampling(Sampling())
     spec = make_sampling_spec(Sampling(), SIZES)
     assert (spec.top_k, spec.top_p) == (SIZES.top_k, SIZES.top_p)

@@ -99,7 +99,7 @@ def test_leaving_the_stream_early_frees_everything(pipeline: LocalPipeline) -> N
     assert pipeline._token2wav._service.live_sessions == 0
 
 
-def test_what_the_pieces_raise_reaches_the_listener(pipeline: LocalPipeline) -> None:
+def test_an_exception_of_the_pieces_reaches_the_listener(pipeline: LocalPipeline) -> None:
     def pieces() -> Iterator[str]:
         yield "Hello"
         raise LookupError("the language model is gone")

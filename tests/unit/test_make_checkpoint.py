@@ -58,7 +58,7 @@ def test_full_has_the_released_keys_and_parameters() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_text_files_say_the_sizes(tmp_path: Path, size: str) -> None:
+def test_text_files_hold_the_sizes(tmp_path: Path, size: str) -> None:
     config = SIZES[size].checkpoint
     (tmp_path / "cosyvoice2.yaml").write_text(cosyvoice2_yaml(config), encoding="utf-8")
     (tmp_path / "CosyVoice-BlankEN").mkdir()
@@ -71,7 +71,7 @@ def test_only_a_tiny_yaml_has_the_extra_key() -> None:
     assert "num_up_blocks" not in cosyvoice2_yaml(FULL.checkpoint)
 
 
-def test_all_files_are_there_and_none_else(tiny_model_dir: Path) -> None:
+def test_the_directory_holds_all_files_and_no_others(tiny_model_dir: Path) -> None:
     assert {str(path.relative_to(tiny_model_dir)) for path in tiny_model_dir.rglob("*") if path.is_file()} == FILES
 
 
@@ -126,7 +126,7 @@ def test_speaker_of_the_triton_runtime(tiny_model_dir: Path) -> None:
 
 
 def test_same_seed_same_bytes_other_seed_other_tensors(tiny_model_dir: Path, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "tiny", "tiny", seed=0)  # file contents of torch.save carry no time or path
+    make_checkpoint(tmp_path / "tiny", "tiny", seed=0)  # files of torch.save contain no time or path
     for name in FILES:
         assert (tmp_path / "tiny" / name).read_bytes() == (tiny_model_dir / name).read_bytes(), name
     make_checkpoint(tmp_path / "other", "tiny", seed=1)

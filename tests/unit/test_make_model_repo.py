@@ -1,4 +1,4 @@
-"""Making a model repository: whole, fresh, and never over something that is not ours."""
+"""Making a model repository: complete, from scratch, and never over a folder that is not ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks/measure.py decides: names of files, what a file holds, which sizes fit a GPU."""
+"""The decisions of benchmarks/measure.py: names and contents of files, sizes that fit a GPU."""
 
 from __future__ import annotations
 

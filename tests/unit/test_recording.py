@@ -27,7 +27,7 @@ class FakeStream:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """What happened, in order; work of a call is logged with the stream that is current and whether it is recorded."""
+    """Events in order; work of a call is logged with the current stream and whether it is recorded."""
     events: Log = []
     current = [FakeStream(events, "main")]
     pools = iter(("pool 1", "pool 2"))
@@ -65,7 +65,7 @@ def launch(name: str) -> None:
 DEVICE = torch.device("cuda")
 
 
-def test_a_call_is_run_to_its_end_before_it_is_recorded(log: Log) -> None:
+def test_a_call_runs_to_completion_before_it_is_recorded(log: Log) -> None:
     GraphRecorder(DEVICE).record(lambda: launch("call"))
     assert log == [
         ("side", "waits for", "main"),

@@ -1,4 +1,4 @@
-"""Properties of the resampler; its equality with the reference is tests/parity/test_frontend.py."""
+"""Properties of the resampler; tests/parity/test_frontend.py compares it with the reference."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_keeps_a_tone(source: int, target: int) -> None:
     np.testing.assert_allclose(resample(tone, source, target)[margin:-margin], expected[margin:-margin], atol=5e-3)
 
 
-def test_removes_what_the_target_rate_cannot_hold() -> None:
+def test_removes_frequencies_above_the_target_nyquist() -> None:
     tone = np.sin(2 * np.pi * 15_000 * np.arange(48_000) / 48_000).astype(np.float32)
     assert np.abs(resample(tone, 48_000, 16_000)[200:-200]).max() < 1e-2
 

@@ -1,4 +1,4 @@
-"""The budgets of ``scripts/size_report.py``, and that kernels alone go without types."""
+"""The budgets of ``scripts/size_report.py``; only kernels are exempt from the type check."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_budgets(
     assert f"{name}:long: {function_lines + 1} lines, budget {function_lines}: OVER BUDGET" in capsys.readouterr().out
 
 
-def test_what_launches_a_kernel_has_the_budget_of_any_function(tmp_path: Path) -> None:
+def test_a_function_that_launches_a_kernel_has_the_usual_budget(tmp_path: Path) -> None:
     write(tmp_path, KERNEL, 100, 60)
     path = tmp_path / KERNEL
     path.write_text(path.read_text(encoding="utf-8") + "\n@triton.jit\ndef kernel():\n    pass\n", encoding="utf-8")

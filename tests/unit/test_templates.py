@@ -1,4 +1,4 @@
-"""Templates, model code, configuration and wire contract agree with each other."""
+"""Templates, model code, configuration and wire contract agree."""
 
 from __future__ import annotations
 

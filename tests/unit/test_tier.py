@@ -1,4 +1,4 @@
-"""Which tier serves: a rule over device, dtype and what the kernels miss; a wish that cannot be had is an error."""
+"""The choice of a tier from device, dtype and the sizes that kernels lack; a request that cannot be met is an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The one entry is the compute capability of the pretended GPU."""
+    """The one entry is the compute capability of the simulated GPU."""
     found = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[0])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Test")
@@ -28,7 +28,7 @@ def test_a_hopper_gpu_runs_our_kernels(capability: list[tuple[int, int]]) -> Non
 
 
 @pytest.mark.parametrize("other", [(7, 5), (8, 0), (8, 9), (10, 0), (12, 0)])
-def test_every_other_gpu_runs_graphs_and_says_why(
+def test_every_other_gpu_runs_graphs_and_logs_why(
     capability: list[tuple[int, int]], other: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     capability[0] = other
@@ -50,12 +50,12 @@ def test_the_cpu_and_float32_run_plainly(capability: list[tuple[int, int]], devi
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_a_wish_is_granted_on_a_hopper_gpu(capability: list[tuple[int, int]], tier: Tier) -> None:
+def test_a_requested_tier_is_used_on_a_hopper_gpu(capability: list[tuple[int, int]], tier: Tier) -> None:
     assert choose_tier("flow", tier.value, GPU, torch.float16).tier is tier
 
 
 @pytest.mark.parametrize("wish", ["kernels", "graphs"])
-def test_a_wish_that_the_device_cannot_grant_is_an_error(wish: str) -> None:
+def test_a_tier_that_the_device_does_not_support_is_an_error(wish: str) -> None:
     with pytest.raises(ConfigError, match=f"Parameter 'kernels' is '{wish}', but flow: recorded graphs need a CUDA GPU; set it to auto."):
         choose_tier("flow", wish, CPU, torch.float32)
 

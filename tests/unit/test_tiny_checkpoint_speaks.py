@@ -1,4 +1,4 @@
-"""What the random tiny checkpoint says is noise, but of the right kind: audible, unclipped, and moved by tokens and voice."""
+"""The output of the random tiny checkpoint is meaningless but plausible: audible, unclipped, dependent on tokens and voice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors survive the wire: code, sentence and session come back as they were."""
+"""Errors survive the wire: code, sentence and session are unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_message_of_the_server_itself_stays_readable() -> None:
     assert "unexpected inference input" in str(error)
 
 
-def test_only_errors_that_may_pass_are_retryable() -> None:
+def test_only_transient_errors_are_retryable() -> None:
     assert BusyError("x").retryable
     assert {code for code, error in ERRORS_BY_CODE.items() if error.retryable} == {"BUSY", "ENGINE_ERROR", "SHUTTING_DOWN"}
 

@@ -1,6 +1,6 @@
 """A call of the vocoder whose kernels are launched one by one, on memory that a test fills and reads.
 
-Everything that the tests of this folder need of the host code is imported here, except for the kernels.
+All host code that the tests of this folder need is imported here, except for the kernels.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _memory(bucket: Bucket) -> tuple[Slots, Workspace]:
 
 
 def _plan(number: int, kind: str, new: int, slot: int, out_frame: int) -> RowPlan:
-    """As ``runner._plan`` would say it. "first" and "final" have nothing before them, "next" and "end" have."""
+    """As ``runner._plan`` would make it. "first" and "final" have no earlier frames, "next" and "end" have."""
     context = STATE_FRAMES if kind in ("next", "end") else 0
     overlap = CONTEXT_FRAMES if context else 0
     frames = context + new
@@ -91,7 +91,7 @@ def _plan(number: int, kind: str, new: int, slot: int, out_frame: int) -> RowPla
 
 
 class VocoderBench:
-    """Poison in all memory of a call; its rows, in any slots."""
+    """Poison in all memory of a call; its rows, in arbitrary slots."""
 
     def __init__(self, batch: str, draw: Draw) -> None:
         self.bucket, kinds = BATCHES[batch]
@@ -129,13 +129,13 @@ class VocoderBench:
         return torch.unflatten(tensor[: self.bucket.rows * size], 0, (self.bucket.rows, size))
 
     def mark_real(self) -> None:
-        """What ``mark_real`` writes, but by torch."""
+        """What ``mark_real`` writes, computed with torch."""
         for index, rate in enumerate(self.space.rates):
             for start, length in self.starts(rate):
                 self.call._reals[index][start : start + length] = 1
 
     def fill_rows(self, draw: Draw, slot: Tensor, rate: Rate) -> list[Tensor]:
-        """Random rows, zeros in the gaps and NaN behind the last one. slot: [capacity, channels]. Returns the rows."""
+        """Random rows, zeros in the gaps and NaN after the last one. slot: [capacity, channels]. Returns the rows."""
         slot[: self.extent(rate)] = 0.0
         rows = []
         for start, length in self.starts(rate):
@@ -144,7 +144,7 @@ class VocoderBench:
         return rows
 
     def fill_source_inputs(self, draw: Draw) -> tuple[list[Tensor], Tensor]:
-        """Random features of the f0 predictor, which is left out then; phases and kept source.
+        """Random output features of the f0 predictor, which then need not run; phases and kept source.
 
         Returns the features of each row, float64 [frames, channels], and the phases of the slots, float64 [slots, harmonics].
         """

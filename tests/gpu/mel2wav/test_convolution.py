@@ -111,7 +111,7 @@ def test_second_convolutions_of_the_blocks(batch: str, stage: int, layer: int) -
 
 @stages
 @batches
-def test_the_end_of_the_blocks(batch: str, stage: int) -> None:
+def test_the_sum_of_the_blocks(batch: str, stage: int) -> None:
     """All blocks in one sum."""
     bench, draw = prepared(batch, stage)
     area, rate = area_of(bench, stage)
@@ -128,7 +128,7 @@ def test_the_end_of_the_blocks(batch: str, stage: int) -> None:
 @stages
 @batches
 def test_the_block_of_the_source(batch: str, stage: int, layer: int) -> None:
-    """Its last convolution also adds the upsampled mel and activates for all other blocks."""
+    """Its last convolution also adds the upsampled mel and applies the activations of all other blocks."""
     bench, draw = prepared(batch, stage, layer)
     area, rate = area_of(bench, stage)
     block = bench.hift.source_resblocks[stage]
@@ -153,7 +153,7 @@ def test_the_block_of_the_source(batch: str, stage: int, layer: int) -> None:
 
 @batches
 def test_the_first_convolution_of_the_decoder(batch: str) -> None:
-    """80 bins in 128 channels."""
+    """80 bins padded to 128 channels."""
     bench, draw = prepared(batch)
     rate, bins = bench.space.rates[0], CONFIG.in_channels
     mel = bench.space.mel_parts[: bench.call._capacities[0]]
@@ -168,13 +168,13 @@ def test_the_first_convolution_of_the_decoder(batch: str) -> None:
 @pytest.mark.parametrize("number", range(5))
 @batches
 def test_the_f0_predictor(batch: str, number: int) -> None:
-    """Input, weights and result in two numbers of 16 bit each: nearly float32."""
+    """Input, weights and result are pairs of 16-bit numbers: nearly float32."""
     bench, draw = prepared(batch, number)
     rate, capacity = bench.space.rates[0], bench.call._capacities[0]
     conv = list(bench.hift.f0_predictor.condnet.values())[number]
     assert isinstance(conv, nn.Conv1d) and conv.bias is not None
     memory = bench.space.mel_parts if number == 0 else bench.space.f0_parts
-    read, write = (2 if number % 2 == 0 and number else 0), (0 if number % 2 == 0 else 2)  # two slots each, by turns
+    read, write = (2 if number % 2 == 0 and number else 0), (0 if number % 2 == 0 else 2)  # two slots each, alternating
     high, low = memory[read * capacity : (read + 1) * capacity], memory[(read + 1) * capacity : (read + 2) * capacity]
     for part in (high, low):
         bench.fill_rows(draw, part, rate)

@@ -1,4 +1,4 @@
-"""The middle tier's vocoder on CUDA, at the released size: true to float32, graphs equal to no graphs, sessions and failures kept apart.
+"""The middle tier's vocoder on CUDA, at the released size: close to float32, recording changes nothing, sessions and failures are isolated.
 
 Tolerances are signal to error in dB; in 16 bit the plain network itself is some 55 dB from float32.
 """
@@ -27,16 +27,16 @@ from tests.unit.mel2wav.tiny import random_state, voiced_mel
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+# the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 RELEASED = CheckpointConfig()
-ODD = CheckpointConfig(  # sizes that no kernel of ours is written for
+ODD = CheckpointConfig(  # sizes that our kernels do not support
     vocoder=VocoderConfig(base_channels=96, f0_channels=48, resblock_kernel_sizes=(3, 5), resblock_dilation_sizes=((1, 2), (2,)))
 )
 SESSIONS = 70
 FLOAT16_DB = 45.0
-REPEAT_DB = 80.0  # the same kernels twice; cuDNN may add up in any order
+REPEAT_DB = 80.0  # the same kernels twice; cuDNN may sum in any order
 COMPANY_DB = 45.0  # other buckets have other kernels, and both sides are in 16 bit
 CUTS = [(30, 50, 9, 50), (12, 20, 300, 41), (3, 40, 0, 7)]
 
@@ -80,7 +80,7 @@ def unrecorded() -> GraphVocoderStage:
 
 
 def speak(stage: VocoderStage, rows: Sequence[int], broken: Sequence[int] = ()) -> list[FloatArray]:
-    """Sessions with the cuts of CUTS in turn, hop by hop together. broken: those whose mel is NaN."""
+    """Sessions with the cuts of CUTS in turn, advanced together hop by hop. broken: those whose mel is NaN."""
     states = {row: stage.open(row * 1_000_003 - 1) for row in rows}
     cuts = {row: CUTS[row % len(CUTS)] for row in rows}
     mels = {row: voiced_mel(sum(cuts[row]), seed=row + 1).cuda() for row in rows}
@@ -114,7 +114,7 @@ def check(found: Sequence[FloatArray], exact: Sequence[FloatArray], least_db: fl
 
 
 @pytest.mark.parametrize("count", [1, 3, 20, SESSIONS])
-def test_it_is_true_to_float32(count: int) -> None:
+def test_it_is_close_to_float32(count: int) -> None:
     check(speak(graphs(), range(count)), exact_audio(RELEASED, count), FLOAT16_DB)
 
 
@@ -124,8 +124,8 @@ def test_other_sizes_and_the_other_layout() -> None:
 
 
 @pytest.mark.parametrize("bucket", BUCKETS, ids=str)
-def test_every_bucket_replays_as_it_computes(bucket: Bucket) -> None:
-    """A full bucket, recorded, unrecorded and plain; its first hop and one that goes on from the state that the first one left."""
+def test_every_bucket_replays_what_it_computes(bucket: Bucket) -> None:
+    """A full bucket, recorded, unrecorded and plain: a first hop, and one that continues from its state."""
     mel = voiced_mel(2 * bucket.frames, seed=bucket.frames).cuda()
     audio = []
     for stage in (graphs(), unrecorded(), plain()):
@@ -142,7 +142,7 @@ def test_every_bucket_replays_as_it_computes(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("row", [0, 2])
-def test_company_does_not_matter(row: int) -> None:
+def test_results_do_not_depend_on_the_batch(row: int) -> None:
     together, alone = speak(graphs(), range(20)), speak(graphs(), [row])
     check(alone, [together[row]], COMPANY_DB)
 
@@ -158,13 +158,13 @@ def test_nan_stays_in_its_session_and_does_not_outlive_it() -> None:
     check(speak(graphs(), range(20)), exact, FLOAT16_DB)
 
 
-def test_tf32_that_the_process_allows_reaches_nothing() -> None:
+def test_allowing_tf32_in_the_process_changes_nothing() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     check(speak(unrecorded(), range(3)), exact_audio(RELEASED, 3), FLOAT16_DB)
     assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
 
 
-def test_slots_come_back() -> None:
+def test_slots_are_returned() -> None:
     stage = graphs()
     states = [stage.open(seed) for seed in range(SESSIONS)]
     with pytest.raises(BusyError):

@@ -1,4 +1,4 @@
-"""Convolutions that change the rate, and the one that ends in windows of audio. Kernel: ``convolve``."""
+"""Convolutions that change the rate, and the last one, which yields windows of audio. Kernel: ``convolve``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ stages = pytest.mark.parametrize("stage", range(len(CONFIG.upsample_rates)))
 
 
 def assert_rows(bench: VocoderBench, slot: Tensor, rate: Rate, rows: list[Tensor], gaps: bool) -> None:
-    """A slot [capacity, channels] holds these rows and, with ``gaps``, zeros around them; nothing else was written."""
+    """A slot [capacity, channels] holds these rows and, with ``gaps``, zeros around them; no other memory was written."""
     untouched = torch.ones(len(slot), dtype=torch.bool, device=slot.device)
     if gaps:
         untouched[rate.extra : bench.extent(rate)] = False
@@ -41,7 +41,7 @@ def assert_rows(bench: VocoderBench, slot: Tensor, rate: Rate, rows: list[Tensor
 @stages
 @batches
 def test_transposed(batch: str, stage: int) -> None:
-    """Up to a stage's rate; the last stage repeats a position at the start of every row."""
+    """Up to a stage's rate; the last stage duplicates the position at the start of every row."""
     draw = Draw(batch, stage)
     bench = VocoderBench(batch, draw)
     call, coming, here = bench.call, bench.space.rates[stage], bench.space.rates[stage + 1]

@@ -1,6 +1,6 @@
 """f0, phases and the source signal. Kernels: ``classify_f0``, ``follow_phase``, ``make_source``.
 
-The host launches them in a row; each one's result is compared with what follows from the result of the one before.
+The host launches them in a row; each result is compared with what follows from that of the previous kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_f0(bench: VocoderBench, features: list[Tensor]) -> Tensor:
     f0 = bench.rows_of(bench.space.f0, bench.bucket.frames)
     for row, (plan, x) in enumerate(zip(bench.plans, features, strict=True)):
         exact = (x @ classifier.weight[0].double() + classifier.bias.double()).abs()
-        assert_close(f0[row, : plan.frames], exact, 1e-4)  # one frame alone may be near zero, where its terms cancel
+        assert_close(f0[row, : plan.frames], exact, 1e-4)  # a single frame may be near zero, where its terms cancel
         assert_untouched(f0[row, plan.frames :])
     assert_untouched(f0[len(bench.plans) :])
     return f0

@@ -1,4 +1,4 @@
-"""From and to the state of sessions. Kernels: ``gather_mel``, ``mark_real``, ``keep_state``."""
+"""Loading and storing the state of sessions. Kernels: ``gather_mel``, ``mark_real``, ``keep_state``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_gather_mel_and_mark_real(batch: str) -> None:
 
 @batches
 def test_keep_state(batch: str) -> None:
-    """Audio that is due, and what the next call needs; audio as ``overlap_add`` wrote it."""
+    """Audio that is due and the state for the next call, from audio as ``overlap_add`` wrote it."""
     draw = Draw(batch)
     bench = VocoderBench(batch, draw)
     space, slots, frames = bench.space, bench.slots, bench.bucket.frames
@@ -79,5 +79,5 @@ def test_keep_state(batch: str) -> None:
         kept_mel[plan.slot, : state.stop - state.start] = mel[row, state]
         kept_source[plan.slot, : (state.stop - state.start) * SAMPLES] = source[row, state.start * SAMPLES : state.stop * SAMPLES]
     for found, expected in ((space.out, due), (slots.withheld, kept_withheld), (slots.mel, kept_mel), (slots.source, kept_source)):
-        assert torch.equal(found.isnan(), expected.isnan()), "other memory was written, or some of it was not"
+        assert torch.equal(found.isnan(), expected.isnan()), "a kernel wrote outside its output, or left part of it unwritten"
         assert torch.equal(found.nan_to_num(), expected.nan_to_num())

@@ -1,6 +1,6 @@
 """A step of the language model whose kernels are launched one by one, on buffers that a test fills and reads.
 
-Everything that the tests of this folder need of the host code is imported here, except for the kernels.
+All host code that the tests of this folder need is imported here, except for the kernels.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cases(low: int, high: int) -> list[tuple[str, int]]:
 
 
 def _places(columns: int) -> Tensor:
-    """Where columns of an activation in packed order are stored."""
+    """Where the columns of an activation are stored in packed order."""
     column = torch.arange(columns, device=DEVICE)
     return column // 32 * 32 + packed_index(column % 32)
 
@@ -92,7 +92,7 @@ def from_tiles(tiles: Tensor) -> Tensor:
 
 
 class _RecordingStep(CudaStep):
-    """Knows which kernel it launched last."""
+    """Records which kernel it launched last."""
 
     kernel: Any = None
 
@@ -161,7 +161,7 @@ class StepBench:
         return self.step.kernel
 
     def give_normed(self, draw: Draw, norm: int, rows: int, packed: bool) -> Tensor:
-        """Random input of a projection behind norm number ``norm``; what the projection multiplies, float64 [rows, hidden]."""
+        """Random input of a projection after norm number ``norm``; returns what the projection multiplies, float64 [rows, hidden]."""
         hidden = self.config.hidden_size
         xb = draw.normal(rows, hidden, dtype=torch.bfloat16)
         squares = (draw.uniform(0.2, 5.0, rows).double() * (hidden * SQUARE_SCALE)).long()
@@ -182,7 +182,7 @@ class StepBench:
         x, xb = buffers.x[:rows], buffers.xb[:rows]
         assert_close(x, exact, SUM_BOUND)
         assert torch.equal(unpack(xb) if packed else xb, x.bfloat16())
-        assert torch.equal(buffers.squares[norm, :rows], SENTINEL + sums_of_squares(x)), "they are added to what was there"
+        assert torch.equal(buffers.squares[norm, :rows], SENTINEL + sums_of_squares(x)), "they are added to the previous value"
         others = torch.arange(len(buffers.squares), device=DEVICE) != norm
         assert_untouched(buffers.x[rows:], buffers.xb[rows:], buffers.squares[norm, rows:], buffers.squares[others])
 
@@ -193,7 +193,7 @@ def sums_of_squares(x: Tensor) -> Tensor:
 
 
 def folded(matrix: Tensor, norm: Tensor) -> Tensor:
-    """A projection with the norm before it, rounded as the kernels read it, float64."""
+    """A projection with the preceding norm folded in, rounded as the kernels read it, float64."""
     return (matrix * norm).bfloat16().double()
 
 
@@ -203,7 +203,7 @@ def rounded(matrix: Tensor) -> Tensor:
 
 @cache
 def step_bench(name: str, tuning: Tuning = MEASURED_BEST) -> StepBench:
-    """One for each configuration; a test resets it."""
+    """One per configuration; tests reset it."""
     return StepBench(CONFIGS[name], tuning)
 
 
@@ -214,7 +214,7 @@ def fresh_bench(draw: Draw, name: str, tuning: Tuning = MEASURED_BEST) -> StepBe
 
 
 def give_positions(bench: StepBench, draw: Draw, rows: int) -> tuple[Tensor, Tensor]:
-    """Slot and position of every row, int64; no two are equal, bounds of blocks are among them, and some rows are padding."""
+    """Slot and position of every row, int64; all distinct, block boundaries among them; some rows are padding."""
     edges = torch.tensor([0, BLOCK_SIZE - 1, BLOCK_SIZE, POSITIONS - 1], device=DEVICE)
     others = draw.permutation(POSITIONS)
     position = torch.cat([edges, others[~torch.isin(others, edges)]])[:rows]

@@ -81,7 +81,7 @@ def test_attend_rows(name: str, rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 17, 65])
 @pytest.mark.parametrize("last", [0, 1, 62, 63, 64, 127, 128, 255, 256, 257, 511, 512, 767, 768, 769, POSITIONS - 1])
 def test_attend_rows_of_one_length(last: int, rows: int) -> None:
-    """Around the splits of 64 positions, the four that join at once, and the stages that are loaded in advance."""
+    """Around the splits of 64 positions, the four that are merged at once, and the prefetched stages."""
     draw = Draw(last, rows)
     bench = fresh_bench(draw, "real")
     slot = torch.arange(rows, device=bench.table.device) % USED_SLOTS
@@ -102,7 +102,7 @@ def test_padding_alone_writes_nothing() -> None:
 
 
 def test_successors_that_start_late_change_nothing() -> None:
-    """``LATE`` moves the start of the next kernel, not a number."""
+    """``LATE`` moves the start of the next kernel and changes no result."""
     found = []
     for tuning in (MEASURED_BEST, dataclasses.replace(MEASURED_BEST, attention_late=True)):
         draw = Draw()

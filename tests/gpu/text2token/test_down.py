@@ -27,7 +27,7 @@ def check(name: str, rows: int, index: int, kernel: object, tuning: Tuning = MEA
     assert bench.down(index, rows) is kernel
     exact = x + hidden.double() @ rounded(bench.weights.layers[index].down_weight).T
     is_last = index + 1 == len(bench.weights.layers)
-    # behind the last layer comes the head, which takes packed rows only from down_small
+    # the head follows the last layer and takes packed rows only from down_small
     packed = rows <= 16 or (rows <= tuning.qkv_small_rows and not is_last)
     bench.check_residual(2 * index + 2, rows, exact, packed)
 
@@ -47,5 +47,5 @@ def test_down_many(name: str, rows: int, index: int) -> None:
 @pytest.mark.parametrize("patience", [0, 1])
 @pytest.mark.parametrize("rows", [17, 64, 65, 200])
 def test_down_many_where_programs_do_not_wait(rows: int, patience: int) -> None:
-    """A program that has waited too long leaves its share of the addition to the last one."""
+    """A program that times out leaves its share of the sum to the last one to arrive."""
     check("real", rows, 0, kernels_down.down_many, dataclasses.replace(MEASURED_BEST, down_patience=patience))

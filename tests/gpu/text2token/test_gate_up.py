@@ -41,7 +41,7 @@ def test_gate_up_small(name: str, rows: int) -> None:
 
 @pytest.mark.parametrize(("name", "rows"), cases(17, 64))
 def test_gate_up_small_16_rows_at_a_time(name: str, rows: int) -> None:
-    """``MANY``, which another tuning than the measured one can choose."""
+    """``MANY``, which tunings other than the measured one can choose."""
     check(name, rows, kernels_gate_up.gate_up_small, SMALL_TO_64)
 
 

@@ -1,6 +1,6 @@
-"""The recorded step of library code on a CUDA GPU: true to the dense forward, recorded as launched, the engine's contract kept.
+"""The recorded step of library code on a CUDA GPU: close to the dense forward pass, recording changes nothing, the engine's contract holds.
 
-Ids are compared in float32. In 16 bit they depend on the number of rows of a step, because the matrix library's choice does.
+Ids are compared in float32. In 16 bit they depend on the number of rows of a step, because the matrix library's choice of kernel does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if not torch.cuda.is_available():
 from bistream.text2token.graphs.runner import GraphStepRunner
 from bistream.text2token.graphs.weights import fold_weights
 
-# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+# the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 DEVICE, SERVED = device_and_dtype("cuda", "auto")
@@ -52,7 +52,7 @@ ALL_STOPS = frozenset(SPACE.specials)
 
 @cache
 def weights(config: LanguageModelConfig) -> ModelWeights:
-    """float32 numbers that 16 bit can hold (norms apart), so that mostly activations are rounded."""
+    """float32 numbers that 16 bit represents exactly (except norms), so that mostly activations are rounded."""
     state = {key: value.to(SERVED).float() for key, value in random_state(config).items()}
     return build_weights(state, config, DEVICE, torch.float32)
 
@@ -65,7 +65,7 @@ def runner_of(
 
 
 def engine_of(runner: StepRunner) -> TorchEngine:
-    """A fresh engine: blocks and slots of the runner are free again, whatever is left in them."""
+    """A fresh engine: all blocks and slots of the runner are free again, with their old contents."""
     return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
 
 
@@ -77,7 +77,7 @@ def drain(engine: TorchEngine) -> None:
 def talk(
     engine: TorchEngine, sessions: Sequence[EngineSequence], turns: Sequence[Sequence[Sequence[int]]], max_new: int
 ) -> list[list[int]]:
-    """All sessions at once, turn after turn; what each of them said."""
+    """All sessions at once, turn after turn; the ids that each of them generated."""
     said: list[list[int]] = [[] for _ in sessions]
     for turn in range(max(map(len, turns))):
         sinks = {}
@@ -98,7 +98,7 @@ def random_turns(rng: random.Random) -> list[list[int]]:
 
 
 def speak(runner: StepRunner, seed: int, specs: Sequence[SamplingSpec]) -> list[list[int]]:
-    """What sessions of these settings say to random prompts."""
+    """What sessions with these settings generate from random prompts."""
     rng = random.Random(seed)
     engine = engine_of(runner)
     return talk(engine, [engine.open(str(number), spec, 900) for number, spec in enumerate(specs)], [random_turns(rng) for _ in specs], 15)
@@ -109,8 +109,8 @@ def speak(runner: StepRunner, seed: int, specs: Sequence[SamplingSpec]) -> list[
     [(WIDE, MANY, SERVED, 2e-2), (WIDE, MANY, torch.float32, 1e-4), (ODD, SETTINGS, torch.float32, 1e-4)],
     ids=["served", "float32", "odd sizes"],
 )
-def test_rows_follow_the_dense_forward(config: LanguageModelConfig, settings: EngineSettings, dtype: torch.dtype, tolerance: float) -> None:
-    """Chunks of a prompt through every row count, in blocks in disorder, against float32."""
+def test_rows_match_the_dense_forward(config: LanguageModelConfig, settings: EngineSettings, dtype: torch.dtype, tolerance: float) -> None:
+    """Chunks of a prompt through every row count, in blocks in random order, against float32."""
     runner = runner_of(config, settings, dtype)
     model = Qwen2Model(config, weights(config))
     ids = torch.randint(0, config.text_vocab_size, (1000,), generator=torch.Generator().manual_seed(0))
@@ -133,8 +133,8 @@ def test_rows_follow_the_dense_forward(config: LanguageModelConfig, settings: En
         position += count
 
 
-def test_rows_of_many_sequences_follow_the_dense_forward() -> None:
-    """256 sequences of different lengths decode together: every row has its own blocks, position and share of padding."""
+def test_rows_of_many_sequences_match_the_dense_forward() -> None:
+    """256 sequences of different lengths decode together: every row has its own blocks, position and padding."""
     runner, rng = runner_of(WIDE, MANY, torch.float32), random.Random(0)
     model = Qwen2Model(WIDE, weights(WIDE))
     sequences = [[rng.randrange(500) for _ in range(rng.randrange(2, 200))] for _ in range(256)]
@@ -157,8 +157,8 @@ def test_rows_of_many_sequences_follow_the_dense_forward() -> None:
 MIXED = tuple(SamplingSpec(seed=number, temperature=float(number % 3), top_k=(25, 5, 32)[number // 3 % 3]) for number in range(9))
 
 
-def test_it_says_what_the_plain_runner_says() -> None:
-    """In float32, with prompts, appended ids and decoding rows in every step; one session sorts more candidates than were recorded."""
+def test_it_generates_what_the_plain_runner_generates() -> None:
+    """In float32, with prompts, appended ids and decoding rows in every step; one session sorts more candidates than recorded."""
     runner = runner_of(NARROW, SETTINGS, torch.float32)
     plain = EagerRunner(Qwen2Model(NARROW, weights(NARROW)), SETTINGS, RepetitionAwareSampler())
     for specs in (MIXED, (*MIXED[:6], SamplingSpec(seed=9, top_k=60, top_p=0.95, temperature=1.3))):
@@ -166,7 +166,7 @@ def test_it_says_what_the_plain_runner_says() -> None:
     assert {candidates for _, candidates in runner._graphs} == {32, 64}
 
 
-def test_recorded_and_launched_steps_say_the_same() -> None:
+def test_recorded_and_launched_steps_generate_the_same() -> None:
     assert speak(runner_of(), 3, MIXED) == speak(runner_of(record=False), 3, MIXED)
 
 
@@ -184,8 +184,8 @@ def test_a_shared_prompt_changes_nothing() -> None:
     assert said[0] == said[1]
 
 
-def test_numbers_that_are_none_fail_their_session_only() -> None:
-    """Scores come from a later row than the spoilt one; afterwards other sessions own the blocks."""
+def test_nan_fails_its_session_only() -> None:
+    """Scores come from a later row than the one with NaN; afterwards other sessions own the blocks."""
     runner = GraphStepRunner(NARROW, fold_weights(weights(NARROW), NARROW, DEVICE, SERVED), SETTINGS)
     poisoned = 123
     runner.step.weights.embedding[poisoned] = float("nan")
@@ -199,13 +199,13 @@ def test_numbers_that_are_none_fail_their_session_only() -> None:
     drain(engine)
     assert sinks[0].result is not None and sinks[0].result.end is TurnEnd.LENGTH
     assert sinks[1].result is not None and sinks[1].result.end is TurnEnd.ERROR
-    again = engine_of(runner)  # every block is free: some sessions get those that held what was no number
+    again = engine_of(runner)  # every block is free: some sessions get those that held NaN
     filling = [again.open(str(number), SamplingSpec(seed=number), 2000) for number in range(12)]
     assert all(len(ids) == 20 for ids in talk(again, filling, [[turn]] * 12, 20))
 
 
 class FaultyRunner:
-    """The runner, that can be told to fail."""
+    """The runner, which can be told to fail."""
 
     def __init__(self, runner: GraphStepRunner) -> None:
         self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings
@@ -222,7 +222,7 @@ class FaultyRunner:
 
 
 class TestGraphsEngine(EngineConformance):
-    """In float32: the suite asks for the same ids in any company."""
+    """In float32: the suite requires the same ids in any batch."""
 
     @pytest.fixture
     def bench(self) -> Iterator[Bench]:

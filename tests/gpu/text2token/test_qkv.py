@@ -20,7 +20,7 @@ BOUND = BOUNDS[torch.bfloat16]
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [rows, heads, 64]; cos, sin [rows, 32]. The first half of a head turns with the second."""
+    """heads [rows, heads, 64]; cos, sin [rows, 32]. The first half of a head is rotated against the second."""
     first, second = heads.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -49,7 +49,7 @@ def check(name: str, rows: int, index: int, kernel: object) -> None:
     assert_untouched(found[~live], bench.buffers.query[rows:])
     block, place = bench.table[slot[live], position[live] // 64].long(), position[live] % 64
     keys, turned_values = from_tiles(bench.cache.blocks[index]).unbind(2)  # [blocks, kv_heads, 64, 64]
-    values = turned_values.transpose(-1, -2)  # they come as [dimension, position]
+    values = turned_values.transpose(-1, -2)  # stored as [dimension, position]
     for found, exact in ((keys, key), (values, value)):
         assert_close(found[block, :, place], exact, BOUND)
         found[block, :, place] = torch.nan

@@ -1,7 +1,7 @@
 """Repetition-aware sampling. Kernel: ``sample_rows``.
 
-The kernel adds float32 probabilities in an order of its own, so a draw that falls within ``CERTAIN`` of a boundary between two ids may
-go either way; all others, and all that follows from a choice, are exact.
+The kernel adds float32 probabilities in its own order, so a draw within ``CERTAIN`` of a boundary between two ids may go either way;
+all other draws, and everything that follows from a choice, are exact.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def choose(state: SamplerState, slot: int, logits: Tensor) -> tuple[int, float]:
     if temperature < 1e-4:
         return int((logits == logits.max()).nonzero()[0]), 1.0
     weights = torch.exp((logits - logits.max()) / temperature)
-    probs, order = torch.sort(weights / weights.sum(), descending=True, stable=True)  # of equal ones the lower id first
+    probs, order = torch.sort(weights / weights.sum(), descending=True, stable=True)  # ties: the lower id first
     before = probs.cumsum(0) - probs
     top_p, top_k = float(state.top_p[slot]), int(state.top_k[slot])
     taken = (before < top_p) & (torch.arange(len(probs), device=probs.device) < top_k)
@@ -62,7 +62,7 @@ def choose(state: SamplerState, slot: int, logits: Tensor) -> tuple[int, float]:
 
 
 def give_scores(bench: StepBench, draw: Draw, rows: int) -> Tensor:
-    """Flat, peaked, tied and spoilt scores. float32 [rows, vocab]."""
+    """Flat, peaked, tied and non-finite scores. float32 [rows, vocab]."""
     size = torch.tensor([0.1, 3.0, 8.0], device=draw.generator.device)[torch.arange(rows) // 3 % 3]
     logits = draw.normal(rows, bench.vocab) * size[:, None]
     logits[1::4] = (logits[1::4] * 4).round() / 4
@@ -77,7 +77,7 @@ def give_scores(bench: StepBench, draw: Draw, rows: int) -> Tensor:
 
 
 def give_state(bench: StepBench, draw: Draw, slots: Tensor, logits: Tensor) -> SamplerState:
-    """Random settings and history of the rows' slots; what they did just before is often what they will choose."""
+    """Random settings and history of the rows' slots; their latest ids are often what they will choose next."""
     state, count = bench.state, SLOTS + 1
     row = torch.zeros(count, dtype=torch.int64, device=slots.device)
     row[slots] = torch.arange(len(slots), device=slots.device)

@@ -1,4 +1,4 @@
-"""Numbers of turns that begin become state of their slots. Kernel: ``begin_turns``."""
+"""Numbers of beginning turns become state of their slots. Kernel: ``begin_turns``."""
 
 from __future__ import annotations
 

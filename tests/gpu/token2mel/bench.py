@@ -1,6 +1,6 @@
 """A batch of the flow whose kernels are launched one by one, on buffers and pages that a test fills and reads.
 
-Everything that the tests of this folder need of the host code is imported here, except for the kernels.
+All host code that the tests of this folder need is imported here, except for the kernels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.unit.token2mel.random_weights import random_state
 
 __all__ = ["GUIDANCE_ROWS", "ChunkItemField", "ConformerLayer", "Source", "TransformerBlock", "WindowLinear"]
 
-# Real widths, which the kernels are written for; fewer layers and solver steps
+# Real widths, the only ones that the kernels support; fewer layers and solver steps
 CONFIG = FlowConfig(
     encoder=FlowEncoderConfig(num_blocks=2, num_up_blocks=1), estimator=EstimatorConfig(n_blocks=2, num_mid_blocks=1), n_timesteps=2
 )
@@ -107,7 +107,7 @@ def _lengths(batch: str, bucket: Bucket) -> list[tuple[int, int]]:
 
 
 def _spans(lengths: list[tuple[int, int]]) -> tuple[list[Span], int]:
-    """Every second complete chunk is kept; and how many pages there are."""
+    """Spans that keep every second complete chunk, and the number of pages."""
     prompt = VoicePrompt(
         "", np.zeros(0, np.int32), np.zeros((0, CONFIG.output_size), np.float32), np.zeros(CONFIG.spk_embed_dim, np.float32)
     )
@@ -160,7 +160,7 @@ class FlowBench:
         self.tail_width = self.pages.tail.shape[-1]
 
     def _stores(self) -> Iterator[tuple[Tensor, int]]:
-        """Memory behind the pages and the dimension that counts them."""
+        """The memory that holds pages, and its page dimension."""
         pages = self.pages
         yield from (
             (pages.context, 3),
@@ -171,7 +171,7 @@ class FlowBench:
         )
 
     def _arrays(self, older: list[Span]) -> BatchArrays[Tensor]:
-        """The batch on the device. Behind its rows lie those of an older, full batch, as they would in the product."""
+        """The batch on the device. Rows of an older, full batch follow its own, as they would in the product."""
         sizes = tile_sizes(self.tuning)
         shapes = batch_shapes(self.bucket, sizes, CONFIG)
         host = views(np.zeros(batch_size(shapes), np.int32), shapes)
@@ -217,7 +217,7 @@ class FlowBench:
         return torch.cat([tensor[:begin].flatten(), tensor[begin + rows :].flatten()])
 
     def half(self, number: int, column: int = 0, block: int = 0) -> Any:
-        """The launches of a guidance half, in the middle of ``STEP``: at this column of the tails and this transformer block."""
+        """The launches of a guidance half, in the middle of ``STEP``, starting at this column of the tails and this transformer block."""
         half = self.solver.estimator._halves[number]
         half._step, half._tail_column, half._block = STEP, column, block
         return half
@@ -233,7 +233,7 @@ class FlowBench:
         return block
 
     def rows(self, draw: Draw, target: Tensor, count: int | None = None) -> Tensor:
-        """Random numbers in the first ``count`` rows (the live frames) of a buffer, the others stay as they are. Returns these rows."""
+        """Random numbers in the first ``count`` rows (the live frames) of a buffer; the others stay as they are. Returns these rows."""
         count = self.live if count is None else count
         target[:count] = draw.normal(count, *target.shape[1:], dtype=target.dtype)
         return target[:count]
@@ -245,7 +245,7 @@ class FlowBench:
                 memory[page] = draw.normal(*memory.shape[1:], dtype=memory.dtype)
 
     def written(self, tile: int, live: int | None = None) -> int:
-        """Rows of all tiles with live rows: behind the live ones a kernel may leave anything there."""
+        """Rows of all tiles with live rows: a kernel may leave anything in the padding rows of those."""
         live = self.live if live is None else live
         return -(-live // tile) * tile
 
@@ -256,7 +256,7 @@ def launch(method: Callable[..., None], *arguments: Any) -> None:
 
 
 def visible(session: Session, chunk: int, left: int) -> tuple[Tensor, Tensor]:
-    """Which keys a row sees, chunks up to its own and ``left`` of them before it (0: all), and which chunk that is, counted from the
+    """Which keys a row sees (its own chunk and ``left`` chunks before it; 0: all), and the chunk of each key, counted from the
     first that the row sees. Each [rows, keys]."""
     stored = len(session.stored)
     key = torch.arange(stored * chunk + session.rows, device=DEVICE) // chunk
@@ -301,13 +301,13 @@ def values_of(block: TransformerBlock, attended: Tensor) -> Tensor:
 
 
 def feed_forward(block: TransformerBlock, x: Tensor) -> Tensor:
-    """What the block's second half adds to x, float64."""
+    """The residual that the block's feed-forward adds to x, float64."""
     hidden = layer_norm(x, block.norm_feed_forward) @ block.linear_in.weight.double().T + block.linear_in.bias.double()
     return F.gelu(hidden) @ block.linear_out.weight.double().T + block.linear_out.bias.double()
 
 
 def convolve(conv: WindowLinear, rows: Tensor, tail: Tensor, sessions: list[Session]) -> Tensor:
-    """float64 [rows, out] of packed rows [rows, channels]; tail: [pages, 2, channels], what comes before a session's rows."""
+    """float64 [rows, out] of packed rows [rows, channels]; tail: [pages, 2, channels], the rows before a session's own."""
     outs = []
     for session in sessions:
         given = torch.cat([tail[session.last_page].double(), rows[session.first : session.first + session.rows].double()])

@@ -1,6 +1,6 @@
 """Attention of the estimator. Kernels: ``query_few``, ``attend_few``, ``join_few`` for few rows, ``attend_pages_large`` for many.
 
-``tests/gpu/test_attention_cuda.py`` has other numbers of programs of the latter. Queries of many rows: ``test_block``.
+``tests/gpu/test_attention_cuda.py`` runs the latter with other numbers of programs. Queries of many rows: ``test_block``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_query_few(kind: str, batch: str, dtype: torch.dtype, first: bool, half:
 
 
 def add_attention(bench: FlowBench, draw: Draw, half: int) -> None:
-    """What ``attend_few`` and ``join_few`` write."""
+    """Checks the residual stream that ``attend_few`` and ``join_few`` write."""
     launches, block, live, buffers = bench.half(half, block=BLOCK), bench.block(BLOCK), bench.live, bench.buffers
     memory = bench.pages.context[STEP, BLOCK, half]
     bench.store(draw, memory, 2)
@@ -86,7 +86,7 @@ def add_attention(bench: FlowBench, draw: Draw, half: int) -> None:
 
 
 def check_splits(bench: FlowBench, half: int, query: Tensor, normed: Tensor, memory: Tensor, added: Tensor) -> None:
-    """The parts of ``attend_few`` are those of its splits, and ``join_few`` adds what they come to."""
+    """The parts of ``attend_few`` are those of its splits, and ``join_few`` adds their combined result."""
     launches, block, live, most = bench.half(half), bench.block(BLOCK), bench.live, bench.few.key_splits
     splits = int(bench.arrays.chunk_item[0, ChunkItemField.SPLITS])
     parts = torch.unflatten(launches.parts, 0, (most, bench.frames))

@@ -36,7 +36,7 @@ UNIT = 1
 
 
 def added(block: TransformerBlock, attended: Tensor, x: Tensor) -> Tensor:
-    """What values, output projection and feed-forward add to x, float64."""
+    """The residual that values, output projection and feed-forward add to x, float64."""
     out = torch.einsum("fhd,hdw->fw", values_of(block, attended), by_head(block.to_out.weight.T)) + block.to_out.bias.double()
     return out + feed_forward(block, x.double() + out)
 

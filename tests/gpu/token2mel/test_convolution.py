@@ -101,7 +101,7 @@ def test_window_few_of_normalised_rows(kind: str, batch: str, dtype: torch.dtype
 @pytest.mark.parametrize("saves", [False, True])
 @few_cases
 def test_window_few_of_the_stream(kind: str, batch: str, dtype: torch.dtype, saves: bool, half: int) -> None:
-    """Float32 rows; saved in 16 bit behind the first unit, with a shortcut in the others."""
+    """Float32 rows; saved in 16 bit after the first unit, with a shortcut in the others."""
     bench = FlowBench(kind, batch, dtype)
     launches, residual = bench.half(half), bench.unit(1).residual
     rows = bench.rows(Draw(kind, batch, dtype, saves, half), launches.x).to(dtype)
@@ -111,7 +111,7 @@ def test_window_few_of_the_stream(kind: str, batch: str, dtype: torch.dtype, sav
 
 @halves
 @few_cases
-def test_window_few_of_the_stream_beside_what_was_saved(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
+def test_window_few_of_the_stream_and_the_saved_rows(kind: str, batch: str, dtype: torch.dtype, half: int) -> None:
     """The last unit: 512 channels, the second half of them from ``source``."""
     bench, draw = FlowBench(kind, batch, dtype), Draw(kind, batch, dtype, half)
     launches, residual = bench.half(half), bench.unit(2).residual

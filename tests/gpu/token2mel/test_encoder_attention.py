@@ -54,9 +54,9 @@ def position_weight(layer: ConformerLayer) -> Tensor:
 
 
 def exact_turned(layer: ConformerLayer, query: Tensor, position: Tensor) -> Tensor:
-    """What the queries of rows at ``position`` multiply cosines (first half) and sines of the keys' angles with: [rows, HEADS, WIDTH].
+    """Rotated queries of rows at ``position``: factors of the cosines (first half) and sines of the keys' angles. [rows, HEADS, WIDTH].
 
-    The score for a key at j is query . P sinusoid(position - j); sines and cosines of the difference taken apart.
+    The score of a key at j is query . P sinusoid(position - j), expanded by the addition theorem.
     """
     by_angle = torch.einsum("fhd,hdw->fhw", query, position_weight(layer))
     by_sin, by_cos = by_angle[..., 0::2], by_angle[..., 1::2]
@@ -107,7 +107,7 @@ def check(kind: str, batch: str, dtype: torch.dtype, ratio: int, left: int) -> N
             weights = torch.softmax((scores / math.sqrt(WIDTH // HEADS)).masked_fill(~seen[:, None], -torch.inf), dim=-1)
             target.append(torch.einsum("fhk,khd->fhd", weights, value).flatten(1))
     assert_close(found, torch.cat(outs), bench.bound)
-    assert_close(found, torch.cat(by_definition), 3 * bench.bound)  # the turned queries and the table are rounded, too
+    assert_close(found, torch.cat(by_definition), 3 * bench.bound)  # the rotated queries and the table are rounded, too
     assert_untouched(buffers.encoder_attended[live:])
 
 

@@ -24,7 +24,7 @@ kinds = pytest.mark.parametrize("kind", ["few64", "few256", "many"])
 @rates
 @kinds
 @cases
-def test_linear_behind_layer_norm(batch: str, dtype: torch.dtype, kind: str, ratio: int, activation: str) -> None:
+def test_linear_after_layer_norm(batch: str, dtype: torch.dtype, kind: str, ratio: int, activation: str) -> None:
     """``norm_linear`` for few rows; for many ``norm_rows`` and ``linear``."""
     draw, bench = Draw(batch, dtype, kind, ratio, activation), FlowBench(kind, batch, dtype)
     live, rows, buffers, layer = bench.live * ratio // 2, bench.bucket.tokens * ratio, bench.buffers, encoder_layer(bench, ratio)

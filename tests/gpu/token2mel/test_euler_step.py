@@ -1,4 +1,4 @@
-"""Guidance and the end of a solver step: the last projection, and what it adds to the mel. Kernel: ``finish_step``."""
+"""Guidance and the end of a solver step: the last projection and the update of the mel. Kernel: ``finish_step``."""
 
 from __future__ import annotations
 

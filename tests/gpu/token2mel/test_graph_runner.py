@@ -1,4 +1,4 @@
-"""The flow in recorded graphs of library code, on any CUDA GPU: true to the plain network in any company, failures kept apart.
+"""The flow in recorded graphs of library code, on any CUDA GPU: close to the plain network in any batch, failures isolated.
 
 Tolerances are signal to error in dB. In float16 the plain network itself is 59 dB from float32 at full size.
 """
@@ -28,7 +28,7 @@ from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.types import VoicePrompt
 from tests.unit.token2mel.random_weights import random_state
 
-# torch and triton of a GPU host are not the pinned ones: their warnings are not ours
+# the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 # Real widths; fewer layers and solver steps.
@@ -36,7 +36,7 @@ FLOW = FlowConfig(
     encoder=FlowEncoderConfig(num_blocks=2, num_up_blocks=1), estimator=EstimatorConfig(n_blocks=2, num_mid_blocks=2), n_timesteps=3
 )
 FLOAT16_DB = 40.0
-REPEAT_DB = 80.0  # the same kernels twice; the library may choose other ones for its matrix products while it records
+REPEAT_DB = 80.0  # the same kernels twice; the library may choose different ones for matrix products while recording
 TILES = (2, 16)
 
 
@@ -53,7 +53,7 @@ def plain_stage(**changes: object) -> FlowStage:
 
 
 def graph_stage(tiles: Sequence[int] = TILES, record: bool = True, **changes: object) -> FlowStage:
-    """A stage that batches these sizes only, each of which takes seconds to compile."""
+    """A stage with these batch sizes only, since each takes seconds to compile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphFlowRunner, "record", lambda _: None)
         stage = plain_stage(kernels="graphs", **changes)
@@ -88,7 +88,7 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def speak(stage: FlowStage, voices: Sequence[VoicePrompt], hops: Sequence[Sequence[int]], first_row: int = 0) -> list[Tensor]:
-    """All sessions together, hop by hop; the whole mel of each one. The last hop is final."""
+    """All sessions together, hop by hop; returns the whole mel of each. The last hop is final."""
     states = [stage.open(voice) for voice in voices]
     pieces: list[list[Tensor]] = [[] for _ in voices]
     for number, counts in enumerate(hops):
@@ -137,7 +137,7 @@ def test_the_configuration_chooses_the_runner() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tiles", [2, 6])
 def test_attention_over_listed_pages(dtype: torch.dtype, tiles: int) -> None:
-    """Pages in any order, partly live ones, a tile that sees nothing; pages that no tile sees are full of NaN."""
+    """Pages in any order, partly filled ones, a tile that sees nothing; pages that no tile sees are full of NaN."""
     heads, width, rows, count, longest = 8, 256, 64, 40, 12
     generator = torch.Generator(device="cuda").manual_seed(0)
     query = torch.randn(tiles, rows, heads * width, device="cuda", generator=generator).to(dtype)
@@ -159,7 +159,7 @@ def test_attention_over_listed_pages(dtype: torch.dtype, tiles: int) -> None:
     assert snr_db(found[:-1].cpu(), exact[:-1].cpu()) > (60.0 if dtype is torch.float16 else 42.0)
 
 
-def test_ragged_sessions_speak_as_the_plain_network_does() -> None:
+def test_ragged_sessions_match_the_plain_network() -> None:
     for found, exact in zip(speak(recorded_stage(), VOICES, HOPS), exact_mels(), strict=True):
         assert snr_db(found, exact) > FLOAT16_DB
 
@@ -180,7 +180,7 @@ def test_graphs_change_nothing() -> None:
         assert snr_db(found, exact) > REPEAT_DB
 
 
-def test_company_does_not_matter() -> None:
+def test_results_do_not_depend_on_the_batch() -> None:
     stage = recorded_stage()
     together = speak(stage, VOICES, HOPS)
     for row, voice in enumerate(VOICES):
@@ -196,7 +196,7 @@ def test_calls_are_cut_into_batches(tiles: tuple[int, ...]) -> None:
 
 
 def test_many_sessions() -> None:
-    """More chunks that nobody keeps than there are scratch pages for at once."""
+    """More chunks that are not kept than there are scratch pages at once."""
     voices = [prompt(30 + row, row) for row in range(40)]
     hops = [tuple(18 + row % 7 for row in range(40)), (25,) * 40, (30,) * 40]
     stage = graph_stage((64,), flow_state_mb=6000)
@@ -214,7 +214,7 @@ def test_a_session_with_nan_fails_alone() -> None:
     assert isinstance(results[1], Tensor) and torch.isfinite(results[1]).all()
     healthy.close()
     broken.close()
-    for found, exact in zip(speak(stage, VOICES, HOPS), exact_mels(), strict=True):  # the broken session's pages are used again
+    for found, exact in zip(speak(stage, VOICES, HOPS), exact_mels(), strict=True):  # the failed session's pages are used again
         assert snr_db(found, exact) > FLOAT16_DB
 
 

@@ -1,4 +1,4 @@
-"""A real gRPC server in this process that answers as a test says: the client is tested against the wire, not against a mock."""
+"""A real gRPC server in this process with scripted answers: the client is tested over the wire, not against a mock."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def decode(request: Any) -> Received:
 
 
 class Speaker:
-    """Says 100 ms per request of text and ends with the text. Keeps the id of the start, whose responses carry the audio."""
+    """Sends 100 ms of audio per request with text and ends with the text. Keeps the id of the start, whose responses carry the audio."""
 
     def __init__(self) -> None:
         self.start_id = ""

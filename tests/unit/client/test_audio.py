@@ -1,4 +1,4 @@
-"""Sound files in and out of the clients."""
+"""Audio files that clients read and write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_wav_is_playable_after_every_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rate", "channels"), [(16000, 1), (44100, 2), (8000, 1)])
-def test_a_recording_comes_as_16_khz_mono(tmp_path: Path, rate: int, channels: int) -> None:
+def test_a_recording_is_read_as_16_khz_mono(tmp_path: Path, rate: int, channels: int) -> None:
     time_s = np.arange(rate) / rate
     tone = 0.5 * np.sin(2 * np.pi * 440 * time_s)
     soundfile.write(tmp_path / "in.wav", np.stack([tone] * channels, axis=1), rate)
@@ -35,7 +35,7 @@ def test_a_recording_comes_as_16_khz_mono(tmp_path: Path, rate: int, channels: i
     np.testing.assert_allclose(samples[500:-500], expected[500:-500], atol=0.01)
 
 
-def test_what_is_not_a_recording_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_no_recording_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "text.wav").write_text("not audio")
     soundfile.write(tmp_path / "empty.wav", np.zeros(0), 16000)
     for name in ("missing.wav", "text.wav", "empty.wav"):

@@ -86,7 +86,7 @@ def test_every_input_of_the_contract_can_be_made() -> None:
         ("Request for unknown model: 'cosyvoice2_bistream' is not found", BistreamError, None),
     ],
 )
-def test_errors_are_raised_as_what_they_are(serve: Serve, message: str, kind: type[BistreamError], session_id: str | None) -> None:
+def test_errors_are_raised_with_their_code(serve: Serve, message: str, kind: type[BistreamError], session_id: str | None) -> None:
     server = serve(lambda request, stream: stream.error(request.id, message))
     with BistreamClient(server.address).start(speaker_id="anna") as session, pytest.raises(BistreamError) as raised:
         list(session)
@@ -129,7 +129,7 @@ def test_closing_early_ends_the_stream(serve: Serve) -> None:
 
 
 def test_a_server_that_cannot_be_reached() -> None:
-    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):  # by the start or by the iteration, whichever is first
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):  # raised by the start or by the iteration, whichever comes first
         with BistreamClient("127.0.0.1:1").start(speaker_id="anna") as session:
             list(session)
 
@@ -144,7 +144,7 @@ def test_a_server_that_is_lost(serve: Serve) -> None:
             next(audio)
 
 
-def test_a_server_that_says_nothing_is_given_up(serve: Serve) -> None:
+def test_a_silent_server_is_given_up(serve: Serve) -> None:
     asked = threading.Event()
     server = serve(lambda request, stream: asked.set())
     with BistreamClient(server.address, silence_timeout_s=0.05).start(speaker_id="anna") as session, pytest.raises(TimeoutError):

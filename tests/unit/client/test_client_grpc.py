@@ -66,7 +66,7 @@ def test_a_text_at_a_rate_goes_in_pieces(server: FakeServer, output: Path, capsy
     assert summary(capsys)["text_ended_s"] is not None
 
 
-def test_standard_input_is_passed_on_as_it_comes(server: FakeServer, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_passed_on_as_it_arrives(server: FakeServer, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_end, write_end = os.pipe()
     with os.fdopen(read_end) as stdin, os.fdopen(write_end, "wb") as pipe:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -141,7 +141,7 @@ def test_an_interrupt_cancels_and_leaves_a_playable_file(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(client_grpc, "WavWriter", Interrupted)
-    # A text that never ends: a pipe nobody writes to.
+    # A text that never ends: a pipe without a writer.
     read_end, write_end = os.pipe()
     with os.fdopen(read_end) as stdin, os.fdopen(write_end, "wb") as pipe:
         monkeypatch.setattr(sys, "stdin", stdin)

@@ -18,7 +18,7 @@ from client.client_http import MAX_BODY_BYTES, main, request_body
 
 
 class Server(HTTPServer):
-    """Answers every POST with ``answer`` and keeps what came."""
+    """Answers every POST with ``answer`` and records the requests."""
 
     def __init__(self, status: int, answer: dict[str, Any]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""What a listener experienced, from arrival times."""
+"""A listener's experience, computed from arrival times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_report_without_audio() -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_gaps_are_what_a_listener_waits() -> None:
+def test_gaps_are_the_time_a_listener_waits() -> None:
     report = SessionReport("s", [ChunkRecord(1.0, 0.5, 1), ChunkRecord(1.4, 0.5, 2), ChunkRecord(2.5, 1.0, 3), ChunkRecord(2.6, 1.0, 4)])
     assert report.gaps() == [pytest.approx(0.5)]
     report.text_ended_s, report.wall_s = 1.2, 3.0

@@ -1,4 +1,4 @@
-"""What keeper and front doors say to each other when the server is to end: nothing is cut short, nothing is waited for in vain."""
+"""The drain protocol between keeper and front doors: no session is cut short, and the keeper never waits in vain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 20.0
 
 
 class FakeOrchestrator:
-    """An orchestrator whose drain returns when the test says so."""
+    """An orchestrator whose drain returns when the test lets it."""
 
     def __init__(self, running: int) -> None:
         self.open_sessions = running
@@ -29,7 +29,7 @@ class FakeOrchestrator:
 
 
 class House:
-    """A keeper with front doors; time stands still unless the test moves it."""
+    """A keeper with front doors; time advances only when the test moves it."""
 
     def __init__(self, directory: Path, *running: int) -> None:
         self.now = 100.0
@@ -43,7 +43,7 @@ class House:
         return [door.look() for door in self.doors]
 
     def end(self, number: int) -> None:
-        """The sessions of this door end, and its drain with them."""
+        """All sessions of this door end, and thereby its drain."""
         self.sessions[number].open_sessions = 0
         self.sessions[number].ended.set()
         drain = self.doors[number]._drain
@@ -51,7 +51,7 @@ class House:
         drain.join(WAIT_S)
 
 
-def test_doors_serve_until_the_keeper_says_otherwise(tmp_path: Path) -> None:
+def test_doors_serve_until_the_keeper_drains_them(tmp_path: Path) -> None:
     house = House(tmp_path, 2, 0)
     assert house.look() == [False, False]
     assert [sessions.deadlines for sessions in house.sessions] == [[], []]
@@ -72,14 +72,14 @@ def test_a_drain_is_over_when_every_door_has_seen_its_last_session_end(tmp_path:
     assert house.look() == [True, False]
     assert house.drain.sessions_left == 1 and not house.drain.is_over()
     house.end(1)
-    assert not house.drain.is_over(), "the door has not said so yet"
+    assert not house.drain.is_over(), "the door has not reported it yet"
     assert house.look() == [True, True]
     assert house.drain.is_over()
     assert [sessions.deadlines for sessions in house.sessions] == [[30.0], [30.0]], "each door drains once"
 
 
 def test_no_session_left_is_not_yet_drained(tmp_path: Path) -> None:
-    """A door that serves may admit one in the next moment; only the end of its drain says that it will not."""
+    """A serving door may admit a session at any moment; only the end of its drain rules that out."""
     house = House(tmp_path, 0)
     house.drain.start()
     assert not house.drain.is_over()
@@ -94,7 +94,7 @@ def test_a_door_that_never_answers_is_given_up_after_the_deadline(tmp_path: Path
     house = House(tmp_path, 1)
     house.drain.start()
     house.now += 30.0
-    assert not house.drain.is_over(), "sessions may still be told that their time is over"
+    assert not house.drain.is_over(), "sessions may still receive their last error"
     house.now += CLOSING_S
     assert house.drain.is_over()
 
@@ -119,7 +119,7 @@ def test_a_report_that_could_not_be_written_is_repeated(tmp_path: Path) -> None:
     assert house.look() == [True] and house.drain.is_over()
 
 
-def test_a_keeper_that_cannot_tell_the_models_hears_so(tmp_path: Path) -> None:
+def test_a_keeper_that_cannot_reach_the_models_gets_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="absent"):
         Drain(tmp_path / "absent", 30.0).start()
 

@@ -1,4 +1,4 @@
-"""The daemon that lets processes share a GPU: when it is started, what processes see of it, and that it is gone afterwards."""
+"""The daemon that lets processes share a GPU: when it is started, how processes see it, and that it is gone afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bistream.keeper import gpu_sharing
 from bistream.keeper.gpu_sharing import CONTROL_PROGRAM, PIPE_VARIABLE, shared_gpu
 from bistream.keeper.host import ServerError
 
-# As NVIDIA's: -f stays in the foreground and has a file ``control``; without arguments it reads commands. Both leave a trace.
+# Like NVIDIA's: with -f it stays in the foreground and has a file ``control``; without arguments it reads commands. Both leave a trace.
 PROGRAM = """#!/bin/sh
 if [ "$1" = -f ]; then
   echo "$$" > "$TRACE/pid"
@@ -28,7 +28,7 @@ ONLY_ALONE = f"import os; raise SystemExit({PIPE_VARIABLE!r} in os.environ)"
 
 
 @pytest.fixture(autouse=True)
-def nobody_else_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_other_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(PIPE_VARIABLE, raising=False)
     monkeypatch.setattr(gpu_sharing, "DEFAULT_PIPES", tmp_path / "none")
 
@@ -50,7 +50,7 @@ def is_gone(trace: Path) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
-def test_the_daemon_lives_as_long_as_it_is_needed(trace: Path, mode: str) -> None:
+def test_the_daemon_runs_as_long_as_it_is_needed(trace: Path, mode: str) -> None:
     with shared_gpu(mode, HAS_GPU) as is_shared:
         assert is_shared
         pipes = Path(os.environ[PIPE_VARIABLE])
@@ -103,7 +103,7 @@ def test_where_it_is_not_installed_processes_take_turns(
         pass
 
 
-def test_a_daemon_of_somebody_else_is_used_and_left_alone(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_daemon_is_used_and_left_alone(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PIPE_VARIABLE, str(trace))
     with shared_gpu("auto", HAS_GPU) as is_shared:
         assert not is_shared

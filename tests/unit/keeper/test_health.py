@@ -1,4 +1,4 @@
-"""The keeper's health over HTTP: Triton's paths, and no other."""
+"""The keeper's health over HTTP: Triton's paths and no others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_nothing_else_is_answered(method: str, path: str, code: int) -> None:
         assert status(health.port, path, method) == code
 
 
-def test_a_client_that_says_nothing_holds_up_nobody() -> None:
+def test_a_silent_client_does_not_block_others() -> None:
     with HealthServer("127.0.0.1", 0, lambda: True) as health, socket.create_connection(("127.0.0.1", health.port)):
         assert status(health.port, READY) == 200
 

@@ -1,4 +1,4 @@
-"""Around the server: reasons from its log, ports, leftovers, and when it counts as broken."""
+"""The server process: reasons for failure from its log, ports, leftovers, and when it counts as broken."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOG = "\n".join(
 
 
 def fake_server(tmp_path: Path, script: str, **settings: Any) -> TritonServer:
-    """A program of our own in place of tritonserver: it gets the same arguments and never opens a port."""
+    """A stand-in for tritonserver that gets the same arguments and never opens a port."""
     executable = tmp_path / "tritonserver"
     executable.write_text(f"#!{sys.executable}\n{script}\n", encoding="utf-8")
     executable.chmod(executable.stat().st_mode | stat.S_IXUSR)
@@ -60,7 +60,7 @@ def test_a_port_in_use_is_its_own_error() -> None:
     assert isinstance(failure, PortInUseError)
 
 
-def test_an_unknown_end_shows_the_log() -> None:
+def test_an_unexplained_exit_shows_the_log() -> None:
     assert "exit code -11" in str(start_failure("Signal (11) received.", -11)) and "Signal (11)" in str(start_failure("Signal (11)", -11))
 
 
@@ -74,7 +74,7 @@ def test_free_ports_differ_and_are_free() -> None:
 
 
 @pytest.mark.parametrize("position", range(3))
-def test_a_port_that_another_program_has_is_named_before_the_start(tmp_path: Path, position: int) -> None:
+def test_a_port_in_use_is_named_before_the_start(tmp_path: Path, position: int) -> None:
     """Otherwise the other program's readiness would be taken for ours."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -90,7 +90,7 @@ def test_a_port_that_another_program_has_is_named_before_the_start(tmp_path: Pat
 
 
 def test_a_server_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
-    """A pump that stopped at a full disk would make the server wait for ever at its next line."""
+    """If copying the log stopped at a full disk, the server would block forever at its next line."""
     script = "import sys; print('x' * 1_000_000, flush=True); print('still here', flush=True); sys.exit(3)"
     server = fake_server(tmp_path, script)
     server.settings = dataclasses.replace(server.settings, log_path=Path("/dev/full"), start_timeout_s=20.0)
@@ -99,7 +99,7 @@ def test_a_server_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
     assert "still here" in server.log_tail()
 
 
-def test_a_log_that_cannot_be_opened_is_an_error_of_the_start(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_opened_is_an_error_at_the_start(tmp_path: Path) -> None:
     server = fake_server(tmp_path, "")
     server.settings = dataclasses.replace(server.settings, log_path=tmp_path)
     with pytest.raises(ServerError, match="cannot be written"):
@@ -126,7 +126,7 @@ def test_a_server_that_ends_while_starting_is_a_failure_with_its_reason(tmp_path
 
 
 def test_a_server_that_hangs_while_starting_is_killed_with_its_children(tmp_path: Path) -> None:
-    """A model process that cannot start makes the real server wait for ever; this one ignores SIGTERM too."""
+    """A model process that cannot start makes the real server wait forever; this one also ignores SIGTERM."""
     script = (
         "import signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -187,7 +187,7 @@ def test_only_files_of_dead_keepers_are_removed(tmp_path: Path) -> None:
 
 def test_process_states_see_a_dead_child() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, nobody has asked for its code yet
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but has not been reaped
         assert (os.getpid(), "Z") in process_states()
 
 
@@ -205,7 +205,7 @@ def test_probes_are_due_after_the_interval_and_one_failure_is_forgiven() -> None
 
 
 class Rehearsal(Supervisor):
-    """Servers that never run: each lives as long as ``lives`` says (hours; None: it does not start)."""
+    """Servers that never run: ``lives`` holds the lifetime of each (hours; None: it does not start)."""
 
     def __init__(self, tmp_path: Path, lives: list[float | None]) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The flag of a living model process is set again and again; dead processes and memory that looks different are left alone."""
+"""The health flag of a live model process is set repeatedly; dead processes and memory of another layout are left alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 from bistream.keeper.stub_pulse import StubPulse
 
-CONTROL = 336  # handle of the control block: as the server gives it
+CONTROL = 336  # handle of the control block, as the server passes it
 FLAG = CONTROL + 16
 QUEUES = (496, 8688, 16880, 25072, 33264)
 REGION_BYTES = 65536
 
 
 def region(directory: Path, name: str, queues: tuple[int, ...] = QUEUES, flag: int = 0) -> Path:
-    """Shared memory as a server makes it: four flags, two mutexes, the queues' handles."""
+    """Shared memory as the server lays it out: four flags, two mutexes, the queues' handles."""
     memory = bytearray(REGION_BYTES)
     memory[FLAG : FLAG + 4] = bytes((flag, 0, 0, 1))
     for index, handle in enumerate(queues):
@@ -33,7 +33,7 @@ def region(directory: Path, name: str, queues: tuple[int, ...] = QUEUES, flag: i
 
 @contextmanager
 def stub(path: Path, parent: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that looks like a model process from outside, and waits for its end."""
+    """A process that looks like a model process from outside and waits until it is ended."""
     script = path.with_suffix(".sh")
     script.write_text("read line\n", encoding="utf-8")
     arguments = ["/backends/triton_python_backend_stub", str(script), path.name, "1", "1", str(parent), "lib", str(CONTROL), "name"]
@@ -93,7 +93,7 @@ def test_nothing_is_written_after_a_process_has_died_or_the_pulse_was_stopped(tm
             wait_until_set(dying)
             process.kill()
             process.wait()
-            for _ in range(3):  # the first round may have begun before the death
+            for _ in range(3):  # the first round may have begun before the process died
                 clear(living)
                 clear(dying)
                 wait_until_set(living)
@@ -128,7 +128,7 @@ def test_memory_with_another_layout_and_processes_of_other_servers_are_left_alon
     assert len(warnings) == 1 and str(process.pid) in warnings[0] and "unknown layout" in warnings[0]
 
 
-def test_stopping_twice_or_without_a_start_is_no_error(tmp_path: Path) -> None:
+def test_stopping_twice_or_without_a_start_is_not_an_error(tmp_path: Path) -> None:
     one = StubPulse(os.getpid(), tmp_path)
     one.stop()
     with pulse(tmp_path) as other:

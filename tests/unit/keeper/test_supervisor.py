@@ -15,7 +15,7 @@ from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 
 
 class FakeServer:
-    """A server and its drain in one. left: the sessions that each look at it finds; after the last one none is left."""
+    """A server and its drain in one. left: the number of sessions at each check; after the last one none are left."""
 
     def __init__(self, left: list[int]) -> None:
         self.left = left
@@ -50,7 +50,7 @@ class FakeServer:
 
 
 class Rehearsal(Supervisor):
-    """``at_pause`` is called instead of every wait, with its number."""
+    """``at_pause`` replaces every wait and gets its number."""
 
     def __init__(self, server: FakeServer, at_pause: Callable[[Rehearsal, int], None]) -> None:
         self.server = server
@@ -133,7 +133,7 @@ def test_a_server_that_fails_while_it_drains_is_not_waited_for(failure: Callable
     assert supervisor.server.calls[-1] == "stop" and supervisor.pauses == 3
 
 
-def test_models_that_cannot_be_told_are_stopped_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_models_that_cannot_be_drained_are_stopped_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     server = FakeServer([1])
     server.deaf = True
     Rehearsal(server, signal_at(1)).run()

@@ -1,4 +1,4 @@
-"""One thread: the networks of these tests are too small to share out, and more threads only wait for each other."""
+"""One thread: the networks of these tests are too small to parallelise; more threads only wait for each other."""
 
 from __future__ import annotations
 

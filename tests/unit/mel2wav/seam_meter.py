@@ -1,12 +1,12 @@
 """How audible are the joints of streamed audio? Two numbers per joint, streamed against offline audio of the same mel.
 
-In: both waveforms and the joints (sample positions where one chunk ended). Out: ``SeamReport``. Numpy only.
+Input: both waveforms and the joints (sample positions where a chunk ended). Output: ``SeamReport``. Numpy only.
 
-Both numbers look at the stretch from just before the joint to just after the end of the vocoder's overlap, in windows of
-10 ms that begin on the joint:
+Both numbers cover the interval from just before the joint to just after the end of the vocoder's overlap, in windows of
+10 ms aligned with the joint:
 
 - ``click_db``: the largest second difference of the streamed audio in a window, relative to the largest of the offline audio in
-  that window and its neighbours. Near 0 or below: no sharper than speech itself is there. An impulse or a jump stands out.
+  that window and its neighbours. Near 0 or below: no sharper than the speech itself at that point. An impulse or a jump stands out.
 - ``level_step_db``: the change of the level (streamed relative to offline) from one window to the next. A gain that jumps by
   8 % (upstream's Hamming halves) is 0.67 dB.
 """
@@ -24,7 +24,7 @@ from bistream.types import FloatArray
 
 WINDOW_SAMPLES = SAMPLE_RATE // 100  # 10 ms
 MARGIN_WINDOWS = 2  # before the joint and after the overlap
-FLOOR = 1e-2  # of the whole signal's root mean square: quieter windows are not judged more strictly than at this level
+FLOOR = 1e-2  # relative to the whole signal's root mean square: quieter windows are judged as if they had this level
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _score(streamed: FloatArray, offline: FloatArray, joint: int, overlap_sample
 
 
 def _windows(signal: NDArray[np.float64], begin: int, num_windows: int) -> NDArray[np.float64]:
-    """[num_windows, 240]; beyond the signal's ends there are zeros."""
+    """[num_windows, 240]; zeros beyond the signal's ends."""
     size = num_windows * WINDOW_SAMPLES
     left, right = max(0, -begin), max(0, begin + size - signal.shape[0])
     return np.pad(signal[max(0, begin) : begin + size], (left, right)).reshape(num_windows, WINDOW_SAMPLES)

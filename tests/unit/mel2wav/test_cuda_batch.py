@@ -1,4 +1,4 @@
-"""What the kernels of the vocoder are given: rows of integers, and weights in another form."""
+"""Inputs of the vocoder's kernels: integer descriptions of rows, and repacked weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bistream.mel2wav.sizes import GAP
 from bistream.mel2wav.weights import fold_weight_norm
 from tests.unit.mel2wav.tiny import random_state
 
-WIDE = VocoderConfig(f0_channels=64, resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),))  # widths that the kernels have
+WIDE = VocoderConfig(f0_channels=64, resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),))  # widths that the kernels support
 LONGEST = max(bucket.frames for bucket in BUCKETS)
 
 
@@ -47,15 +47,15 @@ def test_rows_without_a_session_have_no_frames() -> None:
     assert (first[MetaField.STARTS], first[MetaField.FADES]) == (0, 1)
     assert (first[MetaField.OUT_FRAME], first[MetaField.EMITTED], first[MetaField.NEXT_FIRST]) == (5, 58, 50)
     assert (first[MetaField.KEY_LOW], first[MetaField.KEY_HIGH]) == (-1, 1)
-    assert out[:2, MetaField.NEW_COLUMN].tolist() == [0, 50]  # new frames lie behind those of the row before
-    assert out[:2, MetaField.BEFORE].tolist() == [0, 66]  # and so do all frames
+    assert out[:2, MetaField.NEW_COLUMN].tolist() == [0, 50]  # new frames follow those of the previous row
+    assert out[:2, MetaField.BEFORE].tolist() == [0, 66]  # and so do all its frames
     assert out[-1, :3].tolist() == [132 + 3 * FRAME_GAP, 8 * 132 + 3 * GAP, 120 * 132 + 3 * GAP]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, LONGEST), min_size=1, max_size=20), st.sampled_from(RATES))
 def test_rows_keep_their_distance(lengths: list[int], rate: Rate) -> None:
-    """Rows begin where the kernels say, none is nearer to another one, or to the ends, than its gap less the extra position."""
+    """Rows begin where the kernels expect them, and none is nearer to another, or to the ends, than its gap less the extra position."""
     begins = [rate.rate * sum(lengths[:row]) + (row + 1) * rate.gap for row in range(len(lengths))]
     ends = [begin + rate.rate * length + rate.extra for begin, length in zip(begins, lengths, strict=True)]
     behind = [*begins[1:], rate.positions(sum(lengths), len(lengths))]
@@ -69,7 +69,7 @@ def test_tiles_multiply_as_the_convolution(taps: int, dilation: int, channels: i
     generator = torch.Generator().manual_seed(taps + dilation)
     weight = torch.randn(outputs, taps, channels, generator=generator)
     tiles = TileList(torch.float32, torch.device("cpu"))
-    tiles.add(torch.randn(64, 1, 64, generator=generator), 1, 0)  # something else comes first
+    tiles.add(torch.randn(64, 1, 64, generator=generator), 1, 0)  # other tiles come first
     part = tiles.add(weight, dilation, (taps - 1) * dilation // 2)
     every = tiles.close().view(-1, SLICE, SLICE)
     torch.testing.assert_close(every[0], torch.eye(SLICE))
@@ -88,7 +88,7 @@ def test_tiles_multiply_as_the_convolution(taps: int, dilation: int, channels: i
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-3)
 
 
-def test_a_weight_in_two_parts_loses_next_to_nothing() -> None:
+def test_a_weight_in_two_parts_loses_almost_nothing() -> None:
     conv = nn.Conv1d(64, 64, 3, padding=1)
     sums = split_sum(conv, torch.float16)
     (first, second), tiles = sums.groups[0], sums.tiles.view(-1, SLICE, SLICE).double()
@@ -109,13 +109,13 @@ def test_transposed_convolutions_as_interleaved_convolutions() -> None:
         assert isinstance(up, nn.ConvTranspose1d)
         conv = stage.up
         x = torch.randn(1, conv.channels, 11, generator=torch.Generator().manual_seed(1))
-        padded = F.pad(x, (conv.taps - 1, conv.taps - 1))  # positions before and behind are zero
+        padded = F.pad(x, (conv.taps - 1, conv.taps - 1))  # positions before and after are zero
         rows = torch.stack([padded[0, :, q : q + conv.taps].flip(1) for q in range(12)])  # tap k reads position q - k
         out = torch.einsum("qck,okc->qo", rows, conv.weight).view(12 * conv.up, conv.features) + conv.bias
         found = out[conv.crop : conv.crop + 11 * conv.up].T
         torch.testing.assert_close(found, up(x)[0], rtol=0, atol=1e-4)
 
 
-def test_every_field_has_a_number_of_its_own() -> None:
+def test_every_field_has_its_own_number() -> None:
     assert max(MetaField) < META_NUMBERS and max(SegmentField) < SEGMENT_NUMBERS
-    assert (MAX_RESIDUALS, MAX_ACTIVES) == (2, 3)  # they stand between two fields
+    assert (MAX_RESIDUALS, MAX_ACTIVES) == (2, 3)  # they lie between two fields

@@ -1,4 +1,4 @@
-"""The middle tier's vocoder on a CPU, unrecorded and in float32: equal to the plain stage, slots as good as new, few compilations."""
+"""The middle tier's vocoder on a CPU, unrecorded and in float32: equal to the plain stage, reused slots like new ones, few compilations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> tuple[VocoderStage, Grap
 
 
 def speak(stage: VocoderStage, sessions: Sequence[Sequence[int]], broken: Sequence[int] = ()) -> list[list[FloatArray]]:
-    """Pieces of each session, all sessions together hop by hop; the numbers are new frames. broken: sessions whose mel is NaN."""
+    """Hops of each session, all sessions advanced together; numbers are new frames. broken: sessions whose mel is NaN."""
     states = [stage.open(1000 * index - 1) for index in range(len(sessions))]
     mels = [tiny.voiced_mel(max(1, sum(cuts)), seed=index) for index, cuts in enumerate(sessions)]
     for index in broken:
@@ -69,18 +69,18 @@ def check_equal(found: Sequence[Sequence[FloatArray]], expected: Sequence[Sequen
     for pieces, exact in zip(found, expected, strict=True):
         assert [len(piece) for piece in pieces] == [len(piece) for piece in exact]
         for piece, other in zip(pieces, exact, strict=True):
-            np.testing.assert_allclose(piece, other, atol=2e-3)  # f0 in Hz is rounded, and the phase sums it up
+            np.testing.assert_allclose(piece, other, atol=2e-3)  # f0 in Hz is rounded, and the phase accumulates it
             assert len(piece) == 0 or np.square(piece - other).mean() < 1e-6 * np.square(other).mean()
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.integers(0, 45), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_any_sessions_speak_as_on_the_plain_network(stages: tuple[VocoderStage, GraphVocoderStage], sessions: list[list[int]]) -> None:
+def test_any_sessions_match_the_plain_network(stages: tuple[VocoderStage, GraphVocoderStage], sessions: list[list[int]]) -> None:
     plain, graphs = stages
     check_equal(speak(graphs, sessions), speak(plain, sessions))
 
 
-def test_a_hop_beyond_the_largest_bucket_comes_and_goes(stages: tuple[VocoderStage, GraphVocoderStage]) -> None:
+def test_a_hop_beyond_the_largest_bucket_uses_and_keeps_the_state(stages: tuple[VocoderStage, GraphVocoderStage]) -> None:
     sessions = [[30, LONGEST + 5, 25, 10], [20, 12, LONGEST]]
     check_equal(speak(stages[1], sessions), speak(stages[0], sessions))
 
@@ -104,11 +104,11 @@ def test_nan_stays_in_its_session_and_does_not_outlive_it(stages: tuple[VocoderS
         else:
             check_equal([pieces], [exact[index]])
     for value in (graphs._slots.mel, graphs._slots.source, graphs._slots.withheld, graphs._slots.phase):
-        value[1:] = float("nan")  # whatever dead sessions leave
+        value[1:] = float("nan")  # any content that dead sessions leave
     check_equal(speak(graphs, cuts), exact)
 
 
-def test_slots_run_out_and_come_back(stages: tuple[VocoderStage, GraphVocoderStage]) -> None:
+def test_slots_run_out_and_are_returned(stages: tuple[VocoderStage, GraphVocoderStage]) -> None:
     graphs = stages[1]
     states = [graphs.open(seed) for seed in range(SESSIONS)]
     with pytest.raises(BusyError):
@@ -123,7 +123,7 @@ def test_slots_run_out_and_come_back(stages: tuple[VocoderStage, GraphVocoderSta
 
 
 def test_every_function_is_compiled_once_for_all_buckets(tmp_path: Path) -> None:
-    """Once for each width, that is: compilation takes about a second on a GPU host."""
+    """Once for each width: a compilation takes about a second on a GPU host."""
     compiled = 0
 
     def count(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:

@@ -25,7 +25,7 @@ def hift(tmp_path_factory: pytest.TempPathFactory) -> HiFT:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(4, 200), st.integers(0, 2**31))
-def test_fourier_frames_are_torchs(num_hops: int, seed: int) -> None:
+def test_fourier_frames_equal_torch(num_hops: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     fourier, window = FourierFrames(N_FFT, HOP), torch.hann_window(N_FFT)
     signal = torch.randn(1, num_hops * HOP, generator=generator)
@@ -42,12 +42,12 @@ def test_fourier_frames_are_torchs(num_hops: int, seed: int) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=4))
-def test_a_padded_row_is_what_it_is_alone(hift: HiFT, lengths: list[int]) -> None:
+def test_a_padded_row_equals_the_row_alone(hift: HiFT, lengths: list[int]) -> None:
     size = max(lengths) + 3
     mels = [tiny.voiced_mel(length, seed=index) for index, length in enumerate(lengths)]
     sources = [torch.randn(length * SAMPLES_PER_MEL_FRAME, generator=torch.Generator().manual_seed(length)) * 0.1 for length in lengths]
     mel = torch.stack([torch.nn.functional.pad(item, (0, size - item.shape[1])) for item in mels])
-    source = torch.full((len(lengths), size * SAMPLES_PER_MEL_FRAME), 9.0)  # what lies beyond a row's end must not matter
+    source = torch.full((len(lengths), size * SAMPLES_PER_MEL_FRAME), 9.0)  # content after a row's end must not matter
     for row, item in enumerate(sources):
         source[row, : len(item)] = item
     frames = torch.tensor(lengths)
@@ -65,8 +65,8 @@ def start_of(phase: Tensor, frames: int, *, starts: bool) -> SourceStart:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 60), st.data())
-def test_a_source_goes_on_where_it_was_cut(hift: HiFT, num_frames: int, data: st.DataObject) -> None:
-    """In the last half frame before the cut the first piece cannot know the next frequency; everything else is the same."""
+def test_a_source_continues_where_it_was_cut(hift: HiFT, num_frames: int, data: st.DataObject) -> None:
+    """In the last half frame before the cut the first piece does not know the next frequency; everything else is equal."""
     cut = data.draw(st.integers(1, num_frames - 1))
     f0 = 80 + 200 * torch.rand(1, num_frames, generator=torch.Generator().manual_seed(num_frames))
     noise = torch.randn(1, num_frames * SAMPLES_PER_MEL_FRAME, generator=torch.Generator().manual_seed(cut))

@@ -1,4 +1,4 @@
-"""Which sessions share a recorded call, and the integers of its rows."""
+"""Grouping of sessions into recorded calls, and the integers that describe their rows."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def test_rows_of_the_graph_tier() -> None:
     meta.pack_rows([plan, plan], out)
     assert out[2:].max() == 0  # rows without a session have no frames
     assert out[0].tolist() == [3, 66, 16, 8, 42, 0, 1, 8, 0, 5, 58, 50, 0xFFFFFFFF, 1]
-    assert out[1, meta.NEW] == 50  # its new frames lie after those of the row before
+    assert out[1, meta.NEW] == 50  # its new frames follow those of the previous row

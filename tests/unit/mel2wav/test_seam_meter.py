@@ -1,4 +1,4 @@
-"""The seam meter hears what was put into a signal, and nothing where nothing is."""
+"""The seam meter detects defects added to a signal, and none in a clean one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EIGHT_PERCENT_DB = 20 * np.log10(1.08)
 
 
 def speech_like(seconds: float = 2.0, seed: int = 0) -> FloatArray:
-    """Harmonics of a gliding pitch under a slow envelope, with some breath."""
+    """Harmonics of a gliding pitch under a slow envelope, with some breath noise."""
     generator = np.random.default_rng(seed)
     time_s = np.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE
     phase = 2 * np.pi * np.cumsum(130 + 40 * np.sin(2 * np.pi * 0.7 * time_s)) / SAMPLE_RATE
@@ -49,7 +49,7 @@ def test_it_hears_a_click(seed: int, offset: int, sign: float) -> None:
     clicking = signal.copy()
     clicking[joint + offset] += sign * 0.3
     assert measure_seams(clicking, signal, [joint]).worst_click_db > 6
-    assert measure_seams(clicking, signal, [40_000]).worst_click_db <= 1e-6  # not at this joint
+    assert measure_seams(clicking, signal, [40_000]).worst_click_db <= 1e-6  # another joint
 
 
 @settings(max_examples=20, deadline=None)

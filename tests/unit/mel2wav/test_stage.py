@@ -1,4 +1,4 @@
-"""The incremental vocoder: hop sizes, company in a batch and the way a session is cut do not change what is heard."""
+"""The incremental vocoder: hop sizes, neighbours in a batch and the cuts of a session do not change the audible result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stage(config: RuntimeConfig) -> VocoderStage:
 
 @pytest.fixture(scope="module", params=["plain", "graphs"])
 def any_stage(request: pytest.FixtureRequest, config: RuntimeConfig) -> VocoderStage:
-    """The plain stage, and the one of the middle tier computing the same without recording it, in float32."""
+    """The plain stage, and that of the middle tier, unrecorded, in float32."""
     if request.param == "plain":
         return VocoderStage(config, tiny.CHECKPOINT)
     return GraphVocoderStage(config, tiny.CHECKPOINT, dtype=torch.float32, record=False, options=GraphOptions(backend=None))
@@ -61,7 +61,7 @@ def signal_to_error_db(found: FloatArray, expected: FloatArray) -> float:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(CUTS)
 def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: list[int]) -> None:
-    """What differs is the little that the withheld 8 frames of right context cannot show: 30 dB is far below the speech."""
+    """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech."""
     mel = tiny.voiced_mel(sum(cuts), seed=len(cuts))
     streamed = np.concatenate(stream(any_stage, mel, cuts))
     assert signal_to_error_db(streamed, any_stage.synthesize(mel, SEED)) > 30
@@ -78,7 +78,7 @@ def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderSt
 
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.lists(CUTS, min_size=2, max_size=5))
-def test_company_in_a_batch_changes_nothing(any_stage: VocoderStage, sessions: list[list[int]]) -> None:
+def test_neighbours_in_a_batch_change_nothing(any_stage: VocoderStage, sessions: list[list[int]]) -> None:
     mels = [tiny.voiced_mel(sum(cuts), seed=index) for index, cuts in enumerate(sessions)]
     alone = [stream(any_stage, mel, cuts, seed=index) for index, (mel, cuts) in enumerate(zip(mels, sessions, strict=True))]
     states = [any_stage.open(index) for index in range(len(sessions))]
@@ -90,13 +90,13 @@ def test_company_in_a_batch_changes_nothing(any_stage: VocoderStage, sessions: l
             piece = mels[index][:, begin : begin + sessions[index][turn]]
             hops.append(VocoderHop(states[index], piece, finalize=turn == len(sessions[index]) - 1))
         for index, chunk in zip(members, any_stage.hop(hops), strict=True):
-            np.testing.assert_allclose(chunk, alone[index][turn], atol=2e-3)  # f0 in Hz is rounded, and the phase sums it up
+            np.testing.assert_allclose(chunk, alone[index][turn], atol=2e-3)  # f0 in Hz is rounded, and the phase accumulates it
             assert len(chunk) == 0 or signal_to_error_db(chunk, alone[index][turn]) > 60
     for state in states:
         state.close()
 
 
-def test_the_default_joint_beats_the_references(stage: VocoderStage, config: RuntimeConfig) -> None:
+def test_the_default_joint_is_better_than_the_references(stage: VocoderStage, config: RuntimeConfig) -> None:
     cuts = [30, 50, 50, 100, 40]
     mel = tiny.voiced_mel(sum(cuts))
     reports = {}
@@ -110,7 +110,7 @@ def test_the_default_joint_beats_the_references(stage: VocoderStage, config: Run
 
 
 def test_a_joint_begins_with_the_audio_that_was_withheld(stage: VocoderStage) -> None:
-    """What was withheld leaves by the fade: wholly there at the first sample, gone after two frames, and the two weights add up to 1."""
+    """The withheld audio fades out: full weight at the first sample, none after two frames, and the two weights add up to 1."""
     mel = tiny.voiced_mel(40)
     pieces = []
     for offset in (0.0, 1.0):
@@ -126,8 +126,8 @@ def test_a_joint_begins_with_the_audio_that_was_withheld(stage: VocoderStage) ->
     torch.testing.assert_close(stage.fade_in + stage.fade_out, torch.ones_like(stage.fade_in))
 
 
-def test_carried_phase_is_what_makes_the_joint(stage: VocoderStage, config: RuntimeConfig) -> None:
-    """Without noise and with the reference's restarting phase, streamed harmonics leave the offline ones for good."""
+def test_the_joint_depends_on_the_carried_phase(stage: VocoderStage, config: RuntimeConfig) -> None:
+    """With the reference's restarting phase (and no noise), streamed harmonics deviate from the offline ones for good."""
     cuts = [40, 40, 40]
     mel = tiny.voiced_mel(sum(cuts))
     expected: tuple[tuple[Literal["smooth", "reference"], float, float], ...] = (("smooth", 30.0, 200.0), ("reference", -20.0, 15.0))
@@ -153,7 +153,7 @@ def test_speed_shortens_by_the_factor(any_stage: VocoderStage) -> None:
 
 
 def test_empty_hops(any_stage: VocoderStage) -> None:
-    """No new frames: nothing comes, nothing changes; at the end what was withheld comes out."""
+    """No new frames: no audio, no change; the final hop releases the withheld audio."""
     mel, none = tiny.voiced_mel(25), torch.zeros(80, 0)
     state = any_stage.open(SEED)
     pieces = ((none, False), (mel, False), (none, False), (none, True))
@@ -166,7 +166,7 @@ def test_empty_hops(any_stage: VocoderStage) -> None:
     never_spoke.close()
 
 
-def test_a_row_that_is_not_finite_spoils_only_itself(any_stage: VocoderStage) -> None:
+def test_a_row_that_is_not_finite_affects_only_itself(any_stage: VocoderStage) -> None:
     mel = tiny.voiced_mel(20)
     broken = mel.clone()
     broken[3, 4] = float("nan")
@@ -185,7 +185,7 @@ def test_state_is_bounded_and_close_frees_it(stage: VocoderStage) -> None:
     for begin in range(0, 400, 50):
         stage.hop([VocoderHop(state, mel[:, begin : begin + 50], False)])
         sizes.add(sum(item.untyped_storage().nbytes() for item in (state.mel, state.source, state.withheld, state.phase)))
-    assert len(sizes) == 1  # the same after every hop: nothing grows, nothing keeps a batch alive
+    assert len(sizes) == 1  # the same after every hop: nothing grows or keeps a batch alive
     assert sizes.pop() < 64 * 1024
     state.close()
     state.close()

@@ -1,4 +1,4 @@
-"""Loading ``hift.pt``: every spelling of the same weights, and one clear error for anything else."""
+"""Loading ``hift.pt``: every form of the same weights, and one clear error for anything else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_folding_is_what_weight_norm_computes() -> None:
 
 
 @pytest.mark.parametrize("spelling", ["prefixed", "old"])
-def test_other_spellings_load_the_same_network(tmp_path: Path, spelling: str) -> None:
+def test_other_forms_load_the_same_network(tmp_path: Path, spelling: str) -> None:
     state = tiny.random_state()
     if spelling == "prefixed":
         renamed = {f"generator.{key}": value for key, value in state.items()}

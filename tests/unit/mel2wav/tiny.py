@@ -14,7 +14,7 @@ from bistream.mel2wav.weights import expected_shapes
 
 CONFIG = VocoderConfig(base_channels=32, f0_channels=16)
 CHECKPOINT = CheckpointConfig(vocoder=CONFIG)
-F0_HZ = 120.0  # about the mean of what the f0 predictor says; it ranges from 80 to 190
+F0_HZ = 120.0  # about the mean output of the f0 predictor, which ranges from 80 to 190
 
 
 def random_state(config: VocoderConfig = CONFIG, seed: int = 0) -> dict[str, Tensor]:
@@ -44,7 +44,7 @@ def write_model(directory: Path, state: dict[str, Tensor]) -> RuntimeConfig:
 
 
 def voiced_mel(num_frames: int, seed: int = 1) -> Tensor:
-    """[80, T], changing as slowly as speech does (a new value every six frames), with a little roughness."""
+    """[80, T], changing as slowly as speech (a new value every six frames), with a little noise."""
     generator = torch.Generator().manual_seed(seed)
     slow = F.interpolate(torch.randn(1, 80, num_frames // 6 + 2, generator=generator), size=num_frames, mode="linear")[0]
     return slow + 0.1 * torch.randn(80, num_frames, generator=generator)

@@ -1,4 +1,4 @@
-"""The house that most tests of this folder start from; a leak fails the test that made it."""
+"""The ``House`` that most tests of this folder start from; a leak fails the test that caused it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fakes for the orchestrator: models that count what they hold, a sender that counts its endings, a clock that stands still."""
+"""Fakes for the orchestrator: models that count what they hold, a sender that counts its endings, a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
 
-WAIT_S = 20.0  # for a thread to get there; a failure, never a measurement
+WAIT_S = 20.0  # time limit for a thread; exceeding it is a failure, never a measurement
 TOKENS_PER_BLOCK = 15
 CHARS_PER_BLOCK = 5
 TOKENS_AT_END = 10
@@ -33,7 +33,7 @@ class ManualClock:
 
 
 class FakeVoicePort:
-    """fails: raised instead of an answer. gate: what an answer waits for."""
+    """fails: raised instead of an answer. gate: an answer waits for it."""
 
     def __init__(self) -> None:
         self.fails: Exception | None = None
@@ -57,7 +57,7 @@ class FakeVoicePort:
 class FakeLanguageModel:
     """15 tokens per 5 characters of text as they come, 10 more at the end. Token i of a session is i.
 
-    fails_at[name]: raised by "start", "append" or the n-th message. holds_start: a start that has not arrived yet: appends and
+    fails_at[name]: raised by "start", "append" or the n-th message. holds_start: the start has not arrived yet: appends and
     cancels meet an unknown session until it is set. answers_late: ``stream`` returns only with the first message.
     """
 
@@ -154,7 +154,7 @@ class FakeLanguageModel:
 
 
 class FakeToken2Wav:
-    """Sample i of a session is the number i, and what comes out follows the stages' arithmetic (lookahead, overlap)."""
+    """Sample i of a session is the number i; lengths follow the stages' arithmetic (lookahead, overlap)."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -164,7 +164,7 @@ class FakeToken2Wav:
         self.speeds: list[float] = []
         self.cancels = 0
         self.fails_at: dict[int, Exception] = {}
-        self.gates: dict[int, threading.Event] = {}  # hop index -> what it waits for
+        self.gates: dict[int, threading.Event] = {}  # hop index -> the event it waits for
         self.reached: dict[int, threading.Event] = {}
 
     def hop(self, hop: Token2WavHop) -> FloatArray:
@@ -263,7 +263,7 @@ REFERENCE = (np.arange(16000, dtype=np.float32) % 100) / 200.0
 
 
 def start_request(text: str | bytes = b"Hello world.", session_id: str | None = "s", **changes: object) -> BistreamRequest:
-    """A valid start with all its text, except for what ``changes`` says."""
+    """A valid start with all its text, modified by ``changes``."""
     data = text.encode() if isinstance(text, str) else text
     values: dict[str, object] = {"target_text": data, "session_id": session_id, "reference_wav": REFERENCE, "reference_text": b"Reference."}
     return BistreamRequest(**(values | changes))  # type: ignore[arg-type]

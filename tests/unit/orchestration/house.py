@@ -1,4 +1,4 @@
-"""An orchestrator with fake models, as all tests of this folder use it."""
+"""An orchestrator with fake models, used by all tests of this folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = RuntimeConfig(max_sessions=4, max_text_chars=100, drain_timeout_s=0.0)
 
 
 class House:
-    """An orchestrator with its fakes; time and the watcher stand still unless the test moves them."""
+    """An orchestrator with its fakes; time and the watcher advance only when the test moves them."""
 
     def __init__(self, config: RuntimeConfig = CONFIG, watched: bool = False) -> None:
         self.models = FakeModels()
@@ -37,14 +37,14 @@ class House:
         return sender
 
     def refused(self, request: BistreamRequest) -> BistreamError:
-        """The error with which a request is refused at once."""
+        """The error of a request that is refused at once."""
         sender = self.send(request)
         assert len(sender.endings) == 1
         assert sender.endings[0] is not None
         return sender.endings[0]
 
     def run(self) -> SessionRun:
-        """The only session there is."""
+        """The only session."""
         (run,) = self.orchestrator._open.values()
         return run
 
@@ -61,7 +61,7 @@ class House:
             return
         session = runs[0].session
         with session.condition:
-            for _ in range(int(WAIT_S / 0.005)):  # that the speaker waits is not announced
+            for _ in range(int(WAIT_S / 0.005)):  # nothing announces that the speaker waits
                 if session.condition.wait_for(lambda: runs[0]._wake_at is not None or session.has_ended, 0.005):
                     return
         raise AssertionError("the speaker does not wait")
@@ -77,7 +77,7 @@ def tokens_of(text: str) -> int:
 
 
 def assert_whole(sender: FakeSender, text: str) -> None:
-    """All audio of the text, in order, without a gap, and told as spoken at the end."""
+    """All audio of the text, in order, without a gap, and reported as spoken at the end."""
     assert sender.wait() is None
     np.testing.assert_array_equal(sender.waveform, np.arange(tokens_of(text) * SAMPLES_PER_TOKEN, dtype=np.float32))
     assert [chunk.sequence_number for chunk in sender.chunks] == list(range(len(sender.chunks)))

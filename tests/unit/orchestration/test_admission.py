@@ -1,4 +1,4 @@
-"""The text of a session, counted and checked in whatever pieces it comes."""
+"""The text of a session is counted and checked the same way however it is cut into pieces."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_refused_piece_changes_nothing(text: str, bad: bytes, is_end: bool, cu
         ([b"abc", b"more after the end"], "already ended"),
     ],
 )
-def test_the_sentence_says_what_is_wrong(pieces: list[bytes], words: str) -> None:
+def test_the_error_names_what_is_wrong(pieces: list[bytes], words: str) -> None:
     ledger = TextLedger(10)
     with pytest.raises(InvalidInputError, match=words):
         for index, piece in enumerate(pieces, 1):
@@ -90,7 +90,7 @@ def test_an_append_cannot_change_the_voice_or_the_speed(change: dict[str, object
 
 
 def test_a_character_counts_with_its_first_byte() -> None:
-    """As in the language model's service, so that it never refuses a piece that was accepted here."""
+    """The language model's service counts the same way, so it never refuses a piece that was accepted here."""
     ledger = TextLedger(3)
     ledger.accept(b"abc", False)
     with pytest.raises(InvalidInputError, match="longer than 3"):

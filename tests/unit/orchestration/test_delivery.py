@@ -1,4 +1,4 @@
-"""The delivery pool: at least one round after every ``schedule``, never two at a time for one task."""
+"""The delivery pool: at least one round after every ``schedule``, never two rounds of one task at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAIT_S = 20.0
 
 
 class Task:
-    """Delivers what has been posted; notices when two threads are in it at once."""
+    """Delivers posted items; notices when two threads are in it at once."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -66,13 +66,13 @@ class Blocking:
         assert self.released.wait(WAIT_S)
 
 
-def test_a_slow_task_does_not_hold_up_another() -> None:
+def test_a_slow_task_does_not_delay_another() -> None:
     pool = DeliveryPool(2)
     slow, other = Blocking(), Blocking()
     other.released.set()
     pool.schedule(slow)
     assert slow.entered.wait(WAIT_S)
-    pool.schedule(slow)  # asks for another round, does not take the second thread
+    pool.schedule(slow)  # schedules another round, does not occupy the second thread
     pool.schedule(other)
     assert other.entered.wait(WAIT_S)
     slow.released.set()

@@ -1,4 +1,4 @@
-"""Sessions that end early or wait: cancel, a client that has gone, time, the listener, the end of the server."""
+"""Sessions that end early or wait: cancel, a lost client, timeouts, back-pressure from the listener, shutdown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_cancel_while_a_hop_is_computed(house: House, hop: int) -> None:
     assert len(sender.chunks) == hop
 
 
-def test_cancel_while_the_voice_is_made(house: House) -> None:
+def test_cancel_while_the_voice_is_prepared(house: House) -> None:
     house.models.voice.gate = threading.Event()
     sender = house.send(start_request())
     assert house.models.voice.called.wait(WAIT_S)
@@ -62,7 +62,7 @@ def test_cancel_while_the_voice_is_made(house: House) -> None:
 
 
 def test_a_cancel_that_overtakes_the_start_is_repeated(house: House) -> None:
-    """The cancel meets no session; the start arrives later and would stay for ever."""
+    """The cancel finds no session; the start arrives later and would stay forever."""
     model = house.models.language_model
     model.holds_start = threading.Event()
     model.answers_late = True
@@ -114,7 +114,7 @@ def test_a_session_waiting_for_text_renews_its_leases(house: House) -> None:
         house.clock.now += CONFIG.session_idle_timeout_s / 3 + 0.1
         house.orchestrator.watch()
         house.models.language_model.wait_counted("renewals", count)
-        if count > 1:  # at first the tokens that were held back go out instead
+        if count > 1:  # at first a hop with the tokens held back goes out instead
             assert house.models.token2wav.renewals.get(timeout=WAIT_S)
     assert sender.endings == []
     house.send(append_request("!", is_end=True))
@@ -139,7 +139,7 @@ def test_generation_waits_while_the_listener_has_enough() -> None:
 
 
 def start_drain(house: House) -> threading.Thread:
-    """A thread that drains; new sessions are refused from now on."""
+    """Returns the draining thread; from now on new sessions are refused."""
     thread = threading.Thread(target=house.orchestrator.drain, args=(WAIT_S,))
     thread.start()
     with house.orchestrator._changed:
@@ -147,7 +147,7 @@ def start_drain(house: House) -> threading.Thread:
     return thread
 
 
-def test_drain_lets_sessions_finish_and_takes_no_new_ones(house: House) -> None:
+def test_drain_lets_sessions_finish_and_admits_no_new_ones(house: House) -> None:
     gate = house.models.token2wav.gates[0] = threading.Event()
     sender = house.send(start_request("Hello world."))
     drained = start_drain(house)
@@ -158,7 +158,7 @@ def test_drain_lets_sessions_finish_and_takes_no_new_ones(house: House) -> None:
     assert_whole(sender, "Hello world.")
 
 
-def test_a_drain_takes_the_text_that_a_running_session_still_gets(house: House) -> None:
+def test_running_sessions_still_accept_text_during_a_drain(house: House) -> None:
     sender = house.send(start_request("Hello ", is_end=False))
     drained = start_drain(house)
     assert isinstance(house.refused(start_request(session_id="new")), ShuttingDownError)
@@ -180,8 +180,8 @@ def test_close_ends_what_is_left_after_the_deadline(house: House) -> None:
 
 
 @pytest.mark.parametrize("ending", ["well", "offline", "cancelled", "gone", "failed", "refused"])
-def test_nothing_of_a_session_outlives_it(house: House, ending: str) -> None:
-    """Not even as a cycle: the garbage collector goes by the number of objects, and a recording or an utterance is megabytes."""
+def test_no_object_of_a_session_outlives_it(house: House, ending: str) -> None:
+    """Not even in a reference cycle: the garbage collector counts objects, and a recording or an utterance takes megabytes."""
     token2wav = house.models.token2wav
     if ending == "failed":
         token2wav.fails_at[0] = EngineError("It broke.")
@@ -207,7 +207,7 @@ def test_nothing_of_a_session_outlives_it(house: House, ending: str) -> None:
             house.orchestrator.watch()
         sender.wait()
         house.wait_empty()
-        token2wav.fails_at.clear()  # a raised error knows the frames that it passed
+        token2wav.fails_at.clear()  # a raised error holds the frames of its traceback
         del sender, request
         assert sender_freed.wait(WAIT_S), "the audio"
         assert recording_freed.wait(WAIT_S), "the recording"

@@ -78,7 +78,7 @@ def test_a_failing_model_ends_its_session_alone(
 
 @pytest.mark.parametrize("error", [UnknownSessionError("No id."), SessionExistsError("That id."), CancelledError("Cancelled.")])
 @pytest.mark.parametrize("fail", [fail_start, fail_message(0), fail_hop(1)])
-def test_what_a_model_says_about_our_own_id_does_not_reach_the_client(
+def test_a_models_error_about_our_own_id_does_not_reach_the_client(
     house: House, fail: Callable[[FakeModels, Exception], None], error: BistreamError
 ) -> None:
     fail(house.models, error)
@@ -102,7 +102,7 @@ def test_a_faulty_sender_does_not_keep_the_others_from_being_watched(house: Hous
     assert isinstance(sender.wait(), CancelledError)
 
 
-def test_the_stack_trace_of_a_surprise_goes_to_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_traceback_of_an_unexpected_error_goes_to_the_log(house: House, caplog: pytest.LogCaptureFixture) -> None:
     fail_start(house.models, ValueError("secret"))
     house.send(start_request()).wait()
     house.wait_empty()
@@ -113,7 +113,7 @@ def test_an_append_that_fails_ends_the_session(house: House) -> None:
     sender = house.send(start_request("Hello", is_end=False))
     assert house.models.language_model.start_arrived.wait(WAIT_S)
     house.models.language_model.fails_at["append"] = EngineError("The engine broke; try again.")
-    assert house.send(append_request("more")).endings == [None], "it was accepted; the session says how it ends"
+    assert house.send(append_request("more")).endings == [None], "it was accepted; the session reports the failure"
     assert isinstance(sender.wait(), EngineError)
     house.wait_empty()
 

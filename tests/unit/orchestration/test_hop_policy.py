@@ -1,4 +1,4 @@
-"""The hop policy alone (properties of one decision and of whole sessions) and under load (a simulated server)."""
+"""The hop policy by itself (properties of one decision and of whole sessions) and under load (a simulated server)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCODER_WITHHOLDS_TOKENS = 4  # eight mel frames, until the final hop
 
 @st.composite
 def progresses(draw: st.DrawFn) -> HopProgress:
-    """Any state of a session that a sequence of legal hops can lead to."""
+    """Any state of a session that a sequence of legal hops can reach."""
     sent = draw(st.just(0) | st.integers(FIRST_HOP, 400))
     return HopProgress(
         prompt_tokens=draw(st.integers(0, 750)),
@@ -38,7 +38,7 @@ def progresses(draw: st.DrawFn) -> HopProgress:
 
 @settings(max_examples=300, deadline=None)
 @given(progresses())
-def test_a_hop_takes_tokens_that_are_there(progress: HopProgress) -> None:
+def test_a_hop_takes_available_tokens(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
     if count is not None:
         assert 0 <= count <= progress.pending_tokens
@@ -49,8 +49,8 @@ def test_a_hop_takes_tokens_that_are_there(progress: HopProgress) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(progresses())
-def test_wanted_tokens_are_what_a_listener_who_runs_dry_lacks(progress: HopProgress) -> None:
-    """With one less, no hop but an urgent one is due; with all of them one is."""
+def test_wanted_tokens_are_what_an_underrun_lacks(progress: HopProgress) -> None:
+    """With one fewer, only an urgent hop is due; with all of them a hop is due."""
     wanted = POLICY.wanted_tokens(progress)
     dry = dataclasses.replace(progress, has_ended=False, playback_buffer_s=0.0, received_tokens=progress.received_tokens + wanted)
     assert wanted > 0 and POLICY.next_hop(dry) is not None
@@ -60,7 +60,7 @@ def test_wanted_tokens_are_what_a_listener_who_runs_dry_lacks(progress: HopProgr
 
 @pytest.mark.parametrize(("received", "sent", "wanted"), [(0, 0, 18), (10, 0, 8), (18, 0, 25), (18, 18, 10), (20, 18, 8), (60, 18, 25)])
 def test_wanted_tokens(received: int, sent: int, wanted: int) -> None:
-    """Behind a prompt of 50 tokens the next boundary at least ten tokens away is 25 spoken ones, with the lookahead 28."""
+    """After a prompt of 50 tokens the next boundary at least ten tokens away is at 25 spoken tokens, 28 with the lookahead."""
     assert POLICY.wanted_tokens(HopProgress(50, received, sent, False)) == wanted
 
 
@@ -72,8 +72,8 @@ def test_after_the_end_something_is_always_due(progress: HopProgress) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(progresses())
-def test_a_hop_is_no_longer_than_what_the_listener_has(progress: HopProgress) -> None:
-    """Or than the nearest boundary; and the last one may take a few more, so that none is tiny."""
+def test_a_hop_is_no_longer_than_the_listeners_buffer(progress: HopProgress) -> None:
+    """Or it ends at the nearest boundary; the last one may take a few tokens more, so that none is tiny."""
     count = POLICY.next_hop(progress)
     assume(count is not None and progress.sent_tokens)
     assert count is not None
@@ -95,7 +95,7 @@ def test_a_hop_ends_on_the_grid_unless_it_is_first_last_or_urgent(progress: HopP
 
 @settings(max_examples=300, deadline=None)
 @given(progresses())
-def test_a_listener_who_runs_dry_gets_what_is_there(progress: HopProgress) -> None:
+def test_an_underrun_sends_the_available_tokens(progress: HopProgress) -> None:
     assume(progress.sent_tokens and progress.pending_tokens >= POLICY.urgent_hop_tokens)
     assert POLICY.next_hop(dataclasses.replace(progress, playback_buffer_s=0.1)) is not None
 
@@ -133,8 +133,8 @@ def test_twelve_tokens_are_spoken_after_the_first_text_block() -> None:
     assert POLICY.next_hop(HopProgress(25, SPEECH_BLOCK_TOKENS, 0, has_ended=False)) is None
 
 
-def test_hops_grow_with_what_the_listener_has() -> None:
-    """The language model has run far ahead; every hop is done at once."""
+def test_hops_grow_with_the_listeners_buffer() -> None:
+    """The language model has run far ahead; every hop completes at once."""
     sent, buffer_s, sizes = 0, 0.0, []
     while sent < 600:
         count = POLICY.next_hop(HopProgress(50, 10_000, sent, False, buffer_s))
@@ -148,7 +148,7 @@ def test_hops_grow_with_what_the_listener_has() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 100), st.integers(0, 400), st.floats(0.0, 30.0))
 def test_every_session_ends(prompt_tokens: int, total_tokens: int, buffer_s: float) -> None:
-    """The language model ended before the first hop: hops follow without a pause, the last one takes what remains."""
+    """The language model ended before the first hop: hops follow without a pause, the last one takes the rest."""
     sent, hops = 0, 0
     while True:
         count = POLICY.next_hop(HopProgress(prompt_tokens, total_tokens, sent, True, buffer_s if hops else 0.0))
@@ -161,7 +161,7 @@ def test_every_session_ends(prompt_tokens: int, total_tokens: int, buffer_s: flo
 
 @dataclasses.dataclass
 class Listener:
-    """One session of the simulation: the language model's pace, and what the listener has."""
+    """One session of the simulation: the language model's pace and the listener's buffer."""
 
     prompt_tokens: int
     total_tokens: int
@@ -197,7 +197,7 @@ class Listener:
 
 
 def simulate(listeners: list[Listener], service_s: Callable[[list[int]], float], step_s: float = 0.005) -> None:
-    """One server that takes batches as the service does; ``service_s`` gets the tokens computed per hop."""
+    """One server that batches like the service; ``service_s`` receives the tokens computed per hop."""
     queue: HopQueue[tuple[Listener, int]] = HopQueue()
     pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)
     batch: list[tuple[Listener, int]] = []
@@ -239,7 +239,7 @@ def crowd(number: int, tokens_per_s: float, seed: int) -> list[Listener]:
 
 
 def service_curve(number: int, load: float) -> Callable[[list[int]], float]:
-    """10 ms per call, and so much per token that ``number`` listeners at the pace of speech use the share ``load`` of the server."""
+    """10 ms per call, and a cost per token at which ``number`` listeners at the pace of speech use the share ``load`` of the server."""
     per_token_s = load * TOKEN_S / number
     return lambda tokens: 0.01 + per_token_s * sum(tokens)
 
@@ -247,7 +247,7 @@ def service_curve(number: int, load: float) -> Callable[[list[int]], float]:
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(st.integers(10, 40), st.floats(60, 400), st.floats(0.05, 0.5), st.integers(0, 1000))
 def test_nobody_starves_as_long_as_capacity_allows(number: int, tokens_per_s: float, load: float, seed: int) -> None:
-    """Up to half load, the tokens computed again and the cost of a call on top (together about 0.7), no listener hears a gap."""
+    """Up to half load (about 0.7 with recomputed tokens and the cost of calls), no listener hears a gap."""
     listeners = crowd(number, tokens_per_s, seed)
     simulate(listeners, service_curve(number, load))
     assert max(listener.silent_s for listener in listeners) == pytest.approx(0.0, abs=0.01)
@@ -256,14 +256,14 @@ def test_nobody_starves_as_long_as_capacity_allows(number: int, tokens_per_s: fl
     assert max(waits) < FIRST_HOP / tokens_per_s + 1.0
 
 
-def test_the_simulation_can_tell_an_overload() -> None:
+def test_the_simulation_detects_an_overload() -> None:
     listeners = crowd(20, 100.0, seed=1)
     simulate(listeners, service_curve(20, load=1.6))
     assert max(listener.silent_s for listener in listeners) > 0.5
 
 
-def test_a_pause_of_the_language_model_is_bridged_with_what_is_there() -> None:
-    """30 tokens came, then nothing: the rest of them goes out when the listener needs it, not when the text goes on."""
+def test_a_pause_of_the_language_model_is_bridged_with_available_tokens() -> None:
+    """30 tokens, then a pause: the rest of them goes out when the listener needs it, not when the text continues."""
     progress = HopProgress(prompt_tokens=50, received_tokens=30, sent_tokens=FIRST_HOP, has_ended=False, playback_buffer_s=0.44)
     larger = dataclasses.replace(progress, prompt_tokens=60)  # the next boundary is 25 tokens away
     assert POLICY.next_hop(progress) == 10
@@ -274,7 +274,7 @@ def test_a_pause_of_the_language_model_is_bridged_with_what_is_there() -> None:
     assert POLICY.next_hop(dataclasses.replace(larger, playback_buffer_s=0.44 - delay_s)) == 12
 
 
-def test_a_slow_server_is_asked_earlier() -> None:
+def test_hops_start_earlier_on_a_slow_server() -> None:
     """A hop that took 0.6 s makes 0.8 s of buffer urgent."""
     calm = HopProgress(prompt_tokens=60, received_tokens=30, sent_tokens=FIRST_HOP, has_ended=False, playback_buffer_s=0.8)
     slow = dataclasses.replace(calm, hop_latency_s=0.6)

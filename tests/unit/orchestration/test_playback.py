@@ -1,4 +1,4 @@
-"""The listener's buffer and the text that is surely spoken."""
+"""The listener's buffer and the text that has certainly been spoken."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_a_listener_plays_from_the_first_chunk_and_waits_in_a_gap() -> None:
     assert playback.buffer_s(10.5) == pytest.approx(1.5)
     assert playback.buffer_s(20.0) == 0.0
     playback.sent(SAMPLE_RATE, 20.0)
-    assert playback.buffer_s(20.0) == pytest.approx(1.0), "what a gap cost is not owed"
+    assert playback.buffer_s(20.0) == pytest.approx(1.0), "a gap is not made up for"
     assert playback.samples_sent == 3 * SAMPLE_RATE
 
 
 @SETTINGS
 @given(st.lists(st.tuples(st.integers(0, SAMPLE_RATE), st.floats(0, 2)), max_size=10))
 def test_the_buffer_is_what_was_sent_minus_what_was_played(chunks: list[tuple[int, float]]) -> None:
-    """Held against a listener simulated millisecond by millisecond would be slow; sample-exact bookkeeping is the same thing."""
+    """Sample-exact bookkeeping replaces a listener simulated millisecond by millisecond, which would be slow."""
     playback, now, left = Playback(), 0.0, 0.0
     for samples, pause_s in chunks:
         playback.sent(samples, now)
@@ -44,7 +44,7 @@ def test_the_buffer_is_what_was_sent_minus_what_was_played(chunks: list[tuple[in
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=1, max_size=8),
     st.lists(st.integers(0, 30 * SAMPLES_PER_TOKEN), max_size=8),
 )
-def test_text_is_said_to_be_spoken_only_with_all_its_tokens(messages: list[tuple[int, int]], chunks: list[int]) -> None:
+def test_text_is_reported_as_spoken_only_with_all_its_tokens(messages: list[tuple[int, int]], chunks: list[int]) -> None:
     spoken, tokens, characters = SpokenText(), 0, 0
     marks = []
     for count, more in messages:

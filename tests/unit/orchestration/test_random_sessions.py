@@ -1,4 +1,4 @@
-"""Everything at once: random sessions leave nothing behind."""
+"""Random sessions of every kind, concurrently: nothing is left behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.orchestration.house import House
 
 
 def random_session(house: House, name: str, choice: random.Random) -> FakeSender:
-    """Some way to use a session: pieces of any size, perhaps cancelled, left, abandoned or wrong somewhere."""
+    """A random use of a session: pieces of any size, perhaps cancelled, disconnected, abandoned or invalid at some point."""
     text = "".join(choice.choice("ab \u4f60\u597d.") for _ in range(choice.randint(1, 60))) + "x"
     data = text.encode()
     cuts = sorted(choice.sample(range(len(data) + 1), choice.randint(0, min(4, len(data)))))

@@ -1,4 +1,4 @@
-"""What is refused at once: nothing was started, nothing has changed."""
+"""Requests that are refused at once: nothing is started, nothing changes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_append_and_cancel_need_a_live_session(house: House) -> None:
     assert isinstance(house.refused(append_request("x", session_id=None)), InvalidInputError)
 
 
-def test_a_refused_piece_leaves_the_session_as_it_was(house: House) -> None:
+def test_a_refused_piece_leaves_the_session_unchanged(house: House) -> None:
     text = "Hello world."
     sender = house.send(start_request(text[:6], is_end=False))
     for bad in (append_request("x" * 100), append_request(b"\xff"), append_request(b"abc\xc3", is_end=True)):
@@ -117,14 +117,14 @@ def test_a_live_session_id_cannot_be_started_again(house: House) -> None:
     assert_whole(house.send(start_request("Hello again.")), "Hello again.")
 
 
-def test_an_id_is_free_again_when_its_client_has_gone(house: House) -> None:
+def test_an_id_is_free_again_after_its_client_is_gone(house: House) -> None:
     first = house.send(start_request("Hello", is_end=False))
     first.gone = True
     assert_whole(house.send(start_request("Hello again.")), "Hello again.")
     assert isinstance(first.wait(), CancelledError)
 
 
-def test_one_session_too_many_is_busy_and_the_next_one_is_not(house: House) -> None:
+def test_one_session_too_many_is_refused_as_busy_and_a_later_one_is_not(house: House) -> None:
     senders = [house.send(start_request("Hello", session_id=f"s{i}", is_end=False)) for i in range(CONFIG.max_sessions)]
     assert isinstance(house.refused(start_request(session_id="more")), BusyError)
     house.send(append_request("!", is_end=True, session_id="s0"))

@@ -34,7 +34,7 @@ def make_session(text: bytes = b"Hello", is_end: bool = False) -> CallerSession:
 
 
 @pytest.mark.parametrize(("current", "new"), list(itertools.product(S, S)))
-def test_only_the_pictured_transitions_are_legal(current: S, new: S) -> None:
+def test_only_the_documented_transitions_are_legal(current: S, new: S) -> None:
     if (current, new) in LEGAL:
         assert transition(current, new) is new
     else:
@@ -58,7 +58,7 @@ def test_the_whole_text_in_the_start_goes_to_finishing() -> None:
     assert session.has_ended
 
 
-def test_text_that_ends_while_the_voice_is_made_is_remembered() -> None:
+def test_text_that_ends_while_the_voice_is_prepared_is_remembered() -> None:
     session = make_session()
     with session.condition:
         session.add_text(b"!", True, 1.0)
@@ -105,7 +105,7 @@ def test_text_for_the_language_model_keeps_its_order() -> None:
         assert session.take_text() == (b"", False)
 
 
-def test_idle_counts_from_the_last_sign_of_life_and_only_while_receiving() -> None:
+def test_idle_time_counts_from_the_last_message_and_only_while_receiving() -> None:
     session = make_session()
     with session.condition:
         assert not session.is_idle(1000.0, 30.0), "the voice may take its time"

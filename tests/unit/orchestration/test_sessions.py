@@ -1,4 +1,4 @@
-"""Sessions that end well: audio whole and in order, whatever way the text comes."""
+"""Sessions that end normally: audio complete and in order, however the text arrives."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_text_in_pieces_while_audio_flows(house: House) -> None:
     assert (start.text, start.is_end) == (text[:12].encode(), False)
 
 
-def test_text_that_comes_while_the_voice_is_made_does_not_change_the_layout(house: House) -> None:
-    """Uni-stream or bi-stream must not depend on when text came: the start brings the first request's text and ``is_end`` only."""
+def test_text_that_arrives_while_the_voice_is_prepared_does_not_change_the_layout(house: House) -> None:
+    """The choice of layout must not depend on timing: the start message has the first request's text and ``is_end`` only."""
     house.models.voice.gate = threading.Event()
     sender = house.send(start_request("Hello", is_end=False))
     assert house.models.voice.called.wait(WAIT_S)
@@ -72,7 +72,7 @@ def test_an_append_that_overtakes_the_start_is_repeated(house: House) -> None:
     assert_whole(sender, "Hello world.")
 
 
-def test_an_append_is_repeated_by_the_watcher_when_the_start_is_not_answered(house: House) -> None:
+def test_the_watcher_repeats_an_append_while_the_start_is_unanswered(house: House) -> None:
     """Over BLS the call that starts the stream returns with its first response, and that needs text."""
     model = house.models.language_model
     model.holds_start = threading.Event()
@@ -115,7 +115,7 @@ def test_text_consumed_is_never_ahead_of_the_audio(house: House) -> None:
     assert sender.chunks[-1].text_consumed == len(text)
 
 
-def test_the_first_chunk_is_small_and_brings_the_voice_and_the_seed(house: House) -> None:
+def test_the_first_chunk_is_small_and_the_first_hop_has_the_voice_and_the_seed(house: House) -> None:
     sender = house.send(start_request("Hello world, hello world, hello world.", sampling=Sampling(seed=7)))
     sender.wait()
     first, *others = house.models.token2wav.hops
@@ -135,7 +135,7 @@ def test_the_first_chunk_is_as_small_as_configured() -> None:
     house.orchestrator.close()
 
 
-def test_a_text_without_speech_ends_well_without_audio(house: House) -> None:
+def test_a_text_without_speech_succeeds_without_audio(house: House) -> None:
     house.models.language_model.silent = True
     sender = house.send(start_request("Hm"))
     assert sender.wait() is None
@@ -143,7 +143,7 @@ def test_a_text_without_speech_ends_well_without_audio(house: House) -> None:
     assert house.models.token2wav.hops == []
 
 
-def test_a_voice_is_made_once_and_shared(house: House) -> None:
+def test_a_voice_is_prepared_once_and_shared(house: House) -> None:
     for index in range(3):
         house.send(start_request(session_id=f"s{index}")).wait()
     assert house.models.voice.calls == 1
@@ -151,7 +151,7 @@ def test_a_voice_is_made_once_and_shared(house: House) -> None:
     assert house.models.voice.calls == 2
 
 
-def test_padding_behind_the_reference_is_cut(house: House) -> None:
+def test_padding_after_the_reference_is_cut(house: House) -> None:
     padded = np.concatenate([REFERENCE, np.zeros(16000, np.float32)])
     house.send(start_request(reference_wav=padded, reference_wav_len=len(REFERENCE))).wait()
     assert len(house.models.language_model.starts[0].prompt_speech_tokens) == 25

@@ -1,4 +1,4 @@
-"""Settings of voices that cannot be right are said in the log at the start, for a voice may be registered later."""
+"""Impossible settings of voices are only logged at the start, because a voice may be registered later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, **settings: Any) -> str:
     return caplog.text
 
 
-def test_a_voice_that_is_not_there_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_voice_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = str(tmp_path / "voices")
     assert "voices_dir" in warnings_of(caplog, voices_dir=directory)
     assert "default_speaker_id 'anna'" in warnings_of(caplog, default_speaker_id="anna")

@@ -1,4 +1,4 @@
-"""Text in pieces gives the ids of the whole text, whatever the cuts; what is held back is bounded."""
+"""Text in pieces gives the ids of the whole text for all cuts; the held-back text is bounded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bistream.text.tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, T
 from scripts._tokenizer_files import FULL_VOCAB_SIZE, SPECIAL_TOKEN_COUNT, make_vocabulary, write_tokenizer_files
 
 VOCAB_SIZE = 2200
-# Every pair of these bytes is a merge, so that nearly any other cut of a text shows in its ids: spaces, punctuation, letters
-# that compose, marks, and Chinese characters, also across their ends.
+# Every pair of these bytes is a merge, so that nearly any other cut of a text changes its ids: spaces, punctuation, letters
+# that compose, marks, and Chinese characters, also across character boundaries.
 PAIRED_BYTES = sorted({*b" \n\t!.-'[<aeos", *"\u0301\u4eca\u7532\u4e59".encode()})
 FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
@@ -80,7 +80,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 
 
 def within_bound(tokenizer: TextTokenizer, text: str) -> bool:
-    """Whether no run of the text is as long as the bound, so that the ids must be those of the whole text."""
+    """Whether every run of the text is shorter than the bound, so that the ids must be those of the whole text."""
     while text:
         index, special = tokenizer.find_special(text, final=True)
         plain = text[:index]
@@ -104,7 +104,7 @@ def within_bound(tokenizer: TextTokenizer, text: str) -> bool:
 
 @given(text=st.text(st.sampled_from(" \n\t!.-'[<aeos1\u0301\u4eca\u7532\u4e59"), max_size=40), cuts=CUTS)
 @settings(max_examples=400, deadline=None)
-def test_any_cut_of_a_text_where_every_cut_shows(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
+def test_any_cut_of_a_text_in_which_every_cut_matters(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     tokens = stream(tokenizer, text.encode(), cuts)
     assert tokens == stream(tokenizer, text.encode(), [])
     if within_bound(tokenizer, text):
@@ -154,14 +154,14 @@ def test_end_chars_count_up_to_the_length_of_the_text(tokenizer: TextTokenizer, 
 
 @given(text=st.one_of(TEXTS, LONG_RUNS))
 @settings(max_examples=200, deadline=None)
-def test_what_is_held_back_is_bounded(tokenizer: TextTokenizer, text: str) -> None:
+def test_the_held_back_text_is_bounded(tokenizer: TextTokenizer, text: str) -> None:
     text_in = TextIn(tokenizer)
     longest_special = max(map(len, tokenizer.special_tokens))
     end_char = 0
     for index, character in enumerate(text):
         for token in text_in.push(character.encode()):
             end_char = token.end_char
-        # Everything that waits: perhaps the beginning of a special token, one segment, and less than one window.
+        # All that may be held back: the beginning of a special token, one segment, and less than one window.
         held = tokenizer.normalize(text[end_char : index + 1])
         segments = sum(starts_segment(character) for character in held)
         assert segments <= longest_special + WINDOW_CHARS + 1
@@ -189,7 +189,7 @@ def test_many_marks_on_one_character_do_not_hold_back_the_text(tokenizer: TextTo
 
 
 def test_a_part_of_a_composition_does_not_count_as_covered(tokenizer: TextTokenizer) -> None:
-    """Nothing composes here, so two pattern matches share the two characters: the first of them covers none completely."""
+    """Nothing composes here, so two pattern matches share the two characters, and the first covers neither completely."""
     ends = [token.end_char for token in stream(tokenizer, "a q\u0301".encode(), [])]
     assert ends[0] == 1
     assert max(ends[:-1]) == 2
@@ -197,7 +197,7 @@ def test_a_part_of_a_composition_does_not_count_as_covered(tokenizer: TextTokeni
 
 
 def test_a_cut_by_the_bound_never_goes_through_a_character(tokenizer: TextTokenizer) -> None:
-    """Tokens that join the end of one character to the beginning of the next, at every offset to the cut."""
+    """Tokens that join the end of one character to the beginning of the next, at every offset from the cut."""
     run = "\u7532\u4e59" * 12
     ends_inside = set()
     for offset in range(4):
@@ -221,10 +221,10 @@ def test_a_cut_by_the_bound_lies_between_bpe_tokens(tokenizer: TextTokenizer) ->
 @pytest.mark.parametrize(
     ("pieces", "certain"),
     [
-        ((b"hel", b"lo"), []),  # the word may go on
+        ((b"hel", b"lo"), []),  # the word may continue
         ((b"hello", b" "), ["hello"]),
         ((b"hello w",), ["hello"]),
-        ((b"it's",), ["it"]),  # 's is decided, but nothing shows yet that the text goes on behind it
+        ((b"it's",), ["it"]),  # 's is decided, but it is not yet certain that the text continues after it
         ((b"a  b",), ["a", " "]),
         ((b"a \n",), ["a"]),
         ((b"[brea",), []),
@@ -238,7 +238,7 @@ def test_a_cut_by_the_bound_lies_between_bpe_tokens(tokenizer: TextTokenizer) ->
         (("1\u4f60".encode(),), ["1"]),
     ],
 )
-def test_what_is_certain_comes_at_once(tokenizer: TextTokenizer, pieces: tuple[bytes, ...], certain: list[str]) -> None:
+def test_ids_that_are_certain_come_at_once(tokenizer: TextTokenizer, pieces: tuple[bytes, ...], certain: list[str]) -> None:
     text_in = TextIn(tokenizer)
     ids = [token.id for piece in pieces for token in text_in.push(piece)]
     assert ids == [token_id for part in certain for token_id in tokenizer.encode(part)]
@@ -264,7 +264,7 @@ def test_invalid_utf8_is_an_error_at_the_first_impossible_byte(tokenizer: TextTo
     text_in.push(b"hello " + data[:-1])
     with pytest.raises(InvalidInputError, match="not valid UTF-8"):
         text_in.push(data[-1:])
-    with pytest.raises(InvalidInputError):  # and stays one
+    with pytest.raises(InvalidInputError):  # and remains one
         text_in.push(b"x")
 
 
@@ -291,7 +291,7 @@ def test_a_segment_start_is_independent_of_what_precedes_it() -> None:
 
 
 def test_composing_does_not_change_the_class_of_a_character() -> None:
-    """What the look-ahead at the base of an open segment rests on, for every composition that Unicode has."""
+    """Justifies the look-ahead at the base of an open segment, for every composition in Unicode."""
 
     def class_of(character: str) -> str:
         category = unicodedata.category(character)[0]
@@ -393,7 +393,7 @@ _REFERENCES: dict[Path, Any] = {}
 
 def reference_tokenizer(model_dir: Path) -> Any:
     """transformers' tokenizer with upstream's special tokens added as upstream adds them."""
-    from transformers import Qwen2Tokenizer  # noqa: PLC0415  (slow to import: only where it is the subject)
+    from transformers import Qwen2Tokenizer  # noqa: PLC0415  (slow to import: only where needed)
 
     if model_dir not in _REFERENCES:
         reference = Qwen2Tokenizer.from_pretrained(model_dir / "CosyVoice-BlankEN")

@@ -1,7 +1,7 @@
-"""The contract of ``bistream.text2token.engine`` as tests that any engine can be put through.
+"""The contract of ``bistream.text2token.engine`` as tests for any engine.
 
 Subclass ``EngineConformance`` and give it a ``bench`` fixture that yields a ``Bench``: an engine of at least 4 and at most 64
-sessions over ``SPACE``, which stops by itself now and then, and how to drive it.
+sessions over ``SPACE`` that sometimes stops by itself, and the means to drive it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class EngineConformance:
             assert 9 <= len(ids) <= 40
 
     def test_sequence_can_be_rebuilt_from_the_ledger(self, bench: Bench) -> None:
-        """Appended and yielded ids are the sequence, stop ids are not: a fresh session fed with the ledger goes on alike."""
+        """Appended and yielded ids are the sequence, stop ids are not: a fresh session fed with the ledger continues identically."""
         session = bench.engine.open("a", GREEDY, 600)
         ledger: list[int] = []
         ends = set()
@@ -131,7 +131,7 @@ class EngineConformance:
             ends.add(result.end)
         assert ends == {TurnEnd.STOP, TurnEnd.LENGTH}
 
-    def test_same_seed_gives_the_same_ids_in_any_company(self, bench: Bench) -> None:
+    def test_same_seed_gives_the_same_ids_in_any_batch(self, bench: Bench) -> None:
         spec, limits = SamplingSpec(seed=11), TurnLimits(30, forbidden=ALL_STOPS)
         alone = bench.engine.open("a", spec, 200)
         expected = bench.run(alone, prompt(9, 8, 7), limits)[0] + bench.run(alone, [4, 5], limits)[0]
@@ -217,7 +217,7 @@ class EngineConformance:
         bench.run(bench.engine.open("one more", GREEDY, 16), prompt(1), TurnLimits(3, forbidden=ALL_STOPS))
 
     def test_no_over_commit_of_positions(self, bench: Bench) -> None:
-        """Whatever was admitted runs to its ``max_ids``."""
+        """Every admitted session can run to its ``max_ids``."""
         total = bench.engine.stats().kv_tokens_total
         longest = min(bench.engine.capabilities.max_sequence_ids, total // 2)
         opened = []

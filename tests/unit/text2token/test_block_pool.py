@@ -95,8 +95,8 @@ def test_shared_blocks_survive_their_first_owner() -> None:
     assert pool.num_available == 4
 
 
-def test_evicting_a_parent_drops_what_cannot_be_found_any_more() -> None:
-    """A block in use below an evicted one stays owned, but is not cached when it is released."""
+def test_evicting_a_parent_drops_its_unreachable_descendants() -> None:
+    """A block in use below an evicted one stays owned, but is not cached on release."""
     pool = BlockPool(3, SIZE)
     first, second = take(pool, 1), take(pool, 1)
     parent = pool.register(None, first[0], [1, 2, 3, 4])
@@ -141,11 +141,11 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(4, 24))
-def test_random_life_keeps_the_pool_whole_and_the_content_right(seed: int, num_blocks: int) -> None:
-    """Sequences over a tiny alphabet come and go; what a match promises is what the blocks really hold."""
+def test_random_use_keeps_the_pool_consistent_and_the_content_right(seed: int, num_blocks: int) -> None:
+    """Random sequences over a tiny alphabet: matched blocks really hold the matched content."""
     rng = random.Random(seed)
     pool = BlockPool(num_blocks, SIZE)
-    content: dict[int, list[int]] = {}  # what the owner wrote into a block, with everything before it
+    content: dict[int, list[int]] = {}  # the content that the owner wrote, up to and including the block
     live: list[list[int]] = []
     for _ in range(60):
         if live and rng.random() < 0.4:

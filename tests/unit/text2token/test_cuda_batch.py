@@ -1,4 +1,4 @@
-"""What surrounds the CUDA kernels of the language model and needs no GPU: rows, turn starts, buckets, packed weights."""
+"""The host side of the language model's CUDA kernels, which needs no GPU: rows, turn starts, buckets, packed weights."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_rows_are_the_segments_in_order_then_padding(segments: list[Segment], pa
     ),
     st.booleans(),
 )  # fmt: skip
-def test_turn_starts_say_what_the_plain_sampler_state_would_hold(limits: TurnLimits, spec: SamplingSpec, new: bool) -> None:
+def test_turn_starts_hold_what_the_plain_sampler_state_would(limits: TurnLimits, spec: SamplingSpec, new: bool) -> None:
     reset = SlotReset("a", spec, (5, 3, 8)) if new else None
     start = TurnStart(2, limits, limits.max_new_ids, reset)
     state = SamplerState(4, SPACE, 64, CPU)
@@ -115,7 +115,7 @@ def test_packed_index_is_the_order_within_a_lane() -> None:
     assert [int(packed_index(torch.tensor(k))) for k in (0, 1, 8, 9, 16, 17, 24, 25, 2)] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_norms_are_folded_into_the_projections_behind_them() -> None:
+def test_norms_are_folded_into_the_projections_after_them() -> None:
     config = type(CONFIG)(
         hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         text_vocab_size=50, speech_token_size=30, max_position_embeddings=64,

@@ -22,7 +22,7 @@ SETTINGS = EngineSettings(max_sessions=6, max_rows=32, kv_cache_tokens=4096, blo
 
 
 class FaultyRunner:
-    """An ``EagerRunner`` that can be told to fail, and that may hand its results over late."""
+    """An ``EagerRunner`` that can be told to fail, and that may return its results late."""
 
     def __init__(self, run_ahead: int = 0) -> None:
         self.run_ahead = run_ahead
@@ -73,7 +73,7 @@ class TestSteppedTorchEngine(EngineConformance):
 
 
 class TestTorchEngineRunningAhead(EngineConformance):
-    """The host reads ids three steps late, as behind a GPU."""
+    """The host reads ids three steps late, as with a GPU."""
 
     @pytest.fixture
     def bench(self) -> Iterator[Bench]:

@@ -1,4 +1,4 @@
-"""The step that is recorded on GPUs, on the CPU in float32: the same functions neither compiled nor recorded, against the plain model."""
+"""The step that GPUs record, run on the CPU in float32: the same functions, neither compiled nor recorded, against the plain model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LIMITS = TurnLimits(1000, forbidden=frozenset(SPACE.specials))
 
 @pytest.fixture(autouse=True)
 def interpreted_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``flex_attention`` outside compiled code warns that it is slow."""
+    """``flex_attention`` warns outside compiled code that it is slow."""
     monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
@@ -54,7 +54,7 @@ def make_runner(config: LanguageModelConfig = CONFIG, settings: EngineSettings =
 
 
 def attend_plainly(query: torch.Tensor, memory: torch.Tensor, lists: BlockLists, options: AttentionOptions) -> torch.Tensor:
-    """What ``attend`` is to compute, from the listed blocks alone (and much faster here)."""
+    """Reference for ``attend``, from the listed blocks alone (and much faster here)."""
     width = int(lists.counts.max())
     places = (lists.blocks[:, :width, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
     counted = (torch.arange(width) < lists.counts[:, None]).repeat_interleave(BLOCK_SIZE, dim=1)
@@ -93,7 +93,7 @@ def test_query_heads_are_padded_to_powers_of_two() -> None:
 
 
 class Talk:
-    """Sequences of known ids that are fed in random pieces; scores are compared with the dense forward."""
+    """Sequences of known ids, fed in random pieces; scores are compared with the dense forward pass."""
 
     def __init__(self, runner: GraphStepRunner, model: Qwen2Model, rng: random.Random) -> None:
         self.runner, self.rng = runner, rng
@@ -133,7 +133,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("config", [CONFIG, UNEVEN], ids=["even", "padded"])
-def test_rows_follow_the_dense_forward(config: LanguageModelConfig) -> None:
+def test_rows_match_the_dense_forward(config: LanguageModelConfig) -> None:
     runner, model = make_runner(config), Qwen2Model(config, weights_of(config))
     for seed in range(2):
         talk = Talk(runner, model, random.Random(seed))
@@ -187,7 +187,7 @@ def test_the_end_of_a_turn_is_decided_on_the_device(plain_attention: None) -> No
     assert min(ids[:2]) >= 0 and ids[2] == INACTIVE
 
 
-def test_rows_that_only_pad_a_step_touch_nothing(plain_attention: None) -> None:
+def test_padding_rows_touch_nothing(plain_attention: None) -> None:
     runner = make_runner()
     runner.run(plan_of(Segment(0, 0, tuple(range(1, 20)), False), starts=(start_of(0, (14, 3)),)))()
     before = {name: value.clone() for name, value in vars(runner.step.state).items() if isinstance(value, torch.Tensor)}
@@ -219,7 +219,7 @@ def test_turns_begin_as_in_the_plain_sampler_state(turns: dict[int, tuple[TurnLi
     state = SamplerState(10, SPACE, runner.step.state.history_size, CPU)
     tensors = {name: value for name, value in vars(state).items() if isinstance(value, torch.Tensor)}
     for number, (name, value) in enumerate(tensors.items()):
-        value.copy_(torch.arange(value.numel()).view(value.shape) % 7 + number)  # so that what must stay is seen to stay
+        value.copy_(torch.arange(value.numel()).view(value.shape) % 7 + number)  # so that an overwrite would show
         getattr(runner.step.state, name).copy_(value)
     table = runner.step.table.clone()
     state.start_turns(starts)
@@ -229,7 +229,7 @@ def test_turns_begin_as_in_the_plain_sampler_state(turns: dict[int, tuple[TurnLi
     for start in starts:
         if start.reset is not None:
             table[start.slot, :2] = torch.tensor(start.reset.blocks)
-            runner.step.table[start.slot, 2:] = table[start.slot, 2:]  # behind the sequence's blocks anything may stand
+            runner.step.table[start.slot, 2:] = table[start.slot, 2:]  # after the sequence's blocks the content is arbitrary
     assert torch.equal(runner.step.table, table)
 
 
@@ -242,9 +242,9 @@ def turn_runner() -> GraphStepRunner:
     return TURN_RUNNERS[0]
 
 
-def test_numbers_that_are_none_stay_in_their_session(plain_attention: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of a failed session are not finite, so that it comes out as failed; its values are, so that the next owner of its blocks,
-    which multiplies them by zero, does not."""
+def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a failed session stay non-finite, so that it is reported as failed; its values are made finite, because the next owner
+    of its blocks multiplies them by zero."""
     runner = make_runner()
     poisoned = 123
     embedding = runner.step.weights.embedding.clone()
@@ -252,7 +252,7 @@ def test_numbers_that_are_none_stay_in_their_session(plain_attention: None, monk
     engine = TorchEngine(runner, runner.settings, threaded=False, runner=runner)
     bad, good = engine.open("bad", SamplingSpec(), 150), engine.open("good", SamplingSpec(), 150)
     sinks = RecordingSink(), RecordingSink()
-    bad.turn([5, poisoned, *range(1, 70)], TurnLimits(20), sinks[0])  # only the second row is spoilt, scores come from a later one
+    bad.turn([5, poisoned, *range(1, 70)], TurnLimits(20), sinks[0])  # only the second row is not finite; scores come from a later one
     good.turn([5, 6], LIMITS, sinks[1])
     while engine.step():
         pass
@@ -262,7 +262,7 @@ def test_numbers_that_are_none_stay_in_their_session(plain_attention: None, monk
     assert keys.isnan().any() and values.isfinite().all()
     bad.close()
     good.close()
-    monkeypatch.undo()  # attention as it is compiled: every value of the memory is multiplied
+    monkeypatch.undo()  # as compiled attention does: every value in memory is multiplied
     monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     runner.step.weights.embedding.copy_(embedding)
     again = TorchEngine(runner, runner.settings, threaded=False, runner=runner)
@@ -285,7 +285,7 @@ def test_a_larger_top_k_sorts_more_candidates_from_then_on(plain_attention: None
 
 
 def test_every_function_compiles_whole_and_once_per_shape(plain_attention: None) -> None:
-    """Traced without a break; the layer once per row count although its weights, memory and residual stream differ."""
+    """No graph breaks; the layer compiles once per row count although its weights, memory and residual stream differ."""
     runner = make_runner()
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters["stats"]
@@ -305,12 +305,12 @@ def test_buckets_double_up_to_the_most_rows(most: int) -> None:
     assert all(wide <= 2 * narrow for narrow, wide in zip(sizes, sizes[1:], strict=False))
 
 
-def test_splits_fill_the_gpu_and_no_more() -> None:
+def test_splits_just_fill_the_gpu() -> None:
     assert [GraphTuning().splits(rows) for rows in (1, 16, 24, 32, 64, 128, 256, 512)] == [16, 16, 10, 8, 4, 2, 1, 1]
 
 
 class FaultyRunner:
-    """The runner, that can be told to fail."""
+    """The runner, which can be told to fail."""
 
     def __init__(self, runner: GraphStepRunner) -> None:
         self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings

@@ -1,4 +1,4 @@
-"""The layouts as properties: what is fed depends on the text alone, and every session ends."""
+"""Properties of the layouts: the fed ids depend on the text alone, and every session ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def always(stop_name: str) -> Choose:
 
 @dataclass
 class Run:
-    """A session on an engine that does what ``choose`` says; keeps every id the model would be fed."""
+    """A session on an engine that samples with ``choose``; keeps every id that the model would be fed."""
 
     layout: Layout
     choose: Choose
@@ -117,7 +117,7 @@ CHOOSE = st.builds(random_choice, st.integers(0, 1000), st.sampled_from([0.0, 0.
 class TestCorrected:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
     @settings(max_examples=150, deadline=None)
-    def test_what_is_fed_depends_on_the_text_alone(
+    def test_the_fed_ids_depend_on_the_text_alone(
         self, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
         whole = bistream([text], choose, prompt_text, prompt_speech)
@@ -132,7 +132,7 @@ class TestCorrected:
     def test_the_sequence_is_the_training_layout(
         self, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
-        """sos, then blocks of 5 text and at most 15 speech, then the rest of the text, task, and all speech that is left."""
+        """sos, then blocks of 5 text and at most 15 speech, then the rest of the text, task, and the remaining speech."""
         run = bistream(cut(text, places), choose, prompt_text, prompt_speech)
         assert run.layout.done
         all_text = [*prompt_text, *text]
@@ -239,7 +239,7 @@ class TestCorrected:
             layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=getattr(SPACE, stop)))
 
     @pytest.mark.parametrize("ids", [[SPACE.fill], [3], [SPACE.task], speech(*range(16))])
-    def test_ids_that_are_no_speech_or_too_many_are_an_error_of_the_engine(self, ids: list[int]) -> None:
+    def test_ids_that_are_not_speech_or_too_many_are_an_error_of_the_engine(self, ids: list[int]) -> None:
         layout = Interleaver(SPACE, [], [])
         layout.push_text(list(range(5)))
         assert layout.next_turn() is not None
@@ -257,7 +257,7 @@ class TestCorrected:
 
 
 class TestDefectsOfTheReference:
-    """What upstream does (token for token in tests/parity) and the corrected mode does not."""
+    """Behaviour of upstream (token for token in tests/parity) that the corrected mode avoids."""
 
     def test_a_long_piece_gets_one_block_and_the_rest_of_the_text_piles_up(self) -> None:
         text = list(range(20))

@@ -1,4 +1,4 @@
-"""Copies of blocks are made all at once, in the plain cache and in the one for CUDA kernels (which needs no GPU for this)."""
+"""All copies of blocks take place at once, in the plain cache and in that of the CUDA kernels (which needs no GPU for this)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("pairs", [[(0, 1), (2, 0)], [(2, 0), (0, 1)], [(0, 1), (1, 0)]])
 def test_the_source_of_a_copy_may_be_the_target_of_another(pairs: list[tuple[int, int]]) -> None:
-    """A cached block may be evicted and handed on between the moment it is matched and the step that copies it."""
+    """A cached block may be evicted and reassigned between its match and the step that copies it."""
     plain, cuda = PagedCache(CONFIG, 4, 8, CPU, torch.float32), CudaCache(CONFIG, 4, CPU)
     for cache, dimension in ((plain, 2), (cuda, 1)):
         cache.blocks.copy_(torch.randint(0, 100, cache.blocks.shape))

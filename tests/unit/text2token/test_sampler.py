@@ -68,7 +68,7 @@ def test_uniforms_are_uniform_over_seeds_and_counters() -> None:
     assert values.min() >= 0 and values.max() < 1
     counts = torch.histc(values, bins=20, min=0, max=1)
     chi_square = ((counts - 1000) ** 2 / 1000).sum()
-    assert chi_square < 43.8  # 99.9 % quantile for 19 degrees of freedom; the values are fixed, so this cannot flicker
+    assert chi_square < 43.8  # 99.9 % quantile for 19 degrees of freedom; the values are fixed, so this test is not flaky
     correlation = torch.corrcoef(values.T)[0, 1].abs()
     assert correlation < 0.033  # 3.3 standard errors of 10,000 pairs
 
@@ -98,8 +98,8 @@ def test_nucleus_by_sum_before_and_by_count() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7))
-def test_a_row_does_not_depend_on_its_company(seed: int, rows: int) -> None:
-    """Slots, settings and histories of others change nothing; nor does a wider sort because another session has a larger top_k."""
+def test_a_row_does_not_depend_on_its_batch(seed: int, rows: int) -> None:
+    """Slots, settings and histories of others change nothing, nor does a wider sort for another session's larger top_k."""
     specs = [SamplingSpec(seed=seed + index, top_k=1 + (seed + 5 * index) % 23, temperature=0.5 + index) for index in range(rows)]
     logits = scores(seed, rows)
     state, alone = make_state(*specs), make_state(specs[0])
@@ -111,7 +111,7 @@ def test_a_row_does_not_depend_on_its_company(seed: int, rows: int) -> None:
         alone.record(torch.tensor([0]), single, torch.zeros(1, dtype=torch.bool))
 
 
-def test_zero_temperature_is_arg_max_without_the_repetition_rule() -> None:
+def test_zero_temperature_is_argmax_without_the_repetition_rule() -> None:
     state = make_state(SamplingSpec(temperature=0.0))
     slots, logits = torch.tensor([0]), scores(1)
     for _ in range(5):
@@ -122,7 +122,7 @@ def test_zero_temperature_is_arg_max_without_the_repetition_rule() -> None:
 
 
 def test_a_repeated_id_is_redrawn_from_all_others() -> None:
-    """One id has nearly all the probability: it comes first, then cannot come again while it is in the window of 3."""
+    """One id has nearly all the probability: it is drawn first, then not again while it is in the window of 3."""
     logits = torch.full((1, 23), 0.0)
     logits[0, 4] = 30.0
     state = make_state(SamplingSpec(win_size=3, tau_r=0.1, seed=5))
@@ -186,14 +186,14 @@ def test_record_ends_turns_on_the_device() -> None:
     assert state.last_id[[0, 2]].tolist() == [SPACE.speech_offset + 5, SPACE.speech_offset + 8]
 
 
-def test_history_and_draws_go_on_in_the_next_turn_and_start_anew_with_a_new_session() -> None:
+def test_history_and_draws_continue_in_the_next_turn_and_restart_with_a_new_session() -> None:
     state = make_state(SamplingSpec(seed=1), limits=TurnLimits(1))
     state.record(torch.tensor([0]), torch.tensor([5]), torch.tensor([False]))
     state.start_turns([TurnStart(0, TurnLimits(3), 3, None)])
     assert state.decided(0) == [5] and int(state.num_new[0]) == 0 and bool(state.running[0])
     begin(state, SamplingSpec(seed=2), limits=TurnLimits(1))
     assert state.decided(0) == [] and int(state.key[0]) == seed_key(2)
-    assert int(state.window_counts(torch.tensor([0]), torch.tensor([5]))) == 0, "nothing of the session before is seen"
+    assert int(state.window_counts(torch.tensor([0]), torch.tensor([5]))) == 0, "nothing of the previous session is visible"
 
 
 def test_draws_do_not_depend_on_how_the_session_is_cut_into_turns() -> None:

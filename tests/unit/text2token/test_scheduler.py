@@ -117,7 +117,7 @@ def test_appended_text_goes_before_new_prompts() -> None:
     assert len(sink.ids) == 1
 
 
-def test_prompts_and_appends_cannot_starve_behind_decoding() -> None:
+def test_decoding_cannot_starve_prompts_and_appends() -> None:
     """More decoding sessions than rows: they take turns, and feeding still gets a quarter of the rows."""
     scheduler = make(max_rows=8, max_sessions=32, num_blocks=2048)
     sinks = [start(scheduler, f"r{index}", 2, max_new=200, first=3 * index)[1] for index in range(20)]
@@ -133,7 +133,7 @@ def test_prompts_and_appends_cannot_starve_behind_decoding() -> None:
     assert len(served) == 20 and max(served.values()) - min(served.values()) <= 1
 
 
-def test_new_prompts_cannot_starve_behind_appended_text() -> None:
+def test_appended_text_cannot_starve_new_prompts() -> None:
     scheduler = make(max_rows=8)
     sequences = [scheduler.open(f"s{index}", SamplingSpec(), 80) for index in range(2)]
     for sequence in sequences:
@@ -187,13 +187,13 @@ def test_partial_block_is_copied_when_it_pays() -> None:
 
 
 def first_block(plan: StepPlan, scheduler: Scheduler) -> int:
-    """The source of the only copy must be a cached block, not one somebody owns."""
+    """The source of the only copy must be a cached block, not an owned one."""
     source = plan.copies[0][0]
     assert all(source not in sequence.blocks for sequence in scheduler.sequences.values())
     return source
 
 
-def test_row_that_is_not_a_number_fails_its_session_only() -> None:
+def test_nan_row_fails_its_session_only() -> None:
     scheduler = make()
     _, good = start(scheduler, "good", 4)
     bad_sequence, bad = start(scheduler, "bad", 6, first=20)
@@ -228,7 +228,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 
 class FakeDevice:
-    """What the step runner does to a turn, on integers: ends it by itself and answers late by up to ``run_ahead`` plans."""
+    """The step runner's effect on a turn, on integers: it ends turns by itself and answers up to ``run_ahead`` plans late."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -264,8 +264,8 @@ class FakeDevice:
 
 
 @pytest.mark.parametrize("run_ahead", [0, 3])
-def test_pool_is_whole_after_each_of_10000_random_sessions(run_ahead: int) -> None:
-    """Random prompts (often equal ones), turns, cancels at any time, re-used session ids, results that come late."""
+def test_pool_is_consistent_after_each_of_10000_random_sessions(run_ahead: int) -> None:
+    """Random prompts (often equal ones), turns, cancels at any time, reused session ids, late results."""
     rng = random.Random(run_ahead)
     scheduler = make(max_rows=24, max_sessions=8, num_blocks=40)
     device, capacity = FakeDevice(rng), dict[int, int]()
@@ -317,7 +317,7 @@ def test_pool_is_whole_after_each_of_10000_random_sessions(run_ahead: int) -> No
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 12)), min_size=1, max_size=8), st.integers(4, 40))
 def test_every_id_is_fed_once_in_order_at_its_position(shapes: list[tuple[int, int]], max_rows: int) -> None:
-    """Whatever the chunks: the rows of a sequence cover its positions one by one, prompt ids in place, one id per decode row."""
+    """For any chunks, the rows of a sequence cover its positions one by one, prompt ids in place, one id per decode row."""
     scheduler = Scheduler(EngineSettings(8, max_rows, 4096, 4, share_prefix=False), SPACE)
     expected: dict[int, list[int | None]] = {}
     rows: dict[int, list[int | None]] = {}

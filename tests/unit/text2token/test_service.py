@@ -60,7 +60,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 class Mailbox:
-    """A session's sink: keeps the messages, those after the end apart."""
+    """A session's sink: keeps the messages, those after the end separately."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -89,7 +89,7 @@ class Mailbox:
 
 
 def eos_in_final_phase(view: TurnView) -> Iterator[int]:
-    """Counts, and says eos after 20 ids where that is allowed."""
+    """Counts, and proposes eos after 20 ids where that is allowed."""
     for number, token_id in enumerate(counting_script(view)):
         if number == 20:
             yield SPACE.eos
@@ -155,7 +155,7 @@ class TestSpeaking:
         assert append_ids == (SPACE.sos, *bench.tokenizer.encode("so"), *text, SPACE.task, *speech)
         assert (limits.min_new_ids, limits.max_new_ids) == (2 * len(text), 20 * len(text))
         assert mailbox.tokens == [SPACE.speech_token(token_id) for token_id in session.sequence[len(append_ids) :]]
-        assert mailbox.reason is FinishReason.LENGTH  # the script says eos once, and too early
+        assert mailbox.reason is FinishReason.LENGTH  # the script proposes eos once, and too early
         bench.check_free()
 
     def test_pieces_use_the_bistream_layout(self, bench: Bench) -> None:
@@ -195,7 +195,7 @@ class TestSpeaking:
         assert mailbox.tokens[:2] == [0, 1]
         assert len(bench.engine.opened[0].turns_started) > 2
 
-    def test_text_that_comes_while_a_turn_runs_is_spoken_after_it(self, pumped: Bench) -> None:
+    def test_text_that_arrives_while_a_turn_runs_is_spoken_after_it(self, pumped: Bench) -> None:
         mailbox = pumped.start("one two three four five six ")
         pumped.engine.pump(3)
         pumped.append("seven eight nine ten eleven twelve", is_end=True)
@@ -207,7 +207,7 @@ class TestSpeaking:
         )
         assert mailbox.reason is FinishReason.EOS
 
-    def test_a_session_that_waits_for_text_says_so_behind_its_last_token(self, pumped: Bench) -> None:
+    def test_a_session_that_waits_for_text_reports_it_after_its_last_token(self, pumped: Bench) -> None:
         mailbox = pumped.start("one two three four five six ")
         pumped.engine.pump()
         *spoken, last = mailbox.messages
@@ -237,7 +237,7 @@ class TestSpeaking:
         assert last == SpeechTokens((), len(TEXT), FinishReason.EOS)
         assert max(message.text_consumed for message in mailbox.messages[:-1] if isinstance(message, SpeechTokens)) < len(TEXT)
 
-    def test_sampling_falls_back_on_the_checkpoint(self, bench: Bench) -> None:
+    def test_sampling_defaults_to_the_checkpoint(self, bench: Bench) -> None:
         bench.start(TEXT, is_end=True, sampling=Sampling(seed=7, temperature=0.0, top_p=0.5))
         spec = bench.engine.opened[0].spec
         assert (spec.seed, spec.temperature, spec.top_p, spec.top_k) == (7, 0.0, 0.5, SIZES.top_k)
@@ -310,7 +310,7 @@ class TestRefusals:
         assert mailbox.messages == []
         bench.check_free()
 
-    def test_an_empty_start_that_goes_on_is_fine(self, bench: Bench) -> None:
+    def test_an_empty_start_with_more_text_to_follow_is_accepted(self, bench: Bench) -> None:
         mailbox = bench.start("")
         bench.append(TEXT, is_end=True)
         assert mailbox.reason is FinishReason.EOS
@@ -339,7 +339,7 @@ class TestRefusals:
         bench.service.cancel("first")
         bench.start(session_id="second")
 
-    def test_only_live_sessions_take_text_or_cancel(self, bench: Bench) -> None:
+    def test_only_live_sessions_accept_text_or_cancel(self, bench: Bench) -> None:
         finished = bench.start(TEXT, is_end=True, session_id="finished")
         assert finished.ended.is_set()
         bench.start(session_id="cancelled")
@@ -350,18 +350,18 @@ class TestRefusals:
             with pytest.raises(UnknownSessionError):
                 bench.service.cancel(session_id)
 
-    def test_text_over_the_limit_is_refused_and_the_session_goes_on(self, bench: Bench) -> None:
+    def test_text_over_the_limit_is_refused_and_the_session_continues(self, bench: Bench) -> None:
         mailbox = bench.start("\u4f60" * 150)
         with pytest.raises(InvalidInputError, match="longer than 200"):
             bench.append("\u4f60" * 51)
         bench.append("\u4f60" * 50, is_end=True)
         assert mailbox.reason is FinishReason.EOS
 
-    def test_text_behind_the_end_is_refused(self, pumped: Bench) -> None:
+    def test_text_after_the_end_is_refused(self, pumped: Bench) -> None:
         pumped.start(TEXT, is_end=True)
         with pytest.raises(InvalidInputError, match="has ended"):
             pumped.append("more")
-        pumped.append("")  # a sign of life is always welcome
+        pumped.append("")  # an empty piece, which renews the lease, is always accepted
 
 
 class TestEnds:
@@ -394,11 +394,11 @@ class TestEnds:
             bench.service.cancel("a")
             assert isinstance(mailbox.error, CancelledError)
             bench.check_free()
-            bench.engine.pump()  # what the engine still delivers is nobody's
+            bench.engine.pump()  # late results of the engine have no session
         assert steps > 30
 
     def test_what_the_engine_delivers_after_a_cancel_is_dropped(self, pumped: Bench) -> None:
-        """An engine may have results on their way when its session is closed."""
+        """An engine may have results in flight when its session is closed."""
         mailbox = pumped.start(TEXT)
         running = pumped.engine.opened[0].running
         assert running is not None
@@ -443,7 +443,7 @@ class TestEnds:
         assert isinstance(talking.error, EngineError)
         assert talking.error.sentence == "Computing failed; try again."
         assert not pumped.service.healthy
-        pumped.service.expire()  # the timer: nobody who waits for text is left to wait
+        pumped.service.expire()  # the timer: no session is left waiting for text
         assert isinstance(waiting.error, EngineError)
         pumped.check_free()
 
@@ -477,7 +477,7 @@ class TestEnds:
         bench.start("hello")
         assert bench.engine.opened[1].max_ids == CONFIG.max_session_tokens
 
-    def test_drain_takes_no_new_sessions_and_ends_what_does_not_finish(self, pumped: Bench) -> None:
+    def test_drain_admits_no_sessions_and_ends_those_that_do_not_finish(self, pumped: Bench) -> None:
         mailbox = pumped.start(TEXT)
         pumped.service.drain(0.0)
         assert isinstance(mailbox.error, ShuttingDownError)
@@ -535,7 +535,7 @@ def test_every_accepted_session_ends_exactly_once(tokenizer: TextTokenizer, seed
 
 
 def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
-    """Sessions fed from threads of their own speak what each speaks alone."""
+    """Sessions fed from separate threads speak what each speaks alone."""
     torch.set_num_threads(1)
     model = Qwen2Model(SIZES, build_weights(tiny.random_state(SIZES), SIZES, torch.device("cpu"), torch.float32))
     config = replace(CONFIG, max_sessions=8, drain_timeout_s=30.0, max_session_tokens=1024)
@@ -583,7 +583,7 @@ class TestFactory:
         with pytest.raises(CheckpointError, match="520 ids"):
             load_parts(RuntimeConfig(model_dir=str(tmp_path)))
 
-    def test_what_serves_the_engine_is_handed_up(self, tiny_model_dir: Path) -> None:
+    def test_the_tier_of_the_engine_is_handed_up(self, tiny_model_dir: Path) -> None:
         service = SpeechTokenService(RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", max_sessions=1, drain_timeout_s=0.0))
         assert [(choice.stage, choice.tier) for choice in service.tiers] == [("language model", Tier.PLAIN)]
         service.close()

@@ -1,4 +1,4 @@
-"""Which device, number format and runner the torch engine gets."""
+"""The torch engine's choice of device, number format and runner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.text2token.tiny import CONFIG, tiny_model
 
 
 @pytest.mark.parametrize("device", ["tpu9", "cuda:99", "meta"])
-def test_a_device_that_is_not_there_is_a_config_error(device: str) -> None:
+def test_a_missing_device_is_a_config_error(device: str) -> None:
     with pytest.raises(ConfigError, match="device"):
         device_and_dtype(device, "auto")
 

@@ -1,4 +1,4 @@
-"""The torch engine on a tiny random model: true to the dense forward, sessions apart from each other, faults contained."""
+"""The torch engine on a tiny random model: equal to the dense forward pass, sessions isolated, faults contained."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def talk(engine: TorchEngine, name: str, spec: SamplingSpec, turns: Sequence[Seq
 
 
 def random_turns(rng: random.Random, voices: int = 3) -> list[list[int]]:
-    """A prompt of one of a few voices with some own text, then short appends."""
+    """A prompt of one of a few voices with some text, then short appends."""
     voice = rng.randrange(voices)
     prompt = [SPACE.sos, *(1 + (voice * 50 + index) % 190 for index in range(20 + 7 * voice))]
     own = [[rng.randrange(200) for _ in range(rng.randrange(1, 7))] for _ in range(rng.randrange(1, 5))]
     return [prompt + own[0], *own[1:]]
 
 
-def test_greedy_turns_follow_the_dense_forward() -> None:
-    """Prompt in chunks, appended text, last ids fed once: every id is the arg-max of the whole sequence computed at once."""
+def test_greedy_turns_match_the_dense_forward() -> None:
+    """Prompt in chunks, appended text, last ids fed once: every id is the argmax of the whole sequence computed at once."""
     engine = make(max_rows=7)
     turns = [[SPACE.sos, *range(1, 30), SPACE.task], [5, 6, 7], [8], [9, 10, 11, 12, 13]]
     answers = talk(engine, "a", GREEDY, turns)
@@ -80,8 +80,8 @@ def test_greedy_turns_follow_the_dense_forward() -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6))
-def test_ids_do_not_depend_on_company_chunks_or_sharing(seed: int) -> None:
-    """Sessions of a few voices come and go together; each gets what it gets alone in an engine of its own."""
+def test_ids_do_not_depend_on_batch_chunks_or_sharing(seed: int) -> None:
+    """Overlapping sessions of a few voices; each gets the ids that it gets alone in a separate engine."""
     rng = random.Random(seed)
     scripts = [(SamplingSpec(seed=rng.randrange(100), temperature=rng.choice((0.0, 1.0, 1.5))), random_turns(rng)) for _ in range(6)]
     engine = make(max_rows=rng.randrange(4, 40), share_prefix=rng.random() < 0.8)
@@ -99,7 +99,7 @@ def test_ids_do_not_depend_on_company_chunks_or_sharing(seed: int) -> None:
         assert [sink.ids for sink in done] == talk(make(share_prefix=False), "alone", spec, turns)
 
 
-def library_ignores_company() -> bool:
+def library_is_batch_invariant() -> bool:
     """Whether this machine's matrix products give a row the same bits in 4 rows as in 24."""
     rows, matrix = torch.randn(24, 64), torch.randn(96, 64)
     few, many = torch.nn.functional.linear(rows[:4], matrix), torch.nn.functional.linear(rows, matrix)
@@ -107,9 +107,9 @@ def library_ignores_company() -> bool:
     return torch.equal(few, many[:4]) and torch.equal(batched[0], torch.matmul(rows[:4].view(1, 4, 64), matrix.T)[0])
 
 
-@pytest.mark.skipif(not library_ignores_company(), reason="this machine's matrix library rounds by the number of rows")
-def test_scores_are_the_same_to_the_last_bit_in_any_company() -> None:
-    """Why seeded sessions repeat exactly: not even rounding depends on the other rows of a step."""
+@pytest.mark.skipif(not library_is_batch_invariant(), reason="this machine's matrix library is not batch-invariant")
+def test_scores_are_bit_identical_in_any_batch() -> None:
+    """Seeded sessions repeat exactly because not even rounding depends on the other rows of a step."""
     torch.set_num_threads(1)
 
     def scores_of_a(company: int) -> list[torch.Tensor]:
@@ -138,13 +138,13 @@ def test_scores_are_the_same_to_the_last_bit_in_any_company() -> None:
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6))
 def test_sessions_never_see_each_others_ids(seed: int) -> None:
-    """Every session is fed ids of its own; nothing that its rows attend to was written by another one."""
+    """Every session is fed distinct ids; its rows attend to nothing written by another session."""
     rng = random.Random(seed)
     engine = make(max_rows=12)
     runner = engine._runner
     assert isinstance(runner, EagerRunner)
     runner.cache.blocks.fill_(0)
-    owners = torch.full((runner.cache.blocks.shape[2] * 8,), -1)  # who wrote a position of the cache, and which id
+    owners = torch.full((runner.cache.blocks.shape[2] * 8,), -1)  # writer and id of each position of the cache
     forward = tiny_model().forward_rows
 
     def spy(ids, positions, cache, cache_index, plan):  # type: ignore[no-untyped-def]
@@ -204,8 +204,8 @@ def test_cancel_or_close_at_every_step_leaves_the_pools_whole() -> None:
     assert engine.stats().kv_tokens_used == 0 and steps > 400
 
 
-def test_not_a_number_fails_its_session_only_and_leaves_no_trace() -> None:
-    """NaN in one session's keys: it ends with an error, its company goes on as if alone, its blocks serve the next sessions."""
+def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:
+    """NaN in one session's keys: it ends with an error, the others continue as if alone, and its blocks serve later sessions."""
     engine = make(kv_cache_tokens=256)
     runner = engine._runner
     assert isinstance(runner, EagerRunner)
@@ -231,8 +231,8 @@ def test_not_a_number_fails_its_session_only_and_leaves_no_trace() -> None:
     assert [sink.ids for sink in sinks] == [expected] * 4
 
 
-def test_history_goes_over_turns_and_holds_forced_fills() -> None:
-    """What a plugged-in sampler sees: masked scores and all decided ids of its own session."""
+def test_history_spans_turns_and_holds_forced_fills() -> None:
+    """Inputs of a custom sampler: masked scores and all decided ids of its own session."""
     seen: dict[str, list[list[int]]] = {"a": [], "b": []}
 
     def pick(name: str, answers: list[int], log_probs: torch.Tensor, decided: list[int]) -> int:
@@ -259,7 +259,7 @@ def test_history_goes_over_turns_and_holds_forced_fills() -> None:
     assert seen["b"][-1] == [9, 9, fill, 9, 9, fill, 9]
 
 
-def test_a_sink_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_raises_affects_no_other_session(caplog: pytest.LogCaptureFixture) -> None:
     class BadSink(RecordingSink):
         def on_ids(self, ids: Sequence[int]) -> None:
             raise ValueError("a mistake of the caller")
@@ -275,7 +275,7 @@ def test_a_sink_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_sessions_use_their_reservations_to_the_last_position() -> None:
-    """Side by side, every block of every session is written: none of them is another one's."""
+    """Concurrently, every block of every session is written: no two sessions share one."""
     voices = [[SPACE.sos, *range(10 * index, 10 * index + 5)] for index in range(5)]
     limits = TurnLimits(1000, forbidden=ALL_STOPS)
 
@@ -323,7 +323,7 @@ def test_the_cache_has_room_for_all_sessions_by_default() -> None:
 
 
 def test_many_threads_use_one_engine() -> None:
-    """Callers on six threads, the engine on its own: everybody gets what he gets alone."""
+    """Callers on six threads, the engine on its own thread: each caller gets what it gets alone."""
     engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=6, max_rows=16, kv_cache_tokens=4096))
     expected = {seed: talk(make(), "alone", SamplingSpec(seed=seed), random_turns(random.Random(seed))) for seed in range(12)}
     wrong: list[int] = []

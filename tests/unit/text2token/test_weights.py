@@ -41,7 +41,7 @@ def test_half_precision_keeps_the_head_in_float32() -> None:
 
 
 @pytest.mark.parametrize("key", ["llm_decoder.bias", "llm.model.lm_head.weight", "llm.model.model.layers.1.mlp.up_proj.weight"])
-def test_every_misfit_names_file_key_and_shapes(key: str, tmp_path: Path) -> None:
+def test_every_mismatch_names_file_key_and_shapes(key: str, tmp_path: Path) -> None:
     for change in ("missing", "shape", "extra"):
         state = random_state(CONFIG)
         tensor = state.pop(key)

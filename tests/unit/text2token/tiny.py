@@ -32,7 +32,7 @@ def random_state(config: LanguageModelConfig, seed: int = 0) -> dict[str, torch.
         if "embed" in key:
             state[key] = values
     state["llm_decoder.weight"] *= 3  # scores far enough apart to be a distribution with a shape
-    state["llm_decoder.bias"][-3:] += 5  # stop ids happen
+    state["llm_decoder.bias"][-3:] += 5  # stop ids occur
     return state
 
 

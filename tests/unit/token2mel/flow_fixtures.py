@@ -43,9 +43,9 @@ def make_stage(
     checkpoint: CheckpointConfig = CHECKPOINT,
     tier: Tier = Tier.PLAIN,
 ) -> FlowStage:
-    """A stage on a model directory that holds nothing but ``flow.pt`` and is gone when it is loaded.
+    """A stage on a model directory that holds only ``flow.pt`` and is deleted after loading.
 
-    tier: ``GRAPHS`` runs the same functions uncompiled, which serves only here.
+    tier: ``GRAPHS`` runs the same functions uncompiled, which only tests do.
     """
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.stage.flow_tier", lambda *_: TierChoice("flow", tier, "a test", ()))

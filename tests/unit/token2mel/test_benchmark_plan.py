@@ -1,4 +1,4 @@
-"""The benchmark measures no more sessions than the flow has state for."""
+"""The benchmark measures at most as many sessions as the flow has state for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_a_plan_that_fits_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("pages", [1, 60, 450, 1680])
-def test_sessions_that_do_not_fit_are_fewer(pages: int) -> None:
+def test_a_plan_that_does_not_fit_has_fewer_sessions(pages: int) -> None:
     asked, plan = PLANS["full"], fitting_plan(PLANS["full"], pages, 10)
     for before, after, each in (
         (asked.sessions, plan.sessions, 10),

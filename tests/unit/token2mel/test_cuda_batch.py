@@ -1,4 +1,4 @@
-"""What the GPU runner decides without a GPU: packed arrays, buckets and tiles, weights in another form."""
+"""The host side of the GPU runner: packed arrays, buckets and tiles, repacked weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUCKET = Bucket(320, 6)
 
 @st.composite
 def spans(draw: st.DrawFn) -> list[Span]:
-    """Sessions at random places: stored chunks, known tokens behind the span, kept chunks."""
+    """Sessions at random positions: stored chunks, known tokens after the span, kept chunks."""
     found, page = [], 2
     for number in range(draw(st.integers(1, BUCKET.sessions))):
         chunks, length, known = draw(st.integers(0, 4)), draw(st.integers(1, 52)), draw(st.integers(0, 5))
@@ -47,7 +47,7 @@ def packed(batch: list[Span]) -> BatchArrays[IntArray32]:
 
 
 def free_row(span: Span, frame: int) -> int:
-    """By definition: all forms of the chunks before, the shorter forms of its own, its place there."""
+    """By definition: all forms of earlier chunks, the shorter forms of its own chunk, its position there."""
     chunk, place = divmod(frame, 2 * CHUNK)
     known = min(CHUNK, span.end - chunk * CHUNK)
     return chunk * sum(2 * tokens for tokens in range(1, CHUNK + 1)) + sum(2 * tokens for tokens in range(1, known)) + place
@@ -82,7 +82,7 @@ def test_every_row_knows_its_place(batch: list[Span]) -> None:
     assert arrays.tokens.live[0] == row and arrays.frames.live[0] == 2 * row
 
 
-def test_every_array_has_a_place_of_its_own_on_an_aligned_address() -> None:
+def test_every_array_has_its_own_place_at_an_aligned_address() -> None:
     shapes = batch_shapes(BUCKET, TILES, TINY)
     buffer = np.zeros(batch_size(shapes), np.int32)
     taken = np.zeros(len(buffer), bool)
@@ -113,7 +113,7 @@ def listed(tiles: IntArray32) -> list[list[int]]:
 @settings(max_examples=60, deadline=None)
 @given(spans())
 def test_the_estimator_begins_with_the_longest_tiles(batch: list[Span]) -> None:
-    """Work of a tile: keys up to the end of its last frame's chunk, as far as there are any; half of it where half the rows are missing."""
+    """Work of a tile: keys up to the end of its last frame's chunk, as far as they exist; half as much where half the rows are padding."""
     work = []
     for number, first in listed(packed(batch).estimator_tiles):
         frames, stored = 2 * batch[number].length, 2 * CHUNK * len(batch[number].context_pages)
@@ -147,7 +147,7 @@ def test_lookahead_windows_show_the_right_tokens(batch: list[Span]) -> None:
 
 @pytest.mark.parametrize("bucket", BUCKETS, ids=lambda bucket: str(bucket.tokens))
 def test_tiles_fit_their_buckets(bucket: Bucket) -> None:
-    """A tile of rows must not reach from one guidance half into the other."""
+    """A tile must not contain rows of both guidance halves."""
     tuning, frames = tuning_of(bucket), bucket.tokens * FlowConfig().token_mel_ratio
     tiles = [64, 16, tuning.conv[0], tuning.residual[0]]  # 64, 16: of all buckets alike
     if tuning.few is not None:
@@ -176,7 +176,7 @@ def test_the_upsampling_window_is_the_convolution_over_repeated_frames() -> None
 
 
 def test_positions_by_the_addition_theorem() -> None:
-    """Turned queries times the table of absolute positions are queries times the sinusoids of distances."""
+    """Rotated queries times the table of absolute positions are queries times the sinusoids of distances."""
     width, count = 16, 40
     query = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
     by_sin, by_cos = query[:, 0::2], query[:, 1::2]

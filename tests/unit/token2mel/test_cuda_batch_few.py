@@ -1,4 +1,4 @@
-"""What the GPU runner decides for few rows: work items of attention and convolutions, weights in another form."""
+"""The host side of the few-row kernels: work items of attention and convolutions, repacked weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TINY_WIDE = dataclasses.replace(TINY.estimator, channels=(64,), attention_head_d
 
 @st.composite
 def spans(draw: st.DrawFn) -> list[Span]:
-    """Sessions with some stored chunks and new tokens of any number."""
+    """Sessions with some stored chunks and any number of new tokens."""
     found, page = [], 2
     for number in range(draw(st.integers(1, BUCKET.sessions))):
         chunks, length = draw(st.integers(0, 12)), draw(st.integers(1, 51))
@@ -106,7 +106,7 @@ def test_windows_cover_every_frame_once_and_know_their_history(batch: list[Span]
         covered += list(range(first, first + rows))
         assert arrays.frames.index[first] == frame
         session = int(arrays.frame_session[first])
-        assert session == arrays.frame_session[first + rows - 1]  # never two sessions
+        assert session == arrays.frame_session[first + rows - 1]  # never rows of two sessions
         assert page == (batch[session].context_pages or (ZERO_PAGE,))[-1]
     assert covered == list(range(2 * sum(span.length for span in batch)))
 

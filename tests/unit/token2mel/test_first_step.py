@@ -1,4 +1,4 @@
-"""What the first step computes without conditions is a table: equal to the whole solver's, for any sequence and any cut."""
+"""The table of the first step's unconditioned velocities: equal to the full solver's, for any sequence and any cut."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stage_and_table(left: int) -> tuple[FlowStage, FirstStep]:
 
 
 def free_velocities(stage: FlowStage, patch: pytest.MonkeyPatch) -> list[tuple[Span, Tensor]]:
-    """Filled with every span that is computed from now on and its velocities without conditions in the first step."""
+    """Filled with every span computed from now on and its unconditioned velocities in the first step."""
     found: list[tuple[Span, Tensor]] = []
     compute, estimator = stage.runner.compute, stage.runner.network.matching.estimator
     estimate, calls = estimator.forward, list[Tensor]()
@@ -57,7 +57,7 @@ def free_velocities(stage: FlowStage, patch: pytest.MonkeyPatch) -> list[tuple[S
 
 
 def rows_of(table: FirstStep, span: Span) -> list[int]:
-    """By definition: a chunk's frames in the form of as many tokens as the span knows of it."""
+    """By definition: a chunk's frames in the form for the number of its tokens that the span knows."""
     rows = []
     for frame in range(span.start * RATIO, span.end * RATIO):
         chunk, place = divmod(frame, CHUNK * RATIO)

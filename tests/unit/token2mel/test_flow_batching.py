@@ -67,7 +67,7 @@ def test_tokens_after_the_last_known_one_are_absent() -> None:
     assert _pack(Span(range(53), 0, 50, PROMPT, keep_pages=(SCRATCH_PAGE, 5))).keep.tolist() == [[SCRATCH_PAGE, 5]]
 
 
-def test_rows_that_fill_a_bucket_touch_no_page() -> None:
+def test_padding_rows_touch_no_page() -> None:
     spans = [Span(range(100), 50, 90, PROMPT, context_pages=(3, 4), keep_pages=(8,))] * 3
     arrays = _pack(*spans, buckets=Buckets(token_step=8, chunk_step=4))
     assert arrays.token_ids.shape == (4, 2 + 40 + 3) and arrays.context.shape == (4, 4) and arrays.keep.shape == (4, 1)
@@ -86,7 +86,7 @@ def test_a_span_without_context_begins_at_the_start_and_keeps_the_same() -> None
 
 @pytest.mark.parametrize("left", [0, 2])
 def test_a_span_without_context_is_computed_as_with_it(left: int) -> None:
-    """Every other hop computes everything again; what it keeps is what the next one reads."""
+    """Every other hop recomputes everything; the next one reads the state that it keeps."""
     usual, mixed = make_stage(left_context_chunks=left), make_stage(left_context_chunks=left)
     compute, number = mixed.runner.compute, 0
 

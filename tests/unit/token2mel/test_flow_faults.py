@@ -1,4 +1,4 @@
-"""What goes wrong with one session stays with that session, and every ending leaves the pool whole."""
+"""A fault stays within its session, and the page pool is consistent after every ending."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stage(request: pytest.FixtureRequest) -> FlowStage:
 
 
 def _stage_with_pages(chunks: int, reserve_tokens: int = 100) -> FlowStage:
-    """A stage whose pool is small: the budget is in megabytes, so another owner holds the rest."""
+    """A stage with a small pool: the budget is in megabytes, so another owner holds the rest."""
     small = make_stage(flow_state_mb=2, reserve_tokens=reserve_tokens)
     rest = small.pool.total - chunks
     assert rest > 0
@@ -85,8 +85,8 @@ def test_several_hops_of_a_session_in_one_call_are_taken_in_order(stage: FlowSta
 
 @pytest.mark.parametrize("prompt_tokens", [10, 60])
 @pytest.mark.parametrize("field", ["speech_feat", "speaker_embedding"])
-def test_numbers_that_are_not_finite_fail_their_session_only(stage: FlowStage, field: str, prompt_tokens: int) -> None:
-    """With 60 prompt tokens the fault is met in the shared prompt state, with 10 in the hop itself."""
+def test_non_finite_numbers_fail_their_session_only(stage: FlowStage, field: str, prompt_tokens: int) -> None:
+    """With 60 prompt tokens the fault occurs in the shared prompt state, with 10 in the hop itself."""
     healthy, tokens = make_prompt(prompt_tokens), make_tokens(30)
     broken_array = getattr(healthy, field).copy()
     broken_array.flat[-1] = np.nan
@@ -165,7 +165,7 @@ def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage
         patch.setattr(FlowNetwork, "conditions", broken)
         result = stage.hop([FlowHop(state, make_tokens(10), False)])[0]
     assert isinstance(result, EngineError) and "device lost" not in str(result)
-    assert state.account.closed and not state.account.pages  # at once: nobody has to close it
+    assert state.account.closed and not state.account.pages  # at once, without a call of close
     stage.check_integrity()
     assert hop_mel(stage, other, [], True).shape[1] == 6
     state.close()
@@ -174,7 +174,7 @@ def test_a_failure_of_the_device_fails_the_sessions_of_the_call(stage: FlowStage
 
 
 def test_an_exception_fails_its_group_and_not_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans of very different lengths are computed apart."""
+    """Spans of very different lengths are computed separately."""
     stage = make_stage()
     prompt, tokens = make_prompt(0), make_tokens(60)
     expected = run(stage, prompt, [tokens[:8]], last_is_final=False)[0]
@@ -234,7 +234,7 @@ def test_open_refuses_what_it_cannot_guarantee() -> None:
     states.append(stage.open(make_prompt(60, 5000)))
     pieces = cut(make_tokens(250), [50] * 5)
     expected = run(make_stage(), make_prompt(60, 0), pieces)
-    for piece, reference in zip(pieces, expected, strict=True):  # all sessions grow to what they were promised
+    for piece, reference in zip(pieces, expected, strict=True):  # all sessions grow to their reservations
         results = stage.hop([FlowHop(state, piece, piece is pieces[-1]) for state in states])
         assert all(isinstance(mel, torch.Tensor) for mel in results)
         assert_same(results[0], reference)
@@ -280,8 +280,8 @@ def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(stage: FlowS
     small.check_integrity()
 
 
-def test_a_new_session_gets_what_was_only_lent() -> None:
-    """Three sessions of two chunks are promised room; one has grown to all six."""
+def test_a_new_session_gets_pages_that_were_only_lent() -> None:
+    """Three sessions have reservations of two chunks; one has grown to all six."""
     small = _stage_with_pages(6, reserve_tokens=50)
     greedy = small.open(make_prompt(0))
     hop_mel(small, greedy, make_tokens(163), False)
@@ -293,7 +293,7 @@ def test_a_new_session_gets_what_was_only_lent() -> None:
         assert greedy.pages == grown[-held:] and greedy.has_forgotten, "the newest stay"
     with pytest.raises(BusyError):
         small.open(make_prompt(0, 3))
-    assert greedy.pages == grown[-2:], "what was promised is never taken away, and a refusal changes nothing"
+    assert greedy.pages == grown[-2:], "reserved pages are never taken away, and a refusal changes nothing"
     for state in [greedy, *others]:
         hop_mel(small, state, make_tokens(60), False)
         assert torch.isfinite(hop_mel(small, state, make_tokens(20), True)).all()
@@ -301,7 +301,7 @@ def test_a_new_session_gets_what_was_only_lent() -> None:
     assert small.pool.available == 6
 
 
-def test_who_was_lent_most_gives_back_first_and_nobody_what_was_promised() -> None:
+def test_the_largest_borrower_returns_pages_first_and_reservations_are_kept() -> None:
     small = _stage_with_pages(9, reserve_tokens=50)
     speakers = [small.open(make_prompt(0, seed)) for seed in range(3)]
     for state, chunks in zip(speakers, (2, 3, 4), strict=True):
@@ -314,7 +314,7 @@ def test_who_was_lent_most_gives_back_first_and_nobody_what_was_promised() -> No
     small.check_integrity()
 
 
-def test_a_bounded_session_in_a_pool_below_its_bound_goes_on_exactly() -> None:
+def test_a_bounded_session_in_a_pool_below_its_bound_stays_exact() -> None:
     """Three chunks fit, four can be needed at once: a hop that gets fewer keeps none, and the next one computes more."""
     small, plain = make_stage(flow_state_mb=2, left_context_chunks=2), make_stage(incremental=False, left_context_chunks=2)
     prompt, pieces = make_prompt(0), cut(make_tokens(230), [30, 80, 30, 60, 30])
@@ -354,7 +354,7 @@ def test_a_missing_file_is_named() -> None:
     st.lists(st.tuples(st.sampled_from(["open", "hop", "final", "close"]), st.integers(0, 3), st.integers(0, 60)), max_size=14),
     st.integers(0, 1),
 )
-def test_closing_at_any_step_leaves_the_pool_whole(steps: list[tuple[str, int, int]], left: int) -> None:
+def test_closing_at_any_step_leaves_the_pool_consistent(steps: list[tuple[str, int, int]], left: int) -> None:
     stage = make_stage(flow_state_mb=2, left_context_chunks=left, reserve_tokens=50)
     live: dict[int, FlowState] = {}
     for kind, slot, amount in steps:
@@ -381,6 +381,6 @@ def test_the_automatic_budget_has_room_for_all_sessions(left: int) -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta"])
-def test_a_device_that_is_not_there_is_a_configuration_error(device: str) -> None:
+def test_a_missing_device_is_a_configuration_error(device: str) -> None:
     with pytest.raises(ConfigError, match="device"):
         FlowStage(RuntimeConfig(device=device), CHECKPOINT)

@@ -94,7 +94,7 @@ def test_attention_bias_is_the_chunk_rule(shapes: list[tuple[int, int]], left: i
                 if streaming:
                     visible &= key // chunk <= query // chunk and (not left or key // chunk >= query // chunk - left)
                 assert bias[row, 0, query, column] == (0 if visible else -math.inf)
-    assert bool((bias == 0).any(dim=-1).all())  # a row of minus infinities would make NaN out of padding
+    assert bool((bias == 0).any(dim=-1).all())  # a row of minus infinities would turn padding into NaN
 
 
 @pytest.mark.parametrize("limit, width", [(5, 8), (300, 16)])

@@ -51,7 +51,7 @@ def test_incremental_equals_the_whole_prefix(tier: Tier, prompt_tokens: int, siz
         last = final and index == len(sizes) - 1
         seen += size
         mel = hop_mel(incremental, state, tokens[seen - size : seen], last)
-        expected = run(plain, prompt, [tokens[:seen]], last)[0]  # a session of its own: no state of earlier hops
+        expected = run(plain, prompt, [tokens[:seen]], last)[0]  # a new session: no state of earlier hops
         assert mel.shape == (MEL_BINS, 2 * max(0, seen - (0 if last else 3)) - emitted)
         assert_same(mel, expected[:, emitted:])
         emitted += mel.shape[1]
@@ -163,7 +163,7 @@ def test_bounded_context_costs_constant_memory_and_changes_the_result(tier: Tier
 @both_tiers
 @pytest.mark.parametrize("dtype, floor_db", [("bfloat16", 40), ("float16", 58)])
 def test_16_bit_stays_close_to_float32(dtype: str, floor_db: float, tier: Tier) -> None:
-    """Floors are 7 dB under what these weights give; a wrong cast of state or solver lands far below."""
+    """Floors are 7 dB below the measured values; a wrong cast of state or solver lands far below them."""
     prompt, pieces = make_prompt(50), cut(make_tokens(90), [30, 30, 30])
     exact = torch.cat(run(stage(), prompt, pieces), dim=1)
     half = torch.cat(run(make_stage(dtype=dtype, tier=tier), prompt, pieces), dim=1)

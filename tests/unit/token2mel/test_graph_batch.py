@@ -1,4 +1,4 @@
-"""Packing of spans into tiles: what every tile computes, reads and stores."""
+"""Packing of spans into tiles: the rows that every tile computes, reads and stores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _layout(left: int = 0, scratch: range = SCRATCH) -> Layout:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Span]:
-    """Spans with pages of their own; complete chunks are kept, kept in part or not at all."""
+    """Spans with separate pages; their complete chunks are kept, kept in part or not at all."""
     spans: list[Span] = []
     page = FIRST_PAGE
     for _ in range(draw(st.integers(1, 5))):
@@ -63,7 +63,7 @@ def _filled(spans: list[Span], layout: Layout, before: list[Span]) -> dict[str, 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(batches(), batches(), st.sampled_from([0, 1, 2]))
-def test_every_tile_sees_its_chunk_and_what_is_left_of_it(spans: list[Span], before: list[Span], left: int) -> None:
+def test_every_tile_sees_its_chunk_and_its_left_context(spans: list[Span], before: list[Span], left: int) -> None:
     layout = _layout(left)
     arrays = _filled(spans, layout, before)
     tile = 0
@@ -90,7 +90,7 @@ def test_every_tile_sees_its_chunk_and_what_is_left_of_it(spans: list[Span], bef
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(batches(), batches())
-def test_dead_tiles_see_nothing_and_store_where_nobody_reads(spans: list[Span], before: list[Span]) -> None:
+def test_dead_tiles_see_nothing_and_store_to_unread_pages(spans: list[Span], before: list[Span]) -> None:
     layout = _layout()
     arrays = _filled(spans, layout, before)
     dead = slice(sum(layout.tiles(span) for span in spans), None)
@@ -109,7 +109,7 @@ def test_rows_name_frames_of_their_span_and_every_frame_comes_out_once(spans: li
     absolute = [frame for span in spans for frame in range(RATIO * span.start, RATIO * span.end)]
     assert arrays["noise"].ravel()[rows].tolist() == absolute
     tile = first = 0
-    for span in spans:  # padding repeats frames of the span itself: no number of another session comes in
+    for span in spans:  # padding repeats frames of the span itself: no number of another session enters
         condition = arrays["condition"][tile : tile + layout.tiles(span)]
         assert condition.min() == first and condition.max() == first + RATIO * span.length - 1
         tile, first = tile + layout.tiles(span), first + RATIO * span.length

@@ -1,4 +1,4 @@
-"""The tier of recorded graphs, unrecorded on the CPU: any cut into batches, any chunk, any old content of pages."""
+"""The tier of recorded graphs, unrecorded on the CPU: any split into batches, any chunk size, any old content of pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.unit.token2mel.flow_fixtures import (
 
 
 def graph_stage(tiles: Sequence[int], **options: object) -> FlowStage:
-    """A stage whose batches have these sizes."""
+    """A stage with these batch sizes."""
     stage = make_stage(tier=Tier.GRAPHS, **options)  # type: ignore[arg-type]
     assert stage.pages is not None
     stage.runner = GraphFlowRunner(stage.runner.network, stage.pages, stage.left_context_chunks, tiles)
@@ -68,7 +68,7 @@ def test_any_sizes_of_batches_give_the_same(plain: FlowStage, sessions: list[tup
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_nothing_that_a_page_held_before_is_read(left: int) -> None:
+def test_old_content_of_a_page_is_not_read(left: int) -> None:
     subject, pieces = graph_stage((1, 4), left_context_chunks=left), cut(make_tokens(140), [18, 25, 60, 7, 30])
     pages = subject.pages
     assert pages is not None
@@ -78,7 +78,7 @@ def test_nothing_that_a_page_held_before_is_read(left: int) -> None:
     expected = run(make_stage(left_context_chunks=left), make_prompt(37), pieces)
     for mel, exact in zip(run(subject, make_prompt(37), pieces), expected, strict=True):
         assert_same(mel, exact)
-    assert not pages.context_rows[..., TINY.estimator.static_chunk_size :, :].any(), "rows after a chunk's frames stay zeros"
+    assert not pages.context_rows[..., TINY.estimator.static_chunk_size :, :].any(), "rows after a chunk's frames stay zero"
 
 
 @pytest.mark.parametrize("chunk_tokens", [8, 32, 40])

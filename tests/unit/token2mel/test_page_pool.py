@@ -1,4 +1,4 @@
-"""Ownership of flow pages: every page has one owner, promises are kept, refusals change nothing."""
+"""Ownership of flow pages: every page has one owner, reservations are kept, refusals change nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _act(pool: PagePool, live: list[Account], kind: str, account: Account, amoun
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(actions)
-def test_every_page_has_one_owner_and_promises_are_kept(steps: list[tuple[str, int, object]]) -> None:
+def test_every_page_has_one_owner_and_reservations_are_kept(steps: list[tuple[str, int, object]]) -> None:
     pool = PagePool(TOTAL)
     live: list[Account] = []
     for kind, first, second in steps:
@@ -72,7 +72,7 @@ def test_a_full_pool_refuses_and_serves_again_after_a_close() -> None:
     assert len(pool.take(pool.open(10, b"", 0), 12)) == 10
 
 
-def test_pages_beyond_the_reservation_come_only_from_what_nobody_was_promised() -> None:
+def test_pages_beyond_the_reservation_come_only_from_unreserved_ones() -> None:
     pool = PagePool(10)
     greedy, modest = pool.open(2, b"", 0), pool.open(3, b"", 0)
     assert len(pool.take(greedy, 9)) == 7
@@ -113,7 +113,7 @@ def test_a_prefix_that_was_never_computed_is_not_kept() -> None:
 
 
 def test_the_pages_of_an_idle_voice_count_when_a_session_takes_it_up() -> None:
-    """They can no longer be evicted for the promise: of ten pages, four of the voice leave six."""
+    """They can no longer be evicted for a reservation: of ten pages, four of the voice leave six."""
     pool = PagePool(10)
     account = pool.open(0, b"voice", 4)
     assert account.prefix is not None

@@ -23,9 +23,7 @@ def test_a_budget_that_is_set_is_kept(budget_mb: int, page_mb: int, free: int) -
 
 
 @given(sessions=st.integers(1, 1000), page_mb=st.integers(1, 100), free_mb=st.integers(0, 200_000), page_s=st.sampled_from([0.5, 1.0, 2.0]))
-def test_the_automatic_budget_fits_what_is_free_and_gives_no_more_than_is_wanted(
-    sessions: int, page_mb: int, free_mb: int, page_s: float
-) -> None:
+def test_the_automatic_budget_fits_free_memory_and_the_need(sessions: int, page_mb: int, free_mb: int, page_s: float) -> None:
     allowed = int(free_mb * AUTO_MEMORY_SHARE) // page_mb
     if allowed < 1:
         with pytest.raises(ConfigError, match="free memory"):

@@ -1,4 +1,4 @@
-"""The seam of the speech renderer: what a checkpoint must have, and a service that speaks through a renderer without any network."""
+"""The speech renderer's interface: requirements on a checkpoint, and a service on a renderer without any network."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Place:
 
 
 class NumberRenderer:
-    """Speaks every token as samples that hold its number; no tensors. Token 13 fails its rendering, tokens from 100 on are unknown."""
+    """Renders every token as samples that hold its number; no tensors. Token 13 fails its rendering, tokens from 100 on are unknown."""
 
     sizes = OTHER_SIZES
     tiers = (TierChoice("flow", Tier.PLAIN, "cpu", ()),)
@@ -114,7 +114,7 @@ def speak(service: Token2Wav, session_id: str, *tokens: int, **values: Any) -> O
 
 
 def spoken(*tokens: int) -> FloatArray:
-    """What ``NumberRenderer`` makes of these tokens."""
+    """The samples that ``NumberRenderer`` makes of these tokens."""
     return np.repeat(np.array(tokens, np.float32), SAMPLES_PER_TOKEN)
 
 
@@ -123,7 +123,7 @@ def assert_speaks(outcome: Outcome, *tokens: int) -> None:
     np.testing.assert_array_equal(outcome, spoken(*tokens))
 
 
-def test_the_service_needs_of_a_renderer_what_the_protocol_says() -> None:
+def test_the_service_needs_only_the_renderer_protocol() -> None:
     renderer = NumberRenderer()
     service = make_service(renderer)
     assert service.sizes is OTHER_SIZES and service.tiers == NumberRenderer.tiers and service.healthy
@@ -135,7 +135,7 @@ def test_the_service_needs_of_a_renderer_what_the_protocol_says() -> None:
     assert [place.closed for place in renderer.places] == [True]
 
 
-def test_a_refusal_of_the_renderer_is_that_sessions_answer() -> None:
+def test_a_refusal_of_the_renderer_is_the_answer_to_its_session() -> None:
     renderer = NumberRenderer(places=2)
     service = make_service(renderer)
     assert isinstance(speak(service, "a", 100, prompt=voice()), InvalidInputError)

@@ -68,7 +68,7 @@ class FakeState:
 
 @dataclass
 class FakeFlow:
-    """Speaks each token as two frames that hold its number. Records what was computed together."""
+    """Renders each token as two frames that hold its number. Records the batches."""
 
     config: FlowConfig = field(default_factory=FlowConfig)
     batches: list[list[tuple[int, ...]]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class FakeFlow:
 
     @contextmanager
     def hold(self) -> Iterator[Callable[[], None]]:
-        """The worker stops inside its next call; the value waits until it is there. Released at the end."""
+        """The worker blocks inside its next call; the yielded function waits until it is there. Released at the end."""
         self._gate = threading.Event()
         self._entered.clear()
         gate = self._gate
@@ -182,7 +182,7 @@ def rig() -> Iterator[Rig]:
 
 
 def audio(future: Future[Any]) -> list[int]:
-    """The tokens that a fake waveform speaks."""
+    """The tokens that a fake waveform encodes."""
     waveform = future.result(TIMEOUT_S)
     assert waveform.dtype == np.float32
     return [int(value) for value in waveform[::SAMPLES_PER_TOKEN]]
@@ -204,7 +204,7 @@ def test_a_session_from_start_to_end(rig: Rig) -> None:
 
 
 def test_order_of_service(rig: Rig) -> None:
-    """First hops before later ones, then whoever runs out of audio first."""
+    """First hops before later ones, then the session that runs out of audio first."""
     for name, token in (("relaxed", 1), ("pressed", 2), ("blocker", 3)):
         audio(rig.hop(name, token, start=True))
     with rig.flow.hold() as wait_until_inside:
@@ -228,7 +228,7 @@ def test_hops_of_one_session_keep_their_order_and_never_share_a_batch(rig: Rig) 
 
 
 def test_a_batch_is_bounded_in_tokens(rig: Rig) -> None:
-    """75 tokens fit while nothing has been measured: an urgent hop does not wait for all others."""
+    """75 tokens fit before anything has been measured: an urgent hop does not wait for all others."""
     with rig.flow.hold() as wait_until_inside:
         pending = [rig.hop("a", 1, start=True)]
         wait_until_inside()
@@ -237,7 +237,7 @@ def test_a_batch_is_bounded_in_tokens(rig: Rig) -> None:
     assert [len(batch) for batch in rig.flow.batches] == [1, 1, 1, 1]
 
 
-def test_bad_requests_leave_the_session_as_it_was(rig: Rig) -> None:
+def test_bad_requests_leave_the_session_unchanged(rig: Rig) -> None:
     assert audio(rig.hop("a", 1, start=True)) == [1]
     for token in (-1, FlowConfig().vocab_size):
         assert isinstance(error(rig.hop("a", token)), InvalidInputError)
@@ -249,7 +249,7 @@ def test_bad_requests_leave_the_session_as_it_was(rig: Rig) -> None:
     with rig.flow.hold() as wait_until_inside:
         last = rig.hop("a", 2, finalize=True)
         wait_until_inside()
-        assert isinstance(error(rig.hop("a", 3)), InvalidInputError)  # the final hop is on its way
+        assert isinstance(error(rig.hop("a", 3)), InvalidInputError)  # the final hop is queued
     assert audio(last) == [2]
 
 
@@ -271,7 +271,7 @@ def test_bad_prompts(rig: Rig, changes: dict[str, Any], words: str) -> None:
         assert isinstance(found, InvalidInputError)
         assert words in str(found)
     assert rig.service.live_sessions == 0
-    assert audio(rig.service.hop(Token2WavHop("a", (1,), True, prompt(0)))) == [1]  # a prompt without speech is fine
+    assert audio(rig.service.hop(Token2WavHop("a", (1,), True, prompt(0)))) == [1]  # a prompt without speech is valid
 
 
 def test_one_session_fails_alone(rig: Rig) -> None:
@@ -303,7 +303,7 @@ def test_an_exception_ends_the_sessions_of_its_batch_and_the_service_goes_on(rig
     assert audio(rig.hop("a", 3, start=True)) == [3]
 
 
-def test_who_had_an_answer_keeps_it_when_the_batch_fails_behind_it(rig: Rig) -> None:
+def test_answers_given_before_the_batch_fails_are_kept(rig: Rig) -> None:
     with rig.flow.hold() as wait_until_inside:
         blocker = rig.hop("d", 1, start=True)
         wait_until_inside()
@@ -360,8 +360,8 @@ def test_idle_sessions_expire(rig: Rig) -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 25), st.sampled_from("abcd")), min_size=5, max_size=30))
-def test_every_lease_runs_out_in_its_own_time(steps: list[tuple[int, str]]) -> None:
-    """Whoever comes, and whenever it is looked for idle sessions: each is gone 30 s after it was last heard of, and not before."""
+def test_every_lease_expires_in_its_own_time(steps: list[tuple[int, str]]) -> None:
+    """With any arrivals and any times of the check for idle sessions, each expires 30 s after its last request, and not before."""
     rig = make_rig(max_sessions=8, session_idle_timeout_s=30.0)
     heard_at: dict[str, float] = {}
     for seconds, session_id in steps:
@@ -377,8 +377,8 @@ def test_every_lease_runs_out_in_its_own_time(steps: list[tuple[int, str]]) -> N
     rig.service.close()
 
 
-def test_a_session_that_nobody_asks_for_again_is_freed_by_the_worker_itself() -> None:
-    """On the real clock: no other call comes that could look for it."""
+def test_an_abandoned_session_is_freed_by_the_worker_itself() -> None:
+    """On the real clock: no other call arrives that could find it."""
     flow, vocoder = FakeFlow(), FakeVocoder()
     config = RuntimeConfig(session_idle_timeout_s=0.01, drain_timeout_s=0.0)
     service = Token2Wav(config, renderer=speech_stages(flow, vocoder))
@@ -399,7 +399,7 @@ def test_a_session_that_is_being_computed_does_not_expire(rig: Rig) -> None:
 
 
 def test_cancel(rig: Rig) -> None:
-    """Between hops, while a hop waits, while it is computed, after the end, and of a session that never was."""
+    """Between hops, while a hop waits, while it is computed, after the end, and of an unknown session."""
     audio(rig.hop("idle", 1, start=True))
     rig.service.cancel("idle")
     with rig.flow.hold() as wait_until_inside:
@@ -417,16 +417,16 @@ def test_cancel(rig: Rig) -> None:
     rig.service.cancel("computed")
     assert (3,) not in [tokens for batch in rig.flow.batches for tokens in batch]
     assert audio(rig.hop("end", 1, start=True, finalize=True)) == [1]
-    assert sum(not state.closed for state in rig.flow.states) <= 1  # all but perhaps the one that ended just now
+    assert sum(not state.closed for state in rig.flow.states) <= 1  # all except perhaps the one that ended just now
 
 
 def test_sessions_without_tokens(rig: Rig) -> None:
     assert audio(rig.hop("a", finalize=True, start=True)) == []
     assert rig.service.live_sessions == 0
-    assert audio(rig.hop("b", start=True)) == []  # opens the voice before the first token is there
+    assert audio(rig.hop("b", start=True)) == []  # opens the voice before the first token arrives
     assert audio(rig.hop("b", 1)) == [1]
     assert audio(rig.hop("b", finalize=True)) == []
-    assert rig.flow.batches[-1] == [()]  # here the stages have the last say: lookahead and overlap come out
+    assert rig.flow.batches[-1] == [()]  # here the stages flush: lookahead and overlap come out
     assert isinstance(error(rig.hop("b", 2)), UnknownSessionError)
 
 
@@ -468,7 +468,7 @@ def test_close_lets_sessions_finish() -> None:
         wait_until_inside()
         closing.start()
         while not (refused := rig.hop("b", 1, start=True)).done():
-            rig.service.cancel("b")  # it was admitted: the other thread has not got to close yet
+            rig.service.cancel("b")  # it was admitted: the other thread has not reached close yet
         assert isinstance(error(refused), ShuttingDownError)
     assert audio(last) == [2]
     closing.join(TIMEOUT_S)
@@ -583,7 +583,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_with_real_networks(tiny_model_dir: Path) -> None:
-    """Sessions side by side, some cancelled at every point of their life: what remains is what each would be alone, and no page is lost."""
+    """Concurrent sessions, some cancelled at any point: the others get what each would get alone, and no page is lost."""
     config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", flow_state_mb=64, drain_timeout_s=0.0, max_sessions=16)
     stages = load_renderer(config)
     assert isinstance(stages, SpeechStages)
@@ -644,7 +644,7 @@ def test_a_vocoder_that_cannot_open_leaves_nothing_open_in_the_flow(rig: Rig, mo
 
 
 def test_a_flow_that_keeps_failing_makes_the_process_unhealthy(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flow answers an exception with an error for each of its sessions; renewals of leases meanwhile heal nothing."""
+    """The flow answers an exception with an error for each of its sessions; lease renewals in between do not make it healthy."""
     audio(rig.hop("waiting", start=True))
     with monkeypatch.context() as patch:
         patch.setattr(rig.flow, "hop", lambda hops: [EngineError(FAILED) for _ in hops])
@@ -657,7 +657,7 @@ def test_a_flow_that_keeps_failing_makes_the_process_unhealthy(rig: Rig, monkeyp
     assert rig.service.healthy
 
 
-def test_a_session_beyond_its_longest_goes_on_without_the_refused_tokens(rig: Rig) -> None:
+def test_a_session_at_its_maximum_length_continues_without_the_refused_tokens(rig: Rig) -> None:
     assert audio(rig.hop("a", 1, start=True)) == [1]
     found = error(rig.hop("a", *([1] * 7500)))
     assert isinstance(found, InvalidInputError) and "300 s" in str(found)

@@ -143,7 +143,7 @@ class FakeInferenceRequest:
 
 
 class FakeMetricFamily:
-    """Two processes may make families of one name; here each has its own. ``shown``: (name, labels, value) of the metrics that live."""
+    """Two processes may make families of one name; here each has its own. ``shown``: (name, labels, value) of the live metrics."""
 
     GAUGE = 1
     shown: ClassVar[list[tuple[str, dict[str, str], float]]] = []
@@ -157,7 +157,7 @@ class FakeMetricFamily:
 
 
 class FakeMetric:
-    """Is shown until nobody holds it."""
+    """Is shown until its last reference is gone."""
 
     def __init__(self, family: FakeMetricFamily, labels: dict[str, str]) -> None:
         self._family, self._labels = family, labels
@@ -174,7 +174,7 @@ class FakeMetric:
 
 
 class FakePbUtils:
-    """``calls``: (model, inputs) of all requests made by models. ``unfinished``: iterators not taken to their last response."""
+    """``calls``: (model, inputs) of all requests made by models. ``unfinished``: iterators not read to their last response."""
 
     Tensor = FakeTensor
     TritonError = FakeError
@@ -197,7 +197,7 @@ class FakePbUtils:
 
     def iterate(self, responses: list[FakeResponse]) -> Iterator[FakeResponse]:
         if len(responses) != 1:
-            raise Violation("an iterator that is given a second response can lock up the process that waits for it")
+            raise Violation("an iterator that receives a second response can lock up the waiting process")
         self.unfinished += 1
         for position, response in enumerate(responses):
             if position + 1 == len(responses):

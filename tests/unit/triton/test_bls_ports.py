@@ -1,4 +1,4 @@
-"""The ports over BLS: what they send fits the contract, and every answer and error comes back as what it was."""
+"""The ports over BLS: requests fit the contract, and every answer and error arrives unchanged."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_outputs_are_those_of_the_contract() -> None:
 
 
 def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Arrays], list[FakeResponse]]:
-    """``llm_bistream`` with one session, which has posted all this when its tokens are first asked for."""
+    """``llm_bistream`` with one session, which has posted all these messages before the first request for tokens."""
     mailbox = TokenMailbox()
 
     def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
@@ -138,7 +138,7 @@ def test_a_start_that_is_refused_raises_at_once() -> None:
         ("INTERNAL: The server failed unexpectedly; see its log for the reason.", EngineError),
     ],
 )
-def test_words_of_triton_itself_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
+def test_tritons_own_messages_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
     speaking, _ = ports(lambda model, arrays: [error_response(words)])
     with pytest.raises(expected) as failure:
         speaking.language_model.append("s", b"x", False)
@@ -158,7 +158,7 @@ def test_append_and_cancel_wait_until_they_are_accepted(is_end: bool) -> None:
     assert cancel["is_cancel"][0, 0] and other["is_cancel"][0, 0]
 
 
-def test_cancelling_what_is_gone_is_no_error() -> None:
+def test_cancelling_an_ended_session_is_not_an_error() -> None:
     speaking, _ = ports(lambda model, arrays: [error_response(format_error(UnknownSessionError("Gone.")))])
     speaking.language_model.cancel("s")
     speaking.token2wav.cancel("s")
@@ -197,7 +197,7 @@ def test_a_request_without_an_answer_is_an_engine_error() -> None:
         speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False))
 
 
-def test_voice_models_are_asked_once_each() -> None:
+def test_voice_models_are_called_once_each() -> None:
     answers: dict[str, dict[str, NDArray[Any]]] = {
         "audio_tokenizer": {"prompt_speech_tokens": np.arange(5, dtype=np.int32)},
         "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32)},

@@ -31,7 +31,7 @@ def test_an_unhealthy_process_ends_itself() -> None:
     assert "can no longer compute" in err
 
 
-def test_a_process_that_stands_still_with_the_gil_ends_itself() -> None:
+def test_a_process_stuck_with_the_gil_ends_itself() -> None:
     """``PyDLL`` keeps the GIL while it calls; no other Python thread can run."""
     code = (
         "import ctypes\n"

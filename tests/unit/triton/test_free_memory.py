@@ -1,11 +1,11 @@
-"""Pages of freed memory that the C library keeps are given back; in a process of its own, whose memory nobody else changes."""
+"""Freed memory that the C library keeps is returned to the system. Runs in a separate process, whose memory nothing else changes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# Blocks too small for mappings of their own; one in 50 lives on, so that nothing can be given back by shrinking the heap.
+# Blocks too small for separate mappings; one in 50 stays allocated, so that shrinking the heap returns nothing.
 CODE = """
 import ctypes, sys, threading, time
 from bistream.triton import free_memory
@@ -39,13 +39,13 @@ stopped.set()
 
 
 def given_back_mb(action: str) -> tuple[float, float]:
-    """MB that left the process with free alone, and with the action."""
+    """MB returned by free alone, and by the action."""
     result = subprocess.run([sys.executable, "-c", CODE.replace("ACTION", action)], capture_output=True, text=True, timeout=60, check=True)
     alone, after = result.stdout.split()
     return float(alone), float(after)
 
 
-def test_the_holes_between_living_blocks_are_given_back() -> None:
+def test_free_pages_between_live_blocks_are_returned() -> None:
     for action in (NOW, IN_THE_BACKGROUND):
         alone, after = given_back_mb(action)
         assert alone < 5

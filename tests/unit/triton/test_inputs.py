@@ -1,4 +1,4 @@
-"""Requests are read by the wire contract; whatever does not fit it is one sentence for the client."""
+"""Requests are read by the wire contract; any violation is one sentence for the client."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_all_inputs_of_a_session_arrive() -> None:
         {"speaker_id": text("x" * 65)},
     ],
 )
-def test_what_does_not_fit_the_contract_is_refused(arrays: dict[str, Any]) -> None:
+def test_violations_of_the_contract_are_refused(arrays: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError) as refusal:
         bistream_request(inputs(COSYVOICE2_BISTREAM, **arrays))
     assert next(iter(arrays)) in refusal.value.sentence

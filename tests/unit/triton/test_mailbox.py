@@ -1,4 +1,4 @@
-"""Whatever the order of posts and takes: every token is taken once, in order, and the end is taken once and last."""
+"""For any order of posts and takes, every token is taken once, in order, and the end is taken once and last."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def is_end(message: Message) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=20), st.sampled_from(ENDS), st.integers(1, 8))
 def test_every_token_is_taken_once_and_in_order(steps: list[int | None], end: Message, wanted_tokens: int) -> None:
-    """None: ask; n: n more tokens come."""
+    """None: request; n: n more tokens arrive."""
     mailbox, answers, posted, asked = TokenMailbox(), list[Message](), list[Message](), 0
     for number, step in enumerate(steps):
         if step is None:
-            if asked == len(answers):  # as the caller does: no second request before the first is answered
+            if asked == len(answers):  # like the caller: no second request before the first is answered
                 asked += 1
                 mailbox.take(answers.append, wanted_tokens)
         else:
@@ -52,7 +52,7 @@ def test_every_token_is_taken_once_and_in_order(steps: list[int | None], end: Me
         mailbox.take(answers.append)
 
 
-def test_tokens_are_gathered_until_they_are_of_use() -> None:
+def test_tokens_are_collected_until_there_are_enough() -> None:
     now = 100.0
     mailbox, answers = TokenMailbox(lambda: now), list[Message]()
     mailbox.take(answers.append, wanted_tokens=3)
@@ -63,7 +63,7 @@ def test_tokens_are_gathered_until_they_are_of_use() -> None:
     mailbox.take(answers.append, wanted_tokens=3)
     mailbox.post(SpeechTokens((5,)))
     mailbox.post(SpeechTokens((), 6, is_resting=True))
-    assert answers.pop() == SpeechTokens((5,), 6), "none will come before more text does"
+    assert answers.pop() == SpeechTokens((5,), 6), "none will arrive before more text"
     mailbox.post(SpeechTokens((6,)))
     mailbox.take(answers.append, wanted_tokens=3)
     assert answers == []

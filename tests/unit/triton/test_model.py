@@ -1,4 +1,4 @@
-"""What all models have in common: ``execute`` never raises, every request is answered, a model that cannot work refuses to load."""
+"""Common to all models: ``execute`` never raises, every request is answered, a model that cannot work refuses to load."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_requests_after_finalize_are_refused() -> None:
         (OSError("disk\nfull"), "The model could not be loaded (OSError: disk full)."),
     ],
 )
-def test_a_model_that_cannot_load_says_why_in_one_sentence(failure: Exception, sentence: str) -> None:
+def test_a_model_that_cannot_load_gives_the_reason_in_one_sentence(failure: Exception, sentence: str) -> None:
     model = Streaming()
     model.load_failure = failure
     with pytest.raises(FakePbUtils.TritonModelException) as refusal:

@@ -1,4 +1,4 @@
-"""The response sender is a safety component: a wrong call kills the whole server. No interleaving of calls may make one."""
+"""A wrong call of the response sender kills the whole server. No interleaving of calls may cause one."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_an_error_is_followed_by_an_empty_final_response() -> None:
     assert [final for _, final in fake.sent] == [False, True] and fake.sent[1][0] is None
 
 
-def test_a_sibling_is_told_of_an_error_with_the_final_flag() -> None:
+def test_a_sibling_model_gets_an_error_with_the_final_flag() -> None:
     fake = FakeSender()
     SiblingResponseSender(FakePbUtils(), fake, lambda error: VALUE).fail(ERROR)
     assert fake.errors == ["INVALID_INPUT: Send something else. [session s1]"]
     assert [final for _, final in fake.sent] == [True]
 
 
-def test_a_sibling_that_has_had_data_is_told_of_an_error_in_the_outputs() -> None:
+def test_a_sibling_model_that_has_had_data_gets_an_error_in_the_outputs() -> None:
     fake = FakeSender()
     sender = SiblingResponseSender(FakePbUtils(), fake, lambda error: {"error": np.array([error.code], np.object_)})
     sender.send(VALUE)
@@ -153,7 +153,7 @@ def test_audio_has_the_tensors_of_each_front_door() -> None:
     assert list(upstream.data[0]) == ["waveform"] and upstream.data[0]["waveform"].shape == (3,)
 
 
-def test_outputs_that_the_client_does_not_want_die_in_python() -> None:
+def test_unrequested_outputs_are_freed_in_python() -> None:
     """The stub drops them from the response without the GIL; the sender's own references must outlive that."""
 
     class DroppingSender(FakeSender):
@@ -171,7 +171,7 @@ def test_outputs_that_the_client_does_not_want_die_in_python() -> None:
     assert fake.finals == 1 and len(fake.sent) == 2
 
 
-def test_audio_sender_ends_well_or_with_an_error() -> None:
+def test_audio_sender_ends_normally_or_with_an_error() -> None:
     well, badly = FakeSender(), FakeSender()
     BistreamAudioSender(ResponseSender(FakePbUtils(), well)).finish(None)
     BistreamAudioSender(ResponseSender(FakePbUtils(), badly)).finish(BusyError("Later."))
@@ -179,7 +179,7 @@ def test_audio_sender_ends_well_or_with_an_error() -> None:
     assert badly.errors == ["BUSY: Later."] and badly.finals == 1
 
 
-def test_collecting_waits_for_the_whole_waveform_and_then_lets_the_request_go() -> None:
+def test_collecting_waits_for_the_whole_waveform_and_then_releases_the_request() -> None:
     request = FakeRequest()
     sender = CollectingSender(request, IteratorKeeper())
     request.cancelled = True

@@ -1,4 +1,4 @@
-"""The gauges that say which tier serves: one per network, gone when the model is closed, never in the way of serving."""
+"""The gauges of the tier in use: one per network, gone when the model is closed, never an obstacle to serving."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_trimmed_to_the_shorter(samples: int, tokens: int) -> None:
     np.testing.assert_array_equal(voice.speech_feat, mel[: 2 * expected])
 
 
-def test_arrays_are_own_and_read_only() -> None:
+def test_arrays_are_owned_and_read_only() -> None:
     codes = np.arange(3, dtype=np.int32)
     voice = make_voice_prompt("", codes, np.zeros((6, 80), dtype=np.float32), EMBEDDING)
     codes[0] = 99

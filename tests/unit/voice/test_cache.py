@@ -1,4 +1,4 @@
-"""The cache keeps the most recent voices, builds each once however many ask, and does not keep failures."""
+"""The cache keeps the most recent voices, builds each once for any number of concurrent callers, and does not keep failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_behaves_as_a_least_recently_used_table(size: int, keys: list[str]) -> N
         assert len(cache) == len(model)
 
 
-def test_one_build_for_many_that_ask_at_once() -> None:
+def test_one_build_for_many_concurrent_callers() -> None:
     cache, asked, release = VoiceCache(2), threading.Semaphore(0), threading.Event()
     builds: list[int] = []
 
@@ -62,7 +62,7 @@ def test_one_build_for_many_that_ask_at_once() -> None:
     assert builds == [1]
 
 
-def test_a_slow_voice_does_not_hold_up_another() -> None:
+def test_a_slow_voice_does_not_delay_another() -> None:
     cache, release = VoiceCache(2), threading.Event()
 
     def slow() -> VoicePrompt:
@@ -78,7 +78,7 @@ def test_a_slow_voice_does_not_hold_up_another() -> None:
     assert len(cache) == 2
 
 
-def test_failure_reaches_all_that_wait_and_is_forgotten() -> None:
+def test_failure_reaches_all_waiting_callers_and_is_forgotten() -> None:
     cache, entered, release = VoiceCache(2), threading.Event(), threading.Event()
 
     def fail() -> VoicePrompt:

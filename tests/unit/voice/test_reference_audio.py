@@ -1,4 +1,4 @@
-"""Every way a reference recording can be wrong gives a sentence; a right one comes through unchanged."""
+"""Every invalid reference recording gets a one-sentence error; a valid one passes unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_limits_are_inclusive_and_padding_does_not_count() -> None:
     assert check_reference_audio(recording(40 * SECOND), 30 * SECOND, CONFIG).size == 30 * SECOND
 
 
-def test_what_lies_in_the_padding_does_not_matter() -> None:
+def test_content_of_the_padding_does_not_matter() -> None:
     sent = with_value(np.nan)
     sent = np.concatenate([recording(SECOND), sent])
     assert check_reference_audio(sent, SECOND, CONFIG).size == SECOND

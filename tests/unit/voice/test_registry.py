@@ -1,4 +1,4 @@
-"""Voices on disk: what is saved is loaded, an id is never a path, damage is found, a replacement is seen whole."""
+"""Voices on disk: what is saved is loaded, an id is never a path, damage is detected, a replacement is atomic."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _voice_files(directory: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     "damage", ["tensors_gone", "tensors_cut", "tensors_bit", "json_cut", "json_list", "json_format", "json_path", "text"]
 )
-def test_damage_is_found_and_mended_by_registering_again(tmp_path: Path, damage: str) -> None:
+def test_damage_is_detected_and_repaired_by_registering_again(tmp_path: Path, damage: str) -> None:
     registry = VoiceRegistry(tmp_path)
     registry.save("anna", random_voice())
     header_path, tensors_path = _voice_files(tmp_path)

@@ -87,7 +87,7 @@ def test_unknown_entries(tmp_path: Path, entry: object) -> None:
         read_spk2info(save(tmp_path, {"anna": entry}), spell)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="spk2info.pt does not exist"):
         read_spk2info(tmp_path / "spk2info.pt", spell)
     with pytest.raises(CheckpointError, match="table of speakers"):
@@ -98,7 +98,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 class _Trap:
-    """Unpickled without care, it would make a file."""
+    """Unsafe unpickling would make it create a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

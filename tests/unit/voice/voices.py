@@ -9,7 +9,7 @@ from bistream.voice.build import make_voice_prompt
 
 
 def noise(samples: int) -> FloatArray:
-    """Of 0.1; the number of samples is the seed too."""
+    """Amplitude 0.1; the number of samples is also the seed."""
     return 0.1 * np.random.default_rng(samples).standard_normal(samples).astype(np.float32)
 
 
