@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from bistream.config import LanguageModelConfig
-from bistream.text2token.engine import EngineSequence, SamplingSpec, TurnEnd, TurnLimits
+from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
-from bistream.text2token.step_runner import SampledRows
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
-from tests.unit.text2token.engine_conformance import Bench, EngineConformance
+from tests.gpu.text2token.conversation import ALL_STOPS, drain, engine_of, random_turns, talk
+from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner
 from tests.unit.text2token.tiny import SPACE, random_state
 
 pytest.importorskip("triton")
@@ -44,7 +44,6 @@ SMALLEST = LanguageModelConfig(
 )  # fmt: skip
 MANY = EngineSettings(max_sessions=256, max_rows=256, kv_cache_tokens=256 * 1024, block_size=64, max_sequence_ids=1024)
 SETTINGS = EngineSettings(max_sessions=48, max_rows=128, kv_cache_tokens=48 * 1024, block_size=64, max_sequence_ids=2048)
-ALL_STOPS = frozenset(SPACE.specials)
 
 
 @cache
@@ -63,39 +62,6 @@ def make_runner(
 @cache
 def shared_runner() -> CudaRunner:
     return make_runner()
-
-
-def engine_of(runner: CudaRunner) -> TorchEngine:
-    """A fresh engine: all blocks and slots of the runner are free again, with their old contents."""
-    return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
-
-
-def drain(engine: TorchEngine) -> None:
-    while engine.step():
-        engine.check_integrity()
-
-
-def talk(
-    engine: TorchEngine, sessions: Sequence[EngineSequence], turns: Sequence[Sequence[Sequence[int]]], max_new: int
-) -> list[list[int]]:
-    """All sessions at once, turn after turn; the ids that each of them generated."""
-    said: list[list[int]] = [[] for _ in sessions]
-    for turn in range(max(map(len, turns))):
-        sinks = {}
-        for number, session in enumerate(sessions):
-            if turn < len(turns[number]):
-                sinks[number] = RecordingSink()
-                session.turn(turns[number][turn], TurnLimits(max_new, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sinks[number])
-        drain(engine)
-        for number, sink in sinks.items():
-            assert sink.result is not None and sink.result.end is TurnEnd.LENGTH
-            said[number] += sink.ids
-    return said
-
-
-def random_turns(rng: random.Random) -> list[list[int]]:
-    prompt = [SPACE.sos, *(rng.randrange(200) for _ in range(rng.randrange(1, 300)))]
-    return [prompt, *([rng.randrange(200) for _ in range(rng.randrange(1, 7))] for _ in range(rng.randrange(1, 4)))]
 
 
 @pytest.mark.parametrize("config", [WIDE, SMALLEST], ids=["full", "smallest"])
@@ -266,24 +232,6 @@ def test_the_sampling_kernel_chooses_like_the_plain_sampler(count: int) -> None:
             assert torch.equal(tensors[name][:count][same.to(DEVICE)], value[:count][same.to(DEVICE)]), name
             tensors[name].copy_(value)
     assert differing <= count // 20  # sums of probabilities differ in the last bit: a draw can fall between the two
-
-
-class FaultyRunner:
-    """The shared runner, which can be told to fail."""
-
-    def __init__(self, runner: CudaRunner) -> None:
-        self.run_ahead = runner.run_ahead
-        self.broken = False
-        self.settings, self.space = runner.settings, runner.space
-        self._runner = runner
-
-    def run(self, plan: StepPlan) -> SampledRows:
-        if self.broken:
-            raise RuntimeError("out of luck")
-        return self._runner.run(plan)
-
-    def break_down(self) -> None:
-        self.broken = True
 
 
 class TestCudaEngine(EngineConformance):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bistream.errors import EngineError
 from bistream.gpu.recording import GraphRecorder
-from bistream.token2mel.batching import Buckets, Span, without_context
+from bistream.token2mel.batching import Buckets, Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, IntArray32, Shape, batch_shapes, batch_size, views
 from bistream.token2mel.cuda.batch_filling import fill
@@ -111,7 +111,8 @@ class CudaFlowRunner(FlowRunner):
         largest = self._buckets[-1]
         recorded = [index for index, span in enumerate(spans) if span.streaming and span.length <= largest.tokens]
         others = [index for index in range(len(spans)) if index not in set(recorded)]
-        for index, result in zip(others, self._compute_plain([spans[index] for index in others]), strict=True):
+        # The graphs do not store what ``first_step`` makes unnecessary, so the plain network cannot read their state.
+        for index, result in zip(others, self.compute_from_the_start([spans[index] for index in others]), strict=True):
             results[index] = result
         for group in _groups([spans[index].length for index in recorded], largest):
             members = [recorded[position] for position in group]
@@ -123,15 +124,6 @@ class CudaFlowRunner(FlowRunner):
             for index, mel in zip(members, mels, strict=True):
                 results[index] = mel
         return results
-
-    def _compute_plain(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        """On the plain network, which cannot read state that graphs stored: they omit the part that ``first_step`` makes unnecessary."""
-        config = self.network.config
-        whole = [without_context(span, config.encoder.static_chunk_size) for span in spans]
-        return [
-            result if isinstance(result, EngineError) else result[:, span.start * config.token_mel_ratio :]
-            for span, result in zip(spans, super().compute(whole), strict=True)
-        ]
 
     @torch.no_grad()
     def _compute_batch(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:

@@ -14,17 +14,18 @@ import pytest
 import torch
 
 from bistream.config import LanguageModelConfig
-from bistream.text2token.engine import EngineSequence, SamplingSpec, TurnEnd, TurnLimits
+from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.sequence import Segment, SlotReset, StepPlan, TurnStart
-from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
+from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.step_runners import device_and_dtype
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
-from tests.unit.text2token.engine_conformance import Bench, EngineConformance
+from tests.gpu.text2token.conversation import ALL_STOPS, drain, engine_of, random_turns, talk
+from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner
 from tests.unit.text2token.tiny import SPACE, random_state
 
 if not torch.cuda.is_available():
@@ -47,7 +48,6 @@ ODD = LanguageModelConfig(
 # Few row counts: each is compiled, which takes seconds.
 SETTINGS = EngineSettings(max_sessions=12, max_rows=16, kv_cache_tokens=24 * 1024, block_size=64, max_sequence_ids=2048)
 MANY = EngineSettings(max_sessions=256, max_rows=256, kv_cache_tokens=256 * 1024, block_size=64, max_sequence_ids=1024)
-ALL_STOPS = frozenset(SPACE.specials)
 
 
 @cache
@@ -62,39 +62,6 @@ def runner_of(
     config: LanguageModelConfig = NARROW, settings: EngineSettings = SETTINGS, dtype: torch.dtype = SERVED, record: bool = True
 ) -> GraphStepRunner:
     return GraphStepRunner(config, fold_weights(weights(config), config, DEVICE, dtype), settings, record=record)
-
-
-def engine_of(runner: StepRunner) -> TorchEngine:
-    """A fresh engine: all blocks and slots of the runner are free again, with their old contents."""
-    return TorchEngine(runner, runner.settings, threaded=False, runner=runner)
-
-
-def drain(engine: TorchEngine) -> None:
-    while engine.step():
-        engine.check_integrity()
-
-
-def talk(
-    engine: TorchEngine, sessions: Sequence[EngineSequence], turns: Sequence[Sequence[Sequence[int]]], max_new: int
-) -> list[list[int]]:
-    """All sessions at once, turn after turn; the ids that each of them generated."""
-    said: list[list[int]] = [[] for _ in sessions]
-    for turn in range(max(map(len, turns))):
-        sinks = {}
-        for number, session in enumerate(sessions):
-            if turn < len(turns[number]):
-                sinks[number] = RecordingSink()
-                session.turn(turns[number][turn], TurnLimits(max_new, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sinks[number])
-        drain(engine)
-        for number, sink in sinks.items():
-            assert sink.result is not None and sink.result.end is TurnEnd.LENGTH
-            said[number] += sink.ids
-    return said
-
-
-def random_turns(rng: random.Random) -> list[list[int]]:
-    prompt = [SPACE.sos, *(rng.randrange(200) for _ in range(rng.randrange(1, 300)))]
-    return [prompt, *([rng.randrange(200) for _ in range(rng.randrange(1, 7))] for _ in range(rng.randrange(1, 4)))]
 
 
 def speak(runner: StepRunner, seed: int, specs: Sequence[SamplingSpec]) -> list[list[int]]:
@@ -202,23 +169,6 @@ def test_nan_fails_its_session_only() -> None:
     again = engine_of(runner)  # every block is free: some sessions get those that held NaN
     filling = [again.open(str(number), SamplingSpec(seed=number), 2000) for number in range(12)]
     assert all(len(ids) == 20 for ids in talk(again, filling, [[turn]] * 12, 20))
-
-
-class FaultyRunner:
-    """The runner, which can be told to fail."""
-
-    def __init__(self, runner: GraphStepRunner) -> None:
-        self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings
-        self.broken = False
-        self._runner = runner
-
-    def run(self, plan: StepPlan) -> SampledRows:
-        if self.broken:
-            raise RuntimeError("out of luck")
-        return self._runner.run(plan)
-
-    def break_down(self) -> None:
-        self.broken = True
 
 
 class TestGraphsEngine(EngineConformance):

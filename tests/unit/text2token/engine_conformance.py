@@ -20,6 +20,8 @@ from bistream.errors import (
     UnknownSessionError,
 )
 from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.sequence import StepPlan
+from bistream.text2token.step_runner import SampledRows, StepRunner
 from tests.fakes import RecordingSink
 from tests.unit.text2token.tiny import SPACE
 
@@ -69,6 +71,23 @@ class ChainSink(RecordingSink):
         super().on_end(result)
         if self.at_end is not None:
             self.at_end()
+
+
+class FaultyRunner:
+    """Another runner, which can be told to fail."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings
+        self.broken = False
+        self._runner = runner
+
+    def run(self, plan: StepPlan) -> SampledRows:
+        if self.broken:
+            raise RuntimeError("out of luck")
+        return self._runner.run(plan)
+
+    def break_down(self) -> None:
+        self.broken = True
 
 
 class EngineConformance:

@@ -25,11 +25,11 @@ from bistream.text2token.graphs.weights import fold_weights, padded_query_heads
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import INACTIVE, Segment, SlotReset, StepPlan, TurnStart
-from bistream.text2token.step_runner import EagerRunner, SampledRows
+from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
-from tests.unit.text2token.engine_conformance import Bench, EngineConformance
+from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner
 from tests.unit.text2token.tiny import CONFIG, SPACE, random_state, tiny_model
 
 CPU = torch.device("cpu")
@@ -307,23 +307,6 @@ def test_buckets_double_up_to_the_most_rows(most: int) -> None:
 
 def test_splits_just_fill_the_gpu() -> None:
     assert [GraphTuning().splits(rows) for rows in (1, 16, 24, 32, 64, 128, 256, 512)] == [16, 16, 10, 8, 4, 2, 1, 1]
-
-
-class FaultyRunner:
-    """The runner, which can be told to fail."""
-
-    def __init__(self, runner: GraphStepRunner) -> None:
-        self.run_ahead, self.space, self.settings = runner.run_ahead, runner.space, runner.settings
-        self.broken = False
-        self._runner = runner
-
-    def run(self, plan: StepPlan) -> SampledRows:
-        if self.broken:
-            raise RuntimeError("out of luck")
-        return self._runner.run(plan)
-
-    def break_down(self) -> None:
-        self.broken = True
 
 
 class TestGraphsEngine(EngineConformance):
