@@ -1,7 +1,10 @@
-"""The files through which the keeper and the front doors of a server coordinate a drain, in a directory that both can access.
+"""The files through which the keeper and the front doors of a server coordinate the end of sessions, in a directory that both can access.
 
     drain               written by the keeper: the seconds that running sessions may still take
+    failed              written by the keeper before a restart: the model whose process has failed ("-": none in particular), and
+                        the seconds that sessions which do not need it may still take
     <model>-<pid>.door  written by every front door: ``serving``, then ``draining N`` (sessions left), then ``drained``
+    <model>-<pid>.metrics  written by every model once a second (``metrics/exporter.py``)
 
 Files instead of a request, because a request reaches one instance of a model rather than all, queues behind the session that an offline
 instance is serving, and could come from any client; the directory is accessible to the server's own user only. Read and
@@ -16,6 +19,7 @@ from pathlib import Path
 CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the directory; unset: the server has no keeper
 SERVING, DRAINING, DRAINED = "serving", "draining", "drained"
 _DRAIN = "drain"
+_FAILED, _NO_MODEL = "failed", "-"
 _DOOR = ".door"
 
 
@@ -29,6 +33,25 @@ def read_drain(directory: Path) -> float | None:
     with contextlib.suppress(FileNotFoundError):
         return float((directory / _DRAIN).read_text(encoding="utf-8"))
     return None
+
+
+def write_failure(directory: Path, model: str, patience_s: float) -> None:
+    """Tell all front doors that the server is restarted because of ``model`` ("": of none in particular)."""
+    _write(directory / _FAILED, f"{model or _NO_MODEL} {patience_s}")
+
+
+def read_failure(directory: Path) -> tuple[str, float] | None:
+    """(model, seconds) of ``write_failure``; ``None`` while nothing has failed."""
+    with contextlib.suppress(FileNotFoundError):
+        model, patience_s = (directory / _FAILED).read_text(encoding="utf-8").split()
+        return "" if model == _NO_MODEL else model, float(patience_s)
+    return None
+
+
+def forget_process(directory: Path, pid: int) -> None:
+    """Remove what a dead model process has reported."""
+    for path in directory.glob(f"*-{pid}.*"):
+        path.unlink(missing_ok=True)
 
 
 def write_status(directory: Path, door: str, status: str) -> None:

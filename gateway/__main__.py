@@ -100,6 +100,7 @@ def _reachable(listen: Listen, port: int) -> str:
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s gate: %(message)s", stream=sys.stderr)
+    logging.getLogger("hpack").setLevel(logging.WARNING)  # its debug lines hold API keys
     gc.freeze()  # what the imports made is never garbage, and messages come and go without cycles: look for them seldom
     gc.set_threshold(20_000, 20, 50)
     try:

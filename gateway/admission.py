@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bistream.errors import BusyError
 from gateway.settings import Limits
 
+REQUEST_BURST = 1000.0  # of a holder, before its requests are read at the steady rate only
 MAX_BUCKETS = 10_000  # beyond it, those that are full again are forgotten
 
 
@@ -35,8 +36,9 @@ def host_of(host: str) -> str:
     except ValueError:
         return host[:64] or "unknown"
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
+        inner = address.ipv4_mapped or address.sixtofour  # who has an IPv4 address has 65,536 networks of 6to4
+        if inner is not None:
+            return str(inner)
         return str(ipaddress.ip_network((address, 64), strict=False).network_address)
     return str(address)
 
@@ -58,12 +60,15 @@ class Admission:
         self._sessions: Counter[str] = Counter()
         self._streams: Counter[str] = Counter()
         self._buckets: dict[str, _Bucket] = {}
+        self._paces: dict[str, float] = {}  # when each holder's requests so far are paid for at the steady rate
         self.sessions = 0
         self.streams = 0
 
     def open_stream(self, caller: Caller) -> None:
         """Raises ``BusyError``."""
         limit = self._limits.streams_per_address
+        if self.streams >= self._limits.max_streams:
+            raise BusyError("All streams of the gate are taken; try again later.")
         if limit and self._streams[caller.address] >= limit:
             raise BusyError(f"Your address has {limit} streams open; close some, or try again later.")
         self._streams[caller.address] += 1
@@ -92,6 +97,20 @@ class Admission:
         self.sessions -= 1
         for holder in caller.holders:
             _release(self._sessions, holder)
+
+    def delay_s(self, caller: Caller) -> float:
+        """How long to wait before one more request of this caller is handled; the request is counted."""
+        rate = self._limits.requests_per_second
+        if not rate:
+            return 0.0
+        now, delay = self._clock(), 0.0
+        if len(self._paces) >= MAX_BUCKETS:
+            self._paces = {name: paid_at for name, paid_at in self._paces.items() if paid_at + REQUEST_BURST / rate > now}
+        for holder in caller.holders:
+            paid_at = max(self._paces.get(holder, 0.0), now - REQUEST_BURST / rate) + 1 / rate
+            self._paces[holder] = paid_at
+            delay = max(delay, paid_at - now)
+        return delay
 
     def _take_start(self, caller: Caller) -> None:
         rate, burst = self._limits.starts_per_second, self._limits.start_burst

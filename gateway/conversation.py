@@ -30,6 +30,7 @@ class Conversation:
         self._gate = gate
         self._owner: Hashable = object() if caller.key is None else caller.key
         self._answers: deque[Answer] = deque()
+        self._taken: Answer | None = None  # on its way to the client
         self._taker: asyncio.Future[None] | None = None  # who waits for an answer
         self._room: asyncio.Future[None] | None = None  # who waits to send
         self._sessions: set[Session] = set()  # started here
@@ -82,7 +83,8 @@ class Conversation:
         while not self._is_closed and (len(self._answers) >= limit or self._unfinished - len(self._sessions) >= limit):
             self._room = asyncio.get_running_loop().create_future()
             await self._room
-        self._moved_at = self._gate.clock()
+        if not self._answers:  # a client that takes nothing is not patient because it asks for more
+            self._moved_at = self._gate.clock()
         self._gate.metrics.requests += 1
         self._unfinished += 1
         return not self._is_closed
@@ -111,9 +113,9 @@ class Conversation:
 
     def drop_audio(self, session: Session) -> None:
         kept = [answer for answer in self._answers if answer.session is not session]
+        session.count_unread(-sum(answer.size for answer in self._answers if answer.session is session))
         self._answers.clear()
         self._answers.extend(kept)
-        session.unread_bytes = 0
 
     async def next_answer(self) -> Answer | None:
         """Waits; ``None`` once everything is answered and no request can come. Call ``sent`` when the client has it."""
@@ -122,15 +124,20 @@ class Conversation:
                 return None
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
-        return self._answers.popleft()
+        self._taken = self._answers.popleft()
+        return self._taken
 
     def sent(self, answer: Answer, size: int) -> None:
         """The client has taken ``size`` bytes."""
+        if self._is_closed:
+            return  # what was on its way is no longer counted
         self._moved_at = self._gate.clock()
+        if answer is self._taken:
+            self._taken = None
         metrics = self._gate.metrics
         metrics.bytes_out += size
         if answer.session is not None:
-            answer.session.unread_bytes -= answer.size
+            answer.session.count_unread(-answer.size)
             metrics.audio_bytes += answer.size
         self._wake_sender()
 
@@ -147,7 +154,7 @@ class Conversation:
     def is_useless(self, now: float) -> bool:
         """Its client takes nothing any more, or has had no session for very long."""
         limits, quiet_s = self._gate.limits, now - self._moved_at
-        if self._answers:
+        if self._answers or self._taken is not None:
             return quiet_s > limits.stall_timeout_s
         return not self._sessions and quiet_s > limits.idle_stream_timeout_s
 
@@ -158,6 +165,9 @@ class Conversation:
         self._is_closed = True
         for session in list(self._sessions):
             session.abandon()
+        for answer in (*self._answers, *([] if self._taken is None else [self._taken])):
+            if answer.session is not None:
+                answer.session.count_unread(-answer.size)
         self._answers.clear()
         self._wake_sender()
         self._wake_taker()

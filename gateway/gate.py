@@ -12,6 +12,7 @@ from typing import Any
 from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
 from bistream.wire import COSYVOICE2
 from gateway.admission import Admission, Caller
+from gateway.budget import Budget
 from gateway.conversation import Conversation
 from gateway.keys import Keys
 from gateway.messages import request_bytes
@@ -45,7 +46,9 @@ class Gate:
         self.admission = Admission(settings.limits, clock)
         self.is_draining = False
         self._keys = keys
-        self._around = SessionSurroundings(settings.limits, clock, self._on_session_end, self._count_error, self._loss)
+        self.input_budget = Budget(settings.limits.max_input_bytes)
+        self.output_budget = Budget(settings.limits.max_output_bytes)
+        self._around = SessionSurroundings(settings.limits, clock, self._on_session_end, self._count_error, self._loss, self.output_budget)
         self._conversations: set[Conversation] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = 0  # unary ones under way
@@ -77,6 +80,25 @@ class Gate:
         self._conversations.add(conversation)
         self.metrics.streams += 1
         return conversation
+
+    async def pace(self, caller: Caller) -> None:
+        """Wait until a request of this caller may be handled."""
+        delay_s = self.admission.delay_s(caller)
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
+    @contextmanager
+    def unary(self, caller: Caller) -> Iterator[None]:
+        """Counts a unary call as a stream of its caller, from its first byte to its last. Raises ``BusyError``."""
+        try:
+            self.admission.open_stream(caller)
+        except BusyError as error:
+            self._count_error(error, True)
+            raise
+        try:
+            yield
+        finally:
+            self.admission.close_stream(caller)
 
     def forget(self, conversation: Conversation) -> None:
         self._conversations.discard(conversation)
@@ -148,7 +170,10 @@ class Gate:
         """End what has been silent, unread or useless for too long. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            self.sweep()
+            try:
+                self.sweep()
+            except Exception:  # the next one is needed all the more
+                logger.exception("a sweep failed")
 
     def sweep(self) -> None:
         now = self.clock()

@@ -6,6 +6,7 @@ No header of a client is read but those with an API key, and none is passed on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,17 +14,18 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from bistream.errors import BistreamError, InvalidInputError, ShuttingDownError
+from bistream.errors import BistreamError, BusyError, InvalidInputError, ShuttingDownError
 from bistream.wire import format_error
 from gateway import public
-from gateway.admission import Caller, host_of
+from gateway.acceptor import Acceptor
+from gateway.admission import Caller
 from gateway.conversation import Conversation
 from gateway.gate import Gate
 from gateway.http2.server import CallError, Http2Server, ServerCall, ServerSettings
 from gateway.keys import HEADERS
 from gateway.listening import listening_socket, server_context
 from gateway.messages import data_bytes, error_bytes, final_bytes, parse_request, read_request, wants_empty_final
-from gateway.refusals import grpc_status
+from gateway.refusals import TooLargeError, grpc_status
 from gateway.requests import PUBLIC
 from gateway.session import Answer
 from gateway.settings import TlsSettings
@@ -31,6 +33,9 @@ from gateway.upstream import SERVICE
 
 MAX_STREAMS = 1024  # of one connection, where addresses have no limit
 SPARE_STREAMS = 64  # so that a stream too much is told so, and does not wait in the client's library
+MAX_QUESTION_BYTES = 64 * 1024
+BODY_TIMEOUT_S = 60.0  # for the message of a unary call
+REQUESTS_PER_TURN = 8  # of one stream, before the event loop sees to the others
 OPEN_TO_ALL = ("ServerLive", "ServerReady")  # answered without an API key: load balancers have none
 _USELESS = "The stream was not used, or its answers were not taken, for too long; open another one."
 Question = Callable[[Any], Awaitable[Any]]
@@ -42,16 +47,22 @@ class GrpcDoor:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         limits = gate.limits
-        streams = (limits.streams_per_address or MAX_STREAMS) + SPARE_STREAMS
+        streams, busy = limits.streams_per_address, format_error(BusyError("Too many calls are open; close some, or try again later."))
         settings = ServerSettings(
-            limits.max_connections, limits.connections_per_address, streams, limits.max_message_bytes, limits.max_input_bytes
+            max_streams=(streams or MAX_STREAMS) + SPARE_STREAMS,
+            calls_per_address=streams + SPARE_STREAMS if streams else 0,
+            max_calls=limits.max_streams + SPARE_STREAMS,
+            max_message_bytes=limits.max_message_bytes,
+            busy=busy,
+            kept_headers=frozenset(name.encode() for name in HEADERS),
         )
-        self._server = Http2Server(self._handle, settings)
+        self._server = Http2Server(self._handle, settings, gate.input_budget)
+        self._acceptor: Acceptor | None = None
         self._questions = _questions(gate)
 
     @property
     def port(self) -> int:
-        return self._server.port
+        return 0 if self._acceptor is None else self._acceptor.port
 
     @property
     def connections(self) -> int:
@@ -60,10 +71,13 @@ class GrpcDoor:
     async def start(self, address: str, port: int, tls: TlsSettings | None) -> None:
         """Raises ``ConfigError`` when the port cannot be had, or the certificate not be used."""
         context = None if tls is None else server_context(tls, ["h2"])
-        await self._server.start(listening_socket(address, port, "gRPC"), context)
+        self._acceptor = Acceptor(listening_socket(address, port, "gRPC"), self._server.connection, context, self._gate.limits)
 
     async def stop(self, grace_s: float) -> None:
         """Connections are told to go; calls that are left after ``grace_s`` end with ``SHUTTING_DOWN``."""
+        if self._acceptor is None:
+            return
+        self._acceptor.stop()
         await self._server.stop(grace_s, format_error(ShuttingDownError("The server is shutting down; connect to another one.")))
 
     async def _handle(self, call: ServerCall) -> None:
@@ -82,21 +96,30 @@ class GrpcDoor:
             raise CallError(grpc_status(error), format_error(error)) from None
 
     async def _answer(self, call: ServerCall, method: str) -> None:
-        if method not in OPEN_TO_ALL:
-            self._caller(call)
-        request_type, question = self._questions[method]
-        await call.write((await question(_parsed(request_type, await call.read() or b""))).SerializeToString())
+        with contextlib.ExitStack() as stack:
+            if method not in OPEN_TO_ALL:
+                caller = self._caller(call)
+                stack.enter_context(self._gate.unary(caller))
+                await self._gate.pace(caller)
+            request_type, question = self._questions[method]
+            data = await call.read_one(BODY_TIMEOUT_S)
+            if len(data) > MAX_QUESTION_BYTES:
+                raise TooLargeError(f"The message has more than {MAX_QUESTION_BYTES} bytes; a question needs a name only.")
+            answer = await question(_parsed(request_type, data))
+            await call.write(answer.SerializeToString(), self._gate.limits.stall_timeout_s)
 
     def _caller(self, call: ServerCall) -> Caller:
-        return self._gate.caller({name: call.headers[name] for name in HEADERS if name in call.headers}, host_of(call.peer))
+        return self._gate.caller({name: call.headers[name] for name in HEADERS if name in call.headers}, call.peer)
 
     async def _infer(self, call: ServerCall) -> None:
         gate, caller = self._gate, self._caller(call)
-        data = await call.read() or b""
-        gate.metrics.bytes_in += len(data)
-        response: bytes = (await gate.infer(caller, read_request(parse_request(data), gate.limits))).SerializeToString()
-        await call.write(response)
-        gate.metrics.bytes_out += len(response)
+        with gate.unary(caller):
+            await gate.pace(caller)
+            data = await call.read_one(BODY_TIMEOUT_S)
+            gate.metrics.bytes_in += len(data)
+            response: bytes = (await gate.infer(caller, read_request(parse_request(data), gate.limits))).SerializeToString()
+            await call.write(response, gate.limits.stall_timeout_s)
+            gate.metrics.bytes_out += len(response)
 
     async def _stream(self, call: ServerCall) -> None:
         conversation = self._gate.converse(self._caller(call))
@@ -121,8 +144,12 @@ class GrpcDoor:
 
     async def _read(self, conversation: Conversation, call: ServerCall) -> None:
         """Requests until the client half-closes."""
-        gate = self._gate
+        gate, count = self._gate, 0
         while (data := await call.read()) is not None:
+            count += 1
+            if count % REQUESTS_PER_TURN == 0:  # those that have come already are read without a turn of the event loop
+                await asyncio.sleep(0)
+            await gate.pace(conversation.caller)
             gate.metrics.bytes_in += len(data)
             message: Any = None
             try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,16 +16,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bistream.errors import BistreamError, InvalidInputError
+from bistream.errors import BistreamError, BusyError, InvalidInputError
 from bistream.wire import format_error
 from gateway import public
 from gateway.admission import Caller, host_of
+from gateway.budget import Budget
 from gateway.gate import Gate
 from gateway.http_json import HEADER_LENGTH, HttpInfer, read_infer, write_answer
 from gateway.http_server import HttpServer
 from gateway.keys import HEADERS
 from gateway.metrics import Exposition
-from gateway.refusals import NotServedError, TooLargeError, http_status
+from gateway.refusals import NotServedError, TooLargeError, http_status, retry_after
 from gateway.settings import TlsSettings
 
 BODY_TIMEOUT_S = 60.0
@@ -72,9 +73,11 @@ class HttpDoor:
         gate = self._gate
 
         async def live(request: Request) -> Response:
+            await gate.pace(Caller(_host(request)))
             return Response(status_code=200)
 
         async def ready(request: Request) -> Response:
+            await gate.pace(Caller(_host(request)))
             return Response(status_code=200 if gate.is_ready else 503)
 
         async def metrics(request: Request) -> Response:
@@ -120,9 +123,11 @@ class HttpDoor:
         async def guarded(request: Request) -> Response:
             try:
                 request.state.caller = self._caller(request)
+                await self._gate.pace(request.state.caller)
                 return await handler(request)
             except BistreamError as error:
-                return JSONResponse({"error": format_error(error)}, status_code=http_status(error), headers={"connection": "close"})
+                headers = {"connection": "close", **retry_after(error)}
+                return JSONResponse({"error": format_error(error)}, status_code=http_status(error), headers=headers)
             except (ClientDisconnect, TimeoutError):
                 return Response(status_code=408, headers={"connection": "close"})
 
@@ -130,7 +135,7 @@ class HttpDoor:
 
     def _caller(self, request: Request) -> Caller:
         headers = {name: value for name in HEADERS if (value := request.headers.get(name)) is not None}
-        return self._gate.caller(headers, host_of(request.client.host if request.client else ""))
+        return self._gate.caller(headers, _host(request))
 
     async def _infer(self, request: Request) -> Response:
         gate, caller = self._gate, request.state.caller
@@ -160,7 +165,11 @@ class HttpDoor:
         limits = self._gate.limits
         json_bytes = _json_length(request)
         limit = limits.max_json_bytes if json_bytes is None else limits.max_message_bytes
-        body = await _body(request, limit)
+        with _Held(self._gate.input_budget) as held:
+            return await self._parse(request, await _body(request, limit, held), json_bytes)
+
+    async def _parse(self, request: Request, body: bytes, json_bytes: int | None) -> HttpInfer:
+        limits = self._gate.limits
         self._gate.metrics.bytes_in += len(body)
         model, version = _model(request)
         arguments = (model, version, body, json_bytes, limits)
@@ -172,6 +181,10 @@ class HttpDoor:
         except InvalidInputError as error:
             self._gate.metrics.refusals[error.code] += 1
             raise
+
+
+def _host(request: Request) -> str:
+    return host_of(request.client.host if request.client else "")
 
 
 def _model(request: Request) -> tuple[str, str]:
@@ -187,8 +200,29 @@ def _json_length(request: Request) -> int | None:
     return int(text)
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """Raises ``TooLargeError`` before a byte too much is kept, ``TimeoutError`` when it comes too slowly."""
+class _Held:
+    """A context: bytes of a body, counted until it was parsed."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Raises ``BusyError``."""
+        self._size += size
+        self._budget.add(size)
+        if self._budget.is_exceeded and self._size > _SMALL_BODY:
+            raise BusyError("The server holds too many unfinished requests; try again later.")
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.add(-self._size)
+
+
+async def _body(request: Request, limit: int, held: _Held) -> bytes:
+    """Raises ``TooLargeError`` before a byte too much is kept, ``BusyError``, ``TimeoutError`` when it comes too slowly."""
     announced = request.headers.get("content-length", "0")
     too_large = TooLargeError(f"The body has more than {limit} bytes; send a shorter recording, or a long one as a binary tensor.")
     if not announced.isdigit() or int(announced[:12]) > limit:
@@ -199,6 +233,7 @@ async def _body(request: Request, limit: int) -> bytes:
             body += piece
             if len(body) > limit:
                 raise too_large
+            held.add(len(piece))
     return bytes(body)
 
 
@@ -230,6 +265,10 @@ def _plain(message: Any) -> dict[str, Any]:
     """A protobuf message as Triton writes it in JSON: protobuf's own form has strings where a number has 64 bits."""
     plain: dict[str, Any] = {}
     for field, value in message.ListFields():
+        if isinstance(value, Mapping):
+            of_map = functools.partial(_plain_value, field.message_type.fields_by_name["value"])
+            plain[field.name] = {key: of_map(item) for key, item in value.items()}
+            continue
         one = functools.partial(_plain_value, field)
         plain[field.name] = [one(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else one(value)
     return plain

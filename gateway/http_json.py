@@ -43,8 +43,8 @@ def read_infer(model: str, version: str, body: bytes, json_bytes: int | None, li
     binary = b"" if json_bytes is None else body[json_bytes:]
     parsed = _object(_load(head, limits.max_json_depth), "The body")
     request_id = parsed.get("id", "")
-    if not isinstance(request_id, str):
-        raise InvalidInputError("The id of the request is no string; send a string.")
+    if not isinstance(request_id, str) or any("\ud800" <= letter <= "\udfff" for letter in request_id):
+        raise InvalidInputError("The id of the request is no string of characters; send one.")
     check_request_id(request_id)
     tensors = list(_tensors(_objects(parsed, "inputs"), binary))
     outputs, wanted = _outputs(parsed)

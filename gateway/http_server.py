@@ -5,63 +5,98 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.acceptor import Acceptor
 from gateway.listening import listening_socket, server_context
 from gateway.settings import Limits, TlsSettings
 
 HEADER_TIMEOUT_S = 10.0  # for the head of a request
 KEEP_ALIVE_S = 5
+MAX_HEAD_BYTES = 32 * 1024  # of a request: its line and its fields
+HEADER_OVERHEAD_BYTES = 64  # what a field takes beside its contents
+MAX_PIPELINED = 8  # requests that wait for the answer of one before them
 
 
 class _Server(uvicorn.Server):
+    """Serves connections that it is given: it listens nowhere itself."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = []
+        self.started = True
 
-def _protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    class BoundedProtocol(HttpToolsProtocol):
-        """Closes a connection over the limit, and one whose request does not come to the end of its head in time."""
 
-        _deadline: asyncio.TimerHandle | None = None
+class _TooMuch(Exception):
+    """Raised inside the parser, which then answers with status 400 and closes."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            host = self.client[0] if self.client else ""
-            hosts = [client[0] for one in self.connections if (client := getattr(one, "client", None))]
-            is_too_many = 0 < limits.connections_per_address < hosts.count(host)
-            if is_too_many or len(self.connections) > limits.max_connections:
-                transport.abort()
-                return
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes a connection whose request head is too long or does not come to its end in time, and one with many requests at once."""
+
+    on_end: Callable[[], None]  # set for each connection, or defined by a subclass
+    _deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _fields_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._await_head()
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()  # one field without end: the parser has not said a word of it
 
-        def data_received(self, data: bytes) -> None:
-            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-                self._await_head()
-            super().data_received(data)
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url), len(self.url))
 
-        def on_headers_complete(self) -> None:
-            self._stop_waiting()
-            super().on_headers_complete()
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value) + HEADER_OVERHEAD_BYTES, 0)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
+    def _count(self, size: int, whole: int) -> None:
+        self._fields_bytes += size
+        if max(self._fields_bytes, whole) > MAX_HEAD_BYTES:
+            raise _TooMuch
 
-        def _await_head(self) -> None:
-            self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._fields_bytes = 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _TooMuch
 
-        def _stop_waiting(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
 
-    return BoundedProtocol
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+        self.on_end()
+
+    def _await_head(self) -> None:
+        self._head_bytes = 0
+        self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class HttpServer:
@@ -72,16 +107,19 @@ class HttpServer:
         self._limits = limits
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
-        self.port = 0
+        self._acceptor: Acceptor | None = None
+
+    @property
+    def port(self) -> int:
+        return 0 if self._acceptor is None else self._acceptor.port
 
     async def start(self, address: str, port: int, tls: TlsSettings | None) -> None:
         """Raises ``ConfigError`` when the port cannot be had, or the certificate not be used."""
         context = None if tls is None else server_context(tls, ["http/1.1"])
         listener = listening_socket(address, port, "HTTP")
-        self.port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http=_protocol(self._limits),
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -93,14 +131,21 @@ class HttpServer:
             h11_max_incomplete_event_size=16384,
         )
         config.load()
-        config.ssl = context
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for each request that is no HTTP
-        self._server = _Server(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        server = self._server = _Server(config)
+
+        def connection(peer: str, on_end: Callable[[], None]) -> asyncio.Protocol:
+            made = BoundedProtocol(config, server.server_state, {})
+            made.on_end = on_end
+            return made
+
+        self._task = asyncio.create_task(server.serve())
+        self._acceptor = Acceptor(listener, connection, context, self._limits)
 
     async def stop(self, grace_s: float) -> None:
-        if self._server is None or self._task is None:
+        if self._server is None or self._task is None or self._acceptor is None:
             return
+        self._acceptor.stop()
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.force_exit = grace_s <= 0
         self._server.should_exit = True

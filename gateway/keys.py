@@ -46,6 +46,8 @@ class Keys:
             words = line.split(maxsplit=1)
             if not words or words[0].startswith("#"):
                 continue
+            if not words[0].isascii():
+                raise ConfigError(f"The API key in line {number} of {path} has characters that no header can carry; use ASCII.")
             if len(words[0]) < MIN_KEY_LENGTH:
                 raise ConfigError(f"The API key in line {number} of {path} has fewer than {MIN_KEY_LENGTH} characters; use a longer one.")
             name = words[1].strip() if len(words) > 1 else f"key-{number}"

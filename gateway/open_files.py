@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 
 from bistream.errors import ConfigError
+from bistream.process_limits import raise_soft_limit
 from gateway.settings import GateSettings
 
 RESERVE = 128  # the interpreter, its libraries, listening sockets, the link to Triton, and connections about to be refused
@@ -18,12 +19,9 @@ def needed_files(settings: GateSettings) -> int:
 def ensure_open_files(settings: GateSettings) -> None:
     """Raise the soft limit as far as needed. Raises ``ConfigError`` when the hard one is too low."""
     needed = needed_files(settings)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    allowed = raise_soft_limit(resource.RLIMIT_NOFILE, needed)
+    if allowed < needed:
         raise ConfigError(
-            f"The gate needs {needed} open files for its connections and may have {hard}; "
+            f"The gate needs {needed} open files for its connections and may have {allowed}; "
             f"run `ulimit -n {needed}` before it, or lower --max-connections."
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

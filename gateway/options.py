@@ -14,18 +14,21 @@ _LIMIT_HELP = {
     "max_text_bytes": "of one session's text, all pieces together",
     "max_recording_s": "of a reference recording, its padding included",
     "max_message_bytes": "of one gRPC message, and of one HTTP body with binary tensors",
-    "max_input_bytes": "of unfinished gRPC messages, all clients together; 0: no limit",
+    "max_input_bytes": "of unfinished requests, all clients together; one address may take a quarter; 0: no limit",
     "max_json_bytes": "of the JSON of one HTTP request",
     "max_json_depth": "of lists and objects within each other in JSON",
     "max_silence_s": "a session may go without text that can be spoken and without audio",
     "max_unread_audio_s": "of one session, kept for a client that does not read",
+    "max_output_bytes": "of audio that clients have not read, all together; 0: no limit",
     "max_unanswered": "requests of one stream; then no more of them are read",
     "max_sessions": "live sessions of the gate",
     "sessions_per_key": "live sessions of one API key; 0: no limit",
     "sessions_per_address": "live sessions of one address; 0: no limit",
     "starts_per_second": "new sessions of one key or address, steadily; 0: no limit",
     "start_burst": "new sessions of one key or address at once",
-    "streams_per_address": "open gRPC streams of one address; 0: no limit",
+    "requests_per_second": "of one key or address, steadily; more are read later; 0: no limit",
+    "streams_per_address": "open gRPC streams and calls of one address; 0: no limit",
+    "max_streams": "open gRPC streams and calls of the gate",
     "stall_timeout_s": "a stream whose client takes nothing is ended after it",
     "idle_stream_timeout_s": "a stream without a session is ended after it",
     "max_connections": "open connections of each door",
@@ -47,22 +50,34 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
     parser.add_argument("--grpc-port", type=int, default=8001, help="default %(default)s; 0: a free one")
     parser.add_argument("--http-address", default="127.0.0.1", help="default %(default)s")
     parser.add_argument("--http-port", type=int, help="HTTP door and /metrics (default: nowhere); 0: a free one")
+    parser.add_argument("--drain-timeout-s", type=float, default=GateSettings.drain_timeout_s, help="default %(default)s")
+    parser.add_argument("--upstream-silence-s", type=float, default=UpstreamSettings.max_silence_s, help="Triton counts as lost after it")
+    parser.add_argument("--hold-file", type=Path, help="while it exists, no sessions are taken")
+    parser.add_argument("--ready-file", type=Path, help="holds the addresses, as JSON, once the doors are open")
+    add_client_arguments(parser)
+    options = parser.parse_args(arguments)
+    check_client_arguments(parser, options)
+    return _settings(options)
+
+
+def add_client_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the gate asks of its clients: keys, TLS and limits. Whoever starts a gate offers the same options under the same names."""
     parser.add_argument("--keys-file", type=Path, help="API keys, one per line with an optional name; without it everybody is let in")
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain, on both doors")
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     parser.add_argument(
         "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
     )
-    parser.add_argument("--drain-timeout-s", type=float, default=GateSettings.drain_timeout_s, help="default %(default)s")
-    parser.add_argument("--upstream-silence-s", type=float, default=UpstreamSettings.max_silence_s, help="Triton counts as lost after it")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses, as JSON, once the doors are open")
     limits = parser.add_argument_group("limits")
     for field in fields(Limits):
         kind = float if isinstance(field.default, float) else int
         limits.add_argument(
             _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{_LIMIT_HELP[field.name]} (default %(default)s)"
         )
-    options = parser.parse_args(arguments)
+
+
+def check_client_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program where they do not fit together."""
     if (options.tls_certificate is None) != (options.tls_key is None):
         parser.error("--tls-certificate and --tls-key belong together")
     if options.tls_client_ca is not None and options.tls_certificate is None:
@@ -70,19 +85,25 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
     wrong = [field.name for field in fields(Limits) if getattr(options, field.name) < 0]
     if wrong:
         parser.error(f"{_flag(wrong[0])} must be 0 or more")
-    return _settings(options)
+
+
+def limits_of(options: argparse.Namespace) -> Limits:
+    return Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
+
+
+def tls_of(options: argparse.Namespace) -> TlsSettings | None:
+    if options.tls_certificate is None:
+        return None
+    return TlsSettings(options.tls_certificate, options.tls_key, options.tls_client_ca)
 
 
 def _settings(options: argparse.Namespace) -> GateSettings:
-    tls = None
-    if options.tls_certificate is not None:
-        tls = TlsSettings(options.tls_certificate, options.tls_key, options.tls_client_ca)
     return GateSettings(
-        upstream=UpstreamSettings(options.upstream, max_silence_s=options.upstream_silence_s),
-        limits=Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)}),
+        upstream=UpstreamSettings(options.upstream, hold_file=options.hold_file, max_silence_s=options.upstream_silence_s),
+        limits=limits_of(options),
         grpc=Listen(options.grpc_address, options.grpc_port),
         http=None if options.http_port is None else Listen(options.http_address, options.http_port),
-        tls=tls,
+        tls=tls_of(options),
         keys_file=options.keys_file,
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
@@ -106,6 +127,8 @@ def command(settings: GateSettings) -> list[str]:
             words += ["--tls-client-ca", settings.tls.client_ca]
     if settings.keys_file is not None:
         words += ["--keys-file", settings.keys_file]
+    if settings.upstream.hold_file is not None:
+        words += ["--hold-file", settings.upstream.hold_file]
     if settings.ready_file is not None:
         words += ["--ready-file", settings.ready_file]
     for field in fields(Limits):

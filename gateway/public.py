@@ -12,8 +12,9 @@ from gateway.requests import PUBLIC
 
 # Of Triton's extensions, those that the gate lets through.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "statistics")
-# Fields of a model's configuration that clients may see; its parameters hold paths of the server.
-_CONFIG_FIELDS = ("name", "platform", "backend", "max_batch_size", "input", "output", "model_transaction_policy")
+# Fields of a model's configuration that clients may see, and parameters: others hold paths of the server.
+_CONFIG_FIELDS = ("name", "platform", "backend", "max_batch_size", "input", "output", "model_transaction_policy", "parameters")
+_CONFIG_PARAMETERS = {"model_family"}
 
 
 def check_public(model: str, version: str = "") -> None:
@@ -50,6 +51,8 @@ async def model_config(gate: Gate, model: str, version: str = "") -> Any:
     for field, _ in answer.config.ListFields():
         if field.name not in _CONFIG_FIELDS:
             answer.config.ClearField(field.name)
+    for name in set(answer.config.parameters) - _CONFIG_PARAMETERS:
+        del answer.config.parameters[name]
     return answer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 
 import grpc
@@ -17,6 +18,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
     UnknownSpeakerError,
+    UnknownVoiceError,
 )
 
 
@@ -44,6 +46,7 @@ _STATUS: dict[type[BistreamError], tuple[grpc.StatusCode, HTTPStatus]] = {
     TooLargeError: (grpc.StatusCode.RESOURCE_EXHAUSTED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     InvalidInputError: (grpc.StatusCode.INVALID_ARGUMENT, HTTPStatus.BAD_REQUEST),
     UnknownSpeakerError: (grpc.StatusCode.NOT_FOUND, HTTPStatus.NOT_FOUND),
+    UnknownVoiceError: (grpc.StatusCode.NOT_FOUND, HTTPStatus.NOT_FOUND),
     UnknownSessionError: (grpc.StatusCode.NOT_FOUND, HTTPStatus.NOT_FOUND),
     SessionExistsError: (grpc.StatusCode.ALREADY_EXISTS, HTTPStatus.CONFLICT),
     SessionTimeoutError: (grpc.StatusCode.DEADLINE_EXCEEDED, HTTPStatus.REQUEST_TIMEOUT),
@@ -63,3 +66,9 @@ def grpc_status(error: BistreamError) -> grpc.StatusCode:
 
 def http_status(error: BistreamError) -> int:
     return int(_STATUS.get(type(error), (None, HTTPStatus.INTERNAL_SERVER_ERROR))[1])
+
+
+def retry_after(error: BistreamError) -> dict[str, str]:
+    """The HTTP header that says in whole seconds when to try again; empty where the error does not say it."""
+    seconds = error.retry_after_s if isinstance(error, BusyError) else None
+    return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}

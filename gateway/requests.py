@@ -12,16 +12,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bistream.errors import InvalidInputError
-from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM, SESSION_ID_PATTERN, ModelContract, TensorSpec
+from bistream.wire import (
+    COSYVOICE2,
+    COSYVOICE2_BISTREAM,
+    REFERENCE_HASH_PATTERN,
+    SESSION_ID_PATTERN,
+    SPEAKER_NAME_PATTERN,
+    TEXT_NORMALIZATIONS,
+    ModelContract,
+    TensorSpec,
+)
 from gateway.settings import Limits
 
 PUBLIC: dict[str, ModelContract] = {contract.name: contract for contract in (COSYVOICE2_BISTREAM, COSYVOICE2)}
 ELEMENT_BYTES = {"BOOL": 1, "INT32": 4, "INT64": 8, "FP32": 4}
 LENGTH_BYTES = 4  # before the only element of a BYTES tensor, little-endian
 MAX_REQUEST_ID_BYTES = 1024
-MAX_SPEAKER_ID_BYTES = 64  # its characters are checked by the model
 _SPECS = {name: {spec.name: spec for spec in contract.inputs} for name, contract in PUBLIC.items()}
-_REQUIRED = {name: tuple(spec.name for spec in contract.inputs if not spec.optional) for name, contract in PUBLIC.items()}
 _OUTPUTS = {name: frozenset(spec.name for spec in contract.outputs) for name, contract in PUBLIC.items()}
 
 
@@ -87,9 +94,8 @@ def checked_request(
         if tensor.name in by_name:
             raise InvalidInputError(f"Input {tensor.name} comes twice; send it once.")
         by_name[tensor.name] = tensor
-    for name in _REQUIRED[model]:
-        if name not in by_name:
-            raise InvalidInputError(f"Input {name} is missing; send it as {_describe(_SPECS[model][name])}.")
+    if model == COSYVOICE2.name and not {"target_text", "source_wav"} & by_name.keys():
+        raise InvalidInputError("Input target_text is missing; send it as BYTES [1, 1], or source_wav to convert a recording.")
     if not by_name:
         raise InvalidInputError("The request has no input; send target_text, or session_id with is_cancel.")
     _check_sizes(by_name, limits)
@@ -144,15 +150,22 @@ def _check_sizes(tensors: dict[str, Tensor], limits: Limits) -> None:
     if session is not None and SESSION_ID_PATTERN.match(session.raw[LENGTH_BYTES:].decode("latin-1")) is None:
         raise InvalidInputError("Input session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -; choose another.")
     speaker = tensors.get("speaker_id")
-    if speaker is not None and len(speaker.raw) > LENGTH_BYTES + MAX_SPEAKER_ID_BYTES:
-        raise InvalidInputError(f"Input speaker_id has more than {MAX_SPEAKER_ID_BYTES} characters; correct it.")
-    for name in ("target_text", "reference_text"):
+    if speaker is not None and SPEAKER_NAME_PATTERN.match(speaker.raw[LENGTH_BYTES:].decode("utf-8", errors="replace")) is None:
+        raise InvalidInputError("Input speaker_id must be 1 to 64 letters, digits, _ and -; correct it.")
+    digest = tensors.get("reference_hash")
+    if digest is not None and REFERENCE_HASH_PATTERN.match(digest.raw[LENGTH_BYTES:].decode("latin-1")) is None:
+        raise InvalidInputError("Input reference_hash must be 64 lower-case hexadecimal digits; compute it as the wire protocol says.")
+    normalization = tensors.get("text_normalization")
+    if normalization is not None and normalization.raw[LENGTH_BYTES:].decode("latin-1") not in TEXT_NORMALIZATIONS:
+        raise InvalidInputError(f"Input text_normalization must be one of {', '.join(TEXT_NORMALIZATIONS)}; correct it.")
+    for name in ("target_text", "reference_text", "instruct_text"):
         text = tensors.get(name)
         if text is not None and len(text.raw) > LENGTH_BYTES + limits.max_text_bytes:
             raise InvalidInputError(f"Input {name} has more than {limits.max_text_bytes} bytes; shorten it.")
-    recording = tensors.get("reference_wav")
-    if recording is not None and recording.shape[1] > limits.max_recording_samples:
-        raise InvalidInputError(f"Input reference_wav lasts more than {limits.max_recording_s:g} s at 16 kHz; send a shorter recording.")
+    for name in ("reference_wav", "source_wav"):
+        recording = tensors.get(name)
+        if recording is not None and recording.shape[1] > limits.max_recording_samples:
+            raise InvalidInputError(f"Input {name} lasts more than {limits.max_recording_s:g} s at 16 kHz; send a shorter recording.")
 
 
 def _describe(spec: TensorSpec) -> str:

@@ -18,10 +18,12 @@ from typing import Any, Protocol
 
 from tritonclient.grpc import service_pb2
 
-from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
+from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
 from bistream.rates import SAMPLE_RATE
+from bistream.refusals import came_late
 from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.admission import Caller
+from gateway.budget import Budget
 from gateway.messages import audio_bytes, is_final, request_bytes
 from gateway.requests import FrontDoorRequest, bytes_tensor
 from gateway.settings import Limits
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 START = "0"  # the id towards Triton of the request that carries the audio
 CLOSE_TIMEOUT_S = 5.0  # after the last audio, for Triton to answer the rest and end the stream
 BYTES_PER_SECOND = 4 * SAMPLE_RATE
+FAIR_UNREAD_S = 10.0  # that a session may leave unread when all clients together leave too much
 _SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script
 
 
@@ -61,32 +64,34 @@ class Listener(Protocol):
         """Forget the audio of this session that was not sent yet."""
 
 
-class Home(Protocol):
+class Home(Listener, Protocol):
     """The client's stream on which a session was started, and with which it ends."""
 
     def forget(self, session: Session) -> None:
         """The session is over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
-    """A request that Triton has not answered in full."""
+    """A request that Triton has not answered in full. has_error: it was told one, and is told no other."""
 
     listener: Listener
     request_id: str
     wants_empty_final: bool
+    has_error: bool = False
 
 
 @dataclass(frozen=True)
 class SessionSurroundings:
     """What a session knows of the gate. on_end: called once, when the session takes no more requests. count_error: told every error,
-    and whether the gate itself gave it. loss: the error that a session ends with when Triton is lost."""
+    and whether the gate itself gave it. loss: the error that a session ends with when Triton is lost. output_budget: of unread audio."""
 
     limits: Limits
     clock: Callable[[], float]
     on_end: Callable[[Session], None]
     count_error: Callable[[BistreamError, bool], None]
     loss: Callable[[str], BistreamError]
+    output_budget: Budget
 
 
 class Session:
@@ -145,9 +150,7 @@ class Session:
 
     def end_error(self) -> BistreamError:
         """What a request is told that comes after the end."""
-        if isinstance(self.error, CancelledError):
-            return CancelledError("This session was cancelled; start another one.", self.client_id)
-        return UnknownSessionError("This session has ended; start another one.", self.client_id)
+        return came_late(self.error, self.client_id)
 
     def _take_text(self, request: FrontDoorRequest) -> None:
         """Raises ``InvalidInputError`` when the text of the session becomes too long."""
@@ -206,6 +209,7 @@ class Session:
             self._around.count_error(error, False)
             if request_id == START:
                 self.error = error
+                self._close_soon()  # before the client hears of it and starts the same id again
             self._answer(pending, error=error)
             if final:
                 self._answer(pending, final=True)
@@ -216,23 +220,34 @@ class Session:
         if final:
             self._pending.pop(request_id, None)
             if request_id == START:
-                self._deadline = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._stream.cancel)
-                self._end()
+                self._close_soon()
 
     def _pass_audio(self, pending: Pending, response: Any, final: bool) -> None:
         size = audio_bytes(response.infer_response)
         self._quiet_since = self._around.clock()
-        self.unread_bytes += size
-        if self.unread_bytes > self._around.limits.max_unread_audio_s * BYTES_PER_SECOND:
+        self.count_unread(size)
+        limit = self._around.limits.max_unread_audio_s
+        if self._around.output_budget.is_exceeded:
+            limit = min(limit, FAIR_UNREAD_S)
+        if self.unread_bytes > limit * BYTES_PER_SECOND:
+            self.count_unread(-size)
             pending.listener.drop_audio(self)
-            limit = self._around.limits.max_unread_audio_s
             self.fail(CancelledError(f"The client left more than {limit:g} s of audio unread; read it as it comes."))
             return
         self._answer(pending, response=response, final=final, size=size)
 
+    def count_unread(self, size: int) -> None:
+        """Audio that waits for the client, or, where ``size`` is negative, no longer does."""
+        self.unread_bytes += size
+        self._around.output_budget.add(size)
+
     def _answer(
         self, pending: Pending, response: Any = None, error: BistreamError | None = None, final: bool = False, size: int = 0
     ) -> None:
+        if error is not None:
+            if pending.has_error:
+                return
+            pending.has_error = True
         pending.listener.put(
             Answer(pending.request_id, self.model, final, pending.wants_empty_final, response, error, self if size else None, size)
         )
@@ -254,9 +269,21 @@ class Session:
         self._end()
 
     def abandon(self) -> None:
-        """The client has gone: nobody is left to be answered."""
+        """The stream that started it is gone, and with it the session. Requests from other streams of its key are answered."""
+        others = [pending for pending in self._pending.values() if pending.listener is not self.home]
         self._pending.clear()
+        for one in others:
+            self._answer(one, error=CancelledError("The stream on which this session was started was closed.", self.client_id))
+            self._answer(one, final=True)
+        if not self._is_over and self.error is None:
+            self.error = CancelledError("The stream on which this session was started was closed.", self.client_id)
         self._stream.cancel()
+        self._end()
+
+    def _close_soon(self) -> None:
+        """The start was answered; Triton has a little time for the rest."""
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._stream.cancel)
         self._end()
 
     def _end(self) -> None:

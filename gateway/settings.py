@@ -20,18 +20,21 @@ class Limits:
     max_text_bytes: int = 16_000  # of one session, all pieces together: 4,000 characters of 4 bytes
     max_recording_s: float = 60.0  # of the reference_wav tensor, its padding included; the models check the recording itself
     max_message_bytes: int = 6 * MIB  # of one gRPC message: the longest recording and the longest text
-    max_input_bytes: int = 512 * MIB  # of gRPC messages that have not come to their end, all clients together
+    max_input_bytes: int = 512 * MIB  # of requests that have not come to their end, all clients together; an address may take a quarter
     max_json_bytes: int = 1_000_000  # of the JSON of an HTTP request
     max_json_depth: int = 8
     max_silence_s: float = 60.0  # a session may go without speakable text and without audio; empty pieces renew nothing
     max_unread_audio_s: float = 90.0  # of one session, kept for a client that does not read; the models run 60 s ahead of the listener
+    max_output_bytes: int = 1024 * MIB  # of audio kept for clients that do not read, all together; 0: no limit
     max_unanswered: int = 256  # requests of one stream; then the gate reads no more of them
     max_sessions: int = 4096  # of the gate
     sessions_per_key: int = 256  # live ones; 0: no limit
     sessions_per_address: int = 256  # live ones; 0: no limit
     starts_per_second: float = 64.0  # new sessions per holder, steadily; 0: no limit
     start_burst: int = 256  # new sessions per holder at once
+    requests_per_second: float = 4000.0  # of a holder, steadily; then its requests are read later. 0: no limit
     streams_per_address: int = 512
+    max_streams: int = 8192  # of the gate
     stall_timeout_s: float = 120.0  # a stream whose client takes nothing for so long is ended
     idle_stream_timeout_s: float = 600.0  # a stream without a session is ended after this time
     max_connections: int = 1024  # of each door
@@ -49,6 +52,7 @@ class UpstreamSettings:
     address: str = "127.0.0.1:8011"
     poll_interval_s: float = 0.25
     poll_timeout_s: float = 1.0
+    hold_file: Path | None = None  # while it exists, Triton does not count as ready: whoever keeps both is still looking at it
     max_silence_s: float = 10.5  # a stop of 10 s is survived; after it, the sessions are told within 12 s
 
 

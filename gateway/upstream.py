@@ -138,16 +138,19 @@ class Upstream:
             call.cancel()
 
     async def watch(self) -> None:
-        """Keep the connection, and ``is_ready`` true to the server's own word. Runs until it is cancelled."""
+        """Keep the connection, and ``is_ready`` true to the server's own word, and the hold file's. Runs until it is cancelled."""
         settings, silent_s, failures = self._settings, 0.0, 0
         longest_s = settings.poll_timeout_s + 2 * settings.poll_interval_s  # of one round; more is this process standing still
-        began = self._clock()
+        began, has_answered = self._clock(), False
         while True:
             was_silent_s = silent_s
             try:
                 await self._reconnect()
                 is_ready, silent_s, failures = await self._ask_ready(), 0.0, 0
-            except (CallFailed, OSError) as failure:  # TimeoutError is an OSError
+                has_answered = True
+            except Exception as failure:  # whatever a server does, the watch goes on
+                if not isinstance(failure, CallFailed | OSError):  # TimeoutError is an OSError
+                    logger.exception("the server at %s could not be asked", settings.address)
                 failures += 1
                 is_ready = self.is_ready and failures < 2 and isinstance(failure, TimeoutError)
                 silent_s += min(self._clock() - began, longest_s)
@@ -155,7 +158,8 @@ class Upstream:
                 logger.info("the server at %s %s", settings.address, "is ready" if is_ready else "is not ready")
             self.is_ready = is_ready
             if was_silent_s <= settings.max_silence_s < silent_s:
-                logger.error("the server at %s has not answered for %.1f s; its sessions are ended", settings.address, silent_s)
+                level = logging.ERROR if has_answered else logging.INFO  # before its first answer it may be starting
+                logger.log(level, "the server at %s has not answered for %.1f s; its sessions are ended", settings.address, silent_s)
                 self.on_silence()
             began = self._clock()
             await asyncio.sleep(settings.poll_interval_s)
@@ -167,8 +171,9 @@ class Upstream:
     async def _ask_ready(self) -> bool:
         question = service_pb2.ServerReadyRequest().SerializeToString()
         answer = await self._call("ServerReady", question, self._settings.poll_timeout_s)
+        hold_file = self._settings.hold_file
         try:
-            return bool(service_pb2.ServerReadyResponse.FromString(answer).ready)
+            return bool(service_pb2.ServerReadyResponse.FromString(answer).ready) and not (hold_file and hold_file.exists())
         except DecodeError:
             return False
 

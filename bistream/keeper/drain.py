@@ -1,4 +1,7 @@
-"""The keeper's side of a drain: request it from the front doors (``control_files``), follow their progress. Used by ``server_process``."""
+"""The keeper's side of a drain and of a failure: tell the front doors (``control_files``), follow their progress.
+
+Used by ``server_process`` and ``served_models``.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bistream.control_files import DRAINED, DRAINING, read_statuses, write_drain
+from bistream.control_files import DRAINED, DRAINING, read_statuses, write_drain, write_failure
 
 CLOSING_S = 8.0  # after the deadline, to notify the remaining clients and close their sessions
+TELLING_S = 2.0  # after the deadline of a failure, to notify them; nothing is closed then
 
 
 class Drain:
@@ -33,3 +37,15 @@ class Drain:
     def sessions_left(self) -> int:
         """Sessions still running at the front doors that have begun to drain."""
         return sum(int(words[1]) for status in read_statuses(self._directory) if (words := status.split())[0] == DRAINING)
+
+
+class FailureNotice(Drain):
+    """The end of sessions before a restart: of those that need a failed model at once, of the others after some patience."""
+
+    def __init__(self, directory: Path, model: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(directory, patience_s, clock)
+        self._model = model
+
+    def start(self) -> None:
+        self._give_up_at = self._clock() + self._timeout_s + TELLING_S
+        write_failure(self._directory, self._model, self._timeout_s)

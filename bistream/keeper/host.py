@@ -1,29 +1,29 @@
-"""What the server requires of the host and leaves behind on it: libpython, ports, processes, shared-memory files.
+"""What the server requires of the host and finds on it: libpython, ports, processes.
 
 Imports only the standard library, because ``scripts/setup_triton.py`` runs it before anything is installed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import os
-import secrets
-import shutil
 import socket
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-SHARED_MEMORY_NAME = "bistream_"  # followed by the process id of the keeper
 # Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then exec the given program, so that it cannot outlive its keeper.
 DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
 
 class ServerError(Exception):
     """The server cannot start or has died; the message is for the operator."""
+
+
+class GoldenError(ServerError):
+    """The server answers, but does not speak as it should."""
 
 
 def library_directories() -> list[str]:
@@ -57,37 +57,11 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-def shared_memory_prefix() -> str:
-    """Name prefix of one server's shared-memory files."""
-    return f"{SHARED_MEMORY_NAME}{os.getpid()}_{secrets.token_hex(4)}_"
-
-
-def process_states() -> list[tuple[int, str]]:
-    """(parent pid, state letter) of every process."""
-    states = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            states.append((int(fields[1]), fields[0]))
-    return states
-
-
-def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> None:
-    for path in directory.glob(f"{prefix}*"):
-        _remove(path)
-
-
-def remove_abandoned_shared_memory(directory: Path = SHARED_MEMORY) -> None:
-    """Delete the files of servers whose keeper (its process id is in the name) no longer exists."""
-    for path in directory.glob(f"{SHARED_MEMORY_NAME}*"):
-        number = path.name.removeprefix(SHARED_MEMORY_NAME).partition("_")[0]
-        if number.isdigit() and not Path(f"/proc/{number}").exists():
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def end_process(process: subprocess.Popen[bytes], kill_after_s: float = 5.0) -> None:
+    """SIGTERM, and SIGKILL if that has not ended it in time. Nothing for a process that has ended."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(kill_after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -37,6 +37,7 @@ from bistream.wire import (
 from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 WAIT_INTERVAL_S = 0.25
+CONFIG_TIMEOUT_S = 10.0
 Answers = queue.SimpleQueue[InferenceServerException | None]  # None: a response without an error
 _DATATYPES = {(contract.name, spec.name): spec.datatype for contract in CONTRACTS for spec in contract.inputs}
 
@@ -58,7 +59,7 @@ def _speak_one_token(server: triton.InferenceServerClient) -> Arrays:
 
 def _render_tokens(server: triton.InferenceServerClient) -> Arrays:
     """A short utterance, with a speaker embedding of the checkpoint's size."""
-    config = server.get_model_config(TOKEN2WAV.name, as_json=True)["config"]
+    config = server.get_model_config(TOKEN2WAV.name, as_json=True, client_timeout=CONFIG_TIMEOUT_S)["config"]
     size = _speaker_embedding_size(config["parameters"]["model_dir"]["string_value"])
     return {"target_speech_tokens": np.arange(8, dtype=np.int32), "prompt_spk_embedding": np.ones(size, np.float32)}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import signal
 import socket
@@ -17,36 +16,35 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from bistream.control_files import CONTROL_VARIABLE
 from bistream.keeper.drain import Drain
+from bistream.keeper.file_watch import FileWatch
+from bistream.keeper.hidden_argument import hide_argument
 from bistream.keeper.host import (
     DIE_WITH_PARENT,
-    SHARED_MEMORY,
     ServerError,
     is_free,
     library_directories,
-    process_states,
-    remove_abandoned_shared_memory,
-    remove_shared_memory,
-    shared_memory_prefix,
 )
+from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, is_ready
+from bistream.keeper.served_models import ServedModels
+from bistream.keeper.server_log import ServerLog
+from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
 from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.stub_pulse import StubPulse
 
-# APIs that let a client read or replace parts of the server; restricted by a random key that is never given out.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
-SPARE_BACKEND_THREADS = 32
+# The server's pool for each model process, as by default. A call to another model occupies a thread until it is answered; a front door has
+# two at a time to each of two models, whatever its sessions, and two for recordings.
+BACKEND_THREADS = 32
+PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds texts and audio
+LINES_OF_A_FAILURE = 200  # of the log, in which the reason is looked for
 POLL_INTERVAL_S = 0.05
 KILL_TIMEOUT_S = 10.0
-_MAX_SESSIONS = re.compile(r'key: "max_sessions" value { string_value: "(\d+)" }')
 
 
 class Interrupted(Exception):
@@ -94,29 +92,20 @@ def free_ports() -> Ports:
         return Ports(*(one.getsockname()[1] for one in sockets))
 
 
-def backend_threads(model_repository: Path) -> int:
-    """Size of the server's thread pool for each model process; its default is 32.
-
-    A call to a sibling occupies a thread until it is answered, and a session has two such calls pending (tokens, hop): with fewer
-    threads, audio and text would stall.
-    """
-    texts = [path.read_text(encoding="utf-8") for path in model_repository.glob("*/config.pbtxt")]
-    limits = [int(match[1]) for text in texts for match in _MAX_SESSIONS.finditer(text)]
-    return 2 * max(limits, default=0) + SPARE_BACKEND_THREADS
-
-
 class TritonServer:
     """``start`` once, ``stop`` once (idempotent). Must be started from a thread that lives as long as the server."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.ports = settings.ports or free_ports()
-        self._prefix = shared_memory_prefix()
-        self._control = SHARED_MEMORY / f"{self._prefix}control"
+        self._claim: SharedMemoryClaim | None = None
         self._process: subprocess.Popen[str] | None = None
-        self._tail: deque[str] = deque(maxlen=200)
+        self._log: ServerLog | None = None
         self._pump: threading.Thread | None = None
         self._pulse: StubPulse | None = None
+        self._files: FileWatch | None = None
+        self._models: ServedModels | None = None
+        self._key = secrets.token_hex(16)
 
     @property
     def grpc_url(self) -> str:
@@ -127,52 +116,75 @@ class TritonServer:
         return f"{_reachable(self.settings.http_address)}:{self.ports.http}"
 
     @property
+    def control_directory(self) -> Path:
+        """Of the files in ``control_files`` and of the models' metrics; removed by ``stop``."""
+        assert self._claim is not None, "the server was not started"
+        return self._claim.control
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
     def start(self, should_stop: Callable[[], bool] = never) -> None:
         """Returns when every model is loaded. Raises ``ServerError``, or ``Interrupted``; nothing is left running then."""
-        remove_abandoned_shared_memory()
+        sweep_shared_memory()
         self._check_ports()
-        environment = self._environment()
-        log = self._open_log()
-        self._control.mkdir(mode=0o700)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", DIE_WITH_PARENT, *self._command()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-        )
-        self._pump = threading.Thread(target=self._copy_log, args=(log,), name="triton-log", daemon=True)
-        self._pump.start()
-        self._pulse = StubPulse(self.pid)
-        self._pulse.start()
+        libraries = library_directories()
+        self._log = ServerLog(self.settings.log_path)
         try:
+            self._claim = SharedMemoryClaim()
+            self._spawn(self._claim, libraries, self._log)
             self._wait_until_ready(should_stop)
+            assert self._pulse is not None
             self._pulse.settle()
+            self._models = ServedModels(self, self._key, self._pulse, self.control_directory)
         except BaseException:
             self.stop(exit_timeout_s=0.0)
             raise
+
+    def _spawn(self, claim: SharedMemoryClaim, libraries: list[str], log: ServerLog) -> None:
+        """Raises ``ServerError`` when the host has no process or thread left."""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", DIE_WITH_PARENT, *self._command(claim.prefix)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self._environment(claim, libraries),
+                umask=PRIVATE_UMASK,
+                start_new_session=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+            )
+            self._pump = threading.Thread(target=log.copy, args=(self._process.stdout,), name="triton-log", daemon=True)
+            self._pump.start()
+            self._pulse = StubPulse(self.pid)
+            self._pulse.start()
+            self._files = FileWatch(self.pid)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread
+            raise ServerError(f"The server's process cannot be started ({error}); see the limits in README.md.") from None
 
     def exit_code(self) -> int | None:
         assert self._process is not None
         return self._process.poll()
 
-    def dead_models(self) -> int:
-        """Model processes that have died. Triton neither restarts nor reports them: readiness stays 200."""
-        return sum(1 for parent, state in process_states() if parent == self.pid and state == "Z")
+    @property
+    def models(self) -> ServedModels:
+        """The models of a server that has started."""
+        assert self._models is not None
+        return self._models
+
+    def file_failure(self) -> str | None:
+        """Why it accepts no connections any more, or ``None``."""
+        return None if self._files is None else self._files.failure()
 
     def log_tail(self, lines: int = 20) -> str:
-        return "".join(list(self._tail)[-lines:])
+        return "" if self._log is None else self._log.tail(lines)
 
     def drain(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Drain:
         """Make the models refuse new sessions and finish running ones. Raises ``OSError`` when the request cannot be written."""
-        drain = Drain(self._control, timeout_s, clock)
+        drain = Drain(self.control_directory, timeout_s, clock)
         drain.start()
         return drain
 
@@ -182,11 +194,16 @@ class TritonServer:
         After the signal the models no longer serve each other, which ends running sessions: call ``drain`` first.
         """
         process = self._process
-        if process is None:
-            return
+        if process is not None:
+            self._end(process, self.settings.exit_timeout_s if exit_timeout_s is None else exit_timeout_s, should_hurry)
+        elif self._log is not None:
+            self._log.close()
+        if self._claim is not None:
+            self._claim.release()
+
+    def _end(self, process: subprocess.Popen[str], timeout_s: float, should_hurry: Callable[[], bool]) -> None:
         if self._pulse is not None:
             self._pulse.stop()
-        timeout_s = self.settings.exit_timeout_s if exit_timeout_s is None else exit_timeout_s
         if process.poll() is None and timeout_s > 0 and not should_hurry():
             process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + timeout_s
@@ -196,7 +213,6 @@ class TritonServer:
         process.wait()
         if self._pump is not None:
             self._pump.join(KILL_TIMEOUT_S)
-        remove_shared_memory(self._prefix)
 
     def _kill_group(self) -> None:
         """Model processes are in the server's group; some outlive it."""
@@ -216,69 +232,50 @@ class TritonServer:
             if not is_free(address, port):
                 raise PortInUseError(f"Port {port} is in use; stop the program that uses it or choose another port.")
 
-    def _command(self) -> list[str]:
+    def _command(self, prefix: str) -> list[str]:
         settings, ports = self.settings, self.ports
-        key = secrets.token_hex(16)
+        key = f"{RESTRICTED_APIS}:{ADMIN_KEY}={self._key}"
         return [
             str(settings.executable),
             f"--model-repository={settings.model_repository}",
             f"--backend-directory={settings.backend_directory}",
             "--disable-auto-complete-config",  # otherwise every model is imported twice
-            f"--backend-config=python,shm-region-prefix-name={self._prefix}",
+            f"--backend-config=python,shm-region-prefix-name={prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
-            f"--backend-config=python,thread-pool-size={backend_threads(settings.model_repository)}",
+            f"--backend-config=python,thread-pool-size={BACKEND_THREADS}",
             f"--exit-timeout-secs={max(1, int(settings.exit_timeout_s))}",
             f"--http-address={settings.http_address}",
             f"--grpc-address={settings.grpc_address}",
             f"--http-port={ports.http}",
             f"--grpc-port={ports.grpc}",
+            f"--metrics-address={settings.http_address}",  # otherwise an address of the build's choice
             f"--metrics-port={ports.metrics}",
-            f"--http-restricted-api={RESTRICTED_APIS}:admin-key={key}",
-            f"--grpc-restricted-protocol={RESTRICTED_APIS}:admin-key={key}",
+            f"--http-restricted-api={key}",
+            f"--grpc-restricted-protocol={key}",
+            *CONTROL_ARGUMENTS,
             "--grpc-keepalive-time=10000",  # detects a vanished client host in 15 s; the default is 2 h
             "--grpc-keepalive-timeout=5000",
             "--grpc-http2-max-pings-without-data=0",
             *settings.extra_arguments,
         ]
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, claim: SharedMemoryClaim, libraries: list[str]) -> dict[str, str]:
         """The stub takes its Python packages from the first python3 on PATH, and its libpython from the loader."""
         path = f"{self.settings.python_prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(self._control)}
-        directories = library_directories()
-        if directories:
-            environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*directories, os.environ.get("LD_LIBRARY_PATH")]))
+        environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(claim.control)}
+        if libraries:
+            environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")]))
         return environment
 
-    def _open_log(self) -> TextIO:
-        path = self.settings.log_path
-        if path is None:
-            return sys.stderr
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise ServerError(f"The server's log {path} cannot be written ({error.strerror}); choose another file.") from None
-
-    def _copy_log(self, target: TextIO) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        with self._process.stdout:
-            for line in self._process.stdout:
-                self._tail.append(line)
-                with contextlib.suppress(OSError):  # disk full, reader gone: a server whose output is not read would block
-                    target.write(line)
-                    target.flush()
-        if target is not sys.stderr:
-            with contextlib.suppress(OSError):
-                target.close()
-
     def _wait_until_ready(self, should_stop: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.settings.start_timeout_s
-        while not _is_ready(self.http_url):
+        deadline, is_hidden = time.monotonic() + self.settings.start_timeout_s, False
+        while not is_ready(self.http_url):
+            if not is_hidden and self.log_tail(1):  # it logs, so it has read its arguments
+                is_hidden = hide_argument(self.pid, self._key) or self.exit_code() is None
             if self.exit_code() is not None:
                 assert self._pump is not None
                 self._pump.join(KILL_TIMEOUT_S)
-                raise start_failure("".join(self._tail), self.exit_code())
+                raise start_failure(self.log_tail(LINES_OF_A_FAILURE), self.exit_code())
             if should_stop():
                 raise Interrupted
             if time.monotonic() > deadline:
@@ -286,14 +283,6 @@ class TritonServer:
                     f"The server was not ready after {self.settings.start_timeout_s:.0f} s; its log ends with:\n{self.log_tail()}"
                 )
             time.sleep(POLL_INTERVAL_S)
-
-
-def _is_ready(http_url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{http_url}/v2/health/ready", timeout=2.0) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def _reachable(address: str) -> str:

@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.keeper.host import SHARED_MEMORY
+from bistream.keeper.model_processes import STUB_CONTROL, STUB_REGION, stubs_of
 
 logger = logging.getLogger(__name__)
 
 PULSE_INTERVAL_S = 0.02
 _PULSES_BETWEEN_LOOKS = 10  # for new processes, while the models are loading
-_STUB = b"triton_python_backend_stub"
-_REGION, _PARENT, _CONTROL = 2, 5, 7  # indices into the stub's command line
 _HEADER_BYTES = 16  # header of every block in this memory
 # Four flags (the first is the heartbeat), two mutexes of 40 bytes, the handles of five message queues.
 _CONTROL_BLOCK = struct.Struct("<4B4x80x5q")
@@ -48,7 +47,10 @@ class _Stub:
 
 
 class StubPulse:
-    """``start`` with the server, ``settle`` when all its models are loaded, ``stop`` before it is terminated (idempotent)."""
+    """``start`` with the server, ``settle`` when all its models are loaded, ``stop`` before it is terminated (idempotent).
+
+    ``unsettle`` before a model is loaded anew, then ``settle`` again.
+    """
 
     def __init__(self, server: int, directory: Path = SHARED_MEMORY) -> None:
         """server: process id."""
@@ -58,6 +60,7 @@ class StubPulse:
         self._seen: set[int] = set()
         self._ended = select.poll()
         self._settled = threading.Event()
+        self._is_complete = False  # all processes were looked for after they had settled
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="triton-pulse", daemon=True)
 
@@ -65,8 +68,14 @@ class StubPulse:
         self._thread.start()
 
     def settle(self) -> None:
-        """No further model processes will start: scan once more, then never again."""
+        """No further model processes will start for now: scan once more, then no more."""
+        self._is_complete = False
         self._settled.set()
+
+    def unsettle(self) -> None:
+        """A model process will start."""
+        self._settled.clear()
+        self._is_complete = False
 
     def stop(self) -> None:
         """Nothing is written after this."""
@@ -75,11 +84,11 @@ class StubPulse:
             self._thread.join()
 
     def _run(self) -> None:
-        is_complete, pulses = False, 0
+        pulses = 0
         try:
             while not self._stopped.is_set():
-                if not is_complete and (pulses % _PULSES_BETWEEN_LOOKS == 0 or self._settled.is_set()):
-                    is_complete = self._settled.is_set()
+                if not self._is_complete and (pulses % _PULSES_BETWEEN_LOOKS == 0 or self._settled.is_set()):
+                    self._is_complete = self._settled.is_set()
                     self._adopt_new()
                 pulses += 1
                 for descriptor, _ in self._ended.poll(1000 * PULSE_INTERVAL_S):
@@ -91,7 +100,7 @@ class StubPulse:
                 self._forget(descriptor)
 
     def _adopt_new(self) -> None:
-        for process, arguments in _stubs_of(self._server):
+        for process, arguments in stubs_of(self._server):
             if process in self._seen:
                 continue
             try:
@@ -105,8 +114,9 @@ class StubPulse:
 
     def _open(self, process: int, arguments: list[bytes]) -> _Stub:
         """Raises ``OSError``, ``ValueError`` or ``struct.error`` if the server or the system is not the expected one."""
-        flag = int(arguments[_CONTROL]) + _HEADER_BYTES
-        with (self._directory / os.fsdecode(arguments[_REGION])).open("r+b") as file:
+        flag = int(arguments[STUB_CONTROL]) + _HEADER_BYTES
+        with (self._directory / os.fsdecode(arguments[STUB_REGION])).open("r+b") as file:
+            os.fchmod(file.fileno(), 0o600)  # the server makes it readable by every user, whatever the umask
             size = os.fstat(file.fileno()).st_size
             memory = mmap.mmap(file.fileno(), flag + _CONTROL_BLOCK.size)
         try:
@@ -123,14 +133,3 @@ class StubPulse:
         with contextlib.suppress(KeyError):
             self._ended.unregister(descriptor)
         self._stubs.pop(descriptor).close()
-
-
-def _stubs_of(server: int) -> list[tuple[int, list[bytes]]]:
-    """(process id, command line) of the model processes of a server."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            arguments = path.read_bytes().split(b"\0")
-            if arguments[0].endswith(_STUB) and len(arguments) > _CONTROL and arguments[_PARENT] == b"%d" % server:
-                found.append((int(path.parent.name), arguments))
-    return found

@@ -1,11 +1,13 @@
-"""Keeps one Triton server running: starts and watches it, restarts it when a part has died, drains and stops it, leaving nothing behind.
+"""Keeps one Triton server running: starts and watches it, restarts it when a part has failed, drains and stops it, leaving nothing behind.
 
-A dead model process cannot be restarted alone, so the whole server is (its sessions are lost either way). When the first start
-fails, the operator has to act: the supervisor ends with the reason. Called by ``scripts/serve.py``.
+What must be restarted is decided by ``server_watch``, how soon by ``restart_policy``. Before a restart the sessions are told. When the
+first start fails, the operator has to act: the supervisor ends with the reason. A server that has run once is never given up: beyond its
+budget of restarts it is restarted once a minute, and the log and the health port say so. Called by ``scripts/serve.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import subprocess
@@ -14,60 +16,42 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from bistream.keeper.host import ServerError
-from bistream.keeper.probe import ProbeError, ProbeSchedule, probe
-from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer, never
-from bistream.keeper.start_failure import PortInUseError
+from bistream.keeper.gate import Gate, NoGate
+from bistream.keeper.hang_watch import HANG_TIMEOUT_S
+from bistream.keeper.hangs import Hangs, HangWatcher, NoHangs
+from bistream.keeper.host import GoldenError, ServerError, end_process
+from bistream.keeper.probe import probe
+from bistream.keeper.reloads import RELOADED_ALONE
+from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
+from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
+from bistream.keeper.server_start import Verify, model_names, start_server, verify_nothing
+from bistream.keeper.server_watch import Fault, ServerWatch, failure
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
 DRAIN_INTERVAL_S = 0.05
-PORT_ATTEMPTS = 3
-COMMAND_KILL_TIMEOUT_S = 5.0
+LAST_WORDS_S = 0.3  # for the server to write what the front doors have sent
 
 
 @dataclass(frozen=True)
 class SupervisorSettings:
-    """probe_interval_s: seconds between deep probes; 0: none after the start. max_restarts: in a row; the count is reset
-    after ``stable_after_s`` of good health. drain_timeout_s: how long running sessions may continue after the first signal."""
+    """probe_interval_s: seconds between deep probes; 0: none after the start. max_restarts: within ten minutes, before they become
+    slow (``RestartLimits``); 0: end with the reason when the server fails. drain_timeout_s: how long running sessions may continue
+    after the first signal. hang_timeout_s: how long a process may give no sign of life; 0: for ever."""
 
     probe_interval_s: float = 15.0
     probe_timeout_s: float = 60.0
-    max_restarts: int = 3
-    stable_after_s: float = 600.0
+    max_restarts: int = RestartLimits.budget
+    hang_timeout_s: float = HANG_TIMEOUT_S
     drain_timeout_s: float = 30.0
-
-
-def start_server(settings: ServerSettings, probe_timeout_s: float, should_stop: Callable[[], bool] = never) -> TritonServer:
-    """A server whose models have all answered. Raises ``ServerError`` or ``Interrupted``; nothing is left running then."""
-    for attempt in range(PORT_ATTEMPTS):
-        server = TritonServer(settings)
-        try:
-            server.start(should_stop)
-        except PortInUseError:
-            if settings.ports is not None or attempt + 1 == PORT_ATTEMPTS:
-                raise
-            continue
-        try:
-            probe(server.grpc_url, model_names(settings), probe_timeout_s, should_stop)
-        except BaseException as error:
-            server.stop(exit_timeout_s=0.0)
-            if isinstance(error, ProbeError):
-                raise ServerError(f"The server started, but {error}.") from None
-            raise
-        return server
-    raise AssertionError("unreachable")
-
-
-def model_names(settings: ServerSettings) -> list[str]:
-    return sorted(path.parent.name for path in settings.model_repository.glob("*/config.pbtxt"))
 
 
 class Supervisor:
     """Runs until a signal, an unrecoverable failure, or the end of the given command.
 
-    on_ready: the server accepts sessions. on_unready: it no longer does; may be called twice. clock, pause: for tests.
+    on_ready: the server accepts sessions. on_unready: it no longer does; may be called twice. gate: in front of it. verify: before it is
+    ready. clock, pause: for tests.
     """
 
     def __init__(
@@ -78,6 +62,8 @@ class Supervisor:
         on_unready: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        gate: Gate | None = None,
+        verify: Verify = verify_nothing,
     ) -> None:
         self._server_settings = server_settings
         self._settings = settings
@@ -85,13 +71,29 @@ class Supervisor:
         self._on_unready = on_unready
         self._clock = clock
         self._pause = pause
+        self._gate = gate or NoGate()
+        self._verify = verify
         self._stops = 0  # a counter without a lock: a signal handler interrupts the thread that it would wait for
         self._ready = False
+        self._state = "The server starts."
+        self.current_server: TritonServer | None = None  # the one that served last
+        self.restarts = 0  # since the keeper started
+        self._limits = RestartLimits(budget=settings.max_restarts)
+        self._policy = RestartPolicy(self._limits, clock)
+
+    @property
+    def state(self) -> str:
+        """One sentence for whoever asks why the server is not ready."""
+        return "The server is shutting down." if self._is_stopping() else self._state
 
     @property
     def is_ready(self) -> bool:
         """Whether the server takes new sessions."""
-        return self._ready and not self._is_stopping()
+        return self._ready and self._gate.is_ready and not self._is_stopping()
+
+    def open_gate(self) -> contextlib.AbstractContextManager[None]:
+        """For a ``with`` around ``run`` or ``run_command``. Raises ``ServerError`` or ``Interrupted`` when it cannot be opened."""
+        return self._gate.opened(self._is_stopping)
 
     def stop(self) -> None:
         """The first call ends ``run`` once the running sessions have ended, the second at once. For signal handlers and any thread."""
@@ -105,24 +107,22 @@ class Supervisor:
             signal.signal(number, handler)
 
     def run(self) -> None:
-        """Serve until ``stop``. Raises ``ServerError`` when the server cannot be started or dies too often, ``Interrupted`` in a start."""
-        server, restarts = self._start(), 0
+        """Serve until ``stop``. Raises ``ServerError`` when the server cannot be started at first, ``Interrupted`` in a start."""
+        server = self._first_start()
         while True:
-            started_at = self._clock()
             try:
-                self._announce(server)
-                reason = self._watch(server)
+                fault = self._watch(server)
                 self._withdraw()
-                if reason is None:
+                if fault is None:
                     self._drain(server)
+                else:
+                    self._tell(server, fault)
             finally:
                 self._withdraw()
                 server.stop(None if self._is_stopping() else 0.0, self._is_hurried)
-            if reason is None:
+            if fault is None:
                 return
-            if self._clock() - started_at > self._settings.stable_after_s:
-                restarts = 0
-            server, restarts = self._restart(reason, restarts)
+            server = self._restart(fault.reason)
 
     def _is_stopping(self) -> bool:
         return self._stops > 0
@@ -132,14 +132,36 @@ class Supervisor:
 
     def _announce(self, server: TritonServer) -> None:
         self._ready = True
+        self._state = "The server is ready."
+        self.current_server = server
         self._on_ready(server)
 
     def _withdraw(self) -> None:
         self._ready = False
         self._on_unready()
 
+    def _follow_gate(self, server: TritonServer) -> None:
+        """What is announced follows the gate's doors; ``server`` works."""
+        if self._gate.is_ready is not self._ready:
+            if self._ready:
+                self._withdraw()
+            else:
+                self._announce(server)
+
+    def _await_gate(self, server: TritonServer) -> None:
+        """Until clients can start sessions. Raises ``ServerError`` and ``Interrupted``."""
+        while not self._ready:
+            if self._is_stopping():
+                raise Interrupted
+            reason = failure(server)
+            if reason is not None:
+                raise ServerError(f"{reason}.")
+            self._follow_gate(server)
+            self._pause(DRAIN_INTERVAL_S)
+
     def _drain(self, server: TritonServer) -> None:
         """Returns when no session is left, the time is up, the server has failed, or at the second ``stop``."""
+        self._gate.drain()
         try:
             drain = server.drain(self._settings.drain_timeout_s, self._clock)
         except OSError as error:
@@ -147,27 +169,68 @@ class Supervisor:
             return
         logger.info("draining: running sessions may continue for %.0f s", self._settings.drain_timeout_s)
         told = 0
-        while not self._is_hurried() and not drain.is_over():
-            reason = failure(server)
+        hangs = self._hangs_of(server)
+        while not self._is_hurried() and not (drain.is_over() and self._gate.has_ended):
+            silence = hangs.look()
+            reason = silence or failure(server, RELOADED_ALONE)
             if reason is not None:
-                logger.error("%s; running sessions end now", reason)
-                return
+                self._tell(server, Fault(reason, is_mute=silence is not None))
+                break
             left = drain.sessions_left
             if left != told:
                 logger.info("draining: %d sessions left", left)
                 told = left
             self._pause(DRAIN_INTERVAL_S)
+        hangs.stop()
 
-    def _restart(self, reason: str, restarts: int) -> tuple[TritonServer, int]:
-        """The new server and the number of restarts in a row. A failed start counts and is retried, as the server has started before."""
-        while restarts < self._settings.max_restarts:
-            restarts += 1
-            logger.error("%s; restarting the server (%d of %d)", reason.rstrip("."), restarts, self._settings.max_restarts)
+    def _hangs_of(self, server: TritonServer) -> HangWatcher:
+        return Hangs(server, self._settings.hang_timeout_s, self._clock) if self._settings.hang_timeout_s > 0 else NoHangs()
+
+    def _tell(self, server: TritonServer, fault: Fault) -> None:
+        """Give every session its error before the server is killed; returns when all have one, or the time is up."""
+        logger.error("%s; running sessions end now", fault.reason.rstrip("."))
+        if fault.is_mute or server.exit_code() is not None:
+            return
+        try:
+            notice = server.models.tell_failure(fault.model, fault.patience_s, self._clock)
+        except OSError as error:
+            logger.error("the sessions could not be told (%s)", error)
+            return
+        while not self._is_hurried() and not notice.is_over() and server.exit_code() is None:
+            self._pause(DRAIN_INTERVAL_S)
+        self._pause(LAST_WORDS_S)
+
+    def _restart(self, reason: str) -> TritonServer:
+        """The new server. A failed start counts and is retried for ever: the server has started before. ``Interrupted`` after ``stop``."""
+        while self._settings.max_restarts > 0:
+            delay_s = self._policy.record_failure()
+            self.restarts += 1
+            self._say_delay(reason.rstrip("."), delay_s)
+            self._wait(delay_s)
             try:
-                return self._start(), restarts
+                return self._start()
             except ServerError as error:
                 reason = str(error)
-        raise ServerError(f"{reason.rstrip('.')}; giving up after {restarts} restarts.")
+        raise ServerError(f"{reason.rstrip('.')}; giving up after 0 restarts.")
+
+    def _say_delay(self, reason: str, delay_s: float) -> None:
+        self._state = f"{reason}; the server is restarted in {delay_s:.0f} s."
+        if not self._policy.is_exhausted:
+            logger.error("%s; restarting the server in %.0f s (failure %d)", reason, delay_s, self._policy.failures)
+            return
+        self._state = (
+            f"{reason}; it has failed {self._policy.failures} times within {self._limits.window_s / 60.0:.0f} minutes and is "
+            f"restarted only every {delay_s:.0f} s: look for the cause in the log."
+        )
+        logger.critical("%s", self._state)
+
+    def _wait(self, seconds: float) -> None:
+        """Raises ``Interrupted`` after ``stop``."""
+        until = self._clock() + seconds
+        while not self._is_stopping() and (left := until - self._clock()) > 0:
+            self._pause(min(WATCH_INTERVAL_S, left))
+        if self._is_stopping():
+            raise Interrupted
 
     def run_command(self, command: Callable[[TritonServer], Sequence[str]]) -> int:
         """Start the server, run one command alongside it, end both; returns the command's exit code.
@@ -176,12 +239,12 @@ class Supervisor:
         """
         server = self._start()
         try:
-            self._announce(server)
+            self._await_gate(server)
             with subprocess.Popen(list(command(server))) as process:
                 try:
                     return self._wait_for(process, server)
                 finally:
-                    _end_process(process)
+                    end_process(process)
         finally:
             self._withdraw()
             server.stop(should_hurry=self._is_hurried)
@@ -198,45 +261,34 @@ class Supervisor:
             if reason is not None:
                 raise ServerError(f"{reason}.")
 
-    def _start(self) -> TritonServer:
-        return start_server(self._server_settings, self._settings.probe_timeout_s, self._is_stopping)
-
-    def _watch(self, server: TritonServer) -> str | None:
-        """Returns why the server must be restarted, or ``None`` after ``stop``."""
-        schedule = ProbeSchedule(self._settings.probe_interval_s)
-        models = model_names(self._server_settings)
-        while not self._is_stopping():
-            reason = failure(server)
-            if reason is not None:
-                return reason
-            if schedule.is_due():
-                try:
-                    probe(server.grpc_url, models, self._settings.probe_timeout_s, self._is_stopping)
-                    schedule.record(True)
-                except Interrupted:
-                    return None
-                except ProbeError as error:
-                    logger.warning("a probe failed: %s", error)
-                    if schedule.record(False):
-                        return f"The server does not work: {error}"
-            self._pause(WATCH_INTERVAL_S)
-        return None
-
-
-def failure(server: TritonServer) -> str | None:
-    """A failure that is visible without a request to the server, or ``None``."""
-    code = server.exit_code()
-    if code is not None:
-        return f"The server ended by itself with exit code {code}"
-    if server.dead_models():
-        return "The process of a model has died"
-    return None
-
-
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
+    def _first_start(self) -> TritonServer:
+        """A server that speaks wrong is no mistake of the command line: whoever asks for readiness is told, and it is tried again."""
         try:
-            process.wait(COMMAND_KILL_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            return self._start()
+        except GoldenError as error:
+            return self._restart(str(error))
+
+    def _start(self) -> TritonServer:
+        self._gate.hold()
+        server = start_server(self._server_settings, self._settings.probe_timeout_s, self._is_stopping, self._verify)
+        self._gate.release()
+        return server
+
+    def _watch(self, server: TritonServer) -> Fault | None:
+        """Returns why the server must be restarted, or ``None`` after ``stop``."""
+        models, timeout_s = model_names(self._server_settings), self._settings.probe_timeout_s
+
+        def probe_all(should_stop: Callable[[], bool]) -> None:
+            probe(server.grpc_url, models, timeout_s, should_stop)
+
+        watch = ServerWatch(server, probe_all, self._settings.probe_interval_s, self._limits, self._clock, self._hangs_of(server))
+        try:
+            while not self._is_stopping():
+                fault = watch.look()
+                if fault is not None:
+                    return fault
+                self._follow_gate(server)
+                self._pause(WATCH_INTERVAL_S)
+            return None
+        finally:
+            watch.stop()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
 
+from gateway.budget import Budget
 from gateway.http2.connection import Connection
-from gateway.http2.frames import PREFACE, ErrorCode, Setting, Violation, decoded_message, header_block
-from gateway.http2.stream import BadMessage, InputBudget, Stream, StreamLost
+from gateway.http2.fields import RawFields
+from gateway.http2.frames import LARGEST_WINDOW, PREFACE, ErrorCode, Setting, Violation, decoded_message, header_block
+from gateway.http2.stream import BadMessage, Stream, StreamLost
 
 CONNECT_TIMEOUT_S = 2.0
 STREAM_WINDOW = 4 * 1024 * 1024  # of audio on its way; all of it is read as it comes
 CONNECTION_WINDOW = 256 * 1024 * 1024
 MAX_FRAME = 128 * 1024  # one chunk of audio
-_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024  # an hour and a half of audio
+_STATUS = {str(status.value[0]): status for status in grpc.StatusCode}
 
 
 class CallFailed(Exception):
@@ -34,15 +37,15 @@ class ClientConnection(Connection):
         self._authority = authority
         self._tell_lost = on_lost
         self._next_id = 1
-        self._budget = InputBudget()
+        self._budget = Budget()
         self.is_leaving = False  # the server takes no new calls here
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.start({Setting.ENABLE_PUSH: 0, Setting.HEADER_TABLE_SIZE: 4096}, PREFACE)
 
-    def call(self, path: str) -> ClientCall:
-        """Begin a call; its request messages follow."""
+    def call(self, path: str, metadata: Iterable[tuple[bytes, bytes]] = ()) -> ClientCall:
+        """Begin a call; its request messages follow. metadata: lower-case names and values without line breaks."""
         fields = [
             (b":method", b"POST"),
             (b":scheme", b"http"),
@@ -51,28 +54,34 @@ class ClientConnection(Connection):
             (b"content-type", b"application/grpc"),
             (b"te", b"trailers"),
             (b"user-agent", b"bistream-gate"),
+            *metadata,
         ]
-        stream = Stream(self, self._next_id, 0, self._budget)
+        stream = Stream(self, self._next_id, MAX_MESSAGE_BYTES, self._budget)
         self.last_stream_id = stream.id
         self._next_id += 2
+        if self._next_id > LARGEST_WINDOW:  # the last number of a stream
+            self.is_leaving = True
         self.streams[stream.id] = stream
         self.send_headers(stream.id, header_block(fields))
         return ClientCall(stream)
 
-    def on_block(self, stream_id: int, fields: dict[str, str], ended: bool) -> None:
+    def on_block(self, stream_id: int, fields: RawFields, ended: bool) -> None:
         stream = self.streams.get(stream_id)
         if stream is None:
-            if stream_id > self.last_stream_id:
+            if stream_id % 2 == 0 or stream_id > self.last_stream_id:
                 raise Violation(ErrorCode.PROTOCOL_ERROR, "headers of a stream that is not open")
-            return
-        if ended:
-            stream.trailers = fields
+        elif ended:
+            stream.trailers = {name.decode("latin-1"): value.decode("latin-1") for name, value in fields}
             stream.take_end()
-        else:
-            stream.headers = fields
 
-    def on_goaway(self) -> None:
+    def on_goaway(self, last_stream_id: int) -> None:
         self.is_leaving = True
+        for stream in [stream for stream in self.streams.values() if stream.id > last_stream_id]:
+            stream.lose()
+
+    def on_check(self, now: float) -> None:
+        if self.is_leaving and not self.streams:
+            self.close()
 
     def on_lost(self) -> None:
         self._tell_lost(self)
@@ -98,8 +107,7 @@ class ClientCall:
             return message
         trailers = self._stream.trailers or {}
         self._stream.close()
-        code = trailers.get("grpc-status", "")
-        status = _STATUS.get(int(code), grpc.StatusCode.UNKNOWN) if code.isdigit() else grpc.StatusCode.UNKNOWN
+        status = _STATUS.get(trailers.get("grpc-status", ""), grpc.StatusCode.UNKNOWN)
         if status != grpc.StatusCode.OK:
             raise CallFailed(status, decoded_message(trailers.get("grpc-message", "")))
         return None
@@ -110,6 +118,10 @@ class ClientCall:
             await self._stream.write(message)
         except StreamLost:
             raise CallFailed(grpc.StatusCode.UNAVAILABLE) from None
+
+    def try_write(self, message: bytes) -> bool:
+        """Send it if all of it has room now. False: nothing was sent. Not while ``write`` is under way."""
+        return self._stream.try_write(message)
 
     def finish(self) -> None:
         """Half-close."""

@@ -126,7 +126,7 @@ def _string(value: bytes) -> bytes:
 
 def encoded_message(details: str) -> bytes:
     """``grpc-message``: percent-encoded UTF-8."""
-    return quote(details, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~").encode("ascii")
+    return quote(details, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~", errors="replace").encode("ascii")
 
 
 def decoded_message(value: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import grpc
 import numpy as np
@@ -20,7 +21,7 @@ from gateway.http_door import HttpDoor
 from gateway.keys import Keys
 from gateway.settings import GateSettings, Limits, TlsSettings, UpstreamSettings
 from gateway.upstream import Upstream
-from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Stream
+from tests.unit.client.fake_server import Behaviour, FakeServer, Speakers
 
 TIMEOUT_S = 20.0
 
@@ -59,7 +60,9 @@ class FakeTriton(FakeServer):
         answer = service_pb2.ModelConfigResponse()
         answer.config.name = request.name
         answer.config.parameters["model_dir"].string_value = "/srv/secret"
+        answer.config.parameters["model_family"].string_value = "cosyvoice2"
         answer.config.default_model_filename = "model.py"
+        answer.config.model_transaction_policy.decoupled = request.name == "cosyvoice2_bistream"
         answer.config.input.add(name="target_text", data_type="TYPE_STRING", dims=[1, 1])
         return answer
 
@@ -149,13 +152,10 @@ class GateRig:
         self.server.stop()
 
 
-class Speakers:
-    """Every session of the server is spoken by a ``Speaker`` of its own, whichever stream it comes on."""
-
-    def __init__(self) -> None:
-        self._speakers: WeakKeyDictionary[Stream, Speaker] = WeakKeyDictionary()
-
-    def __call__(self, request: Received, stream: Stream) -> None:
-        for name in ("is_start", "is_end"):
-            request.inputs.setdefault(name, np.array([[True]]))
-        self._speakers.setdefault(stream, Speaker())(request, stream)
+def certificate(folder: Path) -> TlsSettings:
+    """A certificate for 127.0.0.1 that is its own authority."""
+    subject = ["-subj", "/CN=gate", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    files = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run([*command, "-out", str(files[0]), "-keyout", str(files[1])], check=True, capture_output=True)
+    return TlsSettings(*files)

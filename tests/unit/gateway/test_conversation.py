@@ -160,14 +160,72 @@ def test_a_late_append_is_told_how_the_session_ended() -> None:
     async def test() -> None:
         house = House()
         client = house.client()
-        for name, ending, expected in (("a", "CANCELLED: Cancelled.", "CANCELLED"), ("b", "", "UNKNOWN_SESSION")):
+        endings = {"a": "CANCELLED", "b": "", "c": "UNKNOWN_VOICE", "d": "ENGINE_ERROR", "e": "SESSION_TIMEOUT"}
+        for name, ending in endings.items():
             await client.send(start(name, "x"))
             if ending:
-                house.last.error(ending)
+                house.last.error(f"{ending}: It ended.")
             house.last.final()
             await answers(client, 2 if ending else 1)
             await client.send(append(name, "late"))
-            assert told((await answers(client, 2))[0]) == ("append", expected)
+            assert told((await answers(client, 2))[0]) == ("append", ending or "UNKNOWN_SESSION")
+
+    run(test)
+
+
+def test_a_late_append_is_told_what_the_gate_ended_the_session_with() -> None:
+    async def test() -> None:
+        house = House(Limits(max_silence_s=30))
+        client = house.client()
+        await client.send(start("silent", ""))
+        house.clock.now += 31
+        house.gate.sweep()
+        await client.send(start("lost", "x"))
+        house.last.lose()
+        await answers(client, 4)
+        for name, code in (("silent", "SESSION_TIMEOUT"), ("lost", "ENGINE_ERROR")):
+            await client.send(append(name, "late"))
+            assert told((await answers(client, 2))[0]) == ("append", code)
+
+    run(test)
+
+
+def test_a_session_of_a_key_whose_stream_is_gone_was_cancelled() -> None:
+    async def test() -> None:
+        house = House(keys=KEYS)
+        first, second = house.client(key="k" * 16), house.client(key="k" * 16)
+        await first.send(start("mine", "x"))
+        first.close()
+        await second.send(append("mine", "late"))
+        assert told((await answers(second, 2))[0]) == ("append", "CANCELLED")
+
+    run(test)
+
+
+def test_an_id_is_free_again_when_its_start_was_refused() -> None:
+    """A client that is told UNKNOWN_VOICE starts again at once, before the server has closed the refused session."""
+
+    async def test() -> None:
+        house = House()
+        client = house.client()
+        await client.send(start("mine", "x"))
+        await client.send(append("mine", "more"))
+        refused = house.last
+        refused.error("UNKNOWN_VOICE: Send the recording.")
+        assert told((await answers(client, 1))[0]) == ("start", "UNKNOWN_VOICE")
+        await client.send(start("mine", "x", is_end=True))
+        assert house.last is not refused
+        refused.error("UNKNOWN_VOICE: Send the recording.", "1")
+        for request_id in ("0", "1"):
+            refused.final(request_id)
+        house.last.audio()
+        house.last.final()
+        came = [told(answer) for answer in await answers(client, 5)]
+        assert came == [("append", "UNKNOWN_VOICE"), ("start", "final"), ("append", "final"), ("start", "audio"), ("start", "final")]
+        client.end_of_requests()
+        assert await client.next_answer() is None
+        await settle()
+        assert refused.is_finished and len(house.gate.sessions) == 0 and house.gate.admission.sessions == 0
 
     run(test)
 

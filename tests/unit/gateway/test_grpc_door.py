@@ -16,13 +16,13 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from bistream.client.client import BistreamClient
 from bistream.errors import BistreamError, InvalidInputError, UnknownSessionError
-from client.client import BistreamClient
 from gateway.keys import Keys
 from gateway.settings import Limits, TlsSettings
-from tests.unit.client.fake_server import Received, Stream
+from tests.unit.client.fake_server import Received, Speakers, Stream
 from tests.unit.gateway.requests import BISTREAM, OFFLINE, message
-from tests.unit.gateway.rig import GateRig, Speakers
+from tests.unit.gateway.rig import GateRig
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 TRITON_DEADLY = (("triton_grpc_error", "true"), ("x-request-id", "1"))
@@ -263,6 +263,7 @@ def test_what_is_public_is_told_and_nothing_else(rig: GateRig) -> None:
     assert list(client.get_server_metadata().extensions) == ["statistics"]
     assert client.get_model_metadata(OFFLINE).name == OFFLINE
     config = client.get_model_config(OFFLINE)
+    assert config.config.parameters["model_family"].string_value == "cosyvoice2"
     assert config.config.input[0].name == "target_text" and "secret" not in str(config) and "model.py" not in str(config)
     assert [stats.name for stats in client.get_inference_statistics().model_stats] == [OFFLINE, BISTREAM]
     for question in (client.get_model_metadata, client.get_model_config, client.get_inference_statistics):

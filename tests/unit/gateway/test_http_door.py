@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from bistream.client.say_http import request_body, synthesize
 from bistream.errors import BistreamError, InvalidInputError
-from client.client_http import request_body, synthesize
 from gateway.http_json import read_infer, write_answer
 from gateway.keys import Keys
 from gateway.settings import Limits
@@ -188,6 +188,7 @@ def test_what_is_public_is_told(rig: GateRig) -> None:
     assert json.loads(ask(rig, f"/v2/models/{OFFLINE}")[1])["inputs"] == [{"name": "target_text", "datatype": "BYTES", "shape": [1, 1]}]
     config = ask(rig, f"/v2/models/{OFFLINE}/config")[1]
     assert json.loads(config)["input"][0]["dims"] == [1, 1] and b"secret" not in config
+    assert json.loads(config)["parameters"] == {"model_family": {"string_value": "cosyvoice2"}}
     statistics = json.loads(ask(rig, f"/v2/models/{OFFLINE}/stats")[1])["model_stats"]
     assert [(stats["name"], stats["inference_count"]) for stats in statistics] == [(OFFLINE, 3)]
 
@@ -271,6 +272,7 @@ OBJECTS = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=200)
     | st.builds(lambda inputs, more: json.dumps({**more, "inputs": inputs}).encode(), st.lists(OBJECTS, max_size=3), OBJECTS)
@@ -284,6 +286,7 @@ def test_any_body_is_a_request_or_refused(body: bytes) -> None:
         assert "target_text" in infer.request.tensors
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40))
 def test_samples_survive_json_exactly(samples: list[float]) -> None:
     infer = read_infer(OFFLINE, "", json.dumps({"inputs": [TEXT]}).encode(), None, Limits())

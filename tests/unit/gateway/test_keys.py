@@ -56,6 +56,7 @@ def test_anything_else_is_refused_without_saying_it(keys: Keys, headers: dict[st
         ("", "holds no key"),
         ("# only this\n", "holds no key"),
         ("short\n", "fewer than 16"),
+        (f"{KEY}ü\n", "ASCII"),
         (f"{KEY} a\n{KEY} b\n", "twice"),
         (f"{KEY} a\n{OTHER} a\n", "twice"),
     ],

@@ -10,17 +10,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import tritonclient.grpc as triton
 
+from bistream.client.client import BistreamClient
 from bistream.errors import BistreamError, ConfigError
-from client.client import BistreamClient
 from gateway.open_files import RESERVE, ensure_open_files, needed_files
 from gateway.options import command, parse_arguments
 from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
-from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton, Speakers
+from tests.unit.client.fake_server import Speakers
+from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,16 +35,20 @@ class Process:
         settings = GateSettings(upstream, grpc=Listen(port=0), http=Listen(port=0), ready_file=self._ready, **options)
         self._command = command(settings)
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> Self:
         self.process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + TIMEOUT_S
         while not (self._ready.exists() and self._ready.read_text(encoding="utf-8")):
             assert self.process.poll() is None and time.monotonic() < deadline, "the gate did not open"
             time.sleep(0.01)
-        self.grpc_url = json.loads(self._ready.read_text(encoding="utf-8"))["grpc"]
-        self.client = triton.InferenceServerClient(self.grpc_url)
+        addresses = json.loads(self._ready.read_text(encoding="utf-8"))
+        self.grpc_url, self.http_url = addresses["grpc"], addresses["http"]
+        self.client = self.connect()
         self.wait_for_readiness(True)
         return self
+
+    def connect(self) -> triton.InferenceServerClient:
+        return triton.InferenceServerClient(self.grpc_url)
 
     def wait_for_readiness(self, wanted: bool) -> None:
         deadline = time.monotonic() + TIMEOUT_S

@@ -48,7 +48,7 @@ def text_parameter(value: str) -> Any:
     return service_pb2.InferParameter(string_param=value)
 
 
-MANY: dict[str, Any] = {f"a{number}": "x" for number in range(9)}
+MANY: dict[str, Any] = {f"a{number}": "x" for number in range(12)}
 WRONG: dict[str, tuple[Any, str]] = {
     "unknown model": (message(model="nope", target_text="x"), "nope"),
     "inner model": (message(model="llm_bistream", target_text="x"), "llm_bistream"),
@@ -59,7 +59,12 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an input of the other model": (message(model=OFFLINE, target_text="x", seed=1), "seed"),
     "a missing input": (message(model=OFFLINE, reference_text="x"), "target_text"),
     "an input twice": (damaged(lambda made: made.MergeFrom(message(target_text="y"))), "twice"),
-    "more inputs than there are": (message(model=OFFLINE, **MANY), "9 inputs"),
+    "more inputs than there are": (message(model=OFFLINE, **MANY), "12 inputs"),
+    "a hash too short": (message(target_text="x", reference_hash="0" * 63), "64 lower-case"),
+    "a hash too long": (message(target_text="x", reference_hash="0" * 65), "64 lower-case"),
+    "a hash in capitals": (message(model=OFFLINE, target_text="x", reference_hash="A" * 64), "64 lower-case"),
+    "a hash and a line": (message(target_text="x", reference_hash="0" * 64 + "\n"), "64 lower-case"),
+    "a name for a hash": (message(target_text="x", reference_hash="speaker:anna"), "64 lower-case"),
     "another type": (damaged(lambda made: setattr(made.inputs[0], "datatype", "FP32")), "FP32"),
     "no type": (damaged(lambda made: setattr(made.inputs[0], "datatype", "")), "BYTES [1, 1]"),
     "another rank": (damaged(lambda made: set_shape(made, 1)), "[1]"),
@@ -90,12 +95,17 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an output twice": (message(target_text="x", outputs=("waveform", "waveform")), "twice"),
     "too much text": (message(target_text="x" * 101), "100 bytes"),
     "too much transcript": (message(target_text="x", reference_text="x" * 101), "100 bytes"),
+    "too long a source": (message(model=OFFLINE, source_wav=[0.0] * 16_001), "source_wav lasts more than 1 s"),
+    "too much instruction": (message(target_text="x", instruct_text="x" * 101), "100 bytes"),
     "too long a recording": (message(target_text="x", reference_wav=[0.0] * 16_001), "1 s"),
     "an id with a blank": (message(target_text="x", session_id="a b"), "session_id"),
+    "an unknown normalization": (message(target_text="x", text_normalization="fr"), "text_normalization"),
     "an empty id": (message(target_text="x", session_id=""), "session_id"),
     "an id that is no text": (message(target_text="x", session_id=b"\xff"), "session_id"),
     "an id over 128 characters": (message(target_text="x", session_id="a" * 129), "session_id"),
     "a long speaker": (message(target_text="x", speaker_id="a" * 65), "speaker_id"),
+    "a speaker that is a path": (message(model=OFFLINE, target_text="x", speaker_id="../a"), "speaker_id"),
+    "a speaker that is no text": (message(target_text="x", speaker_id=b"\xff"), "speaker_id"),
     "a long request id": (message(request_id="a" * 1025, target_text="x"), "request id"),
 }
 

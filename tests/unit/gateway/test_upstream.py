@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from bistream.errors import EngineError
 from gateway.settings import UpstreamSettings
 from gateway.upstream import Upstream, UpstreamLost, public_error
+from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.fakes import run
-from tests.unit.gateway.rig import FakeTriton, Speakers
+from tests.unit.gateway.rig import FakeTriton
 
 
 def watched(address: str, test: Callable[[Upstream], Awaitable[None]]) -> None:
@@ -104,3 +106,32 @@ def test_only_the_servers_own_codes_are_told() -> None:
     for words in ("", "in /srv/model.py(40): execute", "NONSENSE: what", "Stub process is not healthy."):
         unknown = public_error(words)
         assert isinstance(unknown, EngineError) and "/srv" not in unknown.sentence
+
+
+def test_a_server_that_is_held_takes_no_sessions(tmp_path: Path) -> None:
+    server, hold = FakeTriton(Speakers()), tmp_path / "hold"
+    hold.touch()
+
+    async def test() -> None:
+        upstream = Upstream(UpstreamSettings(server.address, poll_interval_s=0.01, hold_file=hold))
+        asked: list[bool] = []
+        ask = upstream._ask_ready
+
+        async def note() -> bool:
+            asked.append(await ask())
+            return asked[-1]
+
+        upstream._ask_ready = note  # type: ignore[method-assign]
+        watch = asyncio.create_task(upstream.watch())
+        await until(lambda: len(asked) > 2)
+        assert not any(asked) and not upstream.is_ready
+        hold.unlink()
+        await until(lambda: upstream.is_ready)
+        hold.touch()
+        await until(lambda: not upstream.is_ready)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        upstream.close()
+
+    run(test)
+    server.stop()

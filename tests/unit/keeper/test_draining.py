@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bistream.control_files import CONTROL_VARIABLE
-from bistream.keeper.drain import CLOSING_S, Drain
+from bistream.control_files import CONTROL_VARIABLE, forget_process
+from bistream.keeper.drain import CLOSING_S, TELLING_S, Drain, FailureNotice
 from bistream.triton.front_door import FrontDoor, follow_keeper
 
 WAIT_S = 20.0
@@ -22,10 +22,16 @@ class FakeOrchestrator:
         self.open_sessions = running
         self.deadlines: list[float] = []
         self.ended = threading.Event()
+        self.failures: list[tuple[str, float]] = []
+        self.told = threading.Event()
 
     def drain(self, deadline_s: float) -> None:
         self.deadlines.append(deadline_s)
         assert self.ended.wait(WAIT_S)
+
+    def fail(self, model: str, patience_s: float) -> None:
+        self.failures.append((model, patience_s))
+        assert self.told.wait(WAIT_S)
 
 
 class House:
@@ -49,6 +55,13 @@ class House:
         drain = self.doors[number]._drain
         assert drain is not None
         drain.join(WAIT_S)
+
+    def tell(self, number: int) -> None:
+        """All sessions of this door have heard of the failure."""
+        self.sessions[number].told.set()
+        failure = self.doors[number]._failure
+        assert failure is not None
+        failure.join(WAIT_S)
 
 
 def test_doors_serve_until_the_keeper_drains_them(tmp_path: Path) -> None:
@@ -117,6 +130,53 @@ def test_a_report_that_could_not_be_written_is_repeated(tmp_path: Path) -> None:
     moved.rename(directory)
     assert not house.drain.is_over()
     assert house.look() == [True] and house.drain.is_over()
+
+
+def test_a_failure_is_over_when_every_door_has_told_its_sessions(tmp_path: Path) -> None:
+    house = House(tmp_path, 2, 0)
+    notice = FailureNotice(tmp_path, "llm_bistream", 5.0, clock=lambda: house.now)
+    notice.start()
+    assert house.look() == [False, False] and not notice.is_over()
+    assert [sessions.failures for sessions in house.sessions] == [[("llm_bistream", 5.0)]] * 2
+    house.tell(0)
+    house.tell(1)
+    assert not notice.is_over() and house.look() == [True, True] and notice.is_over()
+
+
+def test_a_failure_of_no_model_in_particular_names_none(tmp_path: Path) -> None:
+    house = House(tmp_path, 0)
+    FailureNotice(tmp_path, "", 30.0).start()
+    house.look()
+    assert house.sessions[0].failures == [("", 30.0)]
+    house.tell(0)
+
+
+def test_a_failure_ends_a_drain_that_is_under_way(tmp_path: Path) -> None:
+    house = House(tmp_path, 1)
+    house.drain.start()
+    house.look()
+    FailureNotice(tmp_path, "token2wav", 0.0).start()
+    assert house.look() == [False] and house.sessions[0].failures == [("token2wav", 0.0)]
+    house.tell(0)
+    assert house.look() == [True] and house.drain.is_over()
+    house.end(0)
+
+
+def test_a_door_that_cannot_tell_its_sessions_is_given_up(tmp_path: Path) -> None:
+    house = House(tmp_path, 1)
+    notice = FailureNotice(tmp_path, "llm_bistream", 5.0, clock=lambda: house.now)
+    notice.start()
+    house.now += 5.0
+    assert not notice.is_over()
+    house.now += TELLING_S
+    assert notice.is_over()
+
+
+def test_nobody_waits_for_the_door_of_a_dead_process(tmp_path: Path) -> None:
+    for number in (12, 123):
+        FrontDoor(tmp_path, f"model-{number}", FakeOrchestrator(1)).look()
+    forget_process(tmp_path, 12)
+    assert [path.name for path in tmp_path.iterdir()] == ["model-123.door"]
 
 
 def test_a_keeper_that_cannot_reach_the_models_gets_an_error(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
 import stat
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,20 +12,17 @@ from typing import Any
 
 import pytest
 
-from bistream.keeper.host import ServerError, process_states, remove_abandoned_shared_memory, remove_shared_memory
+from bistream.keeper.host import ServerError
 from bistream.keeper.probe import ProbeSchedule
 from bistream.keeper.server_process import (
     Interrupted,
     Ports,
     ServerSettings,
     TritonServer,
-    backend_threads,
     free_ports,
 )
 from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
-from scripts.fill_template import fill, placeholders
-from scripts.make_model_repo import read_template
 
 LOG = "\n".join(
     [
@@ -106,17 +101,6 @@ def test_a_log_that_cannot_be_opened_is_an_error_at_the_start(tmp_path: Path) ->
         server.start()
 
 
-@pytest.mark.parametrize("sessions", [{}, {"a": 64, "b": 10}, {"a": 3}])
-def test_every_session_may_wait_for_two_answers_at_a_time(tmp_path: Path, sessions: dict[str, int]) -> None:
-    for model, count in sessions.items():
-        (tmp_path / model).mkdir()
-        template = read_template("cosyvoice2_bistream")
-        values = {name: "1" for name in placeholders(template)}
-        text = fill(template, {**values, "max_sessions": str(count)})
-        (tmp_path / model / "config.pbtxt").write_text(text, encoding="utf-8")
-    assert backend_threads(tmp_path) > 2 * max(sessions.values(), default=0)
-
-
 def test_a_server_that_ends_while_starting_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     server = fake_server(tmp_path, f"import sys; print({LOG!r}); sys.exit(1)")
     with pytest.raises(ServerError, match="hift.pt is missing"):
@@ -173,24 +157,6 @@ def test_a_supervisor_can_be_stopped_while_the_server_starts(tmp_path: Path) -> 
     timer.join()
 
 
-def test_only_files_of_dead_keepers_are_removed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    mine, dead, other = (tmp_path / name for name in (f"bistream_{os.getpid()}_x_1", f"bistream_{process.pid}_x_1", "someone_else"))
-    for path in (mine, dead, other):
-        path.touch()
-    remove_abandoned_shared_memory(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([mine, other])
-    remove_shared_memory(f"bistream_{os.getpid()}_x_", tmp_path)
-    assert list(tmp_path.iterdir()) == [other]
-
-
-def test_process_states_see_a_dead_child() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but has not been reaped
-        assert (os.getpid(), "Z") in process_states()
-
-
 def test_probes_are_due_after_the_interval_and_one_failure_is_forgiven() -> None:
     now = [0.0]
     schedule = ProbeSchedule(interval_s=10.0, failures_allowed=1, clock=lambda: now[0])
@@ -202,43 +168,3 @@ def test_probes_are_due_after_the_interval_and_one_failure_is_forgiven() -> None
     assert not schedule.record(False)
     assert schedule.record(False)
     assert not ProbeSchedule(interval_s=0.0, clock=lambda: 1e9).is_due()
-
-
-class Rehearsal(Supervisor):
-    """Servers that never run: ``lives`` holds the lifetime of each (hours; None: it does not start)."""
-
-    def __init__(self, tmp_path: Path, lives: list[float | None]) -> None:
-        self.now = 0.0
-        self.lives = lives
-        settings = fake_server(tmp_path, "").settings
-        super().__init__(settings, SupervisorSettings(max_restarts=3, stable_after_s=600.0), clock=lambda: self.now)
-
-    def _start(self) -> TritonServer:
-        if not self.lives:
-            raise Interrupted
-        if self.lives[0] is None:
-            self.lives.pop(0)
-            raise ServerError("It does not start.")
-        return TritonServer(self._server_settings)
-
-    def _watch(self, server: TritonServer) -> str | None:
-        life = self.lives.pop(0)
-        assert life is not None
-        self.now += 3600.0 * life
-        return "It has died"
-
-
-@pytest.mark.parametrize("lives", [[1.0] * 20, [1.0, None, None, 1.0, None, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0]])
-def test_a_server_that_dies_now_and_then_is_always_restarted(tmp_path: Path, lives: list[float | None]) -> None:
-    rehearsal = Rehearsal(tmp_path, lives)
-    with pytest.raises(Interrupted):
-        rehearsal.run()
-    assert rehearsal.lives == []
-
-
-@pytest.mark.parametrize("lives", [[0.0] * 4, [1.0, None, None, None], [1.0, None, 0.0, None]])
-def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, lives: list[float | None]) -> None:
-    rehearsal = Rehearsal(tmp_path, [*lives, 1.0])
-    with pytest.raises(ServerError, match="giving up after 3 restarts"):
-        rehearsal.run()
-    assert rehearsal.lives == [1.0]

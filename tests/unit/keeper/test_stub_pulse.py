@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -84,6 +85,15 @@ def test_the_flag_of_a_living_process_is_set_whenever_the_server_has_cleared_it(
             wait_until_set(late)
     after = early.read_bytes()
     assert [index for index in range(REGION_BYTES) if before[index] != after[index]] == [FLAG]
+
+
+def test_the_memory_of_a_model_process_is_closed_to_other_users(tmp_path: Path) -> None:
+    """The server sets the mode 0644 itself, whatever its umask."""
+    memory = region(tmp_path, "memory")
+    memory.chmod(0o644)
+    with stub(memory, os.getpid()), pulse(tmp_path):
+        wait_until_set(memory)
+        assert stat.S_IMODE(memory.stat().st_mode) == 0o600
 
 
 def test_nothing_is_written_after_a_process_has_died_or_the_pulse_was_stopped(tmp_path: Path) -> None:

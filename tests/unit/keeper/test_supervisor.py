@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import GoldenError, ServerError
+from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import ServerSettings, TritonServer
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 
@@ -21,15 +23,34 @@ class FakeServer:
         self.left = left
         self.calls: list[str] = []
         self.code: int | None = None
-        self.dead = 0
+        self.dead: list[str] = []
+        self.ending_looks = 0  # looks until a failure has been told to all sessions
         self.deaf = False
         self.hurried_at_stop: bool | None = None
+
+    def count_dead(self) -> int:
+        return 0
 
     def exit_code(self) -> int | None:
         return self.code
 
-    def dead_models(self) -> int:
-        return self.dead
+    @property
+    def models(self) -> FakeServer:
+        return self
+
+    def take_dead(self) -> list[str]:
+        dead, self.dead = self.dead, []
+        return dead
+
+    def tell_failure(self, model: str, patience_s: float, clock: Callable[[], float]) -> FakeServer:
+        self.calls.append(f"tell {model or '-'} {patience_s:g}")
+        if self.deaf:
+            raise OSError("disk full")
+        self.left = [1] * self.ending_looks
+        return self
+
+    def file_failure(self) -> str | None:
+        return None
 
     def drain(self, timeout_s: float, clock: Callable[[], float]) -> FakeServer:
         self.calls.append(f"drain {timeout_s:g}")
@@ -38,6 +59,9 @@ class FakeServer:
         return self
 
     def is_over(self) -> bool:
+        if self.calls[-1].startswith("tell") and self.left:
+            self.left.pop()
+            return False
         return not self.left
 
     @property
@@ -64,7 +88,7 @@ class Rehearsal(Supervisor):
             at_pause(self, self.pauses)
 
         settings = ServerSettings(Path("/none"), Path("/none"), Path("/none"))
-        keeper = SupervisorSettings(probe_interval_s=0.0, drain_timeout_s=7.0, max_restarts=0)
+        keeper = SupervisorSettings(probe_interval_s=0.0, drain_timeout_s=7.0, max_restarts=0, hang_timeout_s=0.0)
         super().__init__(settings, keeper, on_unready=self.withdraw, clock=lambda: 0.0, pause=pause)
 
     def withdraw(self) -> None:
@@ -123,14 +147,14 @@ def die(supervisor: Rehearsal, number: int) -> None:
 def lose_a_model(supervisor: Rehearsal, number: int) -> None:
     signal_at(1)(supervisor, number)
     if number == 3:
-        supervisor.server.dead = 1
+        supervisor.server.dead = ["llm_bistream"]
 
 
 @pytest.mark.parametrize("failure", [die, lose_a_model])
 def test_a_server_that_fails_while_it_drains_is_not_waited_for(failure: Callable[[Rehearsal, int], None]) -> None:
     supervisor = Rehearsal(FakeServer([1] * 100), failure)
     supervisor.run()
-    assert supervisor.server.calls[-1] == "stop" and supervisor.pauses == 3
+    assert supervisor.server.calls[-1] == "stop" and supervisor.pauses <= 4
 
 
 def test_models_that_cannot_be_drained_are_stopped_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,11 +164,70 @@ def test_models_that_cannot_be_drained_are_stopped_all_the_same(caplog: pytest.L
     assert server.calls[-1] == "stop" and "disk full" in caplog.text
 
 
-def test_a_failed_server_is_killed_and_not_drained() -> None:
-    def fail(supervisor: Rehearsal, number: int) -> None:
-        supervisor.server.dead = 1
+def lose(model: str) -> Callable[[Rehearsal, int], None]:
+    def at_pause(supervisor: Rehearsal, number: int) -> None:
+        if number == 1:
+            supervisor.server.dead = [model]
 
-    supervisor = Rehearsal(FakeServer([1]), fail)
-    with pytest.raises(ServerError, match="The process of a model has died; giving up after 0 restarts"):
+    return at_pause
+
+
+def test_sessions_are_told_before_a_failed_server_is_killed() -> None:
+    server = FakeServer([1])
+    server.ending_looks = 3
+    supervisor = Rehearsal(server, lose("token2wav"))
+    with pytest.raises(ServerError, match=r"The process of a model has died \(token2wav\); giving up"):
+        supervisor.run()
+    assert server.calls == ["unready", "tell token2wav 0", "unready", "kill"]
+    assert supervisor.ready_at == [True, *[False] * 4], "three looks and the last words"
+
+
+def test_a_server_that_has_ended_has_nobody_to_tell() -> None:
+    def end(supervisor: Rehearsal, number: int) -> None:
+        supervisor.server.code = -11
+
+    supervisor = Rehearsal(FakeServer([1]), end)
+    with pytest.raises(ServerError, match="exit code -11"):
         supervisor.run()
     assert supervisor.server.calls == ["unready", "unready", "kill"]
+
+
+def test_sessions_that_cannot_be_told_do_not_delay_the_restart() -> None:
+    server = FakeServer([1])
+    server.deaf = True
+    supervisor = Rehearsal(server, lose("llm_bistream"))
+    with pytest.raises(ServerError):
+        supervisor.run()
+    assert server.calls[-1] == "kill" and supervisor.pauses == 1
+
+
+class Mute(Rehearsal):
+    """The first starts speak wrong."""
+
+    def __init__(self, server: FakeServer, at_pause: Callable[[Rehearsal, int], None], failures: int, restarts: int) -> None:
+        super().__init__(server, at_pause)
+        self._settings = replace(self._settings, max_restarts=restarts)
+        self._limits = RestartLimits(budget=restarts)
+        self._policy = RestartPolicy(self._limits, lambda: 0.0)
+        self.failures = failures
+        self.states: list[str] = []
+
+    def _start(self) -> TritonServer:
+        self.states.append(self.state)
+        if self.failures:
+            self.failures -= 1
+            raise GoldenError("The golden utterance is not as stored.")
+        return super()._start()
+
+
+def test_a_server_that_speaks_wrong_is_tried_again_and_says_why_it_is_not_ready() -> None:
+    supervisor = Mute(FakeServer([]), signal_at(3), failures=1, restarts=5)
+    supervisor.run()
+    assert supervisor.states[1] == "The golden utterance is not as stored; the server is restarted in 0 s."
+    assert supervisor.server.calls == ["unready", "drain 7", "unready", "stop"]
+
+
+def test_without_restarts_it_ends_with_the_reason() -> None:
+    supervisor = Mute(FakeServer([]), signal_at(), failures=1, restarts=0)
+    with pytest.raises(ServerError, match="The golden utterance is not as stored; giving up after 0 restarts"):
+        supervisor.run()

@@ -1,0 +1,256 @@
+"""Before a server counts as ready it speaks the golden utterance, and what it says is compared with what was stored.
+
+Through the models' own processes, as they will serve: the recording through ``audio_tokenizer`` and ``speaker_embedding``, a text through
+``llm_bistream``, its tokens through ``token2wav`` in hops, and the same text once more through the front door as a caller would send it.
+Damaged weights, a broken kernel or a GPU that computes wrong answer every request, and all probes, without any error. Called by
+``server_start`` after the probes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+import uuid
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.checkpoint_files import family_of
+from bistream.config import RuntimeConfig
+from bistream.errors import BistreamError
+from bistream.keeper.golden import (
+    DISTANCE_OTHER,
+    SEED,
+    TEXT,
+    TRANSCRIPT,
+    Golden,
+    audio_fault,
+    difference,
+    distance,
+    hops,
+)
+from bistream.keeper.golden_facts import HOP_SETTINGS, Parameters, checkpoint, checkpoint_files, environment, read_parameters, tiers_of
+from bistream.keeper.golden_store import GoldenStore, StoredGolden
+from bistream.keeper.host import GoldenError
+from bistream.keeper.metrics import triton_text
+from bistream.keeper.model_requests import ModelStream, RequestError
+from bistream.keeper.server_process import TritonServer
+from bistream.orchestration.hop_policy import HopPolicy
+from bistream.rates import SAMPLES_PER_TOKEN
+from bistream.reference_tone import recording
+from bistream.types import FloatArray, IntArray, VoicePrompt
+from bistream.voice.build import build_voice_prompt
+from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
+from bistream.wire_arrays import Arrays, scalar_array, text_array
+
+logger = logging.getLogger(__name__)
+
+METRICS_ATTEMPTS = 5
+COMPILED_ANEW = "graphs"  # a tier whose compiler chooses among kernels by timing them: without its cache, sums may get another order
+SUMS_VARY = "kernels"  # a tier that adds with atomics
+ATTEMPTS = 2  # a session of the probes may still run beside the first, and in some tiers the company changes the last bit
+NEEDED = (AUDIO_TOKENIZER, SPEAKER_EMBEDDING, LLM_BISTREAM, TOKEN2WAV, COSYVOICE2_BISTREAM)
+
+
+@dataclass(frozen=True)
+class GoldenCheck:
+    """state_dir: holds what was stored; made when it is missing."""
+
+    state_dir: Path
+    timeout_s: float = 60.0  # for each response of a model
+
+    def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
+        """Returns when the server speaks as stored, or as nothing else did yet. Raises ``GoldenError`` and ``Interrupted``."""
+        parameters = read_parameters(server.settings.model_repository)
+        if missing := [contract.name for contract in NEEDED if contract.name not in parameters]:
+            logger.info("no golden utterance: the repository has no %s", ", ".join(missing))
+            return
+        began = time.monotonic()
+        try:
+            store = GoldenStore(self.state_dir, checkpoint(parameters))
+            tiers = _tiers(server)
+            present = environment(parameters, tiers)
+            stored = store.find(present)
+            is_known = stored is not None and stored.environment == present
+            if stored is None:
+                check_archives(checkpoint_files(parameters))
+            form = _Form.of(parameters)
+            with ModelStream(server.grpc_url, self.timeout_s, should_stop) as stream:
+                if stored is not None:
+                    _speak_as(stored, stream, form, is_known and COMPILED_ANEW not in tiers, SUMS_VARY in tiers)
+                golden = None if is_known else _speak_anew(stream, form)
+        except RequestError as error:
+            raise GoldenError(f"The golden utterance was not spoken: {error}") from None
+        except BistreamError as error:
+            raise GoldenError(f"The golden utterance was not spoken: {error.sentence}") from None
+        took = f"{time.monotonic() - began:.1f} s"
+        if golden is None:
+            logger.info("the golden utterance is as stored (%s)", took)
+            return
+        _say_new(stored, present.differences(stored.environment) if stored else [], took)
+        try:
+            store.save(golden, present)
+        except OSError as error:
+            logger.warning("the golden utterance cannot be stored in %s (%s); choose another --state-dir", store.folder, error.strerror)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Settings of a repository that the utterance follows. mel_high_hz: as of ``build_voice_prompt``."""
+
+    mel_high_hz: float
+    hop_policy: HopPolicy
+
+    @classmethod
+    def of(cls, parameters: Parameters) -> _Form:
+        """Raises ``CheckpointError``."""
+        defaults, values = RuntimeConfig(), parameters[COSYVOICE2_BISTREAM.name]
+        first, most = (int(values.get(name, getattr(defaults, name))) for name in HOP_SETTINGS)
+        family = family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
+        return cls(family.mel_high_hz, HopPolicy(first_hop_tokens=first, max_chunks=most))
+
+
+def _tiers(server: TritonServer) -> str:
+    """Without them the environment would pass for another one, so a busy server is asked more than once."""
+    address = f"{server.http_url.rpartition(':')[0]}:{server.ports.metrics}"
+    return next((tiers for _ in range(METRICS_ATTEMPTS) if (tiers := tiers_of(triton_text(address)))), "")
+
+
+def _say_new(stored: StoredGolden | None, differences: list[str], took: str) -> None:
+    if stored is None:
+        logger.info("the golden utterance of a checkpoint that is new here is stored for later starts (%s)", took)
+    else:
+        names = ", ".join(difference.partition(",")[0] for difference in differences)
+        logger.info("the golden utterance is like that of %s, which differs in %s (%s)", stored.path.name, names, took)
+
+
+def check_archives(paths: list[Path]) -> None:
+    """Read the weights of a checkpoint once before its first utterance becomes the one to compare with. Raises ``GoldenError``."""
+    for path in paths:
+        if not zipfile.is_zipfile(path):
+            continue
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise GoldenError(f"{path.name} is damaged ({damaged} does not match its checksum); download it again.")
+
+
+def _speak_anew(stream: ModelStream, form: _Form) -> Golden:
+    """With its own inputs in every stage, for the next start to compare with. Raises ``GoldenError``."""
+    golden, fault = speak(stream, None, form)
+    if fault is not None:
+        raise GoldenError(f"The golden utterance is no speech: {fault}; check the model directory, or try --set kernels=plain.")
+    return golden
+
+
+def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: bool, sums_vary: bool) -> None:
+    """Raises ``GoldenError`` when it was different every time."""
+    for attempt in range(ATTEMPTS):
+        golden, fault = speak(stream, stored.golden, form)
+        if fault is None and (fault := difference(stored.golden, golden, exact, sums_vary)) is None:
+            return
+        if attempt + 1 < ATTEMPTS:
+            logger.warning("the golden utterance is not as it should be (%s); it is spoken once more", fault)
+    date = datetime.datetime.fromtimestamp(stored.path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+    raise GoldenError(
+        f"The golden utterance is not as stored on {date}: {fault}; restore the files of the checkpoint, which are damaged unless the "
+        f"GPU or its kernels are (--set kernels=plain does without), or remove {stored.path.parent} if this is how it shall sound."
+    )
+
+
+def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden, str | None]:
+    """The utterance, and why it cannot be right. base: its outputs are the inputs of the next stages, else those of this run.
+    form: of the repository."""
+    wav = recording()
+    voice_tokens: IntArray = _one(stream.ask(AUDIO_TOKENIZER, {"reference_wav": wav.reshape(1, -1)}), "prompt_speech_tokens")
+    embedding: FloatArray = _one(stream.ask(SPEAKER_EMBEDDING, {"reference_wav": wav.reshape(1, -1)}), "prompt_spk_embedding")
+    known = (voice_tokens, embedding) if base is None else (base.voice_tokens, base.embedding)
+    voice = build_voice_prompt(wav, TRANSCRIPT, *known, form.mel_high_hz)
+    speech_tokens = _speech_tokens(stream, voice)
+    waveform = _waveform(stream, voice, speech_tokens if base is None else base.speech_tokens, form.hop_policy)
+    golden = Golden(voice_tokens, embedding, speech_tokens, waveform)
+    fault = audio_fault(waveform)
+    if fault is not None:
+        return golden, f"the audio of token2wav {fault}"
+    return golden, _front_door_fault(stream, golden if base is None else None, len(speech_tokens))
+
+
+def _front_door_fault(stream: ModelStream, alike: Golden | None, tokens: int) -> str | None:
+    """What is wrong with the same utterance as a caller hears it. alike: made of the same tokens."""
+    wav = recording()
+    responses = stream.ask(
+        COSYVOICE2_BISTREAM,
+        {
+            "session_id": text_array(_session_id()),
+            "target_text": text_array(TEXT),
+            "reference_wav": wav.reshape(1, -1),
+            "reference_wav_len": scalar_array(len(wav), np.int32),
+            "reference_text": text_array(TRANSCRIPT),
+            "is_end": scalar_array(True, np.bool_),
+            "seed": scalar_array(SEED, np.int64),
+        },
+    )
+    heard = np.concatenate([np.zeros(0, np.float32), *(response["waveform"].reshape(-1) for response in responses)])
+    if (fault := audio_fault(heard)) is not None:
+        return f"the audio of cosyvoice2_bistream {fault}"
+    if len(heard) != tokens * SAMPLES_PER_TOKEN:
+        return f"cosyvoice2_bistream speaks {len(heard)} samples of {tokens} speech tokens instead of {tokens * SAMPLES_PER_TOKEN}"
+    if alike is not None and (apart := distance(alike.waveform, heard)) > DISTANCE_OTHER:
+        return f"cosyvoice2_bistream makes other audio than token2wav (log-mel distance {apart:.3f}, at most {DISTANCE_OTHER:g})"
+    return None
+
+
+def _speech_tokens(stream: ModelStream, voice: VoicePrompt) -> IntArray:
+    responses = stream.ask(
+        LLM_BISTREAM,
+        {
+            "session_id": text_array(_session_id()),
+            "text": text_array(TEXT),
+            "is_end": scalar_array(True, np.bool_),
+            "prompt_text": text_array(voice.prompt_text),
+            "prompt_speech_tokens": voice.speech_tokens,
+            "seed": scalar_array(SEED, np.int64),
+        },
+    )
+    if error := next((str(response["error"].reshape(-1)[0].decode()) for response in responses if response["error"].reshape(-1)[0]), ""):
+        raise RequestError(f"model {LLM_BISTREAM.name}: {error}")
+    tokens: IntArray = np.concatenate([np.zeros(0, np.int32), *(response["speech_token_ids"].reshape(-1) for response in responses)])
+    if not len(tokens):
+        raise RequestError(f"model {LLM_BISTREAM.name} speaks no speech token")
+    return tokens
+
+
+def _waveform(stream: ModelStream, voice: VoicePrompt, tokens: IntArray, policy: HopPolicy) -> FloatArray:
+    session_id, pieces = _session_id(), hops(tokens, len(voice.speech_tokens), policy)
+    prompt: Arrays = {
+        "prompt_spk_embedding": voice.speaker_embedding,
+        "prompt_speech_tokens": voice.speech_tokens,
+        "prompt_speech_feat": voice.speech_feat,
+        "seed": scalar_array(SEED, np.int64),
+    }
+    chunks = []
+    for index, piece in enumerate(pieces):
+        arrays: Arrays = {
+            "session_id": text_array(session_id),
+            "target_speech_tokens": piece.astype(np.int32),
+            "finalize": scalar_array(index + 1 == len(pieces), np.bool_),
+            **(prompt if index == 0 else {}),
+        }
+        chunks.append(_one(stream.ask(TOKEN2WAV, arrays), "waveform").reshape(-1))
+    return np.concatenate(chunks)
+
+
+def _one(responses: list[Arrays], name: str) -> NDArray[Any]:
+    if len(responses) != 1:
+        raise RequestError(f"{len(responses)} responses instead of one with {name}")
+    return responses[0][name]
+
+
+def _session_id() -> str:
+    return f"golden-{uuid.uuid4().hex}"

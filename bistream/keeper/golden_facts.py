@@ -1,0 +1,88 @@
+"""What the golden utterance of a served repository depends on: the checkpoint, which it must follow, and the environment, which may
+change it a little. Read from the models' ``config.pbtxt``, the checkpoint's files, Triton's metrics and this host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.family import FAMILIES
+from bistream.fingerprint import Fingerprint, files_hash, gpus, processor, versions
+from bistream.keeper.golden import RECIPE
+from bistream.voice.made_with import SPEAKER_ENCODER_FILE
+from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
+
+Parameters = Mapping[str, Mapping[str, str]]  # by model
+_TEXT_FILES = tuple(f"{QWEN_DIRECTORY}/{name}" for name in ("config.json", "vocab.json", "merges.txt", "tokenizer_config.json"))
+_YAML_NAMES = tuple(name for family in FAMILIES for name in family.yaml_names)
+CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
+    AUDIO_TOKENIZER.name: tuple(family.speech_tokenizer_file for family in FAMILIES),
+    SPEAKER_EMBEDDING.name: (SPEAKER_ENCODER_FILE,),
+    LLM_BISTREAM.name: ("llm.pt", *_YAML_NAMES, *_TEXT_FILES),
+    TOKEN2WAV.name: ("flow.pt", "hift.pt", *_YAML_NAMES),
+}
+_RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
+HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front door: how it cuts a whole text, which the audio follows
+_ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer")
+_PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
+_PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
+_TIER = re.compile(r"^bistream_tier\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
+_LABEL = re.compile(r'(stage|tier)="(\w+)"')
+
+
+def read_parameters(model_repository: Path) -> dict[str, dict[str, str]]:
+    """By model, from each ``config.pbtxt``."""
+    texts = {path.parent.name: path.read_text(encoding="utf-8", errors="replace") for path in model_repository.glob("*/config.pbtxt")}
+    return {name: dict(_PARAMETER.findall(text)) for name, text in texts.items()}
+
+
+def checkpoint_files(parameters: Parameters) -> list[Path]:
+    """Every file of the checkpoint that is there."""
+    folders = ((Path(parameters[model].get("model_dir", "")), names) for model, names in CHECKPOINT_FILES.items() if model in parameters)
+    return sorted({folder / name for folder, names in folders for name in names if (folder / name).is_file()})
+
+
+def checkpoint(parameters: Parameters) -> Fingerprint:
+    """Raises ``CheckpointError``."""
+    facts = {"recipe": RECIPE}
+    for model, names in CHECKPOINT_FILES.items():
+        values = parameters.get(model, {})
+        folder = Path(values.get("model_dir", ""))
+        facts[model] = files_hash(folder, [name for name in names if (folder / name).is_file()])
+        facts |= {f"{model} {name}": values[name] for name in _RESULT_SETTINGS if name in values}
+    front_door = parameters.get(COSYVOICE2_BISTREAM.name, {})
+    facts |= {f"{COSYVOICE2_BISTREAM.name} {name}": front_door[name] for name in HOP_SETTINGS if name in front_door}
+    return Fingerprint(facts)
+
+
+def environment(parameters: Parameters, tiers: str) -> Fingerprint:
+    """tiers: ``tiers_of`` the server's metrics."""
+    facts = {"hardware": " + ".join((*gpus(), f"{len(os.sched_getaffinity(0))} x {processor()}")), "tiers": tiers, "code": _code_hash()}
+    for model, values in sorted(parameters.items()):
+        settings = {name: values[name] for name in _ENVIRONMENT_SETTINGS if name in values}
+        if folder := values.get("engine_dir", ""):
+            settings["engine_dir"] = _folder_hash(Path(folder))
+        facts |= {f"{model} {name}": value for name, value in settings.items()}
+    return Fingerprint({**facts, **versions(*_PACKAGES)})
+
+
+def tiers_of(metrics: str) -> str:
+    """``flow plain, vocoder plain`` from Triton's page of metrics; empty where it has none."""
+    pairs = (dict(_LABEL.findall(labels)) for labels in _TIER.findall(metrics))
+    return ", ".join(sorted(f"{pair['stage']} {pair['tier']}" for pair in pairs if len(pair) == 2))
+
+
+@cache
+def _code_hash() -> str:
+    """Of this package: a change of our own may change the last bit of a sum."""
+    package = Path(__file__).resolve().parents[1]
+    return files_hash(package, [str(path.relative_to(package)) for path in package.rglob("*.py")])
+
+
+def _folder_hash(folder: Path) -> str:
+    return files_hash(folder, [path.name for path in folder.iterdir() if path.is_file()]) if folder.is_dir() else "none"

@@ -1,0 +1,188 @@
+"""One process of a group of servers, started again when it ends: a server with its keeper, or the proxy before them.
+
+Its output goes to the standard error, each line with its name in front. Used by ``server_group``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bistream.keeper.host import DIE_WITH_PARENT, ServerError
+from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
+
+logger = logging.getLogger(__name__)
+
+LINES_KEPT = 20
+JOIN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class MemberPlan:
+    """command: an absolute path and its arguments. is_ready: whether the process, while it runs, is of use. environment: added to ours.
+    clear: removes what an earlier process has left that ``is_ready`` would find."""
+
+    name: str
+    command: Sequence[str]
+    is_ready: Callable[[], bool]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    clear: Callable[[], None] = lambda: None
+
+
+class Process(Protocol):
+    """What a member needs of ``subprocess.Popen``."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def kill(self) -> None: ...
+
+
+class OutputCopy:
+    """Copies the lines of a process to our standard error and keeps the last ones."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self._name = name
+        self._process = process
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._thread = threading.Thread(target=self._copy, name=f"log of {name}", daemon=True)
+        self._thread.start()
+
+    def last_line(self) -> str:
+        """Of all, once the process has ended."""
+        self._thread.join(JOIN_TIMEOUT_S)
+        return next((line.strip() for line in reversed(self._lines) if line.strip()), "")
+
+    def _copy(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self._lines.append(line)
+                with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
+                    sys.stderr.write(f"[{self._name}] {line}")
+                    sys.stderr.flush()
+
+
+def spawn(plan: MemberPlan) -> tuple[Process, Callable[[], str]]:
+    """The process and its last line. It dies with us, and a Ctrl-C in our terminal does not reach it. Raises ``ServerError``."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", DIE_WITH_PARENT, *plan.command],
+            env={**os.environ, **plan.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+    except OSError as error:
+        raise ServerError(f"{plan.name} cannot be started ({error.strerror}); see the limits in README.md.") from None
+    return process, OutputCopy(plan.name, process).last_line
+
+
+class Member:
+    """``start`` it, ``look`` often, ``ask_to_end``, ``kill``. Used by one thread, which must live as long as the process.
+
+    limits: of restarts. spawn_process, clock: for tests.
+    """
+
+    def __init__(
+        self,
+        plan: MemberPlan,
+        limits: RestartLimits | None = None,
+        spawn_process: Callable[[MemberPlan], tuple[Process, Callable[[], str]]] = spawn,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self.was_ready = False  # at any time
+        self.failure = ""  # why it does not run, while it does not
+        self._policy = RestartPolicy(limits or RestartLimits(), clock)
+        self._spawn = spawn_process
+        self._clock = clock
+        self._process: Process | None = None
+        self._last_line: Callable[[], str] = str
+        self._restart_at = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self.is_running else None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_running and self.plan.is_ready()
+
+    @property
+    def has_never_worked(self) -> bool:
+        """It has failed, and was not ready before."""
+        return bool(self.failure) and not self.was_ready
+
+    def start(self) -> None:
+        """Raises ``ServerError``."""
+        self.plan.clear()
+        self._process, self._last_line = self._spawn(self.plan)
+
+    def look(self) -> None:
+        """Notice its end, and start it again when that is due."""
+        if self.is_running:
+            if self.plan.is_ready():
+                self.was_ready, self.failure = True, ""
+            return
+        if self._process is not None:
+            self._note_end(self._process.poll())
+        if self._clock() >= self._restart_at:
+            try:
+                self.start()
+            except ServerError as error:  # no process or file to be had for the moment
+                self._fail(str(error))
+
+    def _note_end(self, code: int | None) -> None:
+        self._process = None
+        if code == 0:  # somebody asked it to end, to have a fresh one
+            self._restart_at = self._clock()
+            logger.info("%s has ended as asked; starting it again", self.plan.name)
+            return
+        if code is not None and code < 0:
+            self._fail(f"{self.plan.name} was killed by signal {-code}")
+            return
+        said = self._last_line()
+        self._fail(f"{self.plan.name} ended with exit code {code}" + (f": {said}" if said else ""))
+
+    def _fail(self, reason: str) -> None:
+        delay_s = self._policy.record_failure()
+        self._restart_at = self._clock() + delay_s
+        self.failure = reason
+        logger.error("%s; starting it again in %.0f s (failure %d)", reason.rstrip("."), delay_s, self._policy.failures)
+
+    def ask_to_end(self) -> None:
+        """A server drains the first time, and ends at once the second time."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)  # of no effect on a process that has ended
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it has ended, or ``timeout_s`` is over."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """Idempotent. What it has started dies with it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,132 @@
+"""Whether the host gives the server the open files, threads and shared memory that its settings need, checked before the start.
+
+Without the check the server fails later and in a worse way: without files it accepts no connection, without threads the start ends
+in the trace of a library, without shared memory single requests fail. Called by ``scripts/serve.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import resource
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bistream.keeper.host import SHARED_MEMORY, ServerError
+from bistream.keeper.path_checks import check_paths
+from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
+from bistream.keeper.thread_limits import ThreadLimit, thread_limits
+from bistream.process_limits import raise_soft_limit
+from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
+
+logger = logging.getLogger(__name__)
+
+MIB = 2**20
+FILES_WANTED = 65_536  # the soft limit, as far as the hard one allows: connections that wait for their end count too
+# Measured with six models on two cores without a GPU, idle: 70 files and 46 threads of the server itself, 8 to 13 threads of a model
+# process, 1 MiB of shared memory each. A network that takes a recording of 30 s in one piece grew its memory to 5 MiB.
+_FILES_OF_SERVER, _FILES_TO_START = 256, 128
+_THREADS_OF_SERVER, _THREADS_OF_MODEL, _THREADS_OF_KEEPER = 64, 16, 16
+_MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
+_CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
+_BYTES_PER_SAMPLE = 4
+_FRONT_DOORS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
+_INSTANCES = re.compile(r"instance_group \[ \{ count: (\d+)")
+_PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
+
+
+@dataclass(frozen=True)
+class Need:
+    """to_start: less is an error. full: what ``max_sessions`` sessions may need at once; less is a warning."""
+
+    to_start: int
+    full: int
+
+
+@dataclass(frozen=True)
+class HostNeeds:
+    """files: open in one process. threads: of the server, its models and the keeper. shared_memory: bytes."""
+
+    files: Need
+    threads: Need
+    shared_memory: Need
+
+
+@dataclass(frozen=True)
+class HostRoom:
+    files: int
+    thread_limits: tuple[ThreadLimit, ...]
+    shared_memory: int
+
+
+def host_needs(model_repository: Path, processors: int) -> HostNeeds:
+    """From the models' ``config.pbtxt``."""
+    texts = {path.parent.name: path.read_text(encoding="utf-8", errors="replace") for path in model_repository.glob("*/config.pbtxt")}
+    parameters = {name: dict(_PARAMETER.findall(text)) for name, text in texts.items()}
+    instances = sum(int(match[1]) if (match := _INSTANCES.search(text)) else 1 for text in texts.values())
+    front_doors = [values for name, values in parameters.items() if name in _FRONT_DOORS]
+    sessions = sum(int(_number(values, "max_sessions")) for values in front_doors)
+    recording_s = max((_number(values, "max_reference_s") for values in front_doors), default=0.0)
+    compute = sum(int(_number(values, "num_threads")) or processors for values in parameters.values())
+    threads = _THREADS_OF_KEEPER + _THREADS_OF_SERVER + instances * (BACKEND_THREADS + _THREADS_OF_MODEL)
+    recordings = int(sessions * recording_s * REFERENCE_SAMPLE_RATE * _BYTES_PER_SAMPLE)
+    return HostNeeds(
+        Need(_FILES_TO_START, _FILES_OF_SERVER + _CONNECTIONS_PER_SESSION * sessions),
+        Need(threads, threads + processors + compute),  # a start may do with fewer computing threads
+        Need(instances * _MEMORY_TO_START, instances * _MEMORY_OF_MODEL + recordings),
+    )
+
+
+def _number(parameters: Mapping[str, str], name: str) -> float:
+    """0 where it is missing or not a number: the model that reads it says so better."""
+    try:
+        number = float(parameters.get(name, "0"))
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
+
+
+def prepare_host(settings: ServerSettings) -> None:
+    """Raise the soft limits, log a warning for each shortage. Raises ``ServerError`` when the server could not start."""
+    check_paths(settings)
+    processors = len(os.sched_getaffinity(0))
+    for warning in shortages(host_needs(settings.model_repository, processors), host_room()):
+        logger.warning("%s", warning)
+
+
+def host_room() -> HostRoom:
+    """Raises the soft limits of this process, and so of the server, as a side effect."""
+    files = raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
+    shared_memory = 0
+    with contextlib.suppress(OSError):
+        shared_memory = shutil.disk_usage(SHARED_MEMORY).free
+    return HostRoom(files, thread_limits(), shared_memory)
+
+
+def shortages(needs: HostNeeds, room: HostRoom) -> list[str]:
+    """One sentence for each thing that is enough to start, but not for ``max_sessions``. Raises ``ServerError`` for what is not."""
+    files, memory = needs.files.full, f"{math.ceil(needs.shared_memory.full / MIB)}m"
+    raise_files = f"run `ulimit -n {files}` before it (docker run --ulimit nofile={files})"
+    more_memory = f"make it larger (docker run --shm-size={memory} or --ipc=host)"
+    checks = [
+        (needs.files, room.files, 1, "open files", raise_files),
+        *((needs.threads, limit.left, 1, "more processes and threads", limit.remedy(needs.threads.full)) for limit in room.thread_limits),
+        (needs.shared_memory, room.shared_memory, MIB, f"MiB of {SHARED_MEMORY}", more_memory),
+    ]
+    errors, warnings = [], []
+    for need, left, unit, what, remedy in checks:
+        amounts = f"{{}} {what} and may have {left // unit}; {remedy}"
+        if left < need.to_start:
+            errors.append(f"To start, the server needs {amounts.format(math.ceil(need.to_start / unit))}.")
+        elif left < need.full:
+            amount = amounts.format(math.ceil(need.full / unit))
+            warnings.append(f"For max_sessions sessions at once the server needs {amount}, or lower max_sessions.")
+    if errors:
+        raise ServerError("\n".join(errors))
+    return warnings

@@ -1,0 +1,88 @@
+"""Asks the models of a running server as a client does: one gRPC stream, one request after the other. Used by ``golden_check``.
+
+``probe`` asks in its own way: it wants a sign of life and takes an error for one.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from bistream.keeper.server_process import Interrupted, never
+from bistream.wire import CONTRACTS, ModelContract, parse_error
+from bistream.wire_arrays import Arrays
+
+WAIT_INTERVAL_S = 0.25
+_DATATYPES = {(contract.name, spec.name): spec.datatype for contract in CONTRACTS for spec in contract.inputs}
+_Event = tuple[triton.InferResult | None, InferenceServerException | None]
+
+
+class RequestError(Exception):
+    """A model answered with an error, or not at all; the message names it."""
+
+
+def tensor(model: str, name: str, array: NDArray[Any]) -> triton.InferInput:
+    """An input of ``model``, with the contract's datatype."""
+    infer_input = triton.InferInput(name, list(array.shape), _DATATYPES[model, name])
+    infer_input.set_data_from_numpy(array)
+    return infer_input
+
+
+class ModelStream:
+    """A context manager. timeout_s: for each response."""
+
+    def __init__(self, grpc_url: str, timeout_s: float, should_stop: Callable[[], bool] = never) -> None:
+        self._client = triton.InferenceServerClient(grpc_url)
+        self._timeout_s = timeout_s
+        self._should_stop = should_stop
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._is_waiting = False
+
+    def __enter__(self) -> ModelStream:
+        self._client.start_stream(callback=lambda result, error: self._events.put((result, error)))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # A stream cancelled at the moment of an answer would keep the model from ever unloading.
+        self._client.stop_stream(cancel_requests=self._is_waiting)
+        self._client.close()
+
+    def ask(self, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+        """All responses with data, until the final one. Raises ``RequestError`` and ``Interrupted``."""
+        inputs = [tensor(contract.name, name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+        self._is_waiting = True
+        self._client.async_stream_infer(contract.name, inputs, request_id=uuid.uuid4().hex, enable_empty_final_response=True)
+        found: list[Arrays] = []
+        is_final = False
+        while not is_final:
+            result, error = self._next(contract.name)
+            if error is not None:
+                self._is_waiting = False  # an error ends the request
+                raise RequestError(f"model {contract.name}: {parse_error(error.message() or '').sentence}")
+            assert result is not None
+            response = result.get_response()
+            if outputs := {output.name: result.as_numpy(output.name) for output in response.outputs}:
+                found.append(outputs)
+            is_final = response.parameters["triton_final_response"].bool_param
+        self._is_waiting = False
+        return found
+
+    def _next(self, model: str) -> _Event:
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline:
+            if self._should_stop():
+                raise Interrupted
+            try:
+                return self._events.get(timeout=WAIT_INTERVAL_S)
+            except queue.Empty:
+                continue
+        raise RequestError(f"model {model} did not answer within {self._timeout_s:.0f} s")

@@ -1,0 +1,249 @@
+"""The HTTP door against bodies and heads that no client would send: a status below 500 or the end of the connection, and bounded memory."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway import http_server
+from gateway.http_server import MAX_HEAD_BYTES, MAX_PIPELINED
+from gateway.settings import Limits, TlsSettings
+from tests.unit.gateway.marks import long
+from tests.unit.gateway.requests import OFFLINE
+from tests.unit.gateway.rig import TIMEOUT_S, GateRig, certificate
+
+INFER = f"/v2/models/{OFFLINE}/infer"
+TEXT = {"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": ["abc"]}
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[GateRig]:
+    with GateRig(limits=Limits(requests_per_second=0, connections_per_address=0)) as made:
+        yield made
+        made.wait_for(lambda: made.gate.admission.streams == made.gate.admission.sessions == made.gate.input_budget.used == 0)
+        connection = http.client.HTTPConnection(made.http_url, timeout=TIMEOUT_S)
+        connection.request("GET", "/v2/health/ready")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def connect(rig: GateRig) -> socket.socket:
+    host, _, port = rig.http_url.partition(":")
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+
+
+def exchange(rig: GateRig, *parts: bytes) -> bytes:
+    """All that comes back until the server closes; the client sends no more after its parts."""
+    answer = b""
+    with connect(rig) as peer:
+        try:
+            for part in parts:
+                peer.sendall(part)
+            peer.shutdown(socket.SHUT_WR)
+            while data := peer.recv(65_536):
+                answer += data
+        except OSError:
+            pass
+    return answer
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(part[1:4]) for part in answer.split(b"HTTP/1.1")[1:]]
+
+
+HUGE = 64 * MAX_HEAD_BYTES
+HEADS: dict[str, bytes] = {
+    "a field without end": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + HUGE * b"a",
+    "a long field": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + 2 * MAX_HEAD_BYTES * b"a" + b"\r\n\r\n",
+    "many fields": b"GET / HTTP/1.1\r\nHost: x\r\n" + (HUGE // 6) * b"a: b\r\n",
+    "a long line": b"GET /" + HUGE * b"a",
+    "a long line that ends": b"GET /" + 2 * MAX_HEAD_BYTES * b"a" + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a long trailer": f"POST {INFER} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n".encode() + (HUGE // 6) * b"a: b\r\n",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_over_the_limit_is_not_kept(rig: GateRig, name: str) -> None:
+    assert set(statuses(exchange(rig, HEADS[name]))) <= {400, 404}
+
+
+def test_requests_that_do_not_wait_for_their_answers_are_bounded(rig: GateRig) -> None:
+    answered = statuses(exchange(rig, 3000 * b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"))
+    assert len(answered) <= 2 * MAX_PIPELINED
+    few = b""
+    with connect(rig) as peer:
+        peer.sendall(2 * b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        peer.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        while data := peer.recv(1000):
+            few += data
+    assert statuses(few) == [200, 200, 200]
+
+
+@pytest.mark.parametrize("head", [b"", b"GE", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nA"])
+def test_a_head_that_does_not_end_is_not_waited_for(head: bytes, monkeypatch: pytest.MonkeyPatch, rig: GateRig) -> None:
+    monkeypatch.setattr(http_server, "HEADER_TIMEOUT_S", 0.1)
+    with connect(rig) as peer:
+        peer.sendall(head)
+        try:
+            assert peer.recv(100) == b""
+        except ConnectionError:
+            pass
+
+
+RAW: dict[str, bytes] = {
+    "two lengths": b"Content-Length: 3\r\nContent-Length: 5\r\n\r\nabc",
+    "length and chunks": b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    "a negative length": b"Content-Length: -3\r\n\r\nabc",
+    "a length that is no number": b"Content-Length: 0x10\r\n\r\nabc",
+    "a length beyond all": b"Content-Length: " + 40 * b"9" + b"\r\n\r\nabc",
+    "a chunk that is no number": b"Transfer-Encoding: chunked\r\n\r\nxyz\r\nabc\r\n0\r\n\r\n",
+    "a chunk beyond all": b"Transfer-Encoding: chunked\r\n\r\n" + 30 * b"f" + b"\r\nabc",
+    "a chunk that lies": b"Transfer-Encoding: chunked\r\n\r\n2\r\nabcdef\r\n0\r\n\r\n",
+    "chunks of a byte": b"Transfer-Encoding: chunked\r\n\r\n" + 3000 * b"1\r\n{\r\n" + b"0\r\n\r\n",
+    "extensions of a chunk": b"Transfer-Encoding: chunked\r\n\r\n1;" + 60_000 * b"a" + b"\r\n{\r\n0\r\n\r\n",
+    "another coding": b"Transfer-Encoding: gzip, chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n",
+    "a blank before the colon": b"Content-Length : 3\r\n\r\nabc",
+    "a folded line": b"A: b\r\n c: d\r\nContent-Length: 2\r\n\r\n{}",
+    "a NUL": b"A: b\0c\r\nContent-Length: 2\r\n\r\n{}",
+    "an upgrade": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 2\r\n\r\n{}",
+    "a web socket": b"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 2\r\n\r\n{}",
+    "an expectation": b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    "a length of the JSON beyond the body": b"Inference-Header-Content-Length: 999999999\r\nContent-Length: 2\r\n\r\n{}",
+    "less body than announced": b"Content-Length: 100\r\n\r\n{}",
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_raw_requests_get_a_status_below_500_or_none(rig: GateRig, name: str) -> None:
+    answer = exchange(rig, f"POST {INFER} HTTP/1.1\r\nHost: x\r\n".encode() + RAW[name])
+    assert all(status < 500 for status in statuses(answer)), answer[:300]
+
+
+@pytest.mark.parametrize(
+    "start", [b"CONNECT x:1 HTTP/1.1", b"OPTIONS * HTTP/1.1", b"GET http://x/v2 HTTP/1.1", b"GET /\xff HTTP/1.1", b"GET / HTTP/9.9"]
+)
+def test_raw_request_lines(rig: GateRig, start: bytes) -> None:
+    assert all(status < 500 for status in statuses(exchange(rig, start + b"\r\nHost: x\r\n\r\n")))
+
+
+NUMBERS = st.integers() | st.floats() | st.sampled_from((1e400, -0.0, 2**63, -(2**63) - 1, 10**400))
+LEAVES = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(("\ud800", "\0", "BYTES", "FP32", "x" * 300))
+TREES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=12
+)
+NAMES = st.sampled_from(("target_text", "reference_wav", "reference_wav_len", "reference_text", "x", ""))
+TENSORS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": NAMES | TREES,
+        "datatype": st.sampled_from(("BYTES", "FP32", "INT32", "INT64", "BOOL", "FP64")) | TREES,
+        "shape": st.sampled_from(([1, 1], [1], [1, 3], [1, -1], [2**70, 1])) | TREES,
+        "data": st.sampled_from((["abc"], [["abc"]], [1, 2, 3], [1e39], [True])) | TREES,
+        "parameters": st.dictionaries(st.sampled_from(("binary_data_size", "binary_data", "x")), NUMBERS | st.booleans(), max_size=2)
+        | TREES,
+    },
+)
+BODIES = st.fixed_dictionaries(
+    {"inputs": st.lists(TENSORS | st.just(TEXT), max_size=4) | TREES},
+    optional={"id": st.text(max_size=5) | TREES, "outputs": st.lists(TENSORS, max_size=2) | TREES, "parameters": TREES},
+)
+
+
+def written(body: Any) -> bytes:
+    return json.dumps(body).encode()  # with NaN and Infinity, as Python writes and reads them
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """JSON with a byte changed, cut, repeated keys, or brackets."""
+    data = bytearray(written(draw(BODIES)))
+    how = draw(st.integers(0, 4))
+    at = draw(st.integers(0, len(data) - 1))
+    if how == 0:
+        data[at] = draw(st.integers(0, 255))
+    elif how == 1:
+        del data[at:]
+    elif how == 2:
+        data = bytearray(b'{"inputs": [], "inputs": ') + data + b', "id": "a", "id": 3}'
+    elif how == 3:
+        data[at:at] = draw(
+            st.sampled_from((50_000 * b"[", 50_000 * b'{"a":', 9 * b"[", b'"' * 3, b"\xff\xfe", b"\0", 5000 * b"9", b"1e99999"))
+        )
+    return bytes(data)
+
+
+def check_body(rig: GateRig, connection: http.client.HTTPConnection, body: bytes, split: int | None) -> None:
+    fields = {} if split is None else {"Inference-Header-Content-Length": str(split)}
+    before = len(rig.server.unary_requests)
+    connection.request("POST", INFER, body, fields)
+    response = connection.getresponse()
+    answer: Any = json.loads(response.read()) if split is None or response.status != 200 else response.read()
+    assert response.status in (200, 400, 413), (response.status, answer)
+    if response.status != 200:
+        assert answer["error"].startswith("INVALID_INPUT: ") and len(rig.server.unary_requests) == before
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(BODIES.map(written) | damaged() | st.binary(max_size=100), st.none() | st.integers(0, 300), st.binary(max_size=20))
+def test_any_body_gets_an_answer(rig: GateRig, body: bytes, split: int | None, after: bytes) -> None:
+    fuzz_body(rig, body, split, after)
+
+
+@long
+@settings(max_examples=30_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(BODIES.map(written) | damaged() | st.binary(max_size=100), st.none() | st.integers(0, 300), st.binary(max_size=20))
+def test_very_many_bodies_get_an_answer(rig: GateRig, body: bytes, split: int | None, after: bytes) -> None:
+    fuzz_body(rig, body, split, after)
+
+
+@pytest.mark.parametrize("word", ["\ud800", "\udfff x", "\0", "\u2028"])
+def test_odd_characters_get_an_answer(rig: GateRig, word: str) -> None:
+    for change in ({"data": [word]}, {"name": word}):
+        fuzz_body(rig, written({"inputs": [dict(TEXT, **change)]}), None, b"")
+    fuzz_body(rig, written({"inputs": [TEXT], "id": word}), None, b"")
+
+
+def fuzz_body(rig: GateRig, body: bytes, split: int | None, after: bytes) -> None:
+    connection = http.client.HTTPConnection(rig.http_url, timeout=TIMEOUT_S)
+    try:
+        check_body(rig, connection, body, None)
+        check_body(rig, connection, body + after, len(body) if split is None else split)
+    finally:
+        connection.close()
+
+
+def test_bodies_that_are_not_complete_are_bounded_over_all_clients() -> None:
+    limits = Limits(max_input_bytes=150_000)
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: 5\r\nContent-Length: 200000\r\n\r\n".encode()
+    with GateRig(limits=limits) as rig:
+        with connect(rig) as first, connect(rig) as second:
+            first.sendall(head + bytes(100_000))
+            rig.wait_for(lambda: rig.gate.input_budget.used == 100_000)
+            second.sendall(head + bytes(100_000))
+            assert statuses(second.recv(1000)) == [429]
+        rig.wait_for(lambda: rig.gate.input_budget.used == 0 and rig.gate.admission.streams == 0)
+
+
+def test_mutual_tls_is_required_at_the_http_door_too(tmp_path: Any) -> None:
+    files = certificate(tmp_path)
+    with GateRig(tls=TlsSettings(files.certificate, files.private_key, files.certificate)) as rig:
+        for with_certificate in (True, False):
+            context = ssl.create_default_context(cafile=str(files.certificate))
+            if with_certificate:
+                context.load_cert_chain(files.certificate, files.private_key)
+            connection = http.client.HTTPSConnection(rig.http_url, timeout=TIMEOUT_S, context=context)
+            try:
+                connection.request("GET", "/v2/health/live")
+                assert connection.getresponse().status == 200 and with_certificate
+            except OSError:
+                assert not with_certificate
+            finally:
+                connection.close()

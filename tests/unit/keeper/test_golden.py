@@ -1,0 +1,395 @@
+"""The golden utterance: how two compare, what is stored, what a refusal says. A stand-in answers for the server's models."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bistream.fingerprint import Fingerprint
+from bistream.keeper import golden_check, golden_facts
+from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
+from bistream.keeper.golden_check import GoldenCheck, check_archives
+from bistream.keeper.golden_facts import checkpoint, checkpoint_files, environment, read_parameters, tiers_of
+from bistream.keeper.golden_store import GoldenStore
+from bistream.keeper.host import GoldenError
+from bistream.keeper.model_requests import RequestError
+from bistream.keeper.server_process import TritonServer, never
+from bistream.orchestration.hop_policy import HopPolicy
+from bistream.rates import SAMPLES_PER_TOKEN
+from bistream.reference_tone import recording
+from bistream.types import FloatArray
+from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, ModelContract
+from bistream.wire_arrays import Arrays, scalar_array, text_array
+from tests.unit.voice.voices import noise
+
+TOKENS = 40
+
+
+def audio_of(tokens: Sequence[int]) -> FloatArray:
+    """Every token has a sound of its own."""
+    sounds = [np.random.default_rng(int(token)).standard_normal(SAMPLES_PER_TOKEN) for token in tokens]
+    audio: FloatArray = (0.1 * np.concatenate(sounds)).astype(np.float32)
+    return audio
+
+
+def golden(seed: int = 0, tokens: int = TOKENS) -> Golden:
+    generator = np.random.default_rng(seed)
+    voice_tokens = generator.integers(0, 6561, 25).astype(np.int32)
+    embedding = generator.standard_normal(192).astype(np.float32)
+    speech_tokens = generator.integers(0, 6561, tokens).astype(np.int32)
+    return Golden(voice_tokens, embedding, speech_tokens, audio_of(speech_tokens.tolist()))
+
+
+# Comparing
+
+
+@given(st.integers(1, 300), st.integers(0, 100), st.integers(1, 8))
+def test_hops_are_all_tokens_in_order(count: int, prompt_tokens: int, chunks: int) -> None:
+    pieces = hops(np.arange(count, dtype=np.int32), prompt_tokens, HopPolicy(max_chunks=chunks))
+    assert np.concatenate(pieces).tolist() == list(range(count)) and all(len(piece) for piece in pieces[:-1])
+
+
+def test_the_recording_is_speech_like_and_always_the_same() -> None:
+    wav = recording()
+    assert wav.dtype == np.float32 and wav.shape == (16_000,) and audio_fault(wav) is None
+    np.testing.assert_array_equal(wav, recording())
+
+
+def test_equal_utterances_do_not_differ() -> None:
+    for exact in (True, False):
+        assert difference(golden(), golden(), exact) is None
+
+
+@given(place=st.integers(0, TOKENS - 1), exact=st.booleans())
+def test_one_speech_token_is_a_difference_in_one_environment_only(place: int, exact: bool) -> None:
+    stored = golden()
+    tokens = stored.speech_tokens.copy()
+    tokens[place] += 1
+    found = difference(stored, replace(stored, speech_tokens=tokens), exact)
+    assert found == (f"llm_bistream speaks other speech tokens, from number {place + 1} of {TOKENS} on" if exact else None)
+
+
+@pytest.mark.parametrize("count", [0, TOKENS - 1, TOKENS + 1])
+def test_another_number_of_speech_tokens_is_a_difference(count: int) -> None:
+    stored = golden()
+    other = replace(stored, speech_tokens=np.resize(stored.speech_tokens, count))
+    assert "llm_bistream" in (difference(stored, other, exact=True) or "")
+
+
+@pytest.mark.parametrize(("changed", "exact", "differs"), [(1, True, True), (1, False, False), (2, False, False), (3, False, True)])
+def test_voice_tokens(changed: int, exact: bool, differs: bool) -> None:
+    stored = golden()
+    tokens = stored.voice_tokens.copy()
+    tokens[:changed] += 1
+    found = difference(stored, replace(stored, voice_tokens=tokens), exact)
+    assert (found is not None) == differs and "audio_tokenizer" in (found or "audio_tokenizer")
+
+
+@pytest.mark.parametrize("embedding", [np.full(192, np.nan, np.float32), np.zeros(192, np.float32), np.ones(100, np.float32)])
+def test_another_embedding(embedding: Any) -> None:
+    stored = golden()
+    for exact in (True, False):
+        assert "speaker_embedding" in (difference(stored, replace(stored, embedding=embedding), exact) or "")
+    nearly = (stored.embedding + 1e-4 * noise(192)).astype(np.float32)
+    assert difference(stored, replace(stored, embedding=nearly), exact=True) is None
+
+
+def test_audio_by_how_far_it_is_apart() -> None:
+    stored = golden()
+    close = replace(stored, waveform=(1.001 * stored.waveform).astype(np.float32))
+    # All bands of a waveform that is louder by a factor are further by its logarithm.
+    louder = replace(stored, waveform=(np.exp(0.5 * (DISTANCE_EXACT + DISTANCE_OTHER)) * stored.waveform).astype(np.float32))
+    wrong = replace(stored, waveform=(2.0 * stored.waveform).astype(np.float32))
+    assert difference(stored, close, exact=True) is None
+    assert "token2wav makes other audio" in (difference(stored, louder, exact=True) or "")
+    assert difference(stored, louder, exact=False) is None
+    a_little = replace(stored, waveform=(np.exp(0.5 * (DISTANCE_EXACT + DISTANCE_SUMS_VARY)) * stored.waveform).astype(np.float32))
+    assert difference(stored, a_little, exact=True, sums_vary=True) is None
+    assert "token2wav makes other audio" in (difference(stored, a_little, exact=True) or "")
+    assert "token2wav makes other audio" in (difference(stored, louder, exact=True, sums_vary=True) or "")
+    assert "token2wav makes other audio" in (difference(stored, wrong, exact=False) or "")
+    assert distance(stored.waveform, stored.waveform[:-1]) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("waveform", "fault"), [([], "empty"), ([0.1, np.nan], "NaN"), ([np.inf], "NaN"), ([0.1, -1.2], "peak of 1.2"), ([0.0] * 9, "silent")]
+)
+def test_audio_that_no_checkpoint_means(waveform: list[float], fault: str) -> None:
+    assert fault in (audio_fault(np.array(waveform, np.float32)) or "")
+
+
+# Storing
+
+
+def test_the_own_environment_comes_first_then_the_newest(tmp_path: Path) -> None:
+    store = GoldenStore(tmp_path, Fingerprint({"llm.pt": "1"}))
+    plain, graphs, kernels = (Fingerprint({"tiers": name}) for name in ("plain", "graphs", "kernels"))
+    assert store.find(plain) is None
+    old, new = store.save(golden(1), plain), store.save(golden(2), graphs)
+    os.utime(old, (1, 1))
+    found = store.find(plain)
+    assert found is not None and found.environment == plain and found.path == old
+    for name, array in asdict(golden(1)).items():
+        np.testing.assert_array_equal(asdict(found.golden)[name], array)
+    found = store.find(kernels)
+    assert found is not None and found.environment == graphs and found.path == new
+    new.write_bytes(new.read_bytes()[:-9])
+    found = store.find(kernels)
+    assert found is not None and found.environment == plain
+    assert GoldenStore(tmp_path, Fingerprint({"llm.pt": "2"})).find(plain) is None
+    assert {path.suffix for path in store.folder.iterdir()} == {".safetensors"}
+
+
+# What it depends on
+
+
+def parameters(model_dir: Path, **settings: str) -> dict[str, dict[str, str]]:
+    models = [*golden_facts.CHECKPOINT_FILES, COSYVOICE2_BISTREAM.name]
+    return {model: {"model_dir": str(model_dir), "device": "cpu", **settings} for model in models}
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path, tiny_model_dir: Path) -> Path:
+    return Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    place = len(content) * 3 // 10
+    content[place : place + 4096] = bytes(4096)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["llm.pt", "flow.pt", "hift.pt"])
+def test_damaged_weights_are_the_same_checkpoint_and_new_ones_are_not(model_dir: Path, name: str) -> None:
+    before = checkpoint(parameters(model_dir))
+    damage(model_dir / name)
+    assert checkpoint(parameters(model_dir)) == before
+    with pytest.raises(GoldenError, match=f"{name} is damaged .*; download it again"):
+        check_archives(checkpoint_files(parameters(model_dir)))
+    torch.save({"other": torch.zeros(3)}, model_dir / name)
+    assert checkpoint(parameters(model_dir)) != before
+
+
+@pytest.mark.parametrize("name", ["speech_tokenizer_v2.onnx", "campplus.onnx", "cosyvoice2.yaml", "CosyVoice-BlankEN/vocab.json"])
+def test_every_other_file_counts(model_dir: Path, name: str) -> None:
+    before = checkpoint(parameters(model_dir))
+    check_archives(checkpoint_files(parameters(model_dir)))
+    with (model_dir / name).open("ab") as file:
+        file.write(b" ")
+    assert checkpoint(parameters(model_dir)) != before
+
+
+def test_settings_belong_to_the_checkpoint_or_the_environment(model_dir: Path) -> None:
+    plain = parameters(model_dir)
+    assert checkpoint(parameters(model_dir, dtype="float16", num_threads="2")) == checkpoint(plain)
+    assert checkpoint(parameters(model_dir, final_mode="reference")) != checkpoint(plain)
+    assert environment(parameters(model_dir, max_sessions="9"), "") == environment(plain, "")
+    others = [environment(parameters(model_dir, dtype="float16"), ""), environment(plain, "flow graphs")]
+    engine = model_dir / "engine"
+    engine.mkdir()
+    for content in ("1", "2"):
+        (engine / "config.json").write_text(content, encoding="utf-8")
+        others.append(environment(parameters(model_dir, engine_dir=str(engine)), ""))
+    digests = {found.digest for found in (environment(plain, ""), *others)}
+    assert len(digests) == 5
+
+
+def test_tiers_from_the_page_of_metrics() -> None:
+    page = (
+        "# HELP bistream_tier 1 for the tier\n"
+        'bistream_tier{model="token2wav",stage="vocoder",tier="graphs",version="1"} 1\n'
+        'bistream_tier{model="token2wav",stage="flow",tier="plain",version="1"} 1.000000\n'
+        'nv_inference_count{model="token2wav"} 1\n'
+    )
+    assert tiers_of(page) == "flow plain, vocoder graphs" and tiers_of("") == ""
+
+
+# Checking
+
+
+class Speaker:
+    """Answers as a server that speaks ``says``, louder by ``gain``; ``then`` from the second utterance on."""
+
+    def __init__(self, says: Golden, then: Golden | None = None, gain: float = 1.0) -> None:
+        self._says, self._then, self._gain = says, then, gain
+        self.utterances = 0
+
+    def __call__(self, grpc_url: str, timeout_s: float, should_stop: Callable[[], bool]) -> Speaker:
+        return self
+
+    def __enter__(self) -> Speaker:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def ask(self, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+        says = self._says if self.utterances == 0 or self._then is None else self._then
+        if contract is AUDIO_TOKENIZER:
+            return [{"prompt_speech_tokens": says.voice_tokens}]
+        if contract is SPEAKER_EMBEDDING:
+            return [{"prompt_spk_embedding": says.embedding}]
+        if contract is LLM_BISTREAM:
+            parts = np.array_split(says.speech_tokens, 3)
+            return [{"speech_token_ids": part, "error": text_array("")} for part in parts]
+        if contract is COSYVOICE2_BISTREAM:
+            assert not arrays["seed"].size > 1
+            self.utterances += 1
+            return [{"waveform": part.reshape(1, -1)} for part in np.array_split(self._audio(says.speech_tokens), 2)]
+        return [{"waveform": self._audio(arrays["target_speech_tokens"]).reshape(1, -1), "load_report": np.zeros(3)}]
+
+    def _audio(self, tokens: NDArray[Any]) -> FloatArray:
+        return (self._gain * audio_of(tokens.tolist())).astype(np.float32)
+
+
+@pytest.fixture
+def check(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Speaker]]:
+    """Speaks, and returns who spoke."""
+    monkeypatch.setattr(golden_check, "read_parameters", lambda repository: parameters(model_dir))
+
+    def run(says: Golden, then: Golden | None = None, tiers: str = "plain", gain: float = 1.0) -> Speaker:
+        metrics = f'bistream_tier{{stage="flow",tier="{tiers}"}} 1\n'
+        monkeypatch.setattr(golden_check, "triton_text", lambda address: metrics)
+        speaker = Speaker(says, then, gain)
+        monkeypatch.setattr(golden_check, "ModelStream", speaker)
+        settings = SimpleNamespace(model_repository=tmp_path / "repository")
+        server = SimpleNamespace(settings=settings, http_url="127.0.0.1:1", grpc_url="", ports=SimpleNamespace(metrics=2))
+        GoldenCheck(tmp_path / "state")(cast(TritonServer, server), never)
+        return speaker
+
+    yield run
+
+
+def stored_files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "state").rglob("*.safetensors"))
+
+
+def test_the_first_is_stored_and_the_next_ones_are_compared(tmp_path: Path, check: Callable[..., Speaker]) -> None:
+    check(golden())
+    (path,) = stored_files(tmp_path)
+    before = path.stat()
+    assert check(golden()).utterances == 1
+    assert stored_files(tmp_path) == [path] and path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_difference_is_refused_and_says_what_to_do(
+    tmp_path: Path, check: Callable[..., Speaker], caplog: pytest.LogCaptureFixture
+) -> None:
+    check(golden())
+    tokens = golden().speech_tokens.copy()
+    tokens[6:] = 0
+    with pytest.raises(GoldenError) as failure:
+        check(replace(golden(), speech_tokens=tokens))
+    message = str(failure.value)
+    assert message.startswith("The golden utterance is not as stored on 20")
+    assert "llm_bistream speaks other speech tokens, from number 7 of 40 on; restore the files" in message
+    (path,) = stored_files(tmp_path)
+    assert f"remove {path.parent} if" in message and "spoken once more" in caplog.text
+    shutil.rmtree(path.parent)
+    check(replace(golden(), speech_tokens=tokens))
+
+
+def test_one_slip_is_forgiven(check: Callable[..., Speaker]) -> None:
+    check(golden())
+    slipped = replace(golden(), voice_tokens=golden().voice_tokens[::-1].copy())
+    assert check(slipped, then=golden()).utterances == 2
+
+
+def test_another_tier_may_choose_other_tokens_but_not_make_other_audio(tmp_path: Path, check: Callable[..., Speaker]) -> None:
+    check(golden())
+    other_tokens = replace(golden(5), voice_tokens=golden().voice_tokens, embedding=golden().embedding)
+    check(other_tokens, tiers="kernels")
+    assert len(stored_files(tmp_path)) == 2
+    check(other_tokens, tiers="kernels")
+    with pytest.raises(GoldenError, match="llm_bistream speaks other speech tokens"):
+        check(replace(golden(6), voice_tokens=golden().voice_tokens, embedding=golden().embedding), tiers="kernels")
+    with pytest.raises(GoldenError, match="token2wav makes other audio of the same speech tokens"):
+        check(golden(), tiers="graphs", gain=1.8)
+    assert len(stored_files(tmp_path)) == 2
+
+
+def test_a_tier_that_chooses_its_kernels_anew_is_compared_like_another_environment(tmp_path: Path, check: Callable[..., Speaker]) -> None:
+    check(golden(), tiers="graphs")
+    check(replace(golden(5), voice_tokens=golden().voice_tokens, embedding=golden().embedding), tiers="graphs")
+    assert len(stored_files(tmp_path)) == 1
+    with pytest.raises(GoldenError, match="token2wav makes other audio"):
+        check(golden(), tiers="graphs", gain=1.8)
+
+
+@pytest.mark.parametrize("factor", [0.0, np.nan, 100.0])
+def test_what_is_no_speech_is_never_stored(tmp_path: Path, check: Callable[..., Speaker], factor: float) -> None:
+    with pytest.raises(GoldenError, match="is no speech: the audio of token2wav "):
+        check(golden(), gain=factor)
+    assert stored_files(tmp_path) == []
+
+
+def test_the_front_door_speaks_all_tokens(check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Speaker.ask
+
+    def cut(self: Speaker, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+        return ask(self, contract, arrays)[: 1 if contract is COSYVOICE2_BISTREAM else None]
+
+    monkeypatch.setattr(Speaker, "ask", cut)
+    with pytest.raises(GoldenError, match="cosyvoice2_bistream speaks 19200 samples of 40 speech tokens instead of 38400"):
+        check(golden())
+
+
+def test_errors_of_the_models_are_passed_on(check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Speaker, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+        raise RequestError(f"model {contract.name}: It failed.")
+
+    monkeypatch.setattr(Speaker, "ask", fail)
+    with pytest.raises(GoldenError, match="was not spoken: model audio_tokenizer: It failed"):
+        check(golden())
+
+
+def test_the_error_of_a_session_of_the_language_model(check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Speaker.ask
+
+    def fail(self: Speaker, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+        if contract is not LLM_BISTREAM:
+            return ask(self, contract, arrays)
+        assert arrays["seed"].dtype == scalar_array(0, np.int64).dtype
+        return [{"speech_token_ids": np.zeros(0, np.int32), "error": text_array("ENGINE_ERROR: Out of order.")}]
+
+    monkeypatch.setattr(Speaker, "ask", fail)
+    with pytest.raises(GoldenError, match="was not spoken: model llm_bistream: ENGINE_ERROR: Out of order"):
+        check(golden())
+
+
+def test_a_state_folder_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, check: Callable[..., Speaker], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("a file", encoding="utf-8")
+    check(golden())
+    assert "choose another --state-dir" in caplog.text
+
+
+def test_a_repository_without_a_front_door_is_not_checked(
+    tmp_path: Path, check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(golden_check, "read_parameters", lambda repository: {"token2wav": {}})
+    check(golden())
+    assert "no golden utterance: the repository has no audio_tokenizer, speaker_embedding, llm_bistream, cosyvoice2_bistream" in caplog.text
+    assert not (tmp_path / "state").exists()
+
+
+def test_parameters_are_read_from_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "token2wav").mkdir()
+    text = 'name: "token2wav"\nparameters { key: "model_dir" value { string_value: "/m" } }\n'
+    (tmp_path / "token2wav" / "config.pbtxt").write_text(text, encoding="utf-8")
+    assert read_parameters(tmp_path) == {"token2wav": {"model_dir": "/m"}}

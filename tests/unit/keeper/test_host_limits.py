@@ -1,0 +1,164 @@
+"""What the server needs of the host, computed from the models' settings, and the sentence for each thing that is short."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bistream.keeper import host_limits
+from bistream.keeper.host import ServerError
+from bistream.keeper.host_limits import MIB, HostNeeds, HostRoom, Need, host_needs, host_room, prepare_host, shortages
+from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
+from bistream.keeper.thread_limits import ThreadLimit
+from bistream.process_limits import NO_LIMIT, raise_soft_limit
+from scripts.make_model_repo import make, model_names, model_values
+
+ROOT = Path(__file__).resolve().parents[3]
+NEEDS = HostNeeds(Need(100, 500), Need(1000, 1200), Need(6 * MIB, 40 * MIB))
+PLENTY = HostRoom(NO_LIMIT, (), NO_LIMIT)
+
+
+def repository(folder: Path, **settings: str) -> Path:
+    make(folder / "repository", model_values(model_names(), {"model_dir": "x", **settings}, "torch"))
+    return folder / "repository"
+
+
+def limited(left: int) -> tuple[ThreadLimit, ...]:
+    return (ThreadLimit(5000, left, "allow {limit}"),)
+
+
+def test_needs_of_the_default_settings_cover_what_was_measured(tmp_path: Path) -> None:
+    """An idle server on two cores, num_threads=1: 238 threads of the server, 69 of its models, 4 of the keeper; 70 files; 6 MiB."""
+    needs = host_needs(repository(tmp_path, num_threads="1"), processors=2)
+    assert host_needs(tmp_path / "repository", processors=128).threads.to_start == needs.threads.to_start  # no refusal for an estimate
+    assert 311 <= needs.threads.to_start <= 400
+    assert 70 < needs.files.to_start <= 256
+    assert needs.shared_memory.to_start == 6 * MIB
+    for need in dataclasses.astuple(needs):
+        assert need[0] <= need[1]
+
+
+def test_needs_grow_with_sessions_and_instances(tmp_path: Path) -> None:
+    few, many, instances = (
+        host_needs(repository(tmp_path / str(number), **settings), processors=2)
+        for number, settings in enumerate(({}, {"max_sessions": "256"}, {"cosyvoice2.bls_instance_num": "4"}))
+    )
+    assert many.files.full == few.files.full + 4 * 2 * 192  # two front doors
+    assert many.threads == few.threads, "a session has none of its own"
+    assert many.shared_memory.full - few.shared_memory.full == 2 * 192 * 30 * 16000 * 4
+    assert instances.threads.to_start == few.threads.to_start + 3 * (BACKEND_THREADS + 16)
+    assert instances.shared_memory.to_start == few.shared_memory.to_start + 3 * MIB
+
+
+@pytest.mark.parametrize("value", ["x", "inf", "nan", ""])
+def test_a_setting_that_is_no_number_is_left_to_the_model_that_reads_it(tmp_path: Path, value: str) -> None:
+    for config in repository(tmp_path).glob("*/config.pbtxt"):
+        text = config.read_text(encoding="utf-8")
+        config.write_text(
+            re.sub(
+                r'(max_sessions|max_reference_s|num_threads)" value { string_value: "[^"]*', rf'\1" value {{ string_value: "{value}', text
+            ),
+            encoding="utf-8",
+        )
+    needs = host_needs(tmp_path / "repository", processors=2)
+    assert needs.files.full == 256 and needs.threads.to_start > 0
+
+
+def test_a_host_with_enough_of_everything_is_not_mentioned() -> None:
+    assert shortages(NEEDS, PLENTY) == []
+    assert shortages(NEEDS, HostRoom(500, limited(1200), 40 * MIB)) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        (
+            dataclasses.replace(PLENTY, files=499),
+            "500 open files and may have 499; run `ulimit -n 500` before it (docker run --ulimit nofile=500), or lower max_sessions.",
+        ),
+        (
+            dataclasses.replace(PLENTY, thread_limits=limited(1000)),
+            "needs 1200 more processes and threads and may have 1000; allow 5200,",
+        ),
+        (
+            dataclasses.replace(PLENTY, shared_memory=6 * MIB),
+            "40 MiB of /dev/shm and may have 6; make it larger (docker run --shm-size=40m",
+        ),
+    ],
+)
+def test_what_is_short_for_all_sessions_is_a_warning(room: HostRoom, message: str) -> None:
+    (warning,) = shortages(NEEDS, room)
+    assert message in warning
+
+
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        (dataclasses.replace(PLENTY, files=99), "To start, the server needs 100 open files and may have 99; run `ulimit -n 500`"),
+        (dataclasses.replace(PLENTY, thread_limits=limited(999)), "1000 more processes and threads and may have 999; allow 5201."),
+        (dataclasses.replace(PLENTY, shared_memory=6 * MIB - 1), "6 MiB of /dev/shm and may have 5; make it larger"),
+    ],
+)
+def test_what_is_short_for_the_start_is_an_error(room: HostRoom, message: str) -> None:
+    with pytest.raises(ServerError) as failure:
+        shortages(NEEDS, room)
+    assert message in str(failure.value) and "\n" not in str(failure.value)
+
+
+def test_every_shortage_is_named_at_once() -> None:
+    with pytest.raises(ServerError) as failure:
+        shortages(NEEDS, HostRoom(1, limited(1), 1))
+    assert len(str(failure.value).splitlines()) == 3
+
+
+def test_warnings_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(host_limits, "host_room", lambda: dataclasses.replace(PLENTY, files=200))
+    with caplog.at_level(logging.WARNING):
+        prepare_host(ServerSettings(repository(tmp_path), Path(sys.executable), tmp_path))
+    assert len(caplog.messages) == 1 and "open files" in caplog.messages[0]
+
+
+def test_this_host_has_room_for_a_small_server() -> None:
+    room = host_room()
+    assert room.files > 128 and room.shared_memory > 0 and all(limit.left <= limit.limit for limit in room.thread_limits)
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "after"),
+    [
+        ((256, 4096), 1000, 1000),
+        ((256, 300), 1000, 300),
+        ((2000, 4096), 1000, 2000),
+        ((256, -1), 1000, 1000),
+        ((-1, -1), 1000, NO_LIMIT),
+        ((256, -1), NO_LIMIT, NO_LIMIT),
+    ],
+)
+def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], wanted: int, after: int
+) -> None:
+    """-1 is no limit, as in resource.RLIM_INFINITY."""
+    limits = [before]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: limits.append(values))
+    assert raise_soft_limit(resource.RLIMIT_NOFILE, wanted) == after
+    assert limits[-1] == (-1 if after == NO_LIMIT else after, before[1])
+
+
+def test_children_have_the_raised_limit() -> None:
+    """In a process of its own, whose limits nobody else has."""
+    code = (
+        "import resource, subprocess, sys; from bistream.process_limits import raise_soft_limit\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 100))\n"
+        "print(raise_soft_limit(resource.RLIMIT_NOFILE, 90), raise_soft_limit(resource.RLIMIT_NOFILE, 500), flush=True)\n"
+        "subprocess.run([sys.executable, '-c', 'import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))'])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.splitlines() == ["90 100", "(100, 100)"]

@@ -1,0 +1,223 @@
+"""A group of servers and its proxy: what is started again, what ends the group, how it drains. Processes and clock are scripted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from bistream.keeper.group_member import Member, MemberPlan, spawn
+from bistream.keeper.host import ServerError
+from bistream.keeper.server_group import ServerGroup
+
+DEADLINE_S = 30.0
+
+
+@dataclass
+class FakeProcess:
+    """Ends at the SIGTERM whose number is ``ends_at``, with code 0."""
+
+    pid: int
+    ends_at: int = 1
+    code: int | None = None
+    signals: int = 0
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.code is None:
+            raise subprocess.TimeoutExpired("fake", timeout or 0.0)
+        return self.code
+
+    def send_signal(self, sig: int) -> None:
+        assert sig == signal.SIGTERM
+        self.signals += 1
+        if self.code is None and self.signals == self.ends_at:
+            self.code = 0
+
+    def kill(self) -> None:
+        if self.code is None:
+            self.code = -9
+
+
+@dataclass
+class World:
+    """Time moves when the group pauses; then ``events`` happen, each at its time."""
+
+    now: float = 0.0
+    ends_at: int = 1
+    started: dict[str, list[FakeProcess]] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)  # these end at once
+    unready: set[str] = field(default_factory=set)
+    events: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    changes: list[list[str]] = field(default_factory=list)
+
+    def spawn(self, plan: MemberPlan) -> tuple[FakeProcess, Callable[[], str]]:
+        one = FakeProcess(len(self.started) + 1, self.ends_at)
+        if plan.name in self.broken:
+            one.code = 1
+        self.started.setdefault(plan.name, []).append(one)
+        return one, lambda: f"{plan.name}: the reason."
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.now < 1000.0, "it never ends"
+        due = [event for at, event in self.events if at <= self.now]
+        self.events = [(at, event) for at, event in self.events if at > self.now]
+        for event in due:
+            event()
+
+    def member(self, name: str) -> Member:
+        return Member(MemberPlan(name, [name], lambda: name not in self.unready), None, self.spawn, lambda: self.now)
+
+    def group(self, servers: int = 2) -> ServerGroup:
+        members = [self.member(f"server {number}") for number in range(servers)]
+
+        def note(ready: list[Member]) -> None:
+            self.changes.append([member.plan.name for member in ready])
+
+        return ServerGroup(members, self.member("envoy"), note, self.pause, lambda: self.now)
+
+    def at(self, time_s: float, event: Callable[[], None]) -> None:
+        self.events.append((time_s, event))
+
+    def end(self, name: str, code: int) -> Callable[[], None]:
+        def event() -> None:
+            self.started[name][-1].code = code
+
+        return event
+
+
+def running(world: World) -> list[str]:
+    return [name for name, processes in world.started.items() if processes[-1].code is None]
+
+
+def test_a_server_that_dies_is_started_again_and_not_counted_meanwhile() -> None:
+    world = World()
+    group = world.group()
+    states: list[str] = []
+
+    def die() -> None:
+        world.unready.add("server 1")
+        world.end("server 1", -9)()
+
+    world.at(5.0, die)
+    world.at(6.0, lambda: states.append(group.state))
+    world.at(20.0, world.unready.clear)
+    world.at(30.0, group.stop)
+    group.run()
+    assert world.changes == [["server 0", "server 1"], ["server 0"], ["server 0", "server 1"], []]
+    assert len(world.started["server 1"]) == 2 and len(world.started["server 0"]) == len(world.started["envoy"]) == 1
+    assert states == ["1 of 2 servers take sessions. server 1 was killed by signal 9."]
+    assert running(world) == []
+
+
+def test_a_server_that_was_drained_alone_gets_a_successor_at_once_however_often() -> None:
+    world = World()
+    group = world.group()
+    for number in range(1, 21):
+        world.at(number, world.end("server 0", 0))
+    world.at(22.0, group.stop)
+    group.run()
+    assert len(world.started["server 0"]) == 21 and "failure" not in group.state
+
+
+def test_failures_in_a_row_are_retried_more_slowly_and_never_given_up() -> None:
+    world = World(broken={"server 1"})
+    group = world.group()
+    world.at(900.0, group.stop)
+    group.run()
+    assert 15 < len(world.started["server 1"]) < 40
+    assert world.changes == [["server 0"], []]
+
+
+def test_a_group_of_which_no_server_can_start_ends_with_the_reason() -> None:
+    world = World(broken={"server 0", "server 1"})
+    with pytest.raises(ServerError, match="No server has become ready; server 0 ended with exit code 1: server 0: the reason"):
+        world.group().run()
+    assert running(world) == []
+
+
+def test_a_proxy_that_cannot_start_ends_the_group_before_any_server_starts() -> None:
+    world = World(broken={"envoy"}, unready={"envoy"})
+    with pytest.raises(ServerError, match="The proxy cannot start: envoy ended with exit code 1: envoy: the reason"):
+        world.group().run()
+    assert list(world.started) == ["envoy"]
+
+
+def test_without_its_proxy_the_group_takes_no_sessions_until_it_is_back() -> None:
+    world = World()
+    group = world.group()
+
+    def crash() -> None:
+        world.unready.add("envoy")
+        world.end("envoy", -11)()
+
+    world.at(5.0, crash)
+    world.at(10.0, world.unready.clear)
+    world.at(20.0, group.stop)
+    group.run()
+    assert world.changes == [["server 0", "server 1"], [], ["server 0", "server 1"], []]
+
+
+def test_the_first_stop_drains_and_the_proxy_ends_last() -> None:
+    world = World(ends_at=99)
+    group = world.group()
+    world.at(5.0, group.stop)
+    order: list[list[str]] = []
+    world.at(50.0, world.end("server 0", 0))
+    world.at(51.0, lambda: order.append(running(world)))
+    world.at(60.0, world.end("server 1", 0))
+    group.run()
+    assert order == [["envoy", "server 1"]] and running(world) == []
+    assert [len(processes) for processes in world.started.values()] == [1, 1, 1]
+    assert world.started["server 0"][0].signals == 1 and not group.is_ready
+
+
+def test_the_second_stop_ends_the_servers_at_once() -> None:
+    world = World(ends_at=2)
+    group = world.group()
+    world.at(5.0, group.stop)
+    world.at(7.0, group.stop)
+    group.run()
+    assert world.now < 10.0 and running(world) == []
+
+
+def test_servers_that_do_not_end_are_killed_after_a_second_stop() -> None:
+    world = World(ends_at=99)
+    group = world.group()
+    world.at(5.0, group.stop)
+    world.at(7.0, group.stop)
+    group.run()
+    assert running(world) == [] and world.started["server 0"][0].code == -9
+
+
+def test_what_a_killed_process_has_left_does_not_make_its_successor_ready() -> None:
+    world = World()
+    left = ["a ready file"]
+    member = Member(MemberPlan("server 0", ["x"], lambda: bool(left), clear=left.clear), None, world.spawn, lambda: world.now)
+    member.start()
+    assert not member.is_ready
+    left.append("its own")
+    assert member.is_ready
+    world.end("server 0", -9)()
+    member.look()
+    assert member.is_running and not member.is_ready
+
+
+def test_a_real_process_is_followed_line_by_line(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import os; print('one'); print(os.environ['MARK']); raise SystemExit('It is wrong.')"
+    process, last_line = spawn(MemberPlan("server 3", [sys.executable, "-c", code], lambda: True, {"MARK": "two"}))
+    assert process.wait(DEADLINE_S) == 1
+    assert last_line() == "It is wrong."
+    assert capfd.readouterr().err == "[server 3] one\n[server 3] two\n[server 3] It is wrong.\n"
+
+
+def test_a_process_that_cannot_be_started_is_one_sentence() -> None:
+    process, last_line = spawn(MemberPlan("envoy", ["/nowhere/envoy"], lambda: True))
+    assert process.wait(DEADLINE_S) == 1 and "No such file" in last_line()

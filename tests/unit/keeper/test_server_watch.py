@@ -1,0 +1,196 @@
+"""What the keeper does about a dead model process: load it anew, or restart the server and say whose sessions are lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bistream.keeper.hangs import HangWatcher, NoHangs
+from bistream.keeper.host import ServerError
+from bistream.keeper.probe import ProbeError
+from bistream.keeper.restart_policy import RestartLimits
+from bistream.keeper.server_watch import MAX_LEFTOVERS, OTHERS_PATIENCE_S, Fault, ServerWatch
+
+WAIT_S = 20.0
+LIMITS = RestartLimits(budget=2, first_delay_s=0.0, longest_delay_s=0.0)
+
+
+class FakeServer:
+    """A server with models. load_errors: raised by the next loads. loading: a load waits for it."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.dying: list[str] = []
+        self.kept_dead = 0
+        self.calls: list[str] = []
+        self.files: str | None = None
+        self.load_errors: list[ServerError] = []
+        self.loading = threading.Event()
+        self.loading.set()
+        self.loaded = threading.Semaphore(0)
+
+    @property
+    def models(self) -> FakeServer:
+        return self
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def file_failure(self) -> str | None:
+        return self.files
+
+    def take_dead(self) -> list[str]:
+        dead, self.dying = self.dying, []
+        return dead
+
+    def count_dead(self) -> int:
+        return self.kept_dead
+
+    def unload(self, model: str) -> None:
+        self.calls.append(f"unload {model}")
+
+    def load(self, model: str) -> None:
+        assert self.loading.wait(WAIT_S)
+        self.calls.append(f"load {model}")
+        self.loaded.release()
+        if self.load_errors:
+            raise self.load_errors.pop(0)
+
+
+@contextmanager
+def watching(
+    server: FakeServer,
+    probe: Callable[[Callable[[], bool]], None] = lambda stop: None,
+    interval_s: float = 0.0,
+    hangs: HangWatcher | None = None,
+) -> Iterator[ServerWatch]:
+    watch = ServerWatch(server, probe, interval_s, LIMITS, time.monotonic, hangs or NoHangs())
+    try:
+        yield watch
+    finally:
+        watch.stop()
+
+
+def wait_for_fault(watch: ServerWatch) -> Fault:
+    for _ in range(int(WAIT_S / 0.01)):
+        if (fault := watch.look()) is not None:
+            return fault
+        threading.Event().wait(0.01)
+    raise AssertionError("no fault was found")
+
+
+@pytest.mark.parametrize("model", ["llm_bistream", "token2wav", "cosyvoice2_bistream", "cosyvoice2"])
+def test_a_dead_process_with_sessions_is_a_fault_that_names_it(model: str) -> None:
+    server = FakeServer()
+    with watching(server) as watch:
+        assert watch.look() is None
+        server.dying = [model]
+        patience_s = OTHERS_PATIENCE_S if model == "llm_bistream" else 0.0
+        assert watch.look() == Fault(f"The process of a model has died ({model})", model, patience_s)
+    assert server.calls == []
+
+
+def test_a_server_without_files_is_a_fault() -> None:
+    server = FakeServer()
+    with watching(server) as watch:
+        server.files = "The server has no open files left"
+        assert watch.look() == Fault("The server has no open files left")
+
+
+@pytest.mark.parametrize("model", ["audio_tokenizer", "speaker_embedding"])
+def test_a_dead_front_end_is_loaded_anew_while_the_server_serves(model: str) -> None:
+    server = FakeServer()
+    with watching(server) as watch:
+        server.dying = [model]
+        assert watch.look() is None
+        assert server.loaded.acquire(timeout=WAIT_S)
+        assert watch.look() is None
+    assert server.calls == [f"unload {model}", f"load {model}"]
+
+
+def test_a_second_death_during_a_reload_changes_nothing() -> None:
+    server = FakeServer()
+    server.loading.clear()
+    with watching(server) as watch:
+        server.dying = ["audio_tokenizer"]
+        watch.look()
+        server.dying = ["audio_tokenizer"]
+        watch.look()
+        server.loading.set()
+        assert server.loaded.acquire(timeout=WAIT_S)
+    assert server.calls == ["unload audio_tokenizer", "load audio_tokenizer"]
+
+
+def test_a_front_end_that_does_not_load_is_tried_again_and_then_a_reason_to_restart() -> None:
+    server = FakeServer()
+    server.load_errors = [ServerError("The server could not load it.")] * 2
+    with watching(server) as watch:
+        server.dying = ["speaker_embedding"]
+        fault = wait_for_fault(watch)
+    assert fault.reason == "The server could not load it" and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
+    assert server.calls == ["unload speaker_embedding", "load speaker_embedding", "load speaker_embedding"]
+
+
+def test_too_many_dead_instances_that_the_server_keeps_are_a_reason_to_restart() -> None:
+    server = FakeServer()
+    with watching(server) as watch:
+        server.kept_dead = MAX_LEFTOVERS
+        assert watch.look() is None
+        server.kept_dead += 1
+        fault = watch.look()
+    assert fault is not None and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
+
+
+def test_the_end_of_the_server_comes_before_all_else() -> None:
+    server = FakeServer()
+    server.code, server.dying = -11, ["llm_bistream", "audio_tokenizer"]
+    with watching(server) as watch:
+        assert watch.look() == Fault("The server ended by itself with exit code -11")
+    assert server.calls == []
+
+
+def test_a_server_that_hangs_cannot_tell_anybody() -> None:
+    class Silent(NoHangs):
+        stopped = False
+
+        def look(self) -> str | None:
+            return "The server has not answered for 11.0 s"
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    hangs = Silent()
+    with watching(FakeServer(), hangs=hangs) as watch:
+        assert watch.look() == Fault("The server has not answered for 11.0 s", is_mute=True)
+    assert hangs.stopped
+
+
+def test_probes_that_fail_again_and_again_are_a_fault() -> None:
+    calls: list[str] = []
+
+    def probe(should_stop: Callable[[], bool]) -> None:
+        calls.append("probe")
+        raise ProbeError("model token2wav did not answer")
+
+    with watching(FakeServer(), probe, interval_s=1e-9) as watch:
+        fault = wait_for_fault(watch)
+    assert fault == Fault("The server does not work: model token2wav did not answer") and len(calls) == 3
+
+
+def test_deaths_are_noticed_while_a_probe_waits_for_its_answer() -> None:
+    server, waiting, finish = FakeServer(), threading.Event(), threading.Event()
+
+    def probe(should_stop: Callable[[], bool]) -> None:
+        waiting.set()
+        assert finish.wait(WAIT_S)
+
+    with watching(server, probe, interval_s=1e-9) as watch:
+        assert watch.look() is None and waiting.wait(WAIT_S)
+        server.dying = ["token2wav"]
+        fault = watch.look()
+        finish.set()
+    assert fault is not None and fault.model == "token2wav"

@@ -1,0 +1,267 @@
+"""Shared-memory files: claimed by a live keeper, swept when it is dead. Keepers are real processes here, some alone in a pid namespace."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bistream.keeper import shared_memory
+from bistream.keeper.host import ServerError
+from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
+
+ROOT = Path(__file__).resolve().parents[3]
+# Sweeps, claims, makes a file as the server would, starts a child that outlives it, says its prefix, and waits for the end of its input.
+KEEPER = """
+import subprocess, sys
+from pathlib import Path
+from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
+directory = Path(sys.argv[1])
+sweep_shared_memory(directory)
+claim = SharedMemoryClaim(directory)
+(directory / f"{claim.prefix}tensors").write_text("x")
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+print(claim.prefix, child.pid, flush=True)
+sys.stdin.read()
+claim.release()
+child.communicate()
+"""
+NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
+CAN_UNSHARE = subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+MODES = [pytest.param((), id="same process table")]
+if CAN_UNSHARE:
+    MODES.append(pytest.param(NAMESPACE, id="each alone in a pid namespace"))
+
+
+class Keeper:
+    def __init__(self, directory: Path, prefix_command: tuple[str, ...]) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [*prefix_command, sys.executable, "-c", KEEPER, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self.process.stdout is not None
+        self.prefix, self.child = self.process.stdout.readline().split()
+
+    def end(self) -> None:
+        self.process.communicate()
+        assert self.process.returncode == 0
+
+    def kill(self) -> None:
+        """SIGKILL, to ``unshare`` and with it to the keeper where there is one."""
+        self.process.kill()
+        self.process.wait()  # before its standard input is closed: it would end by itself then, and tidy up
+        self.process.communicate()
+        with (self.directory / f"{self.prefix}lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # returns when the keeper is gone
+
+
+@contextmanager
+def keeper(directory: Path, prefix_command: tuple[str, ...]) -> Iterator[Keeper]:
+    one = Keeper(directory, prefix_command)
+    try:
+        yield one
+    finally:
+        if one.process.poll() is None:
+            one.kill()
+
+
+def names(directory: Path, prefix: str) -> set[str]:
+    return {path.name.removeprefix(prefix) for path in directory.glob(f"{prefix}*")}
+
+
+@pytest.mark.parametrize("prefix_command", MODES)
+def test_a_second_keeper_leaves_the_files_of_a_live_one(tmp_path: Path, prefix_command: tuple[str, ...]) -> None:
+    with keeper(tmp_path, prefix_command) as first, keeper(tmp_path, prefix_command) as second:
+        assert first.prefix != second.prefix
+        sweep_shared_memory(tmp_path)
+        for one in (first, second):
+            assert names(tmp_path, one.prefix) == {"lock", "tensors", "control"}
+        second.end()
+        assert names(tmp_path, first.prefix) == {"lock", "tensors", "control"} and names(tmp_path, second.prefix) == set()
+        first.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prefix_command", MODES)
+def test_the_next_keeper_removes_what_a_killed_one_left(tmp_path: Path, prefix_command: tuple[str, ...]) -> None:
+    """In a pid namespace both have the same process id, as the keepers of containers have."""
+    with keeper(tmp_path, prefix_command) as first:
+        first.kill()
+        assert names(tmp_path, first.prefix) == {"lock", "tensors", "control"}
+    with keeper(tmp_path, prefix_command) as second:
+        assert names(tmp_path, first.prefix) == set()
+        if prefix_command:
+            assert first.prefix.split("_")[1] == second.prefix.split("_")[1]
+        assert names(tmp_path, second.prefix) == {"lock", "tensors", "control"}
+        second.end()
+
+
+def model_process(folder: Path, prefix: str) -> subprocess.Popen[bytes]:
+    """With a command line like a stub's: program, model.py, shared memory, two sizes, parent, libraries, offset, name."""
+    model = folder / "model.py"
+    model.write_text("import sys; sys.stdin.read()")
+    words = ["/backends/triton_python_backend_stub", str(model), f"{prefix}region", "1048576", "1048576", "1", "/backends", "336", "x"]
+    return subprocess.Popen(words, executable=sys.executable, stdin=subprocess.PIPE)
+
+
+def test_the_model_processes_of_a_killed_keeper_are_ended_and_no_others(tmp_path: Path) -> None:
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    with keeper(shared, ()) as killed, keeper(shared, ()) as living:
+        orphan, child = model_process(tmp_path, killed.prefix), model_process(tmp_path, living.prefix)
+        with orphan, child:
+            killed.kill()
+            sweep_shared_memory(shared)
+            assert orphan.wait(30) == -signal.SIGKILL
+            assert child.poll() is None
+            child.kill()
+        living.end()
+
+
+def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
+    """Otherwise the files of a dead keeper would stay as long as any of its children."""
+    with keeper(tmp_path, ()) as first:
+        files = [os.readlink(path) for path in Path(f"/proc/{first.child}/fd").iterdir()]
+        assert files and not any(str(tmp_path) in file for file in files)
+
+
+def test_prefixes_differ_for_the_same_process(tmp_path: Path) -> None:
+    claims = [SharedMemoryClaim(tmp_path) for _ in range(3)]
+    assert len({claim.prefix for claim in claims}) == 3
+    claims[0].release()
+    claims[0].release()
+    assert names(tmp_path, claims[0].prefix) == set() and names(tmp_path, claims[1].prefix) == {"lock", "control"}
+    for claim in claims:
+        claim.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_user_can_read_them(tmp_path: Path) -> None:
+    claim = SharedMemoryClaim(tmp_path)
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in tmp_path.iterdir()} == {0}
+    claim.release()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bistream_1_0123456789abcdef_x", "bistream_1_lock", "bistream_lock", "bistream_1_0123456789abcdef_x_lock", "someone_else_lock"],
+)
+def test_other_names_are_left_alone(tmp_path: Path, name: str) -> None:
+    """A lock file with a shorter name must not stand for the files of keepers whose names begin with it."""
+    (tmp_path / name).touch()
+    (tmp_path / "bistream_1_0123456789abcdef_tensors").touch()
+    sweep_shared_memory(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {name, "bistream_1_0123456789abcdef_tensors"}
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.touch()
+    link = tmp_path / "bistream_1_0123456789abcdef_lock"
+    link.symlink_to(target)
+    sweep_shared_memory(tmp_path)
+    assert link.is_symlink() and target.exists()
+
+
+def test_the_sweeper_holds_the_lock_while_it_removes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second sweeper in the middle of the first one's work touches nothing."""
+    abandoned = abandon(tmp_path)
+    remove = shared_memory._remove_all
+    seen: list[str] = []
+
+    def remove_all(directory: Path, prefix: str) -> None:
+        with (tmp_path / f"{prefix}lock").open("r+b") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(prefix)
+        sweep_shared_memory(directory)
+        remove(directory, prefix)
+
+    monkeypatch.setattr(shared_memory, "_remove_all", remove_all)
+    sweep_shared_memory(tmp_path)
+    assert seen == [abandoned] and list(tmp_path.iterdir()) == []
+
+
+def test_many_sweepers_and_claims_at_once(tmp_path: Path) -> None:
+    """However they interleave, no live claim loses a file and nothing of the abandoned ones stays."""
+    for _ in range(20):
+        abandon(tmp_path)
+    losses: list[set[str]] = []
+
+    def claim_and_sweep() -> None:
+        for _ in range(20):
+            claim = SharedMemoryClaim(tmp_path)
+            (tmp_path / f"{claim.prefix}tensors").touch()
+            sweep_shared_memory(tmp_path)
+            if names(tmp_path, claim.prefix) != {"lock", "control", "tensors"}:
+                losses.append(names(tmp_path, claim.prefix))
+            claim.release()
+
+    threads = [threading.Thread(target=claim_and_sweep) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert losses == [] and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("swept", [True, False], ids=["swept", "being swept"])
+def test_a_sweeper_between_the_creation_and_the_lock_of_a_new_file_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swept: bool
+) -> None:
+    original = shared_memory._try_lock
+    sweepers: list[Path] = []
+
+    def try_lock(file: int) -> bool:
+        if not sweepers:
+            path = Path(os.readlink(f"/proc/self/fd/{file}"))
+            sweepers.append(path)
+            if swept:
+                path.unlink()
+            else:
+                return False
+        return original(file)
+
+    monkeypatch.setattr(shared_memory, "_try_lock", try_lock)
+    claim = SharedMemoryClaim(tmp_path)
+    assert (tmp_path / f"{claim.prefix}lock").exists() and not sweepers[0].name.startswith(claim.prefix)
+    claim.release()
+
+
+def test_a_file_that_cannot_be_removed_keeps_its_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a later sweep can try again."""
+    abandoned = abandon(tmp_path)
+    monkeypatch.setattr(shutil, "rmtree", lambda path: None)
+    sweep_shared_memory(tmp_path)
+    assert names(tmp_path, abandoned) == {"lock", "control"}
+    monkeypatch.undo()
+    sweep_shared_memory(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"No file can be made in .*--shm-size"):
+        SharedMemoryClaim(tmp_path / "missing")
+    sweep_shared_memory(tmp_path / "missing")
+
+
+def abandon(directory: Path) -> str:
+    """The prefix of files whose keeper is dead."""
+    claim = SharedMemoryClaim(directory)
+    (directory / f"{claim.prefix}tensors").touch()
+    assert claim._lock is not None
+    os.close(claim._lock)
+    return claim.prefix
