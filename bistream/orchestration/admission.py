@@ -7,9 +7,21 @@ from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
-from bistream.limits import check_sampling, check_speaker_id, check_speed, check_text_length, count_characters
-from bistream.orchestration.ports import BistreamRequest
-from bistream.types import FloatArray, Sampling
+from bistream.limits import (
+    check_instruction_length,
+    check_reference_hash,
+    check_sampling,
+    check_speaker_name,
+    check_speed,
+    check_text_length,
+    check_text_normalization,
+    count_characters,
+)
+from bistream.orchestration.ports import BistreamRequest, SessionKey
+from bistream.orchestration.text_position import SpokenEffort
+from bistream.refusals import not_utf8, nothing_to_speak, text_has_ended
+from bistream.text.speakable import SpeakableText
+from bistream.types import FloatArray, Sampling, VoicePrompt
 from bistream.voice.reference_audio import check_reference_audio
 
 
@@ -20,35 +32,48 @@ class TextLedger:
         self._max_chars = max_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._chars = 0
-        self._is_blank = True
+        self._speakable = SpeakableText()
         self._ended = False
+        self.effort = SpokenEffort()  # of what was accepted
 
     @property
     def ended(self) -> bool:
         return self._ended
 
-    def accept(self, piece: bytes, is_end: bool) -> None:
-        """Take one piece of UTF-8, cut anywhere. Raises ``InvalidInputError``."""
+    @property
+    def characters(self) -> int:
+        return self._chars
+
+    def end_without_text(self) -> None:
+        """The session speaks a recording."""
+        self._ended = True
+
+    def accept(self, piece: bytes, is_end: bool) -> bool:
+        """Take one piece of UTF-8, cut anywhere. Whether it brings something to speak. Raises ``InvalidInputError``."""
         if self._ended:
-            raise InvalidInputError("The text of this session has already ended; start another session for more text.")
+            raise text_has_ended()
         state = self._decoder.getstate()
+        speakable = self._speakable.copy()
         try:
             text = self._decode(piece, is_end)
             check_text_length(self._chars + count_characters(piece), self._max_chars)
-            self._check_not_blank(text, is_end)
+            is_speakable = speakable.push(text, is_end)
+            if is_end and not speakable.has_content:
+                raise nothing_to_speak()
         except InvalidInputError:
             self._decoder.setstate(state)
             raise
         self._chars += count_characters(piece)
-        self._is_blank = self._is_blank and not text.strip()
+        self._speakable = speakable
+        self.effort.push(text)
         self._ended = is_end
+        return is_speakable
 
     def _decode(self, piece: bytes, is_end: bool) -> str:
         try:
             return self._decoder.decode(piece, final=is_end)
         except UnicodeDecodeError:
-            where = "ends inside a UTF-8 character" if is_end and self._is_open(piece) else "is not valid UTF-8"
-            raise InvalidInputError(f"The text {where}; send valid UTF-8 and end the last piece with a whole character.") from None
+            raise not_utf8(is_open=is_end and self._is_open(piece)) from None
 
     def _is_open(self, piece: bytes) -> bool:
         """Whether more bytes could still make ``piece`` valid (the decoder keeps its state on an error)."""
@@ -58,20 +83,19 @@ class TextLedger:
             return False
         return True
 
-    def _check_not_blank(self, text: str, is_end: bool) -> None:
-        if is_end and self._is_blank and not text.strip():
-            raise InvalidInputError("The text is empty although is_end is true; send target_text, or is_end false if text follows.")
-
 
 @dataclass(frozen=True)
 class SessionStart:
     """A checked first request.
 
-    session_id: the client's; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
-    its true length, with its transcript; without it, speaker_id names a registered voice. offline: the flow's whole-utterance path.
+    key: the client's id and secret; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
+    its true length, with its transcript (empty: none); without it, speaker_id names a registered voice or reference_hash one that was heard
+    before. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path. instruct_text (empty: none) and
+    is_cross_lingual: see ``voice/manner.py``. source_wav: float32 [N] at 16 kHz, checked and cut; its words are
+    spoken, and there is no text.
     """
 
-    session_id: str | None
+    key: SessionKey | None
     text: bytes
     is_end: bool
     reference_wav: FloatArray | None
@@ -80,6 +104,12 @@ class SessionStart:
     sampling: Sampling
     speed: float
     offline: bool
+    reference_hash: str | None = None
+    voice: VoicePrompt | None = None
+    instruct_text: str = ""
+    is_cross_lingual: bool = False
+    source_wav: FloatArray | None = None
+    text_normalization: str | None = None
 
 
 def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart:
@@ -88,10 +118,13 @@ def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart
         raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
     check_sampling(request.sampling)
     speed = _check_speed(request)
+    if request.text_normalization is not None:
+        check_text_normalization(request.text_normalization)
+    _check_hash(request)
     speaker_id = _check_speaker(request, config)
-    reference_wav, reference_text = (None, "") if speaker_id is not None else _check_reference(request, config)
+    reference_wav, reference_text = (None, "") if request.reference_wav is None else _check_reference(request, config)
     return SessionStart(
-        session_id=request.session_id,
+        key=request.key,
         text=request.target_text or b"",
         is_end=request.is_end,
         reference_wav=reference_wav,
@@ -100,25 +133,48 @@ def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart
         sampling=request.sampling,
         speed=speed,
         offline=request.offline or speed != 1.0,
+        reference_hash=request.reference_hash,
+        instruct_text=_check_instruction(request, config),
+        is_cross_lingual=request.is_cross_lingual,
+        source_wav=_check_source(request, config),
+        text_normalization=request.text_normalization,
     )
 
 
 def check_append(request: BistreamRequest) -> None:
     """Raise ``InvalidInputError`` for an append with inputs that only a first request may have."""
-    if request.reference_wav is not None or request.reference_text is not None or request.speaker_id is not None:
+    voice = (request.reference_wav, request.reference_text, request.reference_hash, request.speaker_id)
+    if any(value is not None for value in voice):
         raise InvalidInputError("The voice of a session is set by its first request; send later pieces without it.")
+    if request.source_wav is not None:
+        raise InvalidInputError("source_wav is sent whole; start a session with it.")
+    if request.instruct_text is not None or request.is_cross_lingual:
+        raise InvalidInputError(
+            "instruct_text and is_cross_lingual belong to the first request of a session; send later pieces without them."
+        )
     if request.speed is not None:
         raise InvalidInputError("speed needs the whole text in the first request; leave it out when the text comes in pieces.")
+    if request.text_normalization is not None:
+        raise InvalidInputError("text_normalization is set by a session's first request; send later pieces without it.")
+
+
+def _check_hash(request: BistreamRequest) -> None:
+    if request.reference_hash is None:
+        return
+    check_reference_hash(request.reference_hash)
+    if request.reference_wav is None and request.reference_text is not None:
+        raise InvalidInputError("reference_hash stands for the transcript too; send reference_text only together with reference_wav.")
 
 
 def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | None:
-    """The registered voice to use; ``None`` if the request has a recording."""
+    """The registered voice to use; ``None`` if the request has a recording or the hash of one."""
     if request.speaker_id is not None:
-        if request.reference_wav is not None:
-            raise InvalidInputError("The request has both reference_wav and speaker_id; send one of them.")
-        check_speaker_id(request.speaker_id)
+        for name in ("reference_wav", "reference_hash"):
+            if getattr(request, name) is not None:
+                raise InvalidInputError(f"The request has both {name} and speaker_id; send one of them.")
+        check_speaker_name(request.speaker_id)
         return request.speaker_id
-    if request.reference_wav is not None:
+    if request.reference_wav is not None or request.reference_hash is not None:
         return None
     if not config.default_speaker_id:
         raise InvalidInputError("The voice is missing; send reference_wav with reference_text, or a speaker_id.")
@@ -127,13 +183,38 @@ def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | Non
 
 def _check_reference(request: BistreamRequest, config: RuntimeConfig) -> tuple[FloatArray, str]:
     assert request.reference_wav is not None, "called with a recording only"
-    try:
-        text = (request.reference_text or b"").decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidInputError("reference_text is not valid UTF-8; send it as UTF-8.") from None
-    if not text.strip():
-        raise InvalidInputError("reference_text is missing; send the transcript of reference_wav.")
+    text = _decode("reference_text", request.reference_text)
+    if request.reference_text is not None and not text.strip():
+        raise InvalidInputError(
+            "reference_text is empty; send the transcript of reference_wav, or leave reference_text out to speak cross-lingually."
+        )
     return check_reference_audio(request.reference_wav, request.reference_wav_len, config), text
+
+
+def _check_instruction(request: BistreamRequest, config: RuntimeConfig) -> str:
+    text = _decode("instruct_text", request.instruct_text)
+    if request.instruct_text is not None and not text.strip():
+        raise InvalidInputError("instruct_text is empty; say in it how to speak, or leave it out.")
+    check_instruction_length(len(text), config.max_text_chars)
+    return text
+
+
+def _check_source(request: BistreamRequest, config: RuntimeConfig) -> FloatArray | None:
+    if request.source_wav is None:
+        return None
+    if request.target_text or request.instruct_text is not None:
+        raise InvalidInputError("source_wav brings the words and how they are spoken; leave target_text and instruct_text out.")
+    if not request.is_end:
+        raise InvalidInputError("source_wav is sent whole, in one request; send it with is_end true.")
+    return check_reference_audio(request.source_wav, request.source_wav_len, config, name="source_wav")
+
+
+def _decode(name: str, data: bytes | None) -> str:
+    """Empty for an absent input."""
+    try:
+        return (data or b"").decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidInputError(f"{name} is not valid UTF-8; send it as UTF-8.") from None
 
 
 def _check_speed(request: BistreamRequest) -> float:

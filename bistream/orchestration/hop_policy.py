@@ -1,32 +1,46 @@
 """Decides when a session's next hop is due and how many speech tokens it takes. Pure arithmetic on one session's progress; no torch.
 
 In: ``HopProgress`` of one session. Out: a number of tokens, or None to wait. Called by the orchestrator whenever tokens arrive, a
-hop is done, the language model ends, or ``recheck_after_s`` has passed. There is no state between calls: sessions cannot
+hop is done, the language model rests or ends, or ``recheck_after_s`` has passed. There is no state between calls: sessions cannot
 influence each other.
 
-The rules, with B seconds of unplayed audio at the listener (a token is 40 ms of audio, so 25 B tokens):
+Where a hop ends changes the samples: the flow emits an incomplete chunk with less context, and the vocoder fades from hop to hop. So
+**where** hops end follows from the voice and the number of tokens alone, and time decides only **when** they go out, but for rule 5. A
+boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahead tokens too.
 
-1. The first hop is small (``first_hop_tokens`` spoken plus the flow's 3 lookahead tokens) and waits only for these tokens.
-2. A later hop takes up to 25 B tokens: a server that keeps up computes a hop in less time than it plays, so the hop is done
-   before the listener's buffer underruns. A hop can be about as long as the buffered audio, so hops grow (15, 25, 50, 100)
-   when the language model is fast and stay small when the buffer is low.
-3. A later hop ends on a multiple of 25 tokens counted from the start of the voice prompt, where the flow commits its caches;
-   the next hop recomputes the tokens after such a boundary (up to 24 of them, about doubling the cost of a small hop).
-   While the listener has audio left, the policy waits for the next boundary that is at least ``min_hop_tokens`` away; when
-   the buffer falls to ``urgent_buffer_s`` plus the latency of a hop, the available tokens go out, on a boundary or not. The
-   first hop ignores boundaries: up to 24 more tokens would delay the first sound by as many steps of the language model.
-4. When the language model has ended, all remaining tokens go out in one hop if rule 2 allows that many (plus
-   ``min_hop_tokens``, so that no tiny hop remains); otherwise a hop up to a boundary goes first. The rest is due again
-   immediately: after the end the answer is never None, and the last hop may be empty.
+1. The first hop speaks ``first_hop_tokens`` where all text was in one request. Where it comes in pieces, the language model speaks in
+   blocks of 15 tokens for 5 text tokens, the first one shorter by the prompt's speech in it, and then may rest until the text goes on: the
+   first hop speaks all of the first block but the lookahead, or of two blocks where that is less than ``min_first_hop_tokens``.
+2. The second hop speaks at most 15 tokens (a block) more, because the listener has only the first one's audio meanwhile.
+3. All later hops end on multiples of 25 tokens counted from the start of the voice prompt, where the flow commits its caches, at
+   least ``min_hop_tokens`` and at most ``min_hop_tokens + 24`` away: nothing is computed twice there. So may the second one. Those of a
+   whole text grow by a chunk for every ``_TOKENS_PER_CHUNK`` that were spoken, up to ``max_chunks``: their listener has audio by then, and
+   long hops cost less for each second of it.
+4. A hop goes out as soon as its tokens are there, also when the language model has ended meanwhile; what is left after the last
+   boundary goes in the last hop, which may be empty. The first hop of a text in pieces waits until the next block is in sight
+   (``next_block_s``), so that the listener does not hear a gap, but for ``first_hop_patience_s`` at most; and not with the tokens of two
+   blocks where the text is slower than speech (``block_every_s``), for then no waiting avoids gaps.
+5. Where the language model rests and the listener's audio runs out, the tokens that are there go out: a pause of the text must not
+   hold back what was said before it. That is always the end of a block. It is the only boundary that time decides, and the hop after it
+   is back at those of rule 3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import (
+    CHUNK_TOKENS,
+    LOOKAHEAD_TOKENS,
+    MEL_FRAMES_PER_TOKEN,
+    SPEECH_BLOCK_TOKENS,
+    SPEECH_TOKENS_PER_SECOND,
+    VOCODER_OVERLAP_FRAMES,
+)
 
 _INSTANT_S = 1e-6  # step just past a threshold
+_TOKENS_PER_CHUNK = 50
+_WITHHELD_TOKENS = VOCODER_OVERLAP_FRAMES // MEL_FRAMES_PER_TOKEN  # of a hop, heard with the next one
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,11 @@ class HopProgress:
     prompt_tokens: speech tokens of its voice prompt. received_tokens: speech tokens the language model has produced.
     sent_tokens: those already in hops, lookahead included. has_ended: the language model has ended.
     playback_buffer_s: unplayed audio at the listener. hop_latency_s: how long the session's last hop took, queueing included.
+    is_whole: all text was in the first request, so the language model does not speak in blocks.
+    is_resting: the language model waits for text.
+    next_block_s: until the text of the next block is expected; 0.0: it is there; None: nobody knows. block_every_s: how often the text of
+    a block comes; None: nobody knows.
+    waited_s: since the tokens of the first hop were there.
     """
 
     prompt_tokens: int
@@ -44,75 +63,126 @@ class HopProgress:
     has_ended: bool
     playback_buffer_s: float = 0.0
     hop_latency_s: float = 0.0
+    is_whole: bool = True
+    is_resting: bool = False
+    next_block_s: float | None = None
+    block_every_s: float | None = None
+    waited_s: float = 0.0
 
     @property
     def pending_tokens(self) -> int:
         return self.received_tokens - self.sent_tokens
 
     @property
-    def position(self) -> int:
-        """Tokens with audio, counted from the start of the prompt: those sent, without the lookahead."""
-        return self.prompt_tokens + max(0, self.sent_tokens - LOOKAHEAD_TOKENS)
+    def spoken_tokens(self) -> int:
+        """Tokens in hops, without the lookahead: the last boundary."""
+        return max(0, self.sent_tokens - LOOKAHEAD_TOKENS)
 
 
 @dataclass(frozen=True)
 class HopPolicy:
-    """Settings of the rules above. Token counts exclude the lookahead."""
+    """Settings of the rules above. Token counts exclude the lookahead.
+
+    first_latency_s: assumed for the first hop, which the session has not measured yet.
+    """
 
     first_hop_tokens: int = SPEECH_BLOCK_TOKENS
-    min_hop_tokens: int = 10
-    max_hop_tokens: int = 4 * CHUNK_TOKENS
-    urgent_hop_tokens: int = 5
-    urgent_buffer_s: float = 0.25
+    min_first_hop_tokens: int = 9
+    min_hop_tokens: int = 5
+    urgent_buffer_s: float = 0.15
+    first_hop_patience_s: float = 0.5
+    first_latency_s: float = 0.06
+    max_chunks: int = 1
 
     def next_hop(self, progress: HopProgress) -> int | None:
         """Tokens to send now, the lookahead included; None: wait.
 
         The hop is the session's final one when the language model has ended and no tokens remain after it; it may then be 0.
         """
-        target = self._target(progress, progress.playback_buffer_s)
-        pending = progress.pending_tokens
-        if progress.has_ended:
-            return pending if pending <= target + self.min_hop_tokens else target
+        target, pending = self._target(progress), progress.pending_tokens
         if pending >= target:
-            return target
-        is_urgent = progress.playback_buffer_s <= self._urgent_s(progress)
-        if progress.sent_tokens and is_urgent and pending >= self.urgent_hop_tokens:
+            return target if progress.sent_tokens or self._may_begin(progress) else None
+        if progress.has_ended:
+            return pending
+        if self._may_be_cut(progress) and progress.playback_buffer_s <= self._urgent_s(progress):
             return pending
         return None
 
-    def recheck_after_s(self, progress: HopProgress) -> float | None:
-        """Seconds until the answer changes from None to a hop without further tokens; None: never.
+    def has_first_tokens(self, progress: HopProgress) -> bool:
+        """Whether the tokens of the first hop are there."""
+        return progress.received_tokens >= self._first_boundary(progress) + LOOKAHEAD_TOKENS
 
-        That is when the buffer becomes urgently low, or low enough for the boundary that the tokens already reach.
-        """
-        if progress.sent_tokens == 0 or self.next_hop(progress) is not None:
+    def is_final(self, progress: HopProgress, count: int) -> bool:
+        """Whether a hop of ``count`` tokens is the last one. Not on a boundary, even where no token is left: whether the end is known
+        by then is a matter of time."""
+        return progress.has_ended and count == progress.pending_tokens and count < self._target(progress)
+
+    def recheck_after_s(self, progress: HopProgress) -> float | None:
+        """Seconds until the answer changes from None to a hop without further tokens; None: never."""
+        if self.next_hop(progress) is not None:
             return None
-        thresholds = [self._urgent_s(progress) - _INSTANT_S] if progress.pending_tokens >= self.urgent_hop_tokens else []
-        reached = self._target(progress, 0.0)
-        if progress.pending_tokens >= reached:
-            while progress.pending_tokens >= reached + CHUNK_TOKENS:
-                reached += CHUNK_TOKENS
-            thresholds.append((reached + CHUNK_TOKENS) / SPEECH_TOKENS_PER_SECOND - _INSTANT_S)
-        if not thresholds:
-            return None
-        return max(0.0, progress.playback_buffer_s - max(thresholds))
+        if progress.sent_tokens == 0:
+            return self._begins_after_s(progress) if progress.pending_tokens >= self._target(progress) else None
+        return progress.playback_buffer_s - self._urgent_s(progress) + _INSTANT_S if self._may_be_cut(progress) else None
 
     def wanted_tokens(self, progress: HopProgress) -> int:
-        """Tokens still missing for the nearest hop; a chunk if there are enough already, as nothing waits for more."""
-        missing = self._target(progress, 0.0) - progress.pending_tokens
+        """Tokens still missing for the next hop; a chunk if there are enough already, as nothing waits for more."""
+        missing = self._target(progress) - progress.pending_tokens
         return missing if missing > 0 else CHUNK_TOKENS
 
-    def _target(self, progress: HopProgress, buffer_s: float) -> int:
-        """Tokens of the preferred hop: up to the furthest boundary that the buffer allows, at least to the nearest one."""
+    def _target(self, progress: HopProgress) -> int:
+        """Tokens of the hop to the next boundary."""
+        return self._boundary(progress) + LOOKAHEAD_TOKENS - progress.sent_tokens
+
+    def _boundary(self, progress: HopProgress) -> int:
+        """The next one, in spoken tokens."""
+        first, spoken = self._first_boundary(progress), progress.spoken_tokens
         if progress.sent_tokens == 0:
-            return self.first_hop_tokens + LOOKAHEAD_TOKENS
-        position = progress.position
-        reach = min(self.max_hop_tokens, int(buffer_s * SPEECH_TOKENS_PER_SECOND))
-        nearest = -(-(position + self.min_hop_tokens) // CHUNK_TOKENS) * CHUNK_TOKENS
-        furthest = (position + reach) // CHUNK_TOKENS * CHUNK_TOKENS
-        boundary = max(nearest, furthest)
-        return boundary - progress.prompt_tokens + LOOKAHEAD_TOKENS - progress.sent_tokens
+            return first
+        position = progress.prompt_tokens + spoken
+        grid = (-(-(position + self.min_hop_tokens) // CHUNK_TOKENS) + self._more_chunks(progress)) * CHUNK_TOKENS - progress.prompt_tokens
+        return min(grid, first + SPEECH_BLOCK_TOKENS) if spoken == first else grid
+
+    def _more_chunks(self, progress: HopProgress) -> int:
+        """Beyond the first one of a hop."""
+        return min(self.max_chunks, max(1, progress.spoken_tokens // _TOKENS_PER_CHUNK)) - 1 if progress.is_whole else 0
+
+    def _first_boundary(self, progress: HopProgress) -> int:
+        if progress.is_whole:
+            return self.first_hop_tokens
+        block_end = SPEECH_BLOCK_TOKENS - progress.prompt_tokens % SPEECH_BLOCK_TOKENS - LOOKAHEAD_TOKENS
+        return block_end if block_end >= self.min_first_hop_tokens else block_end + SPEECH_BLOCK_TOKENS
+
+    def _may_begin(self, progress: HopProgress) -> bool:
+        """Whether the hop after the first will be in time, as far as anybody knows."""
+        if progress.is_whole or progress.has_ended or progress.waited_s >= self.first_hop_patience_s:
+            return True
+        return self._lacks_s(progress) <= 0.0
+
+    def _begins_after_s(self, progress: HopProgress) -> float:
+        """Until ``_may_begin``: a block that is expected comes nearer, or patience ends."""
+        patience_s = self.first_hop_patience_s - progress.waited_s
+        return max(0.0, min(patience_s, self._lacks_s(progress))) + _INSTANT_S
+
+    def _lacks_s(self, progress: HopProgress) -> float:
+        """By how much the next block comes too late for a first hop that goes out now. 0.0 or less: it is in time."""
+        if progress.received_tokens > self._first_boundary(progress) + LOOKAHEAD_TOKENS:
+            return 0.0
+        if self._is_text_slow(progress) and progress.received_tokens >= SPEECH_BLOCK_TOKENS + LOOKAHEAD_TOKENS:
+            return 0.0
+        if progress.next_block_s is None:
+            return self.first_hop_patience_s
+        audio_s = (self._first_boundary(progress) - _WITHHELD_TOKENS) / SPEECH_TOKENS_PER_SECOND
+        return progress.next_block_s + self.first_latency_s - audio_s
+
+    @staticmethod
+    def _is_text_slow(progress: HopProgress) -> bool:
+        """Slower than speech."""
+        return progress.block_every_s is not None and progress.block_every_s > SPEECH_BLOCK_TOKENS / SPEECH_TOKENS_PER_SECOND
+
+    def _may_be_cut(self, progress: HopProgress) -> bool:
+        """Rule 5. Fewer tokens than the vocoder holds back would make no sound before the next hop."""
+        return progress.is_resting and progress.sent_tokens > 0 and progress.pending_tokens >= self.min_hop_tokens
 
     def _urgent_s(self, progress: HopProgress) -> float:
         return self.urgent_buffer_s + progress.hop_latency_s

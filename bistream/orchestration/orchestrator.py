@@ -1,219 +1,297 @@
 """The logic of ``cosyvoice2_bistream`` without Triton: requests in, audio out, over the ports of the four models.
 
-``handle`` checks a request, answers or refuses it, and hands the work on. Threads: two per session (``speaking.py``), the delivery
-pool for text and cancels (``delivery.py``), and the *watcher*, which detects disconnected clients and runs the sessions' timed work.
-Called by the ``model.py`` files and by ``local.py``.
+All sessions live in one event loop (``event_loop.py``), so that none of their state needs a lock: ``handle`` checks what a request says by
+itself and passes it to the loop. Called by the ``model.py`` files and by ``local.py``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
+import os
+import random
 import time
-import uuid
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
+from bistream.ended_sessions import EndedSessions
 from bistream.errors import (
     BistreamError,
-    BusyError,
-    CancelledError,
     EngineError,
     InvalidInputError,
-    SessionExistsError,
-    ShuttingDownError,
-    UnknownSessionError,
+    UnknownVoiceError,
 )
-from bistream.limits import check_session_id
-from bistream.orchestration.admission import TextLedger, check_append, check_start
-from bistream.orchestration.delivery import DeliveryPool
+from bistream.limits import check_session_id, check_session_secret
+from bistream.metrics.recorder import Recorder
+from bistream.orchestration.admission import SessionStart, TextLedger, check_append, check_start
+from bistream.orchestration.event_loop import EventLoop
 from bistream.orchestration.hop_policy import HopPolicy
-from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports
+from bistream.orchestration.load import LoadControl, Need
+from bistream.orchestration.needs import need_of, text_bytes
+from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports, SessionKey
+from bistream.orchestration.services import Services
 from bistream.orchestration.session import CallerSession
-from bistream.orchestration.speaking import Services, SessionRun
+from bistream.orchestration.session_record import SessionMetrics
+from bistream.orchestration.speaking import SessionRun
 from bistream.orchestration.voices import Voices
+from bistream.orchestration.watcher import Watcher
+from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down
 
 logger = logging.getLogger(__name__)
 
-WATCH_INTERVAL_S = 0.02
-MAX_POLLS_PER_WATCH = 64  # polling Triton for a disconnected client costs 28 us; more sessions take turns
-DELIVERY_THREADS = 4
+HELPER_THREADS = 2
 CLOSE_TIMEOUT_S = 5.0  # cancelled sessions end within a hop; do not wait for a dead model
 
 
-class Orchestrator:
-    """All live sessions of one process. Thread-safe.
+@dataclass(frozen=True)
+class CheckedRequest:
+    """start: of a request that starts a session, with the ledger of its text."""
 
-    watched: False leaves calling ``watch`` to the caller (tests).
+    request: BistreamRequest
+    start: tuple[SessionStart, TextLedger] | None = None
+
+
+class Orchestrator:
+    """All live sessions of one process. Thread-safe; methods whose names begin with an underscore belong to the event loop.
+
+    watched: False leaves calling ``watch`` to the caller (tests). recorder: takes what the sessions count.
     """
 
-    def __init__(self, config: RuntimeConfig, ports: Ports, clock: Callable[[], float] = time.monotonic, watched: bool = True) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        ports: Ports,
+        clock: Callable[[], float] = time.monotonic,
+        watched: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._config = config
         self._clock = clock
-        self._delivery = DeliveryPool(DELIVERY_THREADS)
-        hop_policy = HopPolicy(first_hop_tokens=config.first_hop_tokens)
-        self._services = Services(config, ports, Voices(config, ports.voice).voice_of, hop_policy, self._delivery, clock)
-        self._changed = threading.Condition()  # guards the fields below; notified when a session is added or removed
-        self._reachable: dict[str, SessionRun] = {}  # by the client's id, until the session ends
+        self._metrics = SessionMetrics(recorder or Recorder())
+        self._ids = random.Random(os.urandom(32))
+        self._loop = EventLoop("bistream-sessions")
+        self._helpers = ThreadPoolExecutor(HELPER_THREADS, "bistream-helper")
+        hop_policy = HopPolicy(first_hop_tokens=config.first_hop_tokens, max_chunks=config.max_hop_chunks)
+        voices = Voices(config, ports.voice)
+        self._services = Services(config, ports, voices, hop_policy, self._loop, self._helpers, clock, self._metrics)
+        self._reachable: dict[SessionKey, SessionRun] = {}  # until the session ends
+        self._ended = EndedSessions()  # by the same key
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed
-        self._poll_order: deque[SessionRun] = deque()
-        self._draining = False
-        self._stopped = threading.Event()
-        self._watcher = threading.Thread(target=self._watch_until_stopped, name="bistream-watch", daemon=True)
+        self._watcher = Watcher(self._open)
+        self._load = LoadControl(config.admission_load, ports.token2wav.report, self._needs, clock, config.reserved_speech_s)
+        self._refusal: BistreamError | None = None  # of every new session: the server drains, or is about to be restarted
+        self._sessions_changed = asyncio.Event()  # one was added, has ended or was removed
+        self._metrics.watch(self._session_states, self._deliveries, self._read_load)
         if watched:
-            self._watcher.start()
+            self._loop.call(self._loop.start_task, self._watcher.watch_on(lambda: self._until(lambda: bool(self._open), None)))
 
     @property
     def open_sessions(self) -> int:
         """Sessions that hold resources, including those being closed."""
-        with self._changed:
-            return len(self._open)
+        return len(self._open)
+
+    def _needs(self) -> list[Need]:
+        """Of all live sessions."""
+        now = self._clock()
+        return [self._need(run, now) for run in self._open.values()]
+
+    def _need(self, run: SessionRun, now: float) -> Need:
+        return need_of(run.session.start, run.standing(now), self._load.report, self._load.lengths)
 
     # Requests
 
     def handle(self, request: BistreamRequest, sender: AudioSender) -> None:
-        """Start a session, append to it or cancel it. Returns at once and never raises.
+        """Start a session, append to it or cancel it. Returns at once and never raises; requests are taken in the order of the calls.
 
-        ``sender`` is finished exactly once: that of a start after the session's audio, any other before this returns.
+        ``sender`` is finished exactly once: that of a start after the session's audio, any other soon.
         """
         try:
-            if self._handle(request, sender):
-                return
-            error = None
-        except BistreamError as refusal:
-            error = refusal.renewed(refusal.session_id or request.session_id)
-        except Exception:
-            logger.exception("a request failed")
-            error = EngineError("The server failed while reading this request; try again.", request.session_id)
-        sender.finish(error)
+            checked = self._check(request)
+        except Exception as error:
+            self._refuse(request, sender, error)
+            return
+        if not self._loop.call(self._take, checked, sender):
+            self._refuse(request, sender, accepts_no_sessions())
 
-    def _handle(self, request: BistreamRequest, sender: AudioSender) -> bool:
-        """Whether the session answers the sender later."""
+    def _refuse(self, request: BistreamRequest, sender: AudioSender, error: Exception) -> None:
+        """From any thread."""
+        if not isinstance(error, BistreamError):
+            logger.error("a request failed", exc_info=error)
+            error = EngineError("The server failed while reading this request; try again.")
+        refusal = error.renewed(error.session_id or request.session_id)
+        self._metrics.refused(refusal)
+        sender.finish(refusal)
+
+    def _check(self, request: BistreamRequest) -> CheckedRequest:
+        """What needs no session, in the caller's thread: a recording takes its time."""
         if request.session_id is not None:
             check_session_id(request.session_id)
-        if request.is_cancel:
-            self._find_run(request).end_early(CancelledError("The session was cancelled by its client."))
-            return False
-        if not request.is_start:
-            run = self._find_run(request)
-            check_append(request)
-            run.append(request.target_text or b"", request.is_end)
-            return False
-        self._start(request, sender)
-        return True
-
-    def _find_run(self, request: BistreamRequest) -> SessionRun:
-        if request.session_id is None:
-            raise InvalidInputError("session_id is missing; send the id of a started session.")
-        with self._changed:
-            run = self._reachable.get(request.session_id)
-        if run is None:
-            raise UnknownSessionError("No live session has this id (never started, finished or cancelled); start a new one.")
-        return run
-
-    def _start(self, request: BistreamRequest, sender: AudioSender) -> None:
-        self._refuse_existing(request.session_id)
+        if request.session_secret is not None:
+            check_session_secret(request.session_secret)
+        if request.is_cancel or not request.is_start:
+            if request.key is None:
+                raise InvalidInputError("session_id is missing; send the id of a started session.")
+            return CheckedRequest(request)
         start = check_start(request, self._config)
         text = TextLedger(self._config.max_text_chars)
-        text.accept(start.text, start.is_end)
-        session = CallerSession(start, text, uuid.uuid4().hex, sender, self._clock())
-        run = SessionRun(session, self._services, self._make_unreachable, self._forget)
-        with self._changed:
-            self._admit(run)
-        try:
-            run.start()
-        except RuntimeError as error:  # the system cannot create another thread
-            self._make_unreachable(run)
-            self._forget(run)
-            raise BusyError("The server cannot create a thread for this session; try again later.") from error
+        if start.source_wav is None:
+            text.accept(start.text, start.is_end)
+        else:
+            text.end_without_text()
+        return CheckedRequest(request, (start, text))
 
-    def _refuse_existing(self, session_id: str | None) -> None:
-        with self._changed:
-            run = self._reachable.get(session_id) if session_id is not None else None
-        if run is not None and not run.client_has_gone():
-            raise SessionExistsError("A live session has this id; choose another, or append with is_start false.")
+    def _take(self, checked: CheckedRequest, sender: AudioSender) -> None:
+        request = checked.request
+        try:
+            if checked.start is not None:
+                self._start(*checked.start, sender)
+                return
+            run = self._find_run(request)
+            if request.is_cancel:
+                sender.report(run.heard())  # before the session's own end, after which a client may stop to listen
+                run.end_early(cancelled_by_client())
+            else:
+                check_append(request)
+                run.append(request.target_text or b"", request.is_end)
+        except Exception as error:
+            self._refuse(request, sender, error)
+        else:
+            sender.finish(None)
+
+    def _find_run(self, request: BistreamRequest) -> SessionRun:
+        key = request.key
+        assert key is not None, "a checked request"
+        run = self._reachable.get(key)
+        if run is None:
+            raise self._ended.error_of(key, key.session_id)
+        return run
+
+    def _start(self, start: SessionStart, text: TextLedger, sender: AudioSender) -> None:
+        self._refuse_existing(start.key)
+        start = self._find_voice(start)
+        session = CallerSession(start, text, f"{self._ids.getrandbits(128):032x}", sender, self._clock())
+        run = SessionRun(session, self._services, self._make_unreachable, self._forget)
+        self._admit(run)
+        self._metrics.started.add()
+        self._loop.start_task(run.run())
+
+    def _find_voice(self, start: SessionStart) -> SessionStart:
+        """Raises ``UnknownVoiceError``, which pieces that were sent after this start are told as well."""
+        try:
+            return self._services.voices.find(start)
+        except UnknownVoiceError as error:
+            if start.key is not None:
+                self._ended.add(start.key, error)
+            raise
+
+    def _refuse_existing(self, key: SessionKey | None) -> None:
+        run = self._reachable.get(key) if key is not None else None
+        if run is not None:
+            if not run.session.reply.is_cancelled():
+                raise session_exists()
+            run.client_has_gone()
 
     def _admit(self, run: SessionRun) -> None:
         session = run.session
-        if self._draining:
-            raise ShuttingDownError("The server is shutting down and takes no new sessions; connect to another one.")
-        if session.id is not None and session.id in self._reachable:
-            raise SessionExistsError("A live session has this id; choose another, or append with is_start false.")
+        if self._refusal is not None:
+            raise self._refusal.renewed(None)
         if len(self._open) >= self._config.max_sessions:
-            raise BusyError(f"All {self._config.max_sessions} sessions are taken; try again later.")
-        if session.id is not None:
-            self._reachable[session.id] = run
+            raise sessions_taken(self._config.max_sessions, retry_after_s=self._load.retry_after_s())
+        self._load.admit(self._need(run, self._clock()))
+        if session.key is not None:
+            self._reachable[session.key] = run
+            self._ended.discard(session.key)
         self._open[session.port_id] = run
-        self._poll_order.append(run)
-        self._changed.notify_all()
+        self._sessions_changed.set()
 
     # Called by the sessions
 
     def _make_unreachable(self, run: SessionRun) -> None:
-        with self._changed:
-            if run.session.id is not None and self._reachable.get(run.session.id) is run:
-                del self._reachable[run.session.id]
+        key = run.session.key
+        if key is not None and self._reachable.get(key) is run:
+            del self._reachable[key]
+            self._ended.add(key, run.session.error)
+        self._sessions_changed.set()
 
     def _forget(self, run: SessionRun) -> None:
-        with self._changed:
-            del self._open[run.session.port_id]
-            if not self._open:
-                self._poll_order.clear()
-            self._changed.notify_all()
-
-    # The watcher
-
-    def _watch_until_stopped(self) -> None:
-        while not self._stopped.wait(WATCH_INTERVAL_S):
-            with self._changed:
-                self._changed.wait_for(lambda: self._open or self._stopped.is_set())
-            self.watch()
+        del self._open[run.session.port_id]
+        self._load.ended(text_bytes(run.session.start), 0.0 if run.has_failed else run.standing(self._clock()).made_s)
+        self._sessions_changed.set()
 
     def watch(self) -> None:
-        """One round: end the sessions whose client has disconnected, and run every session's timed work."""
-        with self._changed:
-            runs = list(self._open.values())
-            polled = self._next_to_poll()
-        for task in (*(run.client_has_gone for run in polled), *(run.tick for run in runs)):
-            try:
-                task()
-            except Exception:
-                logger.exception("watching one session failed; the others continue")
+        """One round of the watcher. Blocks."""
+        self._loop.run(self._watcher.watch(with_deadlines=True))
 
-    def _next_to_poll(self) -> list[SessionRun]:
-        polled = []
-        for _ in range(min(len(self._poll_order), MAX_POLLS_PER_WATCH)):
-            run = self._poll_order.popleft()
-            if run.session.port_id in self._open:
-                self._poll_order.append(run)
-                polled.append(run)
-        return polled
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None) -> None:
+        """Wait until the sessions have changed to this, or for ``timeout_s``."""
+
+        async def wait() -> None:
+            while not is_so():
+                self._sessions_changed.clear()
+                await self._sessions_changed.wait()
+
+        with suppress(TimeoutError):
+            await asyncio.wait_for(wait(), timeout_s)
+
+    # Read by the metrics, from any thread
+
+    def _session_states(self) -> Counter[str]:
+        return Counter(run.session.state.value for run in list(self._open.values()))
+
+    def _deliveries(self) -> int:
+        return sum(run.is_delivering for run in list(self._open.values()))
+
+    def _read_load(self) -> float:
+        async def load() -> float:
+            return self._load.load()
+
+        return self._loop.run(load()) or 0.0
 
     # Shutdown
 
     def drain(self, deadline_s: float) -> None:
         """Refuse new sessions, give running ones ``deadline_s`` to finish, then end them with ``ShuttingDownError``. Blocks."""
-        with self._changed:
-            self._draining = True
-            self._changed.wait_for(lambda: not self._open, timeout=deadline_s)
-            left = list(self._open.values())
+        self._loop.run(self._drain(deadline_s))
+
+    async def _drain(self, deadline_s: float) -> None:
+        if self._refusal is None:
+            self._refusal = accepts_no_sessions()
+        await self._until(lambda: not self._open, deadline_s)
+        left = list(self._open.values())
         if left:
             logger.warning("%d sessions are still running at the drain deadline and are ended", len(left))
         for run in left:
-            run.end_early(ShuttingDownError("The server is shutting down; start the session on another one."))
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._open, timeout=CLOSE_TIMEOUT_S):
-                logger.error("%d sessions could not be closed: a model does not answer", len(self._open))
+            run.end_early(shut_down())
+        await self._until(lambda: not self._open, CLOSE_TIMEOUT_S)
+        if self._open:
+            logger.error("%d sessions could not be closed: a model does not answer", len(self._open))
+
+    def fail(self, model: str, patience_s: float) -> None:
+        """A process of ``model`` has failed, and the server will be restarted: end the sessions that need it at once, the others after
+        ``patience_s``, each with ``EngineError``; refuse new ones. model: "" is none. Blocks.
+
+        Calls that are in the dead process never return, so sessions that wait for one are told their end and stay open.
+        """
+        self._loop.run(self._fail(model, patience_s))
+
+    async def _fail(self, model: str, patience_s: float) -> None:
+        self._refusal = EngineError("A model of the server has failed and the server restarts; try again in a few seconds.")
+        error = EngineError("A model of the server has failed; start the session again in a few seconds.")
+        for run in list(self._open.values()):
+            if run.needs(model):
+                run.end_early(error)
+        await self._until(lambda: all(run.has_failed for run in self._open.values()), patience_s)
+        for run in list(self._open.values()):
+            run.end_early(error)
 
     def close(self) -> None:
         """Drain for ``drain_timeout_s``, then stop all threads. Idempotent."""
-        if self._stopped.is_set():
-            return
         self.drain(self._config.drain_timeout_s)
-        self._stopped.set()
-        with self._changed:
-            self._changed.notify_all()
-        if self._watcher.is_alive():
-            self._watcher.join()
-        self._delivery.close()
+        self._services.voices.close(CLOSE_TIMEOUT_S)
+        self._loop.close()
+        self._helpers.shutdown()
+        self._watcher.close()

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from bistream.errors import BistreamError
 from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 
@@ -26,43 +27,56 @@ class VoicePort(Protocol):
 
 
 class LanguageModelPort(Protocol):
-    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
-        """Start a session and yield its speech tokens, the last message with a ``finish_reason``.
+    """Called from the event loop. Calls reach the model in the order in which they are made: nothing overtakes the start of its session."""
 
-        wanted_tokens: how many tokens are useful now; a port may batch them into messages of about that size.
-        The call and the iterator block; either may raise ``BistreamError``, after which the session is gone. A cancelled
-        session ends with ``FinishReason.CANCELLED`` or ``CancelledError``. Iterated by one thread only.
+    async def start(self, start: LanguageModelStart) -> None:
+        """Start a session. Raises ``BistreamError``; there is no session then."""
+
+    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
+        """The speech tokens that came since the last call, at least one or the ``finish_reason``. One call at a time for each session.
+
+        wanted_tokens: how many are useful now; a port may wait until there are about as many. A ``TokenDemand`` also says for how long the
+        listener has audio. Raises ``BistreamError`` once the session is gone. A cancelled one ends with ``FinishReason.CANCELLED`` or
+        ``CancelledError``.
         """
 
-    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
-        """Send more text; empty text without ``is_end`` renews the lease. Raises ``UnknownSessionError`` before the start has arrived."""
+    async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        """Send more text; empty text without ``is_end`` renews the lease. Raises ``UnknownSessionError`` once the session has ended."""
 
-    def cancel(self, session_id: str) -> None:
+    async def cancel(self, session_id: str) -> None:
         """Free everything the session holds. An unknown session is not an error."""
 
 
 class Token2WavPort(Protocol):
-    def hop(self, hop: Token2WavHop) -> FloatArray:
-        """The next waveform of a session, float32 [N], 24 kHz; after ``finalize`` it is gone. Blocks; raises ``BistreamError``."""
+    """Called from the event loop; calls reach the model in order, as above."""
 
-    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
-        """A whole utterance at once, with full attention and without a session. Blocks; raises ``BistreamError``."""
+    async def hop(self, hop: Token2WavHop) -> FloatArray:
+        """The next waveform of a session, float32 [N], 24 kHz; after ``finalize`` it is gone. Raises ``BistreamError``."""
 
-    def cancel(self, session_id: str) -> None:
+    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
+        """A whole utterance at once, with full attention. Lasts until a ``cancel`` at most; raises ``BistreamError``."""
+
+    async def cancel(self, session_id: str) -> None:
         """Free everything the session holds. An unknown session is not an error."""
+
+    def report(self) -> LoadReport | None:
+        """What is known of its load, another object with each news. Returns at once; None: nothing yet."""
 
 
 class AudioSender(Protocol):
-    """Answers one request. Thread-safe; the orchestrator calls ``finish`` exactly once and nothing after it."""
+    """Answers one request. The orchestrator calls ``finish`` exactly once and sends nothing after it."""
 
-    def send(self, chunk: AudioChunk) -> None:
-        """Must not block for long and must not raise; a chunk for a closed stream is dropped."""
+    async def send(self, chunk: AudioChunk) -> None:
+        """Returns when the server has taken the chunk, and never raises; a chunk for a closed stream is dropped."""
+
+    def report(self, heard: AudioChunk) -> None:
+        """The answer to a cancel, before ``finish``: what was heard of the text; without audio. Returns at once."""
 
     def finish(self, error: BistreamError | None) -> None:
-        """Send the empty final response, or the error and then the final response."""
+        """After what is being sent: the empty final response, or the error and then the final response. Returns at once."""
 
     def is_cancelled(self) -> bool:
-        """Whether the client's stream is gone."""
+        """Whether the client's stream is gone. May block; called from any thread, also after ``finish``."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +89,35 @@ class Ports:
 
 
 @dataclass(frozen=True)
+class SessionKey:
+    """The same id with another secret is another session."""
+
+    session_id: str
+    secret: str | None = None
+
+
+@dataclass(frozen=True)
 class BistreamRequest:
     """One request to ``cosyvoice2_bistream`` after parsing; ``None`` is an absent input. Values are not yet checked.
 
     target_text: UTF-8, may be cut anywhere. reference_wav: float32 [N], 16 kHz mono in [-1, 1], as received (padding included);
     reference_wav_len: how many of its samples are valid. reference_text: UTF-8.
+    Without reference_text the recording's language does not matter (cross-lingual).
+    reference_hash: of recording and transcript (``bistream.reference_hash``), instead of them or beside them.
     offline: render the whole utterance at once with full attention (``cosyvoice2`` without streaming); also implied by a
     ``speed`` other than 1.0. Only with the whole text in this request.
+    instruct_text: UTF-8, how to speak, such as a dialect or an emotion. is_cross_lingual: the transcript of the voice is left aside, as for
+    a recording without one.
+    source_wav: a recording as reference_wav, whose words are spoken in the voice, instead of a text (voice conversion).
+    text_normalization: off, auto, zh or en; None: the server's.
+    session_secret: makes the session unknown to requests that do not carry the same.
     """
 
     target_text: bytes | None = None
     reference_wav: FloatArray | None = None
     reference_wav_len: int | None = None
     reference_text: bytes | None = None
+    reference_hash: str | None = None
     speaker_id: str | None = None
     session_id: str | None = None
     is_start: bool = True
@@ -96,3 +126,14 @@ class BistreamRequest:
     sampling: Sampling = Sampling()
     speed: float | None = None
     offline: bool = False
+    session_secret: str | None = None
+    instruct_text: bytes | None = None
+    is_cross_lingual: bool = False
+    source_wav: FloatArray | None = None
+    source_wav_len: int | None = None
+    text_normalization: str | None = None
+
+    @property
+    def key(self) -> SessionKey | None:
+        """What its session is found by; ``None`` for a session of a single request without an id."""
+        return None if self.session_id is None else SessionKey(self.session_id, self.session_secret)

@@ -1,6 +1,6 @@
 """A caller's session: its state and legal transitions, the text and tokens it still has to pass on, and the resources to free at its end.
 
-Decides nothing about timing or hops; ``orchestrator.py`` and ``speaking.py`` drive it from several threads, under its condition.
+Decides nothing about timing or hops; ``orchestrator.py`` and ``speaking.py`` drive it, in the orchestrator's event loop alone.
 
     OPENING ──▶ RECEIVING ◀──▶ SPEAKING
                     └──▶ FINISHING ◀──┘        any of the four ──▶ CANCELLED, FAILED
@@ -9,14 +9,15 @@ Decides nothing about timing or hops; ``orchestrator.py`` and ``speaking.py`` dr
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.orchestration.admission import SessionStart, TextLedger
-from bistream.orchestration.ports import AudioSender
+from bistream.orchestration.ports import AudioSender, SessionKey
+from bistream.refusals import came_late
 from bistream.types import AudioChunk, FinishReason, SpeechTokens
 
 logger = logging.getLogger(__name__)
@@ -56,35 +57,31 @@ def transition(current: SessionState, new: SessionState) -> SessionState:
 
 
 class Reply:
-    """Owns the sender of a start request, finishes it exactly once and never uses it afterwards, whichever threads call."""
+    """Owns the sender of a start request: finishes it exactly once and sends nothing afterwards."""
 
     def __init__(self, sender: AudioSender) -> None:
         self._sender = sender
-        self._lock = threading.Lock()
         self._finished = False
 
-    def send(self, chunk: AudioChunk) -> bool:
+    async def send(self, chunk: AudioChunk) -> bool:
         """False: the reply was already finished and the chunk was not sent."""
-        with self._lock:
-            if not self._finished:
-                self._sender.send(chunk)
-            return not self._finished
+        if self._finished:
+            return False
+        await self._sender.send(chunk)
+        return True
 
     def finish(self, error: BistreamError | None) -> None:
-        with self._lock:
-            if not self._finished:
-                self._finished = True
-                self._sender.finish(error)
+        if not self._finished:
+            self._finished = True
+            self._sender.finish(error)
 
     def is_cancelled(self) -> bool:
-        with self._lock:
-            return not self._finished and self._sender.is_cancelled()
+        """Blocks as the sender does; the only method for any thread."""
+        return not self._finished and self._sender.is_cancelled()
 
 
 class CallerSession:
-    """State shared by the threads that serve one caller. Fields are read and written with ``condition`` held.
-
-    port_id: the session's id at the language model and token2wav. It is our own, so that a client may reuse its id immediately,
+    """port_id: the session's id at the language model and token2wav. It is our own, so that a client may reuse its id immediately,
     while its previous session is still being closed.
     """
 
@@ -93,30 +90,49 @@ class CallerSession:
         self.text = text
         self.port_id = port_id
         self.reply = Reply(sender)
-        self.condition = threading.Condition()
         self.state = SessionState.OPENING
         self.error: BistreamError | None = None  # set in CANCELLED and FAILED
-        self.last_activity_at = now  # last request from the client or last audio sent to it
+        self.last_activity_at = now  # last text of the client that can be spoken, or last audio sent to it
         # text of later requests that the language model has not received yet
         self.outbox = bytearray()
         self.outbox_end = False
         # speech tokens received but not yet sent to token2wav
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._owned: dict[str, Callable[[], None]] = {}
-        self._closed = False
+        self.last_message = SpeechTokens(())  # of the language model
+        self._changed = asyncio.Event()
+        self._owned: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._freeing = asyncio.Lock()
 
     @property
     def id(self) -> str | None:
-        return self.start.session_id
+        return None if self.key is None else self.key.session_id
+
+    @property
+    def key(self) -> SessionKey | None:
+        return self.start.key
 
     @property
     def has_ended(self) -> bool:
         return self.state in ENDED
 
+    @property
+    def needs_language_model(self) -> bool:
+        """Whether speech tokens of it are still to come."""
+        return self.finish_reason is None and self.start.source_wav is None
+
     def advance(self, new: SessionState) -> None:
         self.state = transition(self.state, new)
-        self.condition.notify_all()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the session's speaker check again what it waits for."""
+        self._changed.set()
+
+    async def changed(self) -> None:
+        """Wait for the next ``wake``. Called by the session's speaker alone, right after it found that it must wait."""
+        self._changed.clear()
+        await self._changed.wait()
 
     def speaking(self, is_speaking: bool) -> None:
         """A hop begins, or none is due. No effect in FINISHING and after the end."""
@@ -137,13 +153,18 @@ class CallerSession:
             self.advance(SessionState.FINISHING)
 
     def add_text(self, piece: bytes, is_end: bool, now: float) -> None:
-        """Raises ``UnknownSessionError`` after the end and ``InvalidInputError`` for a bad piece, which changes nothing."""
-        if self.has_ended or self.finish_reason is not None:
-            raise UnknownSessionError("This session has ended; start another one.")
-        self.text.accept(piece, is_end)
+        """Raises the error of a late piece after the end (``came_late``) and ``InvalidInputError`` for a bad piece, which changes nothing.
+
+        Only text that can be spoken counts as activity: a client that sends nothing else would keep its place for ever.
+        """
+        if self.has_ended:
+            raise came_late(self.error, self.id)
+        if self.finish_reason is not None and not self.text.ended:
+            raise UnknownSessionError("This session has reached its length limit and takes no more text; start another one.")
+        if self.text.accept(piece, is_end) or is_end:
+            self.last_activity_at = now
         self.outbox += piece
         self.outbox_end = is_end
-        self.last_activity_at = now
         if is_end:
             self.finishing()
 
@@ -153,10 +174,6 @@ class CallerSession:
         self.outbox.clear()
         self.outbox_end = False
         return taken
-
-    def put_text_back(self, piece: bytes, is_end: bool) -> None:
-        self.outbox[:0] = piece
-        self.outbox_end = self.outbox_end or is_end
 
     def end_early(self, error: BistreamError) -> bool:
         """CANCELLED for a ``CancelledError``, else FAILED. False: the session had ended already."""
@@ -168,10 +185,11 @@ class CallerSession:
 
     def take_message(self, message: SpeechTokens) -> None:
         self.tokens.extend(message.token_ids)
+        self.last_message = message
         if message.finish_reason is not None:
             self.finish_reason = message.finish_reason
             self.finishing()
-        self.condition.notify_all()
+        self.wake()
 
     def take_tokens(self, count: int) -> tuple[int, ...]:
         taken = tuple(self.tokens[:count])
@@ -179,12 +197,13 @@ class CallerSession:
         return taken
 
     def is_idle(self, now: float, timeout_s: float) -> bool:
-        """Whether text may still come, everything received has been spoken, and no text or audio has passed for ``timeout_s``."""
+        """Whether text may still come, everything received has been spoken, and nothing that can be spoken has come, nor audio gone,
+        for ``timeout_s``."""
         return self.state is SessionState.RECEIVING and now - self.last_activity_at >= timeout_s
 
-    def own(self, name: str, free: Callable[[], None]) -> None:
-        """From now on ``close`` calls ``free``, unless ``disown`` reports that the resource has freed itself."""
-        assert not self._closed, "owned after close"
+    def own(self, name: str, free: Callable[[], Awaitable[None]]) -> None:
+        """From now on ``free`` calls this, unless ``disown`` reports that the resource has freed itself."""
+        assert not self.has_ended, "owned after the end"
         self._owned[name] = free
 
     def disown(self, name: str) -> None:
@@ -193,23 +212,16 @@ class CallerSession:
     def owns(self, name: str) -> bool:
         return name in self._owned
 
-    def stop(self) -> None:
-        """Cancel everything still owned but keep owning it: a cancel may arrive before its start and must then be repeated."""
-        with self.condition:
-            owned = dict(self._owned)
-        self._free(owned)
+    async def free(self) -> None:
+        """Free everything that is owned, the last first; returns when all of it is freed, whoever began. Never raises."""
+        async with self._freeing:
+            owned, self._owned = self._owned, {}
+            await asyncio.gather(*(self._free(name, free) for name, free in reversed(owned.items())))
 
-    def close(self) -> None:
-        """Free everything still owned, in reverse order. Idempotent; called after the session's other threads have ended."""
-        with self.condition:
-            owned, self._owned, self._closed = self._owned, {}, True
-        self._free(owned)
-
-    def _free(self, owned: dict[str, Callable[[], None]]) -> None:
-        for name, free in reversed(owned.items()):
-            try:
-                free()
-            except BistreamError as error:
-                logger.warning("session %s: %s could not be freed: %s", self.port_id, name, error)
-            except Exception:
-                logger.exception("session %s: %s could not be freed", self.port_id, name)
+    async def _free(self, name: str, free: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await free()
+        except BistreamError as error:
+            logger.warning("session %s: %s could not be freed: %s", self.port_id, name, error)
+        except Exception:
+            logger.exception("session %s: %s could not be freed", self.port_id, name)

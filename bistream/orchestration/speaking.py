@@ -1,276 +1,295 @@
 """The life of one session: prepare the voice, start the language model, turn its tokens into audio as they arrive, end.
 
-Two threads per session: the *speaker* (``SessionRun.run``) owns the session from the voice to ``close``, makes the hops and sends
-the audio; the *reader* (``language_model_link.py``) takes the speech tokens. Timed work is triggered by the orchestrator's
-watcher (``tick``); short calls to the models go through the delivery pool (``deliver``).
+Everything here runs in the orchestrator's event loop. Two tasks per session: the *speaker* (``SessionRun.run``) owns the session from the
+voice to its end, makes the hops and sends the audio; the *reader* (``language_model_link.py``) takes the speech tokens. Timed work is
+triggered by the orchestrator's watcher (``tick``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from functools import partial
 
-from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError, CancelledError, SessionTimeoutError
+import numpy as np
+
+from bistream.errors import BistreamError, CancelledError, EngineError
+from bistream.limits import check_offline_length
 from bistream.orchestration.admission import SessionStart
-from bistream.orchestration.delivery import DeliveryPool
-from bistream.orchestration.hop_policy import HopPolicy, HopProgress
-from bistream.orchestration.language_model_link import RENEWALS_PER_LEASE, LanguageModelLink, from_model, unexpected
-from bistream.orchestration.playback import Playback, SpokenText
-from bistream.orchestration.ports import Ports
+from bistream.orchestration.hop_pacing import TOKEN2WAV, HopPacing
+from bistream.orchestration.language_model_link import LanguageModelLink, from_model, unexpected
+from bistream.orchestration.needs import Standing
+from bistream.orchestration.playback import SpokenText
+from bistream.orchestration.services import Services
 from bistream.orchestration.session import CallerSession, SessionState
+from bistream.orchestration.session_record import SessionRecord
+from bistream.orchestration.voices import Requested, Result
 from bistream.rates import SAMPLE_RATE
+from bistream.refusals import silent_too_long
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FloatArray, VoicePrompt
+from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
+from bistream.wire import LLM_BISTREAM
 
 logger = logging.getLogger(__name__)
 
-TOKEN2WAV = "token2wav"  # name of this resource in ``CallerSession.own``
 OFFLINE_CHUNK_SAMPLES = SAMPLE_RATE  # 96 kB: a whole utterance in one message would grow shared memory permanently
-CANCEL_RETRY_S = 0.5  # a cancel can overtake its start, so it is repeated until the session is closed
-
-
-@dataclass(frozen=True)
-class Services:
-    """Dependencies shared by all sessions. ``voice_of`` blocks and raises ``BistreamError``."""
-
-    config: RuntimeConfig
-    ports: Ports
-    voice_of: Callable[[SessionStart], VoicePrompt]
-    hop_policy: HopPolicy
-    delivery: DeliveryPool
-    clock: Callable[[], float]
+ANSWER_TIMEOUT_S = 120.0  # the last resort: dead and hanging models are noticed by the keeper within 12 s
 
 
 class SessionRun:
-    """One caller's session and its threads.
+    """One caller's session and its tasks.
 
     on_ended: requests must no longer reach the session; called before its last message, possibly more than once.
-    on_closed: its threads have ended and everything is freed; called once. A session that ends normally is closed before its last
+    on_closed: its tasks have ended and everything is freed; called once. A session that ends normally is closed before its last
     message, so that a client that waits for this message can start another session at once.
     """
 
     def __init__(
-        self, session: CallerSession, services: Services, on_ended: Callable[[SessionRun], None], on_closed: Callable[[SessionRun], None]
+        self,
+        session: CallerSession,
+        services: Services,
+        on_ended: Callable[[SessionRun], None],
+        on_closed: Callable[[SessionRun], None],
     ) -> None:
         self.session = session
         self._services = services
         self._on_ended = on_ended
         self._on_closed = on_closed
-        self._playback = Playback()
-        self._spoken = SpokenText()
-        self._link = LanguageModelLink(
-            session, services.ports.language_model, self._spoken, services.config.session_idle_timeout_s, services.clock
-        )
-        self._wake_at: float | None = None  # when the speaker must check again even if nothing has arrived
+        self._cancel_hops = partial(services.ports.token2wav.cancel, session.port_id)  # not of self, which would then live on
+        self._pacing = HopPacing(session, services.config, services.hop_policy, self._cancel_hops)
+        self._record = SessionRecord(services.metrics, session.start, services.clock())
+        self._spoken = SpokenText(session.text.effort)
+        self._pacing.text.came(session.text.characters, services.clock())
+        self._position = 0  # of the text, in the last chunk
+        lease_s = services.config.session_idle_timeout_s
+        self._link = LanguageModelLink(session, services.ports.language_model, self._spoken, lease_s, services.clock)
+        self._is_reading = False
         self._sequence_number = 0
-        self._tokens_sent = 0
-        self._hop_latency_s = 0.0
-        self._last_hop_at = 0.0
-        self._cancel_sent_at: float | None = None
-
-    def start(self) -> None:
-        threading.Thread(target=self.run, name=f"bistream-speak-{self.session.port_id[:8]}", daemon=True).start()
 
     # The speaker
 
-    def run(self) -> None:
+    async def run(self) -> None:
         try:
-            self._speak()
+            await self._speak()
         except BistreamError as error:
             self.end_early(from_model(error))
         except Exception:
             self.end_early(unexpected(self.session))
         finally:
-            self._link.join()
-            self.session.close()
+            while self._is_reading:
+                await self.session.changed()
+            await self.session.free()
+            self._end_record()
             self._on_closed(self)
             self.session.reply.finish(self.session.error)
 
-    def _speak(self) -> None:
+    async def _speak(self) -> None:
         session = self.session
-        prompt = self._services.voice_of(session.start)
-        with session.condition:
-            if session.has_ended:
+        voices = self._services.voices
+        prompt = await self._analysed(voices.request)
+        if session.has_ended or prompt is None:
+            return
+        tokens = None
+        if session.start.source_wav is not None:
+            tokens = await self._analysed(voices.request_source)
+            if session.has_ended or tokens is None:
                 return
-            session.opened(self._services.clock())
-            self._link.open(
-                prompt,
-                wanted_tokens=lambda: self._wanted_tokens(prompt),
-                started=lambda: self._services.delivery.schedule(self),
-                on_error=self.end_early,
-            )
-        if session.start.offline:
-            self._speak_offline(prompt)
+        session.opened(now := self._services.clock())
+        self._pacing.voice_ready(prompt)
+        self._spoken.voice_ready(prompt)
+        self._record.voice_ready(now)
+        if tokens is not None:
+            self._take_source(tokens)
         else:
-            self._speak_in_hops(prompt)
-        with session.condition:
-            if session.has_ended:
-                return
+            self._is_reading = True
+            self._services.loop.start_task(self._read(prompt))
+        if session.start.offline:
+            await self._speak_offline(prompt)
+        else:
+            await self._speak_in_hops(prompt)
+        if not session.has_ended:
             session.advance(SessionState.CLOSED)
-        self._on_ended(self)
+            self._on_ended(self)
 
-    def _speak_in_hops(self, prompt: VoicePrompt) -> None:
+    async def _analysed(self, ask: Callable[[SessionStart], Requested[Result]]) -> Result | None:
+        """None: the session has ended; an analysis of its recording goes on without it."""
+        session, loop = self.session, self._services.loop
+        request = await asyncio.get_running_loop().run_in_executor(self._services.helpers, ask, session.start)
+        request.result.add_done_callback(lambda _: loop.call(session.wake))
+        while not (session.has_ended or request.result.done()):
+            await session.changed()
+        self._services.voices.abandon(request)
+        return request.result.result() if request.result.done() else None
+
+    def _take_source(self, tokens: IntArray) -> None:
+        """The recording's own speech tokens, all at once, in place of the language model's."""
+        message = SpeechTokens(tuple(tokens.tolist()), 0, FinishReason.EOS)
+        self._spoken.tokens_came(message)
+        self.session.take_message(message)
+
+    async def _speak_in_hops(self, prompt: VoicePrompt) -> None:
         """Returns when the last hop was sent, the session has ended, or there is nothing to speak."""
         is_last = False
-        while not is_last and (hop := self._next_hop(prompt)) is not None:
-            begin = self._services.clock()
-            waveform = self._services.ports.token2wav.hop(hop)
-            self._last_hop_at = self._services.clock()
-            if hop.token_ids:
-                self._hop_latency_s = self._last_hop_at - begin
+        while not is_last and (hop := await self._next_hop(prompt)) is not None:
+            began_at = self._pacing.hop_began_at = self._services.clock()
+            waveform = await self._services.ports.token2wav.hop(hop)
+            done_at = self._services.clock()
+            self._pacing.hop_done(began_at, done_at, bool(hop.token_ids))
+            self._record.hop_done(began_at, done_at)
             is_last = hop.finalize
             if is_last:
-                with self.session.condition:
-                    self.session.disown(TOKEN2WAV)
-            self._send(waveform, is_last)
+                self.session.disown(TOKEN2WAV)
+            await self._send(waveform, is_last)
 
-    def _next_hop(self, prompt: VoicePrompt) -> Token2WavHop | None:
+    async def _next_hop(self, prompt: VoicePrompt) -> Token2WavHop | None:
         """Wait until a hop is due, or until an empty hop must renew the token2wav lease. None: no hop will follow."""
         session = self.session
-        with session.condition:
-            while not session.has_ended:
-                if session.finish_reason is not None and self._tokens_sent == 0 and not session.tokens:
-                    return None
-                now = self._services.clock()
-                count = self._due_tokens(prompt, now)
-                if count is not None:
-                    return self._take_hop(count, prompt, now)
-                session.speaking(False)
-                if session.owns(TOKEN2WAV):
-                    renew_at = self._last_hop_at + self._services.config.session_idle_timeout_s / RENEWALS_PER_LEASE
-                    if now >= renew_at:
-                        return Token2WavHop(session.port_id, (), finalize=False)
-                    self._wake_at = renew_at if self._wake_at is None else min(self._wake_at, renew_at)
-                session.condition.wait()
+        while not session.has_ended and not self._pacing.is_silent:
+            hop = self._pacing.next_hop(prompt, self._services.clock())
+            if hop is not None:
+                return hop
+            await session.changed()
         return None
 
-    def _due_tokens(self, prompt: VoicePrompt, now: float) -> int | None:
-        """Tokens to send now; None: wait for more, or until ``_wake_at``."""
-        buffer_s = self._playback.buffer_s(now)
-        too_much_s = buffer_s - self._services.config.max_unread_audio_s
-        if too_much_s > 0.0:
-            self._wake_at = now + too_much_s
-            return None
-        progress = self._progress(prompt, buffer_s)
-        count = self._services.hop_policy.next_hop(progress)
-        recheck_s = self._services.hop_policy.recheck_after_s(progress) if count is None else None
-        self._wake_at = None if recheck_s is None else now + recheck_s
-        return count
-
-    def _progress(self, prompt: VoicePrompt, buffer_s: float) -> HopProgress:
-        return HopProgress(
-            prompt_tokens=len(prompt.speech_tokens),
-            received_tokens=self._tokens_sent + len(self.session.tokens),
-            sent_tokens=self._tokens_sent,
-            has_ended=self.session.finish_reason is not None,
-            playback_buffer_s=buffer_s,
-            hop_latency_s=self._hop_latency_s,
-        )
-
-    def _take_hop(self, count: int, prompt: VoicePrompt, now: float) -> Token2WavHop:
-        session = self.session
-        is_first = not session.owns(TOKEN2WAV)
-        if is_first:
-            session.own(TOKEN2WAV, lambda: self._services.ports.token2wav.cancel(session.port_id))
-        session.speaking(True)
-        self._tokens_sent += count
-        return Token2WavHop(
-            session_id=session.port_id,
-            token_ids=session.take_tokens(count),
-            finalize=session.finish_reason is not None and not session.tokens,
-            prompt=prompt if is_first else None,
-            seed=session.start.sampling.seed,
-            playback_buffer_s=self._playback.buffer_s(now),
-        )
-
-    def _speak_offline(self, prompt: VoicePrompt) -> None:
+    async def _speak_offline(self, prompt: VoicePrompt) -> None:
         """The whole utterance in one call, once all its tokens have arrived."""
         session = self.session
-        with session.condition:
-            session.condition.wait_for(lambda: session.has_ended or session.finish_reason is not None)
-            token_ids = session.take_tokens(len(session.tokens))
-            if session.has_ended or not token_ids:
-                return
+        longest = self._services.config.max_offline_tokens
+        while not (session.has_ended or session.finish_reason is not None or len(session.tokens) > longest):
+            await session.changed()
+        check_offline_length(len(session.tokens), longest)
+        token_ids = session.take_tokens(len(session.tokens))
+        if session.has_ended or not token_ids:
+            return
+        session.own(TOKEN2WAV, self._cancel_hops)
         start = session.start
-        waveform = self._services.ports.token2wav.synthesize(token_ids, prompt, start.sampling.seed, start.speed)
+        waveform = await self._services.ports.token2wav.synthesize(token_ids, prompt, start.sampling.seed, start.speed, session.port_id)
+        session.disown(TOKEN2WAV)
         for begin in range(0, len(waveform), OFFLINE_CHUNK_SAMPLES):
             end = begin + OFFLINE_CHUNK_SAMPLES
-            self._send(waveform[begin:end], is_last=end >= len(waveform))
+            await self._send(waveform[begin:end], is_last=end >= len(waveform))
 
-    def _send(self, waveform: FloatArray, is_last: bool) -> None:
+    async def _send(self, waveform: FloatArray, is_last: bool) -> None:
         if len(waveform) == 0:
             return
         now = self._services.clock()
-        with self.session.condition:
-            self._playback.sent(len(waveform), now)
-            samples_at_normal_speed = int(self._playback.samples_sent * self.session.start.speed)
-            chunk = AudioChunk(waveform, self._sequence_number, self._spoken.characters(samples_at_normal_speed, is_last))
-            self._sequence_number += 1
-            self.session.last_activity_at = now
-        self.session.reply.send(chunk)
+        self._pacing.playback.sent(len(waveform), now)
+        samples = self._at_normal_speed(self._pacing.playback.samples_sent)
+        self._position = max(self._position, self._spoken.position(samples, is_last))  # the estimate changes with what is known
+        chunk = AudioChunk(waveform, self._sequence_number, self._spoken.characters(samples, is_last), self._position)
+        self._sequence_number += 1
+        self.session.last_activity_at = now
+        if await self.session.reply.send(chunk):
+            self._record.chunk_sent(len(waveform), self._services.clock())
 
-    # Called from any thread
+    def _at_normal_speed(self, samples: int) -> int:
+        return int(samples * self.session.start.speed)
 
-    def _wanted_tokens(self, prompt: VoicePrompt) -> int:
-        """Called by the reader before each message."""
-        with self.session.condition:
-            return self._services.hop_policy.wanted_tokens(self._progress(prompt, 0.0))
-
-    def append(self, piece: bytes, is_end: bool) -> None:
-        """Raises ``UnknownSessionError`` or ``InvalidInputError``; the session is then unchanged."""
-        with self.session.condition:
-            self.session.add_text(piece, is_end, self._services.clock())
-        self._services.delivery.schedule(self)
-
-    def end_early(self, error: BistreamError) -> None:
-        """Notify the client at once and cancel the models' work; the speaker frees everything once the threads have ended. Idempotent."""
-        with self.session.condition:
-            if not self.session.end_early(error):
-                return
-        self._on_ended(self)
-        self._services.delivery.schedule(self)
-        self.session.reply.finish(self.session.error)
-
-    def client_has_gone(self) -> bool:
-        """Poll the client's stream; end the session if it is gone."""
-        if not self.session.reply.is_cancelled():
-            return False
-        self.end_early(CancelledError("The client's stream is gone; the session was cancelled."))
-        return True
-
-    def tick(self) -> None:
-        """Timed work: wake the speaker, time out, renew the lease, repeat undelivered calls."""
+    def _end_record(self) -> None:
+        """Never raises: the session's place must become free."""
         session = self.session
-        with session.condition:
-            now = self._services.clock()
-            if self._wake_at is not None and now >= self._wake_at:
-                self._wake_at = None
-                session.condition.notify_all()
-            is_idle = session.is_idle(now, self._services.config.session_idle_timeout_s)
-            if session.has_ended:
-                is_due = self._cancel_sent_at is not None and now - self._cancel_sent_at >= CANCEL_RETRY_S
-            else:
-                is_due = self._link.is_due(now)
-        if is_idle:
-            self.end_early(SessionTimeoutError("No text arrived within the idle timeout; start the session again."))
-        elif is_due:
-            self._services.delivery.schedule(self)
-
-    def deliver(self) -> None:
-        """One round of the delivery pool."""
-        with self.session.condition:
-            has_ended = self.session.has_ended
-            if has_ended:
-                self._cancel_sent_at = self._services.clock()
-        if has_ended:
-            self.session.stop()
-            return
         try:
-            self._link.deliver()
+            self._record.ended(
+                session.id, session.text.characters, self._spoken.tokens, self._pacing.playback, session.finish_reason, session.error
+            )
+        except Exception:
+            logger.exception("the end of session %s was not recorded", session.port_id)
+
+    # The reader and the calls that carry text
+
+    async def _read(self, prompt: VoicePrompt) -> None:
+        try:
+            await self._link.start(prompt)
+            self._deliver_what_is_due(self._services.clock())
+            await self._link.read(lambda: self._pacing.wanted_tokens(self._services.clock()))
         except BistreamError as error:
             self.end_early(from_model(error))
         except Exception:
             self.end_early(unexpected(self.session))
+        finally:
+            self._is_reading = False
+            self.session.wake()
+
+    def _deliver_what_is_due(self, now: float) -> None:
+        if self._link.is_due(now):
+            self._services.loop.start_task(self._deliver(self._link.deliver()))
+
+    async def _deliver(self, delivery: Awaitable[None]) -> None:
+        try:
+            await delivery
+        except BistreamError as error:
+            self.end_early(from_model(error))
+        except Exception:
+            self.end_early(unexpected(self.session))
+
+    # Called by the orchestrator
+
+    def standing(self, now: float) -> Standing:
+        """For admission."""
+        return self._pacing.standing(now, self._record.marks.accepted_at)
+
+    def needs(self, model: str) -> bool:
+        """Whether the session still depends on this model's process to end well. The models of a recording answer for themselves."""
+        return model == TOKEN2WAV or (model == LLM_BISTREAM.name and self.session.needs_language_model)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended early, and the client was told; its tasks may still wait for a model."""
+        return self.session.has_ended and self.session.state is not SessionState.CLOSED
+
+    @property
+    def is_delivering(self) -> bool:
+        """Whether text or a renewal is on its way to the language model."""
+        return self._link.is_delivering
+
+    def append(self, piece: bytes, is_end: bool) -> None:
+        """Raises the error of a late piece or ``InvalidInputError``; the session is then unchanged."""
+        now = self._services.clock()
+        self.session.add_text(piece, is_end, now)
+        self._pacing.text.came(self.session.text.characters, now)
+        self._deliver_what_is_due(now)
+
+    def heard(self) -> AudioChunk:
+        """No audio, but the text that a listener has heard who plays at 1x since the first chunk."""
+        playback = self._pacing.playback
+        unplayed = round(playback.buffer_s(self._services.clock()) * SAMPLE_RATE)
+        samples = self._at_normal_speed(max(0, playback.samples_sent - unplayed))
+        position = self._spoken.position(samples, is_last=False)
+        return AudioChunk(np.zeros(0, np.float32), self._sequence_number, self._spoken.characters(samples, is_last=False), position)
+
+    def end_early(self, error: BistreamError) -> None:
+        """Notify the client at once and cancel the models' work; the speaker ends once both tasks have their answers. Idempotent."""
+        if not self.session.end_early(error):
+            return
+        self._on_ended(self)
+        self._services.loop.start_task(self.session.free())
+        self.session.reply.finish(self.session.error)
+
+    def client_has_gone(self) -> None:
+        self._record.client_is_gone = True
+        self.end_early(CancelledError("The client's stream is gone; the session was cancelled."))
+
+    def tick(self) -> None:
+        """Wake the speaker when it is time for a hop."""
+        if self._pacing.is_time(self._services.clock()):
+            self.session.wake()
+
+    def check_deadlines(self) -> None:
+        """What is counted in seconds: time out, renew the lease."""
+        session, now = self.session, self._services.clock()
+        limit_s = self._services.config.session_idle_timeout_s
+        if not session.has_ended and now - self._owed_since(now) >= ANSWER_TIMEOUT_S:
+            self.end_early(EngineError("A model of the server did not answer; start the session again."))
+        elif session.is_idle(now, limit_s):
+            self.end_early(silent_too_long(limit_s))
+        else:
+            self._deliver_what_is_due(now)
+
+    def _owed_since(self, now: float) -> float:
+        """Since when a model owes this session an answer whatever the client does; ``now``: none does."""
+        for since in (self._pacing.hop_began_at, self._link.unknown_since):
+            if since is not None:
+                return since
+        is_owed = self.session.state is SessionState.FINISHING and self.session.finish_reason is None
+        return max(self._link.heard_at, self.session.last_activity_at) if is_owed else now

@@ -1,18 +1,40 @@
-"""The voice of a session: a registered one, or made from the reference recording by the voice port. Cached by content."""
+"""The voice of a session: a named one, or made from the reference recording by the voice port. Cached by content.
+
+A request never blocks for an analysis: the session waits for its future, or abandons it when the session ends.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
+from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
+from bistream.errors import BusyError
 from bistream.orchestration.admission import SessionStart
+from bistream.orchestration.named_voices import open_voices
 from bistream.orchestration.ports import VoicePort
-from bistream.types import VoicePrompt
-from bistream.voice.build import build_voice_prompt, reference_key
+from bistream.reference_hash import reference_hash
+from bistream.refusals import hash_differs, unknown_voice
+from bistream.types import FloatArray, IntArray, VoicePrompt
+from bistream.voice.analyses import Analyses, Analysis
+from bistream.voice.build import join_voice_prompt, prompt_mel
 from bistream.voice.cache import VoiceCache
-from bistream.voice.registry import VoiceRegistry
 
 logger = logging.getLogger(__name__)
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Requested(Generic[Result]):
+    """result: done at once unless there is an ``analysis``."""
+
+    result: Future[Result]
+    analysis: Analysis | None = None
 
 
 class Voices:
@@ -20,24 +42,82 @@ class Voices:
 
     def __init__(self, config: RuntimeConfig, port: VoicePort) -> None:
         self._port = port
-        self._registry = VoiceRegistry(config.voices_dir)
+        self._named = open_voices(config)
+        self._mel_high_hz = family_of(config.model_dir).mel_high_hz
         self._cache = VoiceCache(config.voice_cache_size)
-        known = self._registry.speaker_ids()
-        if config.voices_dir and not known:
-            logger.warning("no voice is registered in voices_dir %s; register one with scripts/register_voice.py", config.voices_dir)
-        if config.default_speaker_id and config.default_speaker_id not in known:
+        self._analyses = Analyses(config.max_voice_analyses)
+        if config.voices_dir and not self._named.registered_ids():
+            logger.info("no voice is registered in voices_dir %s; register one with bistream voices add", config.voices_dir)
+        if config.default_speaker_id and config.default_speaker_id not in self._named:
             logger.warning("default_speaker_id %r is not registered; requests without a voice will fail", config.default_speaker_id)
 
-    def voice_of(self, start: SessionStart) -> VoicePrompt:
-        """Blocks while the recording is analysed. Raises ``UnknownSpeakerError`` and the port's errors."""
+    def find(self, start: SessionStart) -> SessionStart:
+        """With the voice, where the start has only its hash. Raises ``UnknownVoiceError``.
+
+        Called before the session exists, so that a client that must send the recording is told at once and has taken no place.
+        """
+        if start.reference_hash is None or start.reference_wav is not None:
+            return start
+        voice = self._cache.get(start.reference_hash)  # 64 hexadecimal digits: never the key of a registered voice
+        if voice is None:
+            raise unknown_voice()
+        return replace(start, voice=voice)
+
+    def request(self, start: SessionStart) -> Requested[VoicePrompt]:
+        """Raises ``UnknownSpeakerError``, ``InvalidInputError`` for a hash of something else, and ``BusyError`` when too many recordings
+        wait. The port's errors come from the future."""
+        if start.voice is not None:
+            return _known(start.voice)
         if start.speaker_id is not None:
             speaker_id = start.speaker_id
-            return self._cache.get_or_build(self._registry.content_key(speaker_id), lambda: self._registry.load(speaker_id))
+            return _known(self._cache.get_or_build(self._named.content_key(speaker_id), lambda: self._named.load(speaker_id)))
         assert start.reference_wav is not None, "a checked start has a voice"
         waveform, transcript = start.reference_wav, start.reference_text
-        return self._cache.get_or_build(
-            reference_key(waveform, transcript),
-            lambda: build_voice_prompt(
-                waveform, transcript, self._port.prompt_speech_tokens(waveform), self._port.speaker_embedding(waveform)
-            ),
-        )
+        key = reference_hash(waveform, transcript)
+        if start.reference_hash not in (None, key):
+            raise hash_differs()
+        voice = self._cache.get(key)
+        if voice is not None:
+            return _known(voice)
+        analysis = self._analyses.request(key, lambda: self._analyse(key, waveform, transcript))
+        return Requested(analysis.future, analysis)
+
+    def request_source(self, start: SessionStart) -> Requested[IntArray]:
+        """Speech tokens int32 [T] of the recording to convert. Raises ``BusyError``; the port's errors come from the future."""
+        source = start.source_wav
+        assert source is not None, "a start of voice conversion"
+        analysis = self._analyses.request(f"source:{reference_hash(source, '')}", lambda: self._port.prompt_speech_tokens(source))
+        return Requested(analysis.future, analysis)
+
+    def abandon(self, request: Requested[Any]) -> None:
+        """The session has ended without it."""
+        if request.analysis is not None:
+            self._analyses.abandon(request.analysis)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for running analyses: they call the models, which a process that unloads must not do."""
+        if not self._analyses.close(timeout_s):
+            logger.error("the analysis of a recording does not end: a model does not answer")
+
+    def _analyse(self, key: str, waveform: FloatArray, transcript: str) -> VoicePrompt:
+        """The networks at the same time, and the mel here meanwhile."""
+        with ThreadPoolExecutor(2, thread_name_prefix="bistream-voice-part") as pool:  # waits for both at its end, also after an error
+            tokens = _submit(pool, self._port.prompt_speech_tokens, waveform)
+            embedding = _submit(pool, self._port.speaker_embedding, waveform)
+            mel = prompt_mel(waveform, self._mel_high_hz)
+        voice = join_voice_prompt(transcript, mel, tokens.result(), embedding.result())
+        self._cache.put(key, voice)
+        return voice
+
+
+def _submit(pool: ThreadPoolExecutor, work: Callable[[FloatArray], Part], waveform: FloatArray) -> Future[Part]:
+    try:
+        return pool.submit(work, waveform)
+    except RuntimeError as error:  # the system cannot create another thread
+        raise BusyError("The server cannot create a thread for this recording; try again later.") from error
+
+
+def _known(voice: VoicePrompt) -> Requested[VoicePrompt]:
+    future: Future[VoicePrompt] = Future()
+    future.set_result(voice)
+    return Requested(future)

@@ -1,25 +1,23 @@
-"""Sessions and jobs of the token2wav service, and the order in which jobs are served. No torch.
+"""Sessions and jobs of the token2wav service. No torch.
 
 Used by ``service``, which decides what is accepted and when it runs.
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import numpy as np
 
-from bistream.errors import BistreamError
-from bistream.token2wav.renderer import Outcome, RendererHop, Rendering, SpeechRenderer
+from bistream.errors import BistreamError, InvalidInputError
+from bistream.token2wav.renderer import Rendering, SpeechRenderer
 from bistream.types import FloatArray, VoicePrompt
 
-T = TypeVar("T")
+MAX_HOP_TOKENS = 250  # 10 s; the hop policy sends at most half of it
 
 
 @dataclass(frozen=True)
@@ -35,53 +33,6 @@ class Token2WavHop:
     prompt: VoicePrompt | None = None
     seed: int = 0
     playback_buffer_s: float = 0.0
-
-
-class HopQueue(Generic[T]):
-    """First hops before later ones, then the earliest deadline, then the order of arrival."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[bool, float, int, int, T]] = []
-        self._arrivals = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def push(self, item: T, *, is_first: bool, deadline_s: float, tokens: int) -> None:
-        self._arrivals += 1
-        heapq.heappush(self._heap, (not is_first, deadline_s, self._arrivals, tokens, item))
-
-    def pop_batch(self, max_items: int, max_tokens: float) -> list[T]:
-        """The most urgent items, in order, within both limits; at least one unless the queue is empty."""
-        batch: list[T] = []
-        tokens = 0
-        while self._heap and len(batch) < max_items:
-            tokens += self._heap[0][-2]
-            if batch and tokens > max_tokens:
-                break
-            batch.append(heapq.heappop(self._heap)[-1])
-        return batch
-
-
-class BatchPace:
-    """How many tokens fit into a batch of about ``target_s``, estimated from past batches.
-
-    Without a bound, every ready hop would join the next batch, the order of service would have no effect, and a session about to
-    underrun would wait for all the others. A bound in time adapts the batch size to the speed of the device.
-    """
-
-    def __init__(self, target_s: float, tokens_per_s: float) -> None:
-        self.target_s = target_s
-        self._tokens_per_s = tokens_per_s
-
-    @property
-    def max_tokens(self) -> float:
-        return self.target_s * self._tokens_per_s
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Record the duration of a batch; recent batches weigh most."""
-        if tokens > 0 and seconds > 0:
-            self._tokens_per_s += (tokens / seconds - self._tokens_per_s) / 4
 
 
 @dataclass(eq=False)
@@ -100,11 +51,6 @@ class AudioSession:
     is_finalizing: bool = False  # its final hop was accepted
     has_ended: bool = False  # unreachable; the worker frees it
     rendering: Rendering | None = None  # from its first hop on
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt included."""
-        return len(self.prompt.speech_tokens) + self.received_tokens
 
     def close(self) -> None:
         """Free the renderer's state. Idempotent; on the worker thread only."""
@@ -127,33 +73,23 @@ class HopJob:
         return bool(self.hop.token_ids) or (self.hop.finalize and self.session.received_tokens > 0)
 
 
-@dataclass(eq=False)
-class OfflineJob:
-    token_ids: list[int]
-    prompt: VoicePrompt
-    seed: int
-    speed: float
-    future: Future[FloatArray]
+def check_prompt(renderer: SpeechRenderer, prompt: VoicePrompt) -> None:
+    """Raises ``InvalidInputError`` unless the renderer takes the prompt and its numbers are finite."""
+    if prompt.speech_tokens.ndim != 1:
+        raise InvalidInputError(f"prompt_speech_tokens has shape {list(prompt.speech_tokens.shape)}; it must be one-dimensional.")
+    renderer.check_prompt(prompt)
+    for name, values in (("prompt_speech_feat", prompt.speech_feat), ("prompt_spk_embedding", prompt.speaker_embedding)):
+        if not np.isfinite(values).all():
+            raise InvalidInputError(f"{name} contains NaN or infinity; check the reference recording.")
 
 
-def render(renderer: SpeechRenderer, jobs: Sequence[HopJob]) -> list[Outcome]:
-    """Open new sessions, compute all hops together and return the outcome of each job; a session occurs at most once."""
-    outcomes: list[Outcome] = [np.zeros(0, np.float32)] * len(jobs)
-    working: list[int] = []
-    hops: list[RendererHop] = []
-    for index, job in enumerate(jobs):
-        try:
-            rendering = job.session.rendering or renderer.open(job.session.prompt, job.session.seed)
-        except BistreamError as error:
-            outcomes[index] = error
-            continue
-        job.session.rendering = rendering
-        if job.needs_computing:
-            working.append(index)
-            hops.append(RendererHop(rendering, job.hop.token_ids, job.hop.finalize))
-    for index, outcome in zip(working, renderer.hop(hops) if hops else [], strict=True):
-        outcomes[index] = outcome
-    return outcomes
+def check_hop(renderer: SpeechRenderer, hop: Token2WavHop) -> None:
+    """Raises ``InvalidInputError``. The bound on the tokens keeps one session from holding up all others for long."""
+    if len(hop.token_ids) > MAX_HOP_TOKENS:
+        raise InvalidInputError(f"A hop of {len(hop.token_ids)} speech tokens is too long; send at most {MAX_HOP_TOKENS} in each.")
+    renderer.check_tokens(hop.token_ids)
+    if not (math.isfinite(hop.playback_buffer_s) and hop.playback_buffer_s >= 0):
+        raise InvalidInputError(f"playback_buffer_s is {hop.playback_buffer_s}; send the seconds of audio left, 0 or more.")
 
 
 def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> None:
@@ -163,3 +99,10 @@ def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> N
             future.set_exception(outcome.renewed(outcome.session_id))
         else:
             future.set_result(outcome)
+
+
+def running_future() -> Future[FloatArray]:
+    """A future that its receiver cannot cancel; ``Token2Wav.cancel`` does."""
+    future: Future[FloatArray] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -6,7 +6,10 @@ vocoder is a new folder and a ``SpeechRenderer`` that ``factory.load_renderer`` 
 Contract:
 
 - the checks are pure and may be called from any thread; everything else is called by one worker thread, one call at a time;
-- ``open`` and the checks raise ``BistreamError`` and nothing else; ``hop`` and ``synthesize`` raise nothing, an error is an outcome;
+- ``open`` and the checks raise ``BistreamError`` and nothing else; the rest raises nothing, an error is an outcome;
+- ``prepare`` and ``Utterance.step`` take milliseconds; hops run between the steps, and change nothing about their results;
+- hops in progress may stop after any step while other hops are begun and finished, and go on later with the same results; until they have
+  ended their renderings are neither closed nor given another hop;
 - an error of one rendering is its outcome alone; an unexpected exception is the outcome of all renderings computed with it;
 - ``Rendering.close`` frees everything the rendering holds, is idempotent, and is the only way to free it;
 - every token yields the same number of samples: up to the final hop, tokens x sample rate / tokens per second in total.
@@ -15,11 +18,11 @@ Contract:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from bistream.config import CheckpointConfig
+from bistream.checkpoint_config import CheckpointConfig
 from bistream.errors import BistreamError, CheckpointError
 from bistream.rates import MEL_FRAMES_PER_TOKEN, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray, VoicePrompt
@@ -35,6 +38,7 @@ class RendererSizes:
     """Rates and sizes of inputs and outputs, from the checkpoint.
 
     samples_per_frame: audio samples per mel frame. speaker_embedding_size: width of the speaker vector.
+    shares_batches: hops of several sessions are computed together; False where that would change their samples, if only by rounding.
     """
 
     sample_rate: int
@@ -42,14 +46,39 @@ class RendererSizes:
     frames_per_token: int
     mel_bins: int
     speaker_embedding_size: int
+    shares_batches: bool = True
 
     @property
     def tokens_per_second(self) -> float:
         return self.sample_rate / (self.samples_per_frame * self.frames_per_token)
 
 
+class Utterance(Protocol):
+    """A whole utterance in the making. Dropping it frees everything."""
+
+    def step(self) -> Outcome | None:
+        """A part of the work; the outcome with the last part."""
+
+
+class HopsInProgress(Protocol):
+    """Hops that are computed together, in steps. A renderer whose hops cannot stop has one step."""
+
+    @property
+    def steps_left(self) -> int: ...
+
+    def step(self) -> None:
+        """One step. The device has finished when this returns."""
+
+    def finish(self) -> list[Outcome]:
+        """All steps that are left, without a pause: the next waveform of each rendering, in the order of the hops."""
+
+
 class Rendering(Protocol):
     """A renderer's state of one session."""
+
+    @property
+    def needs_preparation(self) -> bool:
+        """Whether its first hop would take long: ``prepare`` it beforehand, as often as this is true."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -62,6 +91,22 @@ class RendererHop:
     rendering: Rendering
     token_ids: Sequence[int]
     finalize: bool
+
+
+FLOW_PAGES, VOCODER_SLOTS = "flow pages", "vocoder slots"  # names of pools
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """Occupancy of a pool of state memory, in its own units.
+
+    reserve: what each session has whatever happens. most: what one session takes at most; 0: no bound. Both beside its voice's share.
+    """
+
+    used: int
+    total: int
+    reserve: int = 0
+    most: int = 0
 
 
 class SpeechRenderer(Protocol):
@@ -78,11 +123,15 @@ class SpeechRenderer(Protocol):
     def healthy(self) -> bool:
         """False when only restarting the process can help."""
 
+    @property
+    def pools(self) -> Mapping[str, PoolUse]:
+        """Bounded memory by name (those above; a renderer may lack one). May be read from any thread, during a hop as well."""
+
     def check_tokens(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens as plain integers. Raises ``InvalidInputError`` unless all of them are valid speech codes."""
 
     def check_length(self, tokens: int) -> None:
-        """tokens: length of a whole sequence, prompt included. Raises ``InvalidInputError`` if it exceeds the limit of one rendering."""
+        """tokens: of a prompt and an utterance, or its first hop. Raises ``InvalidInputError`` for more than are computed at once."""
 
     def check_prompt(self, prompt: VoicePrompt) -> None:
         """Raises ``InvalidInputError`` for shapes that do not match ``sizes`` and for invalid tokens."""
@@ -90,11 +139,14 @@ class SpeechRenderer(Protocol):
     def open(self, prompt: VoicePrompt, seed: int) -> Rendering:
         """Begin a rendering. Raises ``BusyError`` where its state cannot be guaranteed, ``InvalidInputError``, ``EngineError``."""
 
-    def hop(self, hops: Sequence[RendererHop]) -> list[Outcome]:
+    def begin(self, hops: Sequence[RendererHop]) -> HopsInProgress:
         """The next waveform of each rendering, computed together; a rendering occurs at most once."""
 
-    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Outcome:
-        """A whole utterance with full attention; speed stretches it."""
+    def prepare(self, rendering: Rendering) -> None:
+        """A part of the state of the rendering's voice. A failure is the outcome of its next hop."""
+
+    def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Utterance:
+        """A whole utterance with full attention; speed stretches it. Computes nothing yet."""
 
 
 def sizes_of(checkpoint: CheckpointConfig) -> RendererSizes:

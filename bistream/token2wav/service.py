@@ -5,7 +5,9 @@ freeing. Ready hops of different sessions are computed together: the next batch 
 for a batch to fill. Called by ``local.py`` and the token2wav model of the server. Importing it loads no torch.
 
 Order of service: first hops before later ones (their listeners hear nothing yet), then the earliest deadline, which is
-when the listener runs out of audio. Hops of one session keep their order; only its oldest one can be in a batch.
+when the listener runs out of audio (``turns``, which also says when a batch gives way to urgent hops). Hops of one session keep their
+order; only its oldest one can be in a batch. Whole utterances, and the voices of new sessions whose recording is long, are computed in
+steps between the batches (``background``). ``schedule`` puts these together.
 
 A session begins with the hop that carries its voice prompt and ends, everything freed, with its final hop, ``cancel``, an
 error, or after ``session_idle_timeout_s`` without a hop (a hop without tokens renews this lease and yields no audio).
@@ -17,12 +19,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from bistream.config import RuntimeConfig
 from bistream.errors import (
@@ -34,10 +34,19 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.limits import check_speed
+from bistream.limits import check_offline_length, check_speed
+from bistream.metrics.recorder import Recorder
+from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
+from bistream.token2wav.capacity import CapacityMeter
+from bistream.token2wav.computing import Computing, HopBatch
 from bistream.token2wav.factory import load_renderer
-from bistream.token2wav.hop_jobs import AudioSession, BatchPace, HopJob, HopQueue, OfflineJob, Token2WavHop, render, settle
-from bistream.token2wav.renderer import RendererSizes, SpeechRenderer
+from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop, check_hop, check_prompt, running_future, settle
+from bistream.token2wav.hop_metrics import HopMetrics
+from bistream.token2wav.hop_queue import BatchPace
+from bistream.token2wav.load_report import LoadReport
+from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, RendererSizes, SpeechRenderer
+from bistream.token2wav.schedule import Schedule, Turn
+from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, Turns
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
@@ -47,28 +56,32 @@ __all__ = ["Token2Wav", "Token2WavHop"]
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH_HOPS = 64
-TARGET_BATCH_S = 0.15  # intended duration of a batch, for which every new hop has to wait (orchestration/test_hop_policy.py)
-FIRST_TOKENS_PER_S = 500.0  # pace assumed before the first measurement
-OFFLINE_PATIENCE_S = 2.0  # an offline job is served as if its listener had this much audio left
-
 Failures = list[tuple[Future[FloatArray], BistreamError]]
 
 
 class Token2Wav:
     """See the module. No method raises; errors are set on the futures, always as a ``BistreamError``."""
 
-    def __init__(self, config: RuntimeConfig, clock: Callable[[], float] = time.monotonic, renderer: SpeechRenderer | None = None) -> None:
-        """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker."""
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        clock: Callable[[], float] = time.monotonic,
+        renderer: SpeechRenderer | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker. recorder: takes the metrics."""
         self._config = config
         self._clock = clock
         self._renderer = renderer or load_renderer(config)
         self._condition = threading.Condition()
         self._sessions: dict[str, AudioSession] = {}
         self._ended: list[AudioSession] = []  # waiting for the worker to free them
-        self._queue: HopQueue[HopJob | OfflineJob] = HopQueue()
-        self._pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)  # used by the worker only
-        self._offline: set[OfflineJob] = set()  # waiting or being computed
+        max_hops = MAX_BATCH_HOPS if self._renderer.sizes.shares_batches else 1
+        self._capacity = CapacityMeter(LONG_BATCH_S, max_hops, config.capacity_audio_s_per_s)
+        metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
+        pace = BatchPace(FIRST_TOKENS_PER_S)
+        self._computing = Computing(self._renderer, clock, self._capacity, pace, metrics.batch)  # used by the worker only
+        self._schedule = Schedule(Turns(pace, config.max_suspensions, max_hops), self._computing.share, metrics.decided)
         self._next_expiry_s = -math.inf  # no lease expires earlier
         self._is_draining = False
         self._is_stopping = False
@@ -78,14 +91,12 @@ class Token2Wav:
     def hop(self, hop: Token2WavHop) -> Future[FloatArray]:
         """Waveform of these tokens, float32 [N], N possibly 0. After the final hop all samples of all tokens have been returned.
 
-        Errors that leave the session unchanged: ``InvalidInputError`` (tokens, prompt, more than 300 s, a hop after the final one),
+        Errors that leave the session unchanged: ``InvalidInputError`` (tokens, prompt, a hop after the final one),
         ``UnknownSessionError``, ``SessionExistsError``, ``BusyError``, ``ShuttingDownError``. Any other error ends it.
         """
-        future = _running_future()
+        future = running_future()
         try:
-            self._renderer.check_tokens(hop.token_ids)
-            if not (math.isfinite(hop.playback_buffer_s) and hop.playback_buffer_s >= 0):
-                raise InvalidInputError(f"playback_buffer_s is {hop.playback_buffer_s}; send the seconds of audio left, 0 or more.")
+            check_hop(self._renderer, hop)
             with self._locked() as failures:
                 self._end_idle_sessions(failures)
                 session = self._session_of(hop)
@@ -93,29 +104,36 @@ class Token2Wav:
                 session.is_finalizing = hop.finalize
                 session.received_tokens += len(hop.token_ids)
                 session.jobs.append(job)
+                self._schedule.came(job, self._clock())
                 if len(session.jobs) == 1:
-                    self._enqueue(job)
+                    self._schedule.enqueue(job)
         except BistreamError as error:
             error.session_id = hop.session_id
             settle(future, error)
         return future
 
-    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int = 0, speed: float = 1.0) -> Future[FloatArray]:
-        """A whole utterance at once with full attention, float32 [samples per frame * floor(frames / speed)]. Errors as in ``hop``."""
-        future = _running_future()
+    def synthesize(
+        self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int = 0, speed: float = 1.0, session_id: str | None = None
+    ) -> Future[FloatArray]:
+        """A whole utterance at once with full attention, float32 [samples per frame * floor(frames / speed)]. Errors as in ``hop``.
+
+        session_id: by which ``cancel`` ends it.
+        """
+        future = running_future()
         try:
             tokens = self._renderer.check_tokens(token_ids)
             if not tokens:
                 raise InvalidInputError("There are no speech tokens; send at least one.")
+            check_offline_length(len(tokens), self._config.max_offline_tokens)
+            self._renderer.check_length(len(prompt.speech_tokens) + len(tokens))
             check_speed(speed)
-            self._check_prompt(prompt)
-            job = OfflineJob(tokens, prompt, seed, speed, future)
+            check_prompt(self._renderer, prompt)
             with self._locked() as failures:
                 self._end_idle_sessions(failures)
-                self._admit()
-                self._offline.add(job)
-                self._queue.push(job, is_first=False, deadline_s=self._clock() + OFFLINE_PATIENCE_S, tokens=len(tokens))
+                self._admit_utterance(session_id)
+                self._schedule.background.add_utterance(OfflineJob(tokens, prompt, seed, speed, future, session_id))
         except BistreamError as error:
+            error.session_id = session_id
             settle(future, error)
         return future
 
@@ -134,31 +152,44 @@ class Token2Wav:
         """The tier of each network."""
         return self._renderer.tiers
 
+    def report(self) -> LoadReport:
+        """For admission; a new object each time."""
+        flow = self._pools().get(FLOW_PAGES, PoolUse(0, 0))
+        return LoadReport(self._capacity.audio_s_per_s, len(self._sessions), flow.total, flow.reserve, flow.most)
+
+    def _queued(self) -> int:
+        return len(self._schedule.queue)
+
+    def _pools(self) -> Mapping[str, PoolUse]:
+        return self._renderer.pools
+
     def cancel(self, session_id: str) -> None:
-        """End a session now; its hops fail with ``CancelledError``, its memory is freed after the running batch. Ignores unknown ids."""
+        """End a session or an utterance now with ``CancelledError``; its memory is freed after what is running. Ignores unknown ids."""
+        error = CancelledError("The session was cancelled.")
         with self._locked() as failures:
-            session = self._sessions.get(session_id)
-            if session is not None:
-                self._end(session, CancelledError("The session was cancelled."), failures)
+            if (session := self._sessions.get(session_id)) is not None:
+                self._end(session, error, failures)
+            failures.extend((job.future, error.renewed(session_id)) for job in self._schedule.background.drop_utterances(session_id))
 
     def close(self) -> None:
         """Accept no new sessions, give the live ones ``drain_timeout_s`` to finish, fail the rest, free everything. Idempotent."""
         error = ShuttingDownError("The server is shutting down; try again on another one.")
         with self._locked() as failures:
             self._is_draining = True
-            self._condition.wait_for(lambda: not self._sessions and not self._offline, timeout=self._config.drain_timeout_s)
+            self._condition.wait_for(
+                lambda: not self._sessions and not self._schedule.background.utterances, timeout=self._config.drain_timeout_s
+            )
             self._is_stopping = True
             for session in list(self._sessions.values()):
                 self._end(session, error, failures)
-            failures.extend((job.future, error) for job in self._offline)
-            self._offline.clear()
+            failures.extend((job.future, error.renewed(job.session_id)) for job in self._schedule.background.drop_utterances())
         self._worker.join()
 
     @property
     def live_sessions(self) -> int:
         """Sessions that count against ``max_sessions``, offline jobs included."""
         with self._condition:
-            return len(self._sessions) + len(self._offline)
+            return len(self._sessions) + self._schedule.background.utterances
 
     # With the condition held
 
@@ -182,11 +213,10 @@ class Token2Wav:
                 raise InvalidInputError("The session already had its final hop; start another session.")
             if hop.prompt is not None:
                 raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
-            self._renderer.check_length(session.num_tokens + len(hop.token_ids))
             return session
         if hop.prompt is None:
             raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that carries a voice prompt.")
-        self._check_prompt(hop.prompt)
+        check_prompt(self._renderer, hop.prompt)
         self._renderer.check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids))
         self._admit()
         session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock())
@@ -196,19 +226,15 @@ class Token2Wav:
     def _admit(self) -> None:
         if self._is_draining:
             raise ShuttingDownError("The server is shutting down; try again on another one.")
-        if len(self._sessions) + len(self._offline) >= self._config.max_sessions:
+        if len(self._sessions) + self._schedule.background.utterances >= self._config.max_sessions:
             raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.")
 
-    def _check_prompt(self, prompt: VoicePrompt) -> None:
-        if prompt.speech_tokens.ndim != 1:
-            raise InvalidInputError(f"prompt_speech_tokens has shape {list(prompt.speech_tokens.shape)}; it must be one-dimensional.")
-        self._renderer.check_prompt(prompt)
-        for name, values in (("prompt_speech_feat", prompt.speech_feat), ("prompt_spk_embedding", prompt.speaker_embedding)):
-            if not np.isfinite(values).all():
-                raise InvalidInputError(f"{name} contains NaN or infinity; check the reference recording.")
-
-    def _enqueue(self, job: HopJob) -> None:
-        self._queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))
+    def _admit_utterance(self, session_id: str | None) -> None:
+        if session_id is not None and (session_id in self._sessions or self._schedule.background.has_utterance(session_id)):
+            raise SessionExistsError("A live session has this id; choose another id.")
+        self._admit()
+        if self._schedule.background.utterances >= self._config.max_offline_jobs:
+            raise BusyError(f"{self._config.max_offline_jobs} whole utterances are waiting already; try again later.")
 
     def _end(self, session: AudioSession, error: BistreamError | None, failures: Failures) -> None:
         """Make a session unreachable, fail its pending jobs (without any, error may be None) and have the worker free it. Idempotent."""
@@ -236,43 +262,76 @@ class Token2Wav:
         self._next_expiry_s = min(idle, default=now) + timeout  # leases begun or renewed later expire later
 
     def _seconds_to_expiry(self) -> float | None:
-        """Until a lease may expire; None without sessions."""
+        """None without sessions."""
         return max(0.0, self._next_expiry_s - self._clock()) if self._sessions else None
 
     # The worker
 
     def _serve(self) -> None:
+        schedule = self._schedule
         while True:
             with self._locked() as failures:
-                self._condition.wait_for(lambda: self._ended or self._queue or self._is_stopping, timeout=self._seconds_to_expiry())
+                self._condition.wait_for(lambda: self._ended or schedule.has_work or self._is_stopping, self._seconds_to_expiry())
                 self._end_idle_sessions(failures)
-                ended, self._ended = self._ended, []
-                jobs = self._queue.pop_batch(MAX_BATCH_HOPS, self._pace.max_tokens)
-                is_over = self._is_stopping and not ended and not jobs
+                ended = [session for session in self._ended if not schedule.is_computing(session)]
+                self._ended = [session for session in self._ended if schedule.is_computing(session)]
+                turn = schedule.next(self._clock())
+                is_over = self._is_stopping and not ended and turn.is_empty
             for session in ended:
                 session.close()
             if is_over:
                 return
-            self._compute(jobs)
+            if turn.work is not None:
+                self._step(turn.work, turn.hops_wait)
+            elif turn.resumes is not None:
+                self._continue(turn.resumes)
+            elif turn.hops:
+                self._begin(turn)
 
-    def _compute(self, jobs: Sequence[HopJob | OfflineJob]) -> None:
-        hops = [job for job in jobs if isinstance(job, HopJob) and not job.session.has_ended]
-        if hops:
-            began_s = self._clock()
-            outcomes = render(self._renderer, hops)
-            tokens = sum(len(job.hop.token_ids) for job in hops)
-            self._pace.observe(tokens, took_s := self._clock() - began_s)
-            logger.debug("%d hops, %d tokens: %.1f ms, %d waiting", len(hops), tokens, 1000 * took_s, len(self._queue))
-            for job, outcome in zip(hops, outcomes, strict=True):
-                self._answer(job, outcome)
-        offline = [job for job in jobs if isinstance(job, OfflineJob) and not job.future.done()]
-        if offline:
-            result = self._renderer.synthesize(offline[0].token_ids, offline[0].prompt, offline[0].seed, offline[0].speed)
+    def _begin(self, turn: Turn) -> None:
+        schedule = self._schedule
+        batch = self._computing.begin(turn.hops, turn.leftover, is_alone=schedule.started is None)
+        with self._locked():
+            for job in batch.preparing:
+                schedule.background.add_voice(job)
+            schedule.postpone(batch.postponed)
+            is_in_progress = schedule.begun(batch, self._clock())
+        if is_in_progress:
+            self._send(batch)
+            self._continue(batch)
+        else:
+            self._finish(batch)
+
+    def _continue(self, batch: HopBatch) -> None:
+        """One step of the batch in progress."""
+        self._computing.step(batch)
+        assert batch.standing is not None
+        if not batch.standing.steps_left:
             with self._locked():
-                self._offline.discard(offline[0])
-                for waiting in offline[1:]:  # one at a time: hops that arrived meanwhile may be more urgent
-                    self._queue.push(waiting, is_first=False, deadline_s=self._clock(), tokens=len(waiting.token_ids))
-            settle(offline[0].future, result)
+                self._schedule.ended(batch)
+            self._finish(batch)
+
+    def _finish(self, batch: HopBatch) -> None:
+        self._computing.finish(batch, is_alone=self._schedule.started is None)
+        self._send(batch)
+
+    def _send(self, batch: HopBatch) -> None:
+        answers, batch.answers = batch.answers, []
+        for job, outcome in answers:
+            self._answer(job, outcome)
+
+    def _step(self, work: Work, hops_wait: bool) -> None:
+        is_done, outcome = self._computing.background_step(work, hops_wait)
+        with self._locked():
+            background = self._schedule.background
+            if not is_done:
+                background.put_back(work)
+                return
+            background.remove(work)
+            if isinstance(work, VoicePreparation) and not work.is_over:
+                self._schedule.enqueue(work.job)
+        if isinstance(work, OfflineJob) and outcome is not None:
+            settle(work.future, outcome)
 
     def _answer(self, job: HopJob, outcome: FloatArray | BistreamError) -> None:
         session = job.session
@@ -285,14 +344,7 @@ class Token2Wav:
             session.jobs.popleft()
             session.last_active_s = self._clock()
             if session.jobs:
-                self._enqueue(session.jobs[0])
+                self._schedule.enqueue(session.jobs[0])
             elif job.hop.finalize:
                 self._end(session, None, failures)
         settle(job.future, outcome)
-
-
-def _running_future() -> Future[FloatArray]:
-    """A future that its receiver cannot cancel; ``Token2Wav.cancel`` does."""
-    future: Future[FloatArray] = Future()
-    future.set_running_or_notify_cancel()
-    return future

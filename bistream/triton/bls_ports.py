@@ -1,30 +1,38 @@
 """The orchestrator's ports over BLS: calls from one Triton model to its siblings, through ``pb_utils.InferenceRequest``.
 
-Every call blocks (as does iterating over a decoupled result), so the orchestrator calls from its own threads. Cancellation does not
-propagate through BLS and an iterator cannot be cancelled: to stop a session, its ``cancel`` must be sent. ``is_cancelled`` is never
-called on a request made here: it would abort the server. An error response is the last one read from an iterator (see
-``sender.SiblingResponseSender``).
+A request blocks until it is answered (as does iterating over a decoupled result; ``async_exec`` blocks a thread of a pool instead), so the
+calls of sessions share a few of them (``channel.py``). Cancellation does not propagate through BLS and an iterator cannot be
+cancelled: to stop a session, its ``cancel`` must be sent. ``is_cancelled`` is never called on a request made here: it would abort the
+server. An error response is the last one read from an iterator (see ``sender.SiblingResponseSender``).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.errors import BistreamError, EngineError, ShuttingDownError, UnknownSessionError
+from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.orchestration.ports import Ports
+from bistream.refusals import shut_down
 from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
+from bistream.triton.channel import Channel
 from bistream.triton.iterator_keeper import IteratorKeeper
-from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
+from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, TokenDemand, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
 from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 logger = logging.getLogger(__name__)
+
+RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
 
 
 class BlsClient:
@@ -74,7 +82,7 @@ def sibling_error(message: str) -> BistreamError:
         return error
     logger.warning("a call to another model failed: %s", message)
     if "not ready" in message:  # models are being unloaded while sessions still run
-        return ShuttingDownError("The server is shutting down; start the session on another one.")
+        return shut_down()
     return EngineError("A model of the server failed; try again.")
 
 
@@ -97,30 +105,40 @@ def prompt_arrays(prompt: VoicePrompt) -> Arrays:
 
 
 class BlsVoice:
-    """``ports.VoicePort``."""
+    """``ports.VoicePort``. A model that is not loaded at the moment is waited for: the keeper loads one whose process has died anew."""
 
-    def __init__(self, client: BlsClient) -> None:
+    def __init__(self, client: BlsClient, pause: Callable[[float], None] = time.sleep) -> None:
         self._client = client
+        self._pause = pause
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         length = scalar_array(len(reference_wav), np.int32)
         arrays: Arrays = {"reference_wav": reference_wav.reshape(1, -1), "reference_wav_len": length}
-        tokens: IntArray = self._client.call(AUDIO_TOKENIZER, arrays)["prompt_speech_tokens"]
+        tokens: IntArray = self._call(AUDIO_TOKENIZER, arrays)["prompt_speech_tokens"]
         return tokens
 
     def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
         arrays: Arrays = {"reference_wav": reference_wav.reshape(1, -1)}
-        embedding: FloatArray = self._client.call(SPEAKER_EMBEDDING, arrays)["prompt_spk_embedding"]
+        embedding: FloatArray = self._call(SPEAKER_EMBEDDING, arrays)["prompt_spk_embedding"]
         return embedding
+
+    def _call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
+        """A refused call has not reached the model, so it can be repeated."""
+        for _ in range(RELOAD_ATTEMPTS):
+            try:
+                return self._client.call(contract, arrays)
+            except ShuttingDownError:
+                self._pause(RELOAD_WAIT_S)
+        raise EngineError("A model of the server is being loaded; try again in a few seconds.")
 
 
 class BlsLanguageModel:
     """``ports.LanguageModelPort``."""
 
-    def __init__(self, client: BlsClient) -> None:
-        self._client = client
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
 
-    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
+    async def start(self, start: LanguageModelStart) -> None:
         arrays: Arrays = {
             "session_id": text_array(start.session_id),
             "text": text_array(start.text),
@@ -130,44 +148,46 @@ class BlsLanguageModel:
             "prompt_text": text_array(start.prompt_text),
             **sampling_arrays(start.sampling),
         }
+        if start.instruct_text:
+            arrays["instruct_text"] = text_array(start.instruct_text)
+        if start.text_normalization is not None:
+            arrays["text_normalization"] = text_array(start.text_normalization)
         if len(start.prompt_speech_tokens):
             arrays["prompt_speech_tokens"] = start.prompt_speech_tokens.astype(np.int32, copy=False)
-        self._client.ask(LLM_BISTREAM, arrays)
-        return self._messages(start.session_id, wanted_tokens)
+        await self._channel.ask(arrays)
 
-    def _messages(self, session_id: str, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
+    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
         arrays: Arrays = {
             "session_id": text_array(session_id),
             "is_start": scalar_array(False, np.bool_),
             "is_pull": scalar_array(True, np.bool_),
+            "wanted_tokens": scalar_array(int(wanted_tokens), np.int32),
         }
-        is_final = False
-        while not is_final:
-            arrays["wanted_tokens"] = scalar_array(wanted_tokens(), np.int32)
-            message = speech_tokens(self._client.ask(LLM_BISTREAM, arrays))
-            is_final = message.is_final
-            yield message
+        if isinstance(wanted_tokens, TokenDemand) and wanted_tokens.slack_s is not None:
+            arrays["slack_s"] = scalar_array(wanted_tokens.slack_s, np.float32)
+        return speech_tokens(await self._channel.ask(arrays))
 
-    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+    async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
         arrays: Arrays = {
             "session_id": text_array(session_id),
             "text": text_array(text),
             "is_start": scalar_array(False, np.bool_),
             "is_end": scalar_array(is_end, np.bool_),
         }
-        self._client.ask(LLM_BISTREAM, arrays)
+        await self._channel.ask(arrays)
 
-    def cancel(self, session_id: str) -> None:
-        _send_cancel(self._client, LLM_BISTREAM, session_id)
+    async def cancel(self, session_id: str) -> None:
+        await _send_cancel(self._channel, session_id)
 
 
 class BlsToken2Wav:
     """``ports.Token2WavPort``."""
 
-    def __init__(self, client: BlsClient) -> None:
-        self._client = client
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._report: LoadReport | None = None
 
-    def hop(self, hop: Token2WavHop) -> FloatArray:
+    async def hop(self, hop: Token2WavHop) -> FloatArray:
         arrays: Arrays = {
             "session_id": text_array(hop.session_id),
             "finalize": scalar_array(hop.finalize, np.bool_),
@@ -178,23 +198,34 @@ class BlsToken2Wav:
             arrays["target_speech_tokens"] = np.array(hop.token_ids, np.int32)
         if hop.prompt is not None:
             arrays.update(prompt_arrays(hop.prompt))
-        return self._waveform(arrays)
+        return await self._waveform(arrays)
 
-    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
-        arrays: Arrays = {"seed": scalar_array(seed, np.int64), "speed": scalar_array(speed, np.float32), **prompt_arrays(prompt)}
+    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
+        arrays: Arrays = {
+            "session_id": text_array(session_id),
+            "seed": scalar_array(seed, np.int64),
+            "speed": scalar_array(speed, np.float32),
+            **prompt_arrays(prompt),
+        }
         if token_ids:
             arrays["target_speech_tokens"] = np.array(token_ids, np.int32)
-        return self._waveform(arrays)
+        return await self._waveform(arrays)
 
-    def cancel(self, session_id: str) -> None:
-        _send_cancel(self._client, TOKEN2WAV, session_id)
+    async def cancel(self, session_id: str) -> None:
+        await _send_cancel(self._channel, session_id)
 
-    def _waveform(self, arrays: Arrays) -> FloatArray:
-        outputs = self._client.ask(TOKEN2WAV, arrays)
+    async def _waveform(self, arrays: Arrays) -> FloatArray:
+        outputs = await self._channel.ask(arrays)
         if not outputs:
             raise EngineError("token2wav ended a request without a response; try again.")
+        if (report := outputs.get("load_report")) is not None:
+            self._report = LoadReport.from_array(report)
         waveform: FloatArray = outputs["waveform"]
         return waveform
+
+    def report(self) -> LoadReport | None:
+        """As it came with the last waveform."""
+        return self._report
 
 
 def speech_tokens(outputs: Arrays) -> SpeechTokens:
@@ -206,6 +237,9 @@ def speech_tokens(outputs: Arrays) -> SpeechTokens:
         token_ids=tuple(int(token) for token in outputs["speech_token_ids"]),
         text_consumed=int(outputs["text_consumed"].reshape(-1)[0]),
         finish_reason=reason,
+        is_resting=bool(outputs["is_resting"].reshape(-1)[0]),
+        text_fed=int(outputs["text_fed"].reshape(-1)[0]),
+        text_tokens_fed=int(outputs["text_fed"].reshape(-1)[1]),
     )
 
 
@@ -216,6 +250,8 @@ def speech_token_arrays(message: SpeechTokens, error: BistreamError | None = Non
         "is_final": scalar_array(message.is_final, np.bool_),
         "finish_reason": text_array(message.finish_reason.value if message.finish_reason else ""),
         "text_consumed": scalar_array(message.text_consumed, np.int32),
+        "text_fed": np.array([[message.text_fed, message.text_tokens_fed]], np.int32),
+        "is_resting": scalar_array(message.is_resting, np.bool_),
         "error": text_array(format_error(error) if error else ""),
     }
 
@@ -230,14 +266,21 @@ def _text(array: NDArray[Any]) -> str:
     return text
 
 
-def _send_cancel(client: BlsClient, contract: ModelContract, session_id: str) -> None:
-    arrays = {"session_id": text_array(session_id), "is_cancel": scalar_array(True, np.bool_)}
-    try:
-        client.ask(contract, arrays)
-    except UnknownSessionError:
-        pass  # it has ended by itself
+async def _send_cancel(channel: Channel, session_id: str) -> None:
+    with suppress(UnknownSessionError, CancelledError):  # it has ended
+        await channel.ask({"session_id": text_array(session_id), "is_cancel": scalar_array(True, np.bool_)})
 
 
-def bls_ports(pb_utils: Any, keeper: IteratorKeeper) -> Ports:
-    client = BlsClient(pb_utils, keeper)
-    return Ports(voice=BlsVoice(client), language_model=BlsLanguageModel(client), token2wav=BlsToken2Wav(client))
+class BlsModels:
+    """The ports of one front door; ``close`` it after the orchestrator."""
+
+    def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
+        client = BlsClient(pb_utils, keeper)
+        self._channels = [Channel(client, contract, secrets.token_hex(16)) for contract in (LLM_BISTREAM, TOKEN2WAV)]
+        language_model, token2wav = self._channels
+        self.ports = Ports(BlsVoice(client), BlsLanguageModel(language_model), BlsToken2Wav(token2wav))
+
+    def close(self) -> None:
+        """Idempotent."""
+        for channel in self._channels:
+            channel.close()

@@ -1,4 +1,4 @@
-"""The front doors' side of a drain: passes the keeper's request (``control_files``) to the orchestrator and reports its progress.
+"""The front doors' side of a drain and of a failure: passes what the keeper writes (``control_files``) on, and reports progress.
 
 ``follow_keeper`` is called by the ``model.py`` files that take sessions.
 """
@@ -9,10 +9,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from bistream.control_files import CONTROL_VARIABLE, DRAINED, DRAINING, SERVING, read_drain, write_status
+from bistream.control_files import CONTROL_VARIABLE, DRAINED, DRAINING, SERVING, read_drain, read_failure, write_status
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +26,11 @@ class Drainable(Protocol):
     @property
     def open_sessions(self) -> int: ...
     def drain(self, deadline_s: float) -> None: ...
+    def fail(self, model: str, patience_s: float) -> None: ...
 
 
 def follow_keeper(model_name: str, orchestrator: Drainable) -> None:
-    """Drain ``orchestrator`` when the keeper requests it. Does nothing if the server runs without a keeper."""
+    """End the sessions of ``orchestrator`` when the keeper requests it. Does nothing if the server runs without a keeper."""
     directory = os.environ.get(CONTROL_VARIABLE)
     if directory:
         FrontDoor(Path(directory), f"{model_name}-{os.getpid()}", orchestrator).start()
@@ -42,6 +44,7 @@ class FrontDoor:
         self._name = name
         self._orchestrator = orchestrator
         self._drain: threading.Thread | None = None
+        self._failure: threading.Thread | None = None
         self._reported = ""
 
     def start(self) -> None:
@@ -49,18 +52,27 @@ class FrontDoor:
         threading.Thread(target=self._look_on, name="bistream-front-door", daemon=True).start()
 
     def look(self) -> bool:
-        """Check for a request of the keeper and report progress. Returns whether the end of the drain has been reported."""
-        if self._drain is None:
-            timeout_s = read_drain(self._directory)
-            if timeout_s is None:
-                return self._report(SERVING)
-            self._drain = threading.Thread(target=self._orchestrator.drain, args=(timeout_s,), name="bistream-drain", daemon=True)
-            self._drain.start()
-        if self._drain.is_alive():
-            return self._report(f"{DRAINING} {self._orchestrator.open_sessions}")
-        return self._report(DRAINED)
+        """Check for a request of the keeper and report progress. Returns whether the end of the sessions has been reported."""
+        if self._failure is None and (failure := read_failure(self._directory)) is not None:
+            self._failure = self._begin("failure", self._orchestrator.fail, *failure)
+        if self._drain is None and self._failure is None and (timeout_s := read_drain(self._directory)) is not None:
+            self._drain = self._begin("drain", self._orchestrator.drain, timeout_s)
+        ending = self._failure or self._drain
+        if ending is None:
+            self._report(SERVING)
+        elif ending.is_alive():
+            self._report(f"{DRAINING} {self._orchestrator.open_sessions}")
+        else:
+            return self._report(DRAINED)
+        return False
+
+    def _begin(self, name: str, end_sessions: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=end_sessions, args=arguments, name=f"bistream-{name}", daemon=True)
+        thread.start()
+        return thread
 
     def _report(self, status: str) -> bool:
+        """Whether the keeper knows it."""
         if status != self._reported:
             try:
                 write_status(self._directory, self._name, status)
@@ -68,7 +80,7 @@ class FrontDoor:
                 logger.warning("the status %r could not be reported to the keeper: %s", status, error)
                 return False
             self._reported = status
-        return status == DRAINED
+        return True
 
     def _look_on(self) -> None:
         while not self.look():

@@ -1,44 +1,50 @@
 """Reads and checks the tensors of a Triton request against the wire contract, and builds the stages' requests from them.
 
-In: a ``pb_utils.InferenceRequest``. Out: typed values, or ``InvalidInputError`` with one sentence. Triton accepts a request that
-lacks a required input if it has an optional one, so everything is checked here. Called by the ``model.py`` files.
+In: a ``pb_utils.InferenceRequest``, or a call of a channel. Out: typed values, or ``InvalidInputError`` with one sentence. Triton accepts
+a request that lacks a required input if it has an optional one, so everything is checked here. Called by the ``model.py`` files.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
-from bistream.limits import check_session_id, check_speaker_id
+from bistream.limits import check_session_id, check_session_secret, check_speaker_name
 from bistream.orchestration.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
 from bistream.types import FloatArray, IntArray, Sampling, VoicePrompt
-from bistream.wire import ModelContract, TensorSpec
+from bistream.wire import SESSION_SECRET_PARAMETER, ModelContract, TensorSpec
+from bistream.wire_arrays import NUMPY_TYPES, Arrays
 
-_DTYPES: dict[str, type[np.generic]] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
 
-
-class RequestInputs:
+class RequestInputs(ABC):
     """Typed access to the inputs of one request, by the names of its contract."""
 
-    def __init__(self, pb_utils: Any, request: Any, contract: ModelContract) -> None:
-        self._pb_utils = pb_utils
-        self._request = request
-        self._specs = {spec.name: spec for spec in contract.inputs}
+    def __init__(self, contract: ModelContract) -> None:
+        self._specs = _specs(contract)
+
+    @abstractmethod
+    def _read(self, name: str) -> NDArray[Any] | None: ...
+
+    @abstractmethod
+    def parameter(self, name: str) -> Any:
+        """A parameter of the request: a string, a number or a truth value; ``None`` when absent."""
 
     def array(self, name: str) -> NDArray[Any] | None:
         """The tensor in its wire shape; ``None`` when absent and optional."""
         spec = self._specs[name]
-        tensor = self._pb_utils.get_input_tensor_by_name(self._request, name)
-        if tensor is None:
+        array = self._read(name)
+        if array is None:
             if spec.optional:
                 return None
             raise InvalidInputError(f"Input {name} is missing; send it as {_describe(spec)}.")
-        array: NDArray[Any] = tensor.as_numpy()
-        if array.dtype != _DTYPES[spec.datatype] or not _fits(array.shape, spec.dims):
+        if array.dtype != NUMPY_TYPES[spec.datatype] or not _fits(array.shape, spec.dims):
             raise InvalidInputError(f"Input {name} has type {array.dtype} and shape {list(array.shape)}; send it as {_describe(spec)}.")
         return array
 
@@ -86,6 +92,41 @@ class RequestInputs:
         return None if array is None else array.copy()
 
 
+class TritonInputs(RequestInputs):
+    """Of a ``pb_utils.InferenceRequest``."""
+
+    def __init__(self, request: Any, contract: ModelContract) -> None:
+        super().__init__(contract)
+        self._request = request
+        self._tensors = {tensor.name(): tensor for tensor in request.inputs()}  # each call makes new objects of all of them
+
+    def _read(self, name: str) -> NDArray[Any] | None:
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tensor.as_numpy()
+
+    def parameter(self, name: str) -> Any:
+        return json.loads(self._request.parameters() or "{}").get(name)
+
+
+class CallInputs(RequestInputs):
+    """Of a call that came through a channel: the same inputs, as arrays; names that the contract lacks are not looked at."""
+
+    def __init__(self, arrays: Arrays, contract: ModelContract) -> None:
+        super().__init__(contract)
+        self._arrays = arrays
+
+    def _read(self, name: str) -> NDArray[Any] | None:
+        return self._arrays.get(name)
+
+    def parameter(self, name: str) -> Any:
+        return None
+
+
+@functools.cache
+def _specs(contract: ModelContract) -> dict[str, TensorSpec]:
+    return {spec.name: spec for spec in contract.inputs}
+
+
 def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     return len(shape) == len(dims) and all(wanted in (-1, found) for found, wanted in zip(shape, dims, strict=True))
 
@@ -108,10 +149,17 @@ def require_session_id(inputs: RequestInputs) -> str:
     return session_id
 
 
+def read_session_secret(inputs: RequestInputs) -> str | None:
+    secret: str | None = inputs.parameter(SESSION_SECRET_PARAMETER)
+    if secret is not None:
+        check_session_secret(secret)
+    return secret
+
+
 def read_speaker_id(inputs: RequestInputs) -> str | None:
     speaker_id = inputs.text("speaker_id")
     if speaker_id is not None:
-        check_speaker_id(speaker_id)
+        check_speaker_name(speaker_id)
     return speaker_id
 
 
@@ -126,9 +174,9 @@ def read_sampling(inputs: RequestInputs) -> Sampling:
     return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
-def read_reference(inputs: RequestInputs) -> FloatArray | None:
-    """float32 [N] of ``reference_wav`` [1, N]."""
-    wav = inputs.floats("reference_wav")
+def read_recording(inputs: RequestInputs, name: str) -> FloatArray | None:
+    """float32 [N] of an input [1, N]."""
+    wav = inputs.floats(name)
     return None if wav is None else wav.reshape(-1)
 
 
@@ -136,9 +184,10 @@ def bistream_request(inputs: RequestInputs) -> BistreamRequest:
     """The request of ``cosyvoice2_bistream``."""
     return BistreamRequest(
         target_text=inputs.data("target_text"),
-        reference_wav=read_reference(inputs),
+        reference_wav=read_recording(inputs, "reference_wav"),
         reference_wav_len=inputs.integer("reference_wav_len"),
         reference_text=inputs.data("reference_text"),
+        reference_hash=inputs.text("reference_hash"),
         speaker_id=read_speaker_id(inputs),
         session_id=read_session_id(inputs),
         is_start=inputs.flag("is_start", True),
@@ -146,19 +195,31 @@ def bistream_request(inputs: RequestInputs) -> BistreamRequest:
         is_cancel=inputs.flag("is_cancel", False),
         sampling=read_sampling(inputs),
         speed=inputs.number("speed"),
+        text_normalization=inputs.text("text_normalization"),
+        session_secret=read_session_secret(inputs),
+        instruct_text=inputs.data("instruct_text"),
+        is_cross_lingual=inputs.flag("is_cross_lingual", False),
+        source_wav=read_recording(inputs, "source_wav"),
+        source_wav_len=inputs.integer("source_wav_len"),
     )
 
 
 def upstream_request(inputs: RequestInputs, offline: bool) -> BistreamRequest:
-    """The request of ``cosyvoice2``: a session whose whole text is in this request."""
-    text = inputs.data("target_text")
-    if text is None:
-        raise InvalidInputError("Input target_text is missing; send the text to speak.")
+    """The request of ``cosyvoice2``: a session whose whole text, or recording to convert, is in this request."""
+    text, source_wav = inputs.data("target_text"), read_recording(inputs, "source_wav")
+    if text is None and source_wav is None:
+        raise InvalidInputError("Input target_text is missing; send the text to speak, or source_wav to convert a recording.")
     return BistreamRequest(
         target_text=text,
-        reference_wav=read_reference(inputs),
+        reference_wav=read_recording(inputs, "reference_wav"),
         reference_wav_len=inputs.integer("reference_wav_len"),
         reference_text=inputs.data("reference_text"),
+        reference_hash=inputs.text("reference_hash"),
+        speaker_id=read_speaker_id(inputs),
+        instruct_text=inputs.data("instruct_text"),
+        is_cross_lingual=inputs.flag("is_cross_lingual", False),
+        source_wav=source_wav,
+        source_wav_len=inputs.integer("source_wav_len"),
         offline=offline,
     )
 
@@ -171,6 +232,8 @@ def language_model_start(inputs: RequestInputs) -> LanguageModelStart:
         prompt_text=inputs.text("prompt_text") or "",
         prompt_speech_tokens=inputs.integers("prompt_speech_tokens"),
         sampling=read_sampling(inputs),
+        instruct_text=inputs.text("instruct_text") or "",
+        text_normalization=inputs.text("text_normalization"),
     )
 
 

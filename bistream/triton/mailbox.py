@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from bistream.errors import BistreamError, InvalidInputError, UnknownSessionError
 from bistream.types import FinishReason, SpeechTokens
@@ -25,13 +26,18 @@ MAX_HOLD_S = 0.05  # a slow language model's tokens go out as they come: even a 
 class TokenMailbox:
     """``post`` is the sink of a session. An answer is one message: all tokens received so far, or the error that ended the session."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, on_first_hop: Callable[[float], None] | None = None) -> None:
+        """on_first_hop: receives the seconds from the first token until all that the first request wanted are taken, or the last one is."""
         self._clock = clock
+        self._on_first_hop = on_first_hop
+        self._first_token_at: float | None = None
+        self._first_hop_lacks: int | None = None  # tokens; from the first request on
         self._lock = threading.Lock()
         self._token_ids: list[int] = []
         self._oldest_at = 0.0  # when the first of them arrived
         self._is_resting = False
-        self._text_consumed = 0
+        self._rest_is_told = False
+        self._last = SpeechTokens(())  # message
         self._finish_reason: FinishReason | None = None
         self._error: BistreamError | None = None
         self._waiting: Answer | None = None
@@ -42,6 +48,11 @@ class TokenMailbox:
     def has_ended(self) -> bool:
         """Nothing more will be posted; a message may be left to take."""
         return self._error is not None or self._finish_reason is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Those that wait to be taken."""
+        return len(self._token_ids)
 
     @property
     def is_drained(self) -> bool:
@@ -55,10 +66,13 @@ class TokenMailbox:
             else:
                 if not self._token_ids:
                     self._oldest_at = self._clock()
+                if self._first_token_at is None and message.token_ids:
+                    self._first_token_at = self._clock()
                 self._token_ids.extend(message.token_ids)
-                self._text_consumed = message.text_consumed
+                self._last = message
                 self._finish_reason = message.finish_reason
                 self._is_resting = message.is_resting
+                self._rest_is_told &= message.is_resting
             answer, taken = self._waiting, self._taken() if self._waiting else None
             if taken is not None:
                 self._waiting = None
@@ -67,7 +81,9 @@ class TokenMailbox:
 
     def take(self, answer: Answer, wanted_tokens: int = 1) -> None:
         """``answer`` is called once, now or by a later ``post``: with at least ``wanted_tokens``, fewer when no more come for
-        now or the oldest has waited for ``MAX_HOLD_S``. Raises ``UnknownSessionError`` after the end, ``InvalidInputError``
+        now (none, where only that is news) or the oldest has waited for ``MAX_HOLD_S``.
+
+        Raises ``UnknownSessionError`` after the end, ``InvalidInputError``
         while another request is waiting."""
         with self._lock:
             if self._drained:
@@ -75,6 +91,8 @@ class TokenMailbox:
             if self._waiting is not None:
                 raise InvalidInputError("A request for this session's tokens is already waiting; wait for its answer.")
             self._wanted_tokens = wanted_tokens
+            if self._first_hop_lacks is None:
+                self._first_hop_lacks = wanted_tokens
             taken = self._taken()
             if taken is None:
                 self._waiting = answer
@@ -83,14 +101,25 @@ class TokenMailbox:
 
     def _taken(self) -> Message | None:
         """The message for an answer now, if any; tokens go out before an error that followed them."""
-        if self._finish_reason is not None or (self._token_ids and self._is_enough()):
-            message = SpeechTokens(tuple(self._token_ids), self._text_consumed, self._finish_reason)
+        is_news = self._is_resting and not self._rest_is_told and self._error is None
+        if self._finish_reason is not None or is_news or (self._token_ids and self._is_enough()):
+            message = replace(self._last, token_ids=tuple(self._token_ids))
+            self._rest_is_told = self._is_resting
+            self._count_first_hop(len(self._token_ids))
             self._token_ids.clear()
             self._drained = self._finish_reason is not None
             return message
         if self._error is not None:
             self._drained = True
         return self._error
+
+    def _count_first_hop(self, taken: int) -> None:
+        if self._on_first_hop is None or self._first_token_at is None or self._first_hop_lacks is None:
+            return
+        self._first_hop_lacks -= taken
+        if self._first_hop_lacks <= 0 or self._finish_reason is not None:
+            self._on_first_hop(self._clock() - self._first_token_at)
+            self._on_first_hop = None
 
     def _is_enough(self) -> bool:
         held_s = self._clock() - self._oldest_at

@@ -1,4 +1,5 @@
-"""The two kinds of Triton model: decoupled (answers through a sender, at any time) and unary (``execute`` returns one response).
+"""The kinds of Triton model: decoupled (answers through a sender, at any time), unary (``execute`` returns one response) and batched
+(``execute`` computes several requests together).
 
 A ``model.py`` derives ``TritonPythonModel`` from one of them and defines how to open its stage, handle a request and close.
 The base classes ensure what must be the same everywhere: ``execute`` never raises (Triton would send the client a stack trace
@@ -11,15 +12,31 @@ import gc
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from bistream.config import RuntimeConfig
-from bistream.errors import ShuttingDownError
+from bistream.errors import BistreamError
+from bistream.heartbeats import busy
+from bistream.metrics.exporter import export_to_keeper
+from bistream.metrics.recorder import Recorder
+from bistream.refusals import accepts_no_sessions
+from bistream.triton.channel_end import ChannelEnds
 from bistream.triton.free_memory import release_free_memory_now_and_then
-from bistream.triton.inputs import RequestInputs
-from bistream.triton.sender import Arrays, ResponseSender, data_response, error_response, public_error
-from bistream.triton.startup import end_when_useless, is_decoupled, prepare_process, refusing_to_load, runtime_config, settle_memory
+from bistream.triton.inputs import RequestInputs, TritonInputs
+from bistream.triton.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
+from bistream.triton.startup import (
+    begin_heartbeat,
+    end_when_useless,
+    is_decoupled,
+    prepare_process,
+    refusing_to_load,
+    runtime_config,
+    settle_memory,
+)
 from bistream.wire import ModelContract
+
+LOAD_SILENCE_S = 600.0  # libraries that are imported or compile kernels may hold the interpreter's lock
 
 
 class TritonModel(ABC):
@@ -29,6 +46,7 @@ class TritonModel(ABC):
     contract: ClassVar[ModelContract]
     config: RuntimeConfig
     decoupled: bool
+    recorder: Recorder  # takes what the model counts
 
     def initialize(self, args: dict[str, str]) -> None:
         self._opened = False
@@ -37,10 +55,14 @@ class TritonModel(ABC):
             self.config = runtime_config(args["model_config"])
             self.decoupled = is_decoupled(args["model_config"])
             prepare_process(self.config, self.contract.name)
-            self.open(self.config)
-            self._opened = True
-            settle_memory()
+            self.recorder = Recorder()
+            begin_heartbeat(self.contract.name)
+            with busy(LOAD_SILENCE_S, "loading"):
+                self.open(self.config)
+                self._opened = True
+                settle_memory()
             end_when_useless(self.healthy)
+            self._stop_export = export_to_keeper(self.contract.name, self.recorder)
             self._releasing_stopped = release_free_memory_now_and_then()
 
     def finalize(self) -> None:
@@ -48,6 +70,7 @@ class TritonModel(ABC):
         if self._opened:
             self._releasing_stopped.set()
             self.close()
+            self._stop_export()
         gc.collect()  # a response sender held only by a reference cycle would be freed after the stub's shared memory, and crash
 
     @abstractmethod
@@ -67,7 +90,7 @@ class TritonModel(ABC):
 
     def refuse_when_closing(self) -> None:
         if self._closing.is_set():
-            raise ShuttingDownError("The server is shutting down; connect to another one.")
+            raise accepts_no_sessions()
 
 
 class DecoupledModel(TritonModel):
@@ -78,7 +101,7 @@ class DecoupledModel(TritonModel):
             sender = self.sender(request.get_response_sender())
             try:
                 self.refuse_when_closing()
-                self.handle(RequestInputs(self.backend, request, self.contract), sender)
+                self.take(TritonInputs(request, self.contract), sender)
             except Exception as error:
                 sender.fail(public_error(error))
 
@@ -86,9 +109,77 @@ class DecoupledModel(TritonModel):
         """How this model answers; a model that siblings call overrides it."""
         return ResponseSender(self.backend, triton_sender)
 
+    def take(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+        self.handle(inputs, sender)
+
     @abstractmethod
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
         """Validate, enqueue, return. An exception becomes the request's answer; otherwise ``sender`` must be finished later."""
+
+
+class BatchedModel(TritonModel):
+    """One response per request, computed inside ``execute`` for all requests that the server hands over together."""
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        items = [self._item(request) for request in requests]
+        answers = iter(self._answers([item for item in items if not isinstance(item, BistreamError)]))
+        return [self._response(item if isinstance(item, BistreamError) else next(answers)) for item in items]
+
+    def _item(self, request: Any) -> Any:
+        try:
+            self.refuse_when_closing()
+            return self.read(TritonInputs(request, self.contract))
+        except Exception as error:
+            return public_error(error)
+
+    def _answers(self, items: Sequence[Any]) -> Sequence[Arrays | BistreamError]:
+        try:
+            return self.answers(items) if items else []
+        except Exception as error:
+            if len(items) == 1:
+                return [public_error(error)]
+            return [answer for item in items for answer in self._answers([item])]  # one request must not fail the others
+
+    def _response(self, answer: Arrays | BistreamError) -> Any:
+        if isinstance(answer, BistreamError):
+            return error_response(self.backend, answer)
+        return data_response(self.backend, answer)
+
+    @abstractmethod
+    def read(self, inputs: RequestInputs) -> Any:
+        """What ``answers`` needs of one request. An exception becomes its answer."""
+
+    @abstractmethod
+    def answers(self, items: Sequence[Any]) -> Sequence[Arrays]:
+        """The outputs by name for each item. After an exception each is tried alone."""
+
+
+class SiblingModel(DecoupledModel):
+    """A model that front doors call, each for many sessions through one channel. A request of its own is answered as well.
+
+    outbox: the thread that sends responses: sending blocks on the server, and the threads that compute must not block.
+    """
+
+    outbox: ThreadPoolExecutor
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self.outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.contract.name}-send")
+        self._channels = ChannelEnds(self.contract, self.handle, self.outbox)
+        super().initialize(args)
+
+    def sender(self, triton_sender: Any) -> ResponseSender:
+        return SiblingResponseSender(self.backend, triton_sender)
+
+    def take(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+        channel_id = inputs.text("channel_id")
+        if channel_id is None:
+            self.handle(inputs, sender)
+        else:
+            self._channels.take(channel_id, inputs, sender)
+
+    @abstractmethod
+    def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
+        """One request or one call of a channel."""
 
 
 class UnaryModel(TritonModel):
@@ -100,7 +191,7 @@ class UnaryModel(TritonModel):
     def _response(self, request: Any) -> Any:
         try:
             self.refuse_when_closing()
-            return data_response(self.backend, self.answer(RequestInputs(self.backend, request, self.contract), request))
+            return data_response(self.backend, self.answer(TritonInputs(request, self.contract), request))
         except Exception as error:
             return error_response(self.backend, public_error(error))
 

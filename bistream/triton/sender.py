@@ -7,15 +7,17 @@ Triton call follows the final flag. Used by all decoupled models, from any threa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import Executor
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, EngineError
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.types import AudioChunk
 from bistream.wire import format_error
@@ -24,12 +26,13 @@ logger = logging.getLogger(__name__)
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_INTERNAL_SENTENCE = "The server failed unexpectedly; see its log for the reason."
-# Triton status of each error code; all others are INTERNAL.
+_FAILED_SENTENCE = "The server failed unexpectedly; its log has the reason. Try again."
+# Triton status of each error code; ENGINE_ERROR is INTERNAL.
 _STATUS_BY_CODE = {
     "INVALID_INPUT": "INVALID_ARG",
     "UNKNOWN_SESSION": "NOT_FOUND",
     "UNKNOWN_SPEAKER": "NOT_FOUND",
+    "UNKNOWN_VOICE": "NOT_FOUND",
     "SESSION_EXISTS": "ALREADY_EXISTS",
     "BUSY": "UNAVAILABLE",
     "SHUTTING_DOWN": "UNAVAILABLE",
@@ -43,7 +46,7 @@ def public_error(error: BaseException) -> BistreamError:
     if isinstance(error, BistreamError):
         return error
     logger.error("unexpected error", exc_info=error)
-    return BistreamError(_INTERNAL_SENTENCE)
+    return EngineError(_FAILED_SENTENCE)
 
 
 def output_tensors(pb_utils: Any, arrays: Arrays) -> list[Any]:
@@ -57,6 +60,22 @@ def data_response(pb_utils: Any, arrays: Arrays) -> Any:
 def error_response(pb_utils: Any, error: BistreamError) -> Any:
     status = getattr(pb_utils.TritonError, _STATUS_BY_CODE.get(error.code, "INTERNAL"))
     return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(format_error(error), status))
+
+
+class Answerer(Protocol):
+    """Answers one request of a sibling. Thread-safe; nothing raises, and after the end everything is harmless."""
+
+    def send(self, arrays: Arrays) -> None:
+        """One response with these outputs, of several."""
+
+    def send_last(self, arrays: Arrays) -> None:
+        """The last response, with these outputs."""
+
+    def finish(self) -> None:
+        """No response follows."""
+
+    def fail(self, error: BistreamError) -> None:
+        """The request has failed."""
 
 
 class ResponseSender:
@@ -166,17 +185,22 @@ class SiblingResponseSender(ResponseSender):
 class BistreamAudioSender:
     """``ports.AudioSender`` in the tensors of ``cosyvoice2_bistream``."""
 
-    def __init__(self, sender: ResponseSender) -> None:
+    def __init__(self, sender: ResponseSender, outbox: Executor) -> None:
+        """outbox: the one thread that sends responses, in order: each waits for the server."""
         self._sender = sender
+        self._outbox = outbox
 
-    def send(self, chunk: AudioChunk) -> None:
-        self._sender.send(self.arrays(chunk))
+    async def send(self, chunk: AudioChunk) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._outbox, self._sender.send, self.arrays(chunk))
+
+    def report(self, heard: AudioChunk) -> None:
+        self._outbox.submit(self._sender.send, self.arrays(heard))
 
     def finish(self, error: BistreamError | None) -> None:
         if error is None:
-            self._sender.finish()
+            self._outbox.submit(self._sender.finish)
         else:
-            self._sender.fail(error)
+            self._outbox.submit(self._sender.fail, error)
 
     def is_cancelled(self) -> bool:
         return self._sender.is_cancelled()
@@ -187,6 +211,7 @@ class BistreamAudioSender:
             "waveform": chunk.waveform.reshape(1, -1).astype(np.float32, copy=False),  # [1, N]
             "sequence_number": np.array([[chunk.sequence_number]], np.int32),
             "text_consumed": np.array([[chunk.text_consumed]], np.int32),
+            "text_position": np.array([[chunk.text_position]], np.int32),
         }
 
 
@@ -213,8 +238,11 @@ class CollectingSender:
         self._error: BistreamError | None = None
         self._cancelled = False
 
-    def send(self, chunk: AudioChunk) -> None:
+    async def send(self, chunk: AudioChunk) -> None:
         self._chunks.append(chunk.waveform)
+
+    def report(self, heard: AudioChunk) -> None:
+        raise AssertionError("a request with a single response cancels no other")
 
     def finish(self, error: BistreamError | None) -> None:
         self._error = error

@@ -15,18 +15,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bistream import heartbeats
+from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
+from bistream.control_files import CONTROL_VARIABLE
 from bistream.errors import BistreamError, ConfigError
+from bistream.metrics.session_log import write_plain_lines
 
 logger = logging.getLogger(__name__)
 
 # Parameters that Triton itself reads from config.pbtxt.
 _SERVER_PARAMETERS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
+NICENESS = 5  # a quarter of the time where the cores are contended; 10 would be a tenth, and new voices would wait for minutes
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -40,7 +46,10 @@ def runtime_config(model_config: str) -> RuntimeConfig:
     """From ``args["model_config"]``, the JSON that Triton hands to ``initialize``. Raises ``ConfigError``."""
     parameters: Mapping[str, Mapping[str, str]] = json.loads(model_config).get("parameters", {})
     values = {key: item["string_value"] for key, item in parameters.items() if key not in _SERVER_PARAMETERS}
-    return RuntimeConfig.from_strings(values)
+    config = RuntimeConfig.from_strings(values)
+    if config.model_family and config.model_family != (here := family_of(config.model_dir).name):
+        raise ConfigError(f"Parameter 'model_family' is {config.model_family!r}, but model_dir holds {here}; make the repository again.")
+    return config
 
 
 def is_decoupled(model_config: str) -> bool:
@@ -62,9 +71,36 @@ def prepare_process(config: RuntimeConfig, model_name: str) -> None:
         format=f"%(asctime)s %(levelname)s {model_name} %(name)s: %(message)s",
         force=True,
     )
+    write_plain_lines(sys.stderr)
     if config.num_threads:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(config.num_threads)
+
+
+def yield_cores() -> None:
+    """From now on this thread, and those that it starts, take only the cores that other processes leave, and a small share beside them.
+
+    For models whose answers have no deadline. Linux counts niceness per thread: call it where the threads that compute begin.
+    """
+    os.nice(NICENESS)
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # forbidden in some containers
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def yield_gpu() -> None:
+    """Of this process and those that share a GPU with it through MPS, the others' kernels go first. Call it before CUDA is loaded.
+
+    Source: NVIDIA's manual of the Multi-Process Service, CUDA_MPS_CLIENT_PRIORITY (0: normal, 1: below). Without MPS it does nothing.
+    """
+    os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
+
+
+def begin_heartbeat(model_name: str) -> None:
+    """Let the keeper see that this process does not hang. Does nothing if the server runs without a keeper."""
+    directory = os.environ.get(CONTROL_VARIABLE)
+    if directory:
+        heartbeats.begin(Path(directory), model_name)
 
 
 def settle_memory() -> None:

@@ -1,32 +1,37 @@
-"""A reference recording in, its speech tokens out. Glue between Triton and ``bistream.voice.speech_tokenizer``."""
+"""Reference recordings in, their speech tokens out. Glue between Triton and ``bistream.voice.speech_tokenizer``."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
 from bistream.triton.inputs import RequestInputs
-from bistream.triton.model import UnaryModel
+from bistream.triton.model import BatchedModel
 from bistream.triton.sender import Arrays
+from bistream.triton.startup import yield_cores, yield_gpu
+from bistream.types import FloatArray
 from bistream.wire import AUDIO_TOKENIZER
 
 
-class TritonPythonModel(UnaryModel):
+class TritonPythonModel(BatchedModel):
     backend = pb_utils
     contract = AUDIO_TOKENIZER
 
     def open(self, config: RuntimeConfig) -> None:
         from bistream.voice.speech_tokenizer import SpeechTokenizer
 
-        self._tokenizer = SpeechTokenizer.from_model_dir(config.model_dir, config.device, config.num_threads)
+        yield_gpu()
+        self._tokenizer = SpeechTokenizer.from_config(config, before_cpu=yield_cores)  # hops have deadlines, a recording has none
 
-    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+    def read(self, inputs: RequestInputs) -> FloatArray:
         from bistream.voice.reference_audio import check_reference_audio
 
-        recording = check_reference_audio(inputs.required("reference_wav"), inputs.integer("reference_wav_len"), self.config)
-        return {"prompt_speech_tokens": self._tokenizer.tokens(recording)}
+        return check_reference_audio(inputs.required("reference_wav"), inputs.integer("reference_wav_len"), self.config)
+
+    def answers(self, items: Sequence[FloatArray]) -> list[Arrays]:
+        return [{"prompt_speech_tokens": tokens} for tokens in self._tokenizer.tokens_of(items)]
 
     def close(self) -> None:
         pass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
+from bistream.metrics.recorder import Recorder
 from bistream.triton.inputs import RequestInputs, upstream_request
 from bistream.triton.model import DecoupledModel, UnaryModel
 from bistream.triton.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
@@ -19,19 +21,24 @@ class _OwnOrchestrator:
 
     backend = pb_utils
     contract = COSYVOICE2
+    recorder: Recorder
 
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestration.orchestrator import Orchestrator
-        from bistream.triton.bls_ports import bls_ports
+        from bistream.triton.bls_ports import BlsModels
         from bistream.triton.front_door import follow_keeper
         from bistream.triton.iterator_keeper import IteratorKeeper
 
         self._keeper = IteratorKeeper()
-        self._orchestrator = Orchestrator(config, bls_ports(pb_utils, self._keeper))
+        self._models = BlsModels(pb_utils, self._keeper)
+        self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bistream-send")
+        self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         follow_keeper(self.contract.name, self._orchestrator)
 
     def close(self) -> None:
         self._orchestrator.close()
+        self._models.close()
+        self._outbox.shutdown()
 
 
 class _Streaming(_OwnOrchestrator, DecoupledModel):
@@ -39,7 +46,7 @@ class _Streaming(_OwnOrchestrator, DecoupledModel):
         return ResponseSender(pb_utils, triton_sender, self._keeper)
 
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
-        self._orchestrator.handle(upstream_request(inputs, offline=False), WaveformSender(sender))
+        self._orchestrator.handle(upstream_request(inputs, offline=False), WaveformSender(sender, self._outbox))
 
 
 class _Offline(_OwnOrchestrator, UnaryModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -21,19 +22,23 @@ class TritonPythonModel(DecoupledModel):
 
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestration.orchestrator import Orchestrator
-        from bistream.triton.bls_ports import bls_ports
+        from bistream.triton.bls_ports import BlsModels
         from bistream.triton.front_door import follow_keeper
         from bistream.triton.iterator_keeper import IteratorKeeper
 
         self._keeper = IteratorKeeper()
-        self._orchestrator = Orchestrator(config, bls_ports(pb_utils, self._keeper))
+        self._models = BlsModels(pb_utils, self._keeper)
+        self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bistream-send")
+        self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         follow_keeper(self.contract.name, self._orchestrator)
 
     def sender(self, triton_sender: Any) -> ResponseSender:
         return ResponseSender(pb_utils, triton_sender, self._keeper)
 
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
-        self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender))
+        self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender, self._outbox))
 
     def close(self) -> None:
         self._orchestrator.close()
+        self._models.close()
+        self._outbox.shutdown()

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, UnknownSessionError
+from bistream.metrics.families import AUDIO_STAGE
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.triton.bls_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.inputs import RequestInputs, language_model_start, require_session_id
 from bistream.triton.mailbox import TokenMailbox
-from bistream.triton.model import DecoupledModel
-from bistream.triton.sender import ResponseSender, SiblingResponseSender
+from bistream.triton.model import SiblingModel
+from bistream.triton.sender import Answerer, ResponseSender, SiblingResponseSender
 from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
 from bistream.wire import LLM_BISTREAM
 
 
-class TritonPythonModel(DecoupledModel):
+class TritonPythonModel(SiblingModel):
     """One instance: it owns the language model and the state of all sessions, and batches their work."""
 
     backend = pb_utils
@@ -28,16 +29,15 @@ class TritonPythonModel(DecoupledModel):
     def open(self, config: RuntimeConfig) -> None:
         from bistream.text2token.service import SpeechTokenService
 
-        self._service = SpeechTokenService(config)
+        self._service = SpeechTokenService(config, recorder=self.recorder)
+        self._first_hop_tokens = self.recorder.histogram(AUDIO_STAGE, "first_hop_tokens")
         self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
         self._mailboxes: dict[str, TokenMailbox] = {}  # used by the thread of ``execute`` alone
-        # Responses are sent, in order, by a separate thread: sending blocks on the server, and the engine must not block.
-        self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llm-send")
 
     def sender(self, triton_sender: Any) -> ResponseSender:
         return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
 
-    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
         session_id = require_session_id(inputs)
         if inputs.flag("is_cancel", False):
             self._service.cancel(session_id)
@@ -45,35 +45,38 @@ class TritonPythonModel(DecoupledModel):
         elif inputs.flag("is_start", True):
             self._start(session_id, inputs, sender)
         elif inputs.flag("is_pull", False):
-            self._take(session_id, inputs, sender)
+            self._pull(session_id, inputs, sender)
         else:
             self._service.append(session_id, inputs.data("text") or b"", inputs.flag("is_end", True))
             sender.finish()
 
-    def _start(self, session_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def _start(self, session_id: str, inputs: RequestInputs, sender: Answerer) -> None:
         start = language_model_start(inputs)
         if not inputs.flag("is_pull", False):
 
             def sink(message: SpeechTokens | BistreamError) -> None:  # called by the engine's thread
-                self._outbox.submit(_send, sender, message)
+                self.outbox.submit(_send, sender, message)
 
             self._service.start(start, sink)
             return
-        mailbox = TokenMailbox()
+        mailbox = TokenMailbox(on_first_hop=self._first_hop_tokens.observe)
         self._service.start(start, mailbox.post)
         self._drop_old_mailboxes()
         self._mailboxes[session_id] = mailbox
         sender.finish()
 
-    def _take(self, session_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def _pull(self, session_id: str, inputs: RequestInputs, sender: Answerer) -> None:
         mailbox = self._mailboxes.get(session_id)
         if mailbox is None:
             raise UnknownSessionError("No session with this id has tokens to take; start one with is_pull.", session_id)
 
         def answer(message: SpeechTokens | BistreamError) -> None:
-            self._outbox.submit(_answer, sender, message)
+            self.outbox.submit(_answer, sender, message)
 
-        mailbox.take(answer, inputs.integer("wanted_tokens") or 1)
+        slack_s, wanted, waiting = inputs.number("slack_s"), inputs.integer("wanted_tokens") or 1, mailbox.num_tokens
+        if slack_s is not None:  # the caller does not know of the tokens that wait here
+            self._service.demand(session_id, slack_s + waiting / SPEECH_TOKENS_PER_SECOND, wanted - waiting)
+        mailbox.take(answer, wanted)
 
     def _drop_old_mailboxes(self) -> None:
         """Drop drained mailboxes and, beyond max_sessions, the oldest finished ones that were never drained."""
@@ -88,10 +91,10 @@ class TritonPythonModel(DecoupledModel):
     def close(self) -> None:
         self._tier_metrics.close()
         self._service.close()
-        self._outbox.shutdown()
+        self.outbox.shutdown()
 
 
-def _send(sender: ResponseSender, message: SpeechTokens | BistreamError) -> None:
+def _send(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
     if isinstance(message, BistreamError):
         sender.fail(message)
         return
@@ -101,7 +104,7 @@ def _send(sender: ResponseSender, message: SpeechTokens | BistreamError) -> None
         sender.finish()
 
 
-def _answer(sender: ResponseSender, message: SpeechTokens | BistreamError) -> None:
+def _answer(sender: Answerer, message: SpeechTokens | BistreamError) -> None:
     if isinstance(message, BistreamError):
         sender.fail(message)
     else:

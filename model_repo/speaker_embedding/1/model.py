@@ -1,32 +1,41 @@
-"""A reference recording in, its speaker embedding out. Glue between Triton and ``bistream.voice.speaker_encoder``."""
+"""Reference recordings in, their speaker embeddings out. Glue between Triton and ``bistream.voice.speaker_encoder``."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
 from bistream.triton.inputs import RequestInputs
-from bistream.triton.model import UnaryModel
+from bistream.triton.model import BatchedModel
 from bistream.triton.sender import Arrays
+from bistream.triton.startup import yield_cores, yield_gpu
+from bistream.types import FloatArray
 from bistream.wire import SPEAKER_EMBEDDING
 
 
-class TritonPythonModel(UnaryModel):
+class TritonPythonModel(BatchedModel):
     backend = pb_utils
     contract = SPEAKER_EMBEDDING
 
     def open(self, config: RuntimeConfig) -> None:
+        from bistream.voice.onnx_providers import OnnxSettings
+        from bistream.voice.onnx_session import computes_on_cpu
         from bistream.voice.speaker_encoder import SpeakerEncoder
 
-        self._encoder = SpeakerEncoder.from_model_dir(config.model_dir, config.device, config.num_threads)
+        yield_gpu()
+        if computes_on_cpu(OnnxSettings.of(config)):
+            yield_cores()  # hops have deadlines, the analysis of a recording has none
+        self._encoder = SpeakerEncoder.from_config(config)
 
-    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+    def read(self, inputs: RequestInputs) -> FloatArray:
         from bistream.voice.reference_audio import check_reference_audio
 
-        recording = check_reference_audio(inputs.required("reference_wav"), None, self.config)
-        return {"prompt_spk_embedding": self._encoder.embedding(recording)}
+        return check_reference_audio(inputs.required("reference_wav"), None, self.config)
+
+    def answers(self, items: Sequence[FloatArray]) -> list[Arrays]:
+        return [{"prompt_spk_embedding": embedding} for embedding in self._encoder.embeddings_of(items)]
 
     def close(self) -> None:
         pass

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from bistream.errors import BistreamError, UnknownSessionError
+from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.orchestration.ports import BistreamRequest, Ports
 from bistream.rates import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
 
@@ -39,10 +40,17 @@ class FakeVoicePort:
         self.fails: Exception | None = None
         self.gate: threading.Event | None = None
         self.called = threading.Event()
+        self.counted = threading.Condition()
         self.calls = 0
 
+    def wait_calls(self, count: int) -> None:
+        with self.counted:
+            assert self.counted.wait_for(lambda: self.calls >= count, WAIT_S), f"{self.calls} of {count}"
+
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
-        self.calls += 1
+        with self.counted:
+            self.calls += 1
+            self.counted.notify_all()
         self.called.set()
         if self.gate is not None:
             assert self.gate.wait(WAIT_S)
@@ -54,44 +62,58 @@ class FakeVoicePort:
         return np.ones(192, np.float32)
 
 
+async def opened(gate: threading.Event) -> None:
+    """Wait for it in the loop; a test sets it from another thread."""
+    for _ in range(int(WAIT_S / 0.002)):
+        if gate.is_set():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("the gate was never opened")
+
+
+def fed(blocks: int) -> tuple[int, int]:
+    """Characters and text tokens of so many blocks; a token has one character."""
+    return blocks * CHARS_PER_BLOCK, blocks * CHARS_PER_BLOCK
+
+
 class FakeLanguageModel:
     """15 tokens per 5 characters of text as they come, 10 more at the end. Token i of a session is i.
 
-    fails_at[name]: raised by "start", "append" or the n-th message. holds_start: the start has not arrived yet: appends and
-    cancels meet an unknown session until it is set. answers_late: ``stream`` returns only with the first message.
+    fails_at[name]: raised by "start", "append" or the n-th message. holds_start: the start, and what follows it, arrives once it is set.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.open: dict[str, queue.SimpleQueue[SpeechTokens]] = {}
+        self.open: dict[str, asyncio.Queue[SpeechTokens]] = {}
         self.texts: dict[str, bytes] = {}
         self.starts: list[LanguageModelStart] = []
         self.appends: list[tuple[bytes, bool]] = []
+        self.taken: Counter[str] = Counter()  # messages, by session
         self.counted = threading.Condition()
         self.counts: Counter[str] = Counter()  # of appends, renewals, cancels, and refusals of appends
         self.fails_at: dict[str | int, Exception] = {}
         self.holds_start: threading.Event | None = None
-        self.answers_late = False
+        self.line = asyncio.Lock()  # first come, first served
         self.start_sent = threading.Event()
         self.start_arrived = threading.Event()
         self.ends_with = FinishReason.EOS
         self.silent = False
 
-    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
+    async def start(self, start: LanguageModelStart) -> None:
         self.start_sent.set()
-        if self.holds_start is not None:
-            assert self.holds_start.wait(WAIT_S)
+        await self._start_has_arrived()
         if "start" in self.fails_at:
             raise self.fails_at["start"]
-        with self.lock:
-            assert start.session_id not in self.open
-            self.starts.append(start)
-            messages = self.open[start.session_id] = queue.SimpleQueue()
-            self.texts[start.session_id] = b""
-            self._add(start.session_id, start.text, start.is_end)
+        assert start.session_id not in self.open
+        self.starts.append(start)
+        self.open[start.session_id] = asyncio.Queue()
+        self.texts[start.session_id] = b""
+        self._add(start.session_id, start.text, start.is_end)
         self.start_arrived.set()
-        stream = self._messages(start.session_id, messages)
-        return itertools.chain([next(stream)], stream) if self.answers_late else stream
+
+    async def _start_has_arrived(self) -> None:
+        async with self.line:
+            if self.holds_start is not None:
+                await opened(self.holds_start)
 
     def _add(self, session_id: str, text: bytes, is_end: bool) -> None:
         before = len(self.texts[session_id]) // CHARS_PER_BLOCK
@@ -99,48 +121,46 @@ class FakeLanguageModel:
         length = len(self.texts[session_id])
         for block in range(before, length // CHARS_PER_BLOCK):
             tokens = tuple(range(block * TOKENS_PER_BLOCK, (block + 1) * TOKENS_PER_BLOCK))
-            self.open[session_id].put(SpeechTokens(tokens, (block + 1) * CHARS_PER_BLOCK))
+            self.open[session_id].put_nowait(SpeechTokens(tokens, (block + 1) * CHARS_PER_BLOCK, None, False, *fed(block + 1)))
         if is_end:
             begin = length // CHARS_PER_BLOCK * TOKENS_PER_BLOCK
             tokens = () if self.silent else tuple(range(begin, begin + TOKENS_AT_END))
-            self.open[session_id].put(SpeechTokens(tokens, length, self.ends_with))
+            self.open[session_id].put_nowait(SpeechTokens(tokens, length, self.ends_with, False, length, length))
+        elif before < length // CHARS_PER_BLOCK:
+            blocks = length // CHARS_PER_BLOCK
+            self.open[session_id].put_nowait(SpeechTokens((), blocks * CHARS_PER_BLOCK, None, True, *fed(blocks)))
 
-    def _messages(self, session_id: str, messages: queue.SimpleQueue[SpeechTokens]) -> Iterator[SpeechTokens]:
-        count = 0
-        while True:
-            message = messages.get(timeout=WAIT_S)
-            if count in self.fails_at:
-                self._free(session_id)
-                raise self.fails_at[count]
-            if message.is_final:
-                self._free(session_id)
-            yield message
-            if message.is_final:
-                return
-            count += 1
-
-    def _free(self, session_id: str) -> None:
-        with self.lock:
+    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
+        assert wanted_tokens > 0
+        if session_id not in self.open:
+            raise UnknownSessionError("unknown", session_id)
+        message = await self.open[session_id].get()
+        count = self.taken[session_id]
+        self.taken[session_id] += 1
+        if message.is_final or count in self.fails_at:
             self.open.pop(session_id, None)
+        if count in self.fails_at:
+            raise self.fails_at[count]
+        return message
 
-    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+    async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        await self._start_has_arrived()
         if "append" in self.fails_at:
             raise self.fails_at["append"]
-        with self.lock:
-            if session_id not in self.open:
-                self._count("refusals")
-                raise UnknownSessionError("unknown", session_id)
-            self._add(session_id, text, is_end)
+        if session_id not in self.open:
+            self._count("refusals")
+            raise UnknownSessionError("unknown", session_id)
+        self._add(session_id, text, is_end)
         if text or is_end:
             self.appends.append((text, is_end))
             self._count("appends")
         else:
             self._count("renewals")
 
-    def cancel(self, session_id: str) -> None:
-        with self.lock:
-            if (messages := self.open.pop(session_id, None)) is not None:
-                messages.put(SpeechTokens((), 0, FinishReason.CANCELLED))
+    async def cancel(self, session_id: str) -> None:
+        await self._start_has_arrived()
+        if (messages := self.open.pop(session_id, None)) is not None:
+            messages.put_nowait(SpeechTokens((), 0, FinishReason.CANCELLED))
         self._count("cancels")
 
     def _count(self, name: str) -> None:
@@ -157,7 +177,6 @@ class FakeToken2Wav:
     """Sample i of a session is the number i; lengths follow the stages' arithmetic (lookahead, overlap)."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.open: dict[str, list[int]] = {}
         self.hops: list[Token2WavHop] = []
         self.renewals: queue.SimpleQueue[Token2WavHop] = queue.SimpleQueue()
@@ -166,46 +185,55 @@ class FakeToken2Wav:
         self.fails_at: dict[int, Exception] = {}
         self.gates: dict[int, threading.Event] = {}  # hop index -> the event it waits for
         self.reached: dict[int, threading.Event] = {}
+        self.cancel_opens_gates = False
+        self.load: LoadReport | None = None
 
-    def hop(self, hop: Token2WavHop) -> FloatArray:
+    async def hop(self, hop: Token2WavHop) -> FloatArray:
         if hop.prompt is None and not hop.token_ids and not hop.finalize:
             self.renewals.put(hop)
-        with self.lock:
-            index = len(self.hops)
-            self.hops.append(hop)
-            if hop.prompt is not None:
-                assert hop.session_id not in self.open
-                self.open[hop.session_id] = []
+        index = len(self.hops)
+        self.hops.append(hop)
+        if hop.prompt is not None:
+            assert hop.session_id not in self.open
+            self.open[hop.session_id] = []
         if index in self.reached:
             self.reached[index].set()
         if index in self.gates:
-            assert self.gates[index].wait(WAIT_S)
+            await opened(self.gates[index])
         if index in self.fails_at:
             raise self.fails_at[index]
-        with self.lock:
-            if hop.session_id not in self.open:
-                raise UnknownSessionError("unknown", hop.session_id)
-            tokens = self.open[hop.session_id]
-            begin = max(0, (len(tokens) - LOOKAHEAD_TOKENS) * SAMPLES_PER_TOKEN - VOCODER_OVERLAP_SAMPLES)
-            assert tuple(range(len(tokens), len(tokens) + len(hop.token_ids))) == hop.token_ids
-            tokens.extend(hop.token_ids)
-            end = len(tokens) * SAMPLES_PER_TOKEN
-            if hop.finalize:
-                del self.open[hop.session_id]
-            else:
-                end -= LOOKAHEAD_TOKENS * SAMPLES_PER_TOKEN + VOCODER_OVERLAP_SAMPLES
-            return np.arange(begin, max(begin, end), dtype=np.float32)
+        if hop.session_id not in self.open:
+            raise UnknownSessionError("unknown", hop.session_id)
+        tokens = self.open[hop.session_id]
+        begin = max(0, (len(tokens) - LOOKAHEAD_TOKENS) * SAMPLES_PER_TOKEN - VOCODER_OVERLAP_SAMPLES)
+        assert tuple(range(len(tokens), len(tokens) + len(hop.token_ids))) == hop.token_ids
+        tokens.extend(hop.token_ids)
+        end = len(tokens) * SAMPLES_PER_TOKEN
+        if hop.finalize:
+            del self.open[hop.session_id]
+        else:
+            end -= LOOKAHEAD_TOKENS * SAMPLES_PER_TOKEN + VOCODER_OVERLAP_SAMPLES
+        return np.arange(begin, max(begin, end), dtype=np.float32)
 
-    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
+    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
         self.speeds.append(speed)
         if 0 in self.fails_at:
             raise self.fails_at[0]
+        if 0 in self.gates:
+            self.open[session_id] = []
+            self.reached[0].set()
+            await opened(self.gates[0])
+            raise CancelledError("cancelled", session_id)
         return np.arange(int(len(token_ids) * SAMPLES_PER_TOKEN / speed), dtype=np.float32)
 
-    def cancel(self, session_id: str) -> None:
-        with self.lock:
-            self.cancels += 1
-            self.open.pop(session_id, None)
+    def report(self) -> LoadReport | None:
+        return self.load
+
+    async def cancel(self, session_id: str) -> None:
+        self.cancels += 1
+        if self.open.pop(session_id, None) is not None and self.cancel_opens_gates:
+            for gate in self.gates.values():
+                gate.set()
 
 
 class FakeSender:
@@ -215,12 +243,16 @@ class FakeSender:
         self.endings: list[BistreamError | None] = []
         self.gone = False
         self.calls_after_end = 0
+        self.heard: AudioChunk | None = None  # the answer to a cancel
 
-    def send(self, chunk: AudioChunk) -> None:
+    async def send(self, chunk: AudioChunk) -> None:
         with self.changed:
             self.calls_after_end += bool(self.endings)
             self.chunks.append(chunk)
             self.changed.notify_all()
+
+    def report(self, heard: AudioChunk) -> None:
+        self.heard = heard
 
     def finish(self, error: BistreamError | None) -> None:
         with self.changed:
@@ -228,9 +260,7 @@ class FakeSender:
             self.changed.notify_all()
 
     def is_cancelled(self) -> bool:
-        with self.changed:
-            self.calls_after_end += bool(self.endings)
-            return self.gone
+        return self.gone
 
     def wait(self) -> BistreamError | None:
         """How the request ended."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+
 import numpy as np
 
 from bistream.config import RuntimeConfig
 from bistream.errors import (
     BistreamError,
 )
+from bistream.metrics.recorder import Recorder
 from bistream.orchestration.orchestrator import Orchestrator
 from bistream.orchestration.ports import BistreamRequest
 from bistream.orchestration.session import SessionState
@@ -29,11 +34,14 @@ class House:
     def __init__(self, config: RuntimeConfig = CONFIG, watched: bool = False) -> None:
         self.models = FakeModels()
         self.clock = ManualClock()
-        self.orchestrator = Orchestrator(config, self.models.ports, self.clock, watched=watched)
+        self.recorder = Recorder()
+        self.orchestrator = Orchestrator(config, self.models.ports, self.clock, watched=watched, recorder=self.recorder)
 
     def send(self, request: BistreamRequest) -> FakeSender:
+        """Returns when the orchestrator has taken it."""
         sender = FakeSender()
         self.orchestrator.handle(request, sender)
+        self.orchestrator._loop.run(asyncio.sleep(0))
         return sender
 
     def refused(self, request: BistreamRequest) -> BistreamError:
@@ -48,27 +56,35 @@ class House:
         (run,) = self.orchestrator._open.values()
         return run
 
+    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+        for _ in range(int(WAIT_S / 0.005)):
+            if is_so():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError(what)
+
     def wait_receiving(self) -> None:
-        session = self.run().session
-        with session.condition:
-            assert session.condition.wait_for(lambda: session.state is SessionState.RECEIVING, WAIT_S)
+        """Until every session waits for text."""
+        sessions = [run.session for run in list(self.orchestrator._open.values())]
+        self.wait_until(lambda: all(session.state is SessionState.RECEIVING for session in sessions), "a session does not wait for text")
 
     def wait_waiting(self, sender: FakeSender) -> None:
         """Until the only session waits for the clock, or has ended."""
         runs = list(self.orchestrator._open.values())
+        self.wait_until(lambda: all(run._pacing.wake_at is not None or run.session.has_ended for run in runs), "the speaker does not wait")
         if not runs:
             sender.wait()
-            return
-        session = runs[0].session
-        with session.condition:
-            for _ in range(int(WAIT_S / 0.005)):  # nothing announces that the speaker waits
-                if session.condition.wait_for(lambda: runs[0]._wake_at is not None or session.has_ended, 0.005):
-                    return
-        raise AssertionError("the speaker does not wait")
+
+    def wait_analyses(self, count: int) -> None:
+        """Until so many recordings are analysed or wait for it."""
+        analyses = self.orchestrator._services.voices._analyses
+        self.wait_until(lambda: len(analyses) == count, f"never {count} analyses")
+
+    def wait_open(self, count: int) -> None:
+        self.wait_until(lambda: self.orchestrator.open_sessions == count, f"never {count} sessions")
 
     def wait_empty(self) -> None:
-        with self.orchestrator._changed:
-            assert self.orchestrator._changed.wait_for(lambda: not self.orchestrator._open, WAIT_S), "a session was not closed"
+        self.wait_until(lambda: not self.orchestrator._open, "a session was not closed")
         assert self.models.held == 0
 
 

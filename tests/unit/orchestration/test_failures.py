@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from bistream.errors import (
     SessionExistsError,
     UnknownSessionError,
 )
+from bistream.orchestration.speaking import ANSWER_TIMEOUT_S
 from bistream.types import FinishReason
 from tests.unit.orchestration.fakes import (
     WAIT_S,
@@ -24,6 +26,43 @@ from tests.unit.orchestration.fakes import (
     start_request,
 )
 from tests.unit.orchestration.house import House, assert_whole
+
+
+def test_a_hop_that_is_never_answered_ends_its_session(house: House) -> None:
+    gate = house.models.token2wav.gates[0] = threading.Event()
+    house.models.token2wav.reached[0] = threading.Event()
+    sender = house.send(start_request("Hello world."))
+    assert house.models.token2wav.reached[0].wait(WAIT_S)
+    house.clock.now += ANSWER_TIMEOUT_S - 1.0
+    house.orchestrator.watch()
+    assert sender.endings == []
+    house.clock.now += 1.0
+    house.orchestrator.watch()
+    assert isinstance(sender.wait(), EngineError) and len(sender.endings) == 1
+    gate.set()
+    house.wait_empty()
+
+
+def test_a_language_model_that_never_answers_ends_the_session(house: House) -> None:
+    arrives = house.models.language_model.holds_start = threading.Event()
+    sender = house.send(start_request("Hello world."))
+    assert house.models.language_model.start_sent.wait(WAIT_S)
+    house.clock.now += ANSWER_TIMEOUT_S - 1.0
+    house.orchestrator.watch()
+    assert sender.endings == []
+    house.clock.now += 1.0
+    house.orchestrator.watch()
+    assert isinstance(sender.wait(), EngineError) and len(sender.endings) == 1
+    arrives.set()
+    house.wait_empty()
+
+
+def test_a_session_that_waits_for_its_client_is_owed_nothing(house: House) -> None:
+    sender = house.send(start_request("Hello ", is_end=False))
+    house.wait_receiving()
+    assert house.run()._owed_since(house.clock.now + 1000.0) == house.clock.now + 1000.0
+    house.send(append_request("world.", is_end=True))
+    assert_whole(sender, "Hello world.")
 
 
 def fail_voice(models: FakeModels, error: Exception) -> None:

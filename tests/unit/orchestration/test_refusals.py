@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,10 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"session_id": "no blanks"}, "session_id"),
         ({"session_id": None, "is_end": False}, "session_id"),
         ({"reference_wav": None}, "speaker_id"),
-        ({"reference_text": None}, "transcript"),
+        ({"reference_text": b""}, "leave reference_text out"),
+        ({"instruct_text": b" "}, "instruct_text is empty"),
+        ({"instruct_text": b"\xff"}, "instruct_text is not valid UTF-8"),
+        ({"instruct_text": b"x" * 101}, "instruct_text is longer than 100"),
         ({"reference_text": b" "}, "transcript"),
         ({"reference_text": b"\xff"}, "UTF-8"),
         ({"reference_wav": np.zeros(0, np.float32)}, "0 samples"),
@@ -50,6 +54,12 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"reference_wav_len": 16001}, "reference_wav_len"),
         ({"reference_wav_len": 0}, "reference_wav_len"),
         ({"speaker_id": "anna"}, "both"),
+        ({"reference_hash": "0" * 64, "reference_wav": None, "reference_text": None, "speaker_id": "anna"}, "both"),
+        ({"reference_hash": "0" * 64, "reference_wav": None}, "reference_text"),
+        ({"reference_hash": "0" * 63, "reference_wav": None, "reference_text": None}, "64"),
+        ({"reference_hash": "A" * 64, "reference_wav": None, "reference_text": None}, "64"),
+        ({"reference_hash": "0" * 64 + "\n", "reference_wav": None, "reference_text": None}, "64"),
+        ({"reference_hash": "speaker:anna", "reference_wav": None, "reference_text": None}, "64"),
         ({"speaker_id": "../anna", "reference_wav": None}, "speaker_id"),
         ({"sampling": Sampling(temperature=-1.0)}, "temperature"),
         ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
@@ -58,6 +68,7 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"sampling": Sampling(top_p=1.5)}, "top_p"),
         ({"sampling": Sampling(seed=-1)}, "seed"),
         ({"speed": 0.4}, "speed"),
+        ({"text_normalization": "fr"}, "text_normalization"),
         ({"speed": float("inf")}, "speed"),
         ({"speed": 1.5, "is_end": False}, "speed"),
     ],
@@ -86,8 +97,28 @@ def test_append_and_cancel_need_a_live_session(house: House) -> None:
     sender = house.send(start_request(is_end=False))
     assert house.send(cancel_request()).endings == [None]
     assert isinstance(sender.wait(), CancelledError)
-    assert isinstance(house.refused(append_request("x")), UnknownSessionError), "it was cancelled"
+    for late in (append_request("x"), append_request("", is_end=True), cancel_request()):
+        error = house.refused(late)
+        assert isinstance(error, CancelledError), "it was cancelled"
+        assert error.session_id == "s"
     assert isinstance(house.refused(append_request("x", session_id=None)), InvalidInputError)
+
+
+def test_a_session_with_a_secret_is_unknown_to_strangers(house: House) -> None:
+    """Whoever guesses the id can neither append nor cancel, nor learn that the session exists."""
+    sender = house.send(start_request("Hello ", is_end=False, session_secret="mine"))
+    for secret in (None, "yours"):
+        for stranger in (append_request("x"), append_request("", is_end=True), cancel_request()):
+            assert isinstance(house.refused(replace(stranger, session_secret=secret)), UnknownSessionError)
+    assert_whole(house.send(start_request("Hi all.")), "Hi all.")
+    assert house.send(replace(append_request("world.", is_end=True), session_secret="mine")).endings == [None]
+    assert_whole(sender, "Hello world.")
+    late = [house.refused(replace(append_request("x"), session_secret=secret)) for secret in ("mine", "yours")]
+    assert ["finished" in error.sentence for error in late] == [True, False]
+
+
+def test_a_secret_must_be_one(house: House) -> None:
+    assert isinstance(house.refused(start_request(session_secret="no blanks")), InvalidInputError)
 
 
 def test_a_refused_piece_leaves_the_session_unchanged(house: House) -> None:
@@ -97,6 +128,8 @@ def test_a_refused_piece_leaves_the_session_unchanged(house: House) -> None:
         assert isinstance(house.refused(bad), InvalidInputError)
     voice_again = BistreamRequest(target_text=b"x", session_id="s", is_start=False, reference_wav=REFERENCE)
     assert isinstance(house.refused(voice_again), InvalidInputError)
+    hash_again = BistreamRequest(target_text=b"x", session_id="s", is_start=False, reference_hash="0" * 64)
+    assert isinstance(house.refused(hash_again), InvalidInputError)
     assert house.send(append_request(text[6:], is_end=True)).endings == [None]
     assert_whole(sender, text)
 

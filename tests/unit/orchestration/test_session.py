@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
@@ -12,6 +13,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, UnknownSessionError
 from bistream.orchestration.admission import TextLedger, check_start
 from bistream.orchestration.session import ENDED, CallerSession, IllegalTransition, Reply, SessionState, transition
+from bistream.text.special_tokens import SPECIAL_TOKENS
 from bistream.types import AudioChunk, FinishReason, SpeechTokens
 from tests.unit.orchestration.fakes import FakeSender, start_request
 
@@ -49,45 +51,41 @@ def test_nothing_leads_out_of_an_ended_session() -> None:
 
 def test_the_whole_text_in_the_start_goes_to_finishing() -> None:
     session = make_session(is_end=True)
-    with session.condition:
-        session.opened(1.0)
-        assert session.state is S.FINISHING
-        session.speaking(True)
-        assert session.state is S.FINISHING
-        session.advance(S.CLOSED)
+    session.opened(1.0)
+    assert session.state is S.FINISHING
+    session.speaking(True)
+    assert session.state is S.FINISHING
+    session.advance(S.CLOSED)
     assert session.has_ended
 
 
 def test_text_that_ends_while_the_voice_is_prepared_is_remembered() -> None:
     session = make_session()
-    with session.condition:
-        session.add_text(b"!", True, 1.0)
-        before = session.state
-        session.opened(2.0)
+    session.add_text(b"!", True, 1.0)
+    before = session.state
+    session.opened(2.0)
     assert (before, session.state) == (S.OPENING, S.FINISHING)
 
 
 def test_the_end_of_the_language_model_ends_the_receiving() -> None:
     session = make_session()
-    with session.condition:
-        session.opened(0.0)
-        session.speaking(True)
-        session.take_message(SpeechTokens((1, 2), 3))
-        assert session.state is S.SPEAKING
-        session.take_message(SpeechTokens((3,), 5, FinishReason.LENGTH))
-        assert (session.state, session.take_tokens(2), session.tokens) == (S.FINISHING, (1, 2), [3])
-        with pytest.raises(UnknownSessionError):
-            session.add_text(b"more", False, 1.0)
+    session.opened(0.0)
+    session.speaking(True)
+    session.take_message(SpeechTokens((1, 2), 3))
+    assert session.state is S.SPEAKING
+    session.take_message(SpeechTokens((3,), 5, FinishReason.LENGTH))
+    assert (session.state, session.take_tokens(2), session.tokens) == (S.FINISHING, (1, 2), [3])
+    with pytest.raises(UnknownSessionError):
+        session.add_text(b"more", False, 1.0)
 
 
 @pytest.mark.parametrize(("error", "state"), [(CancelledError("x"), S.CANCELLED), (BusyError("x"), S.FAILED), (EngineError("x"), S.FAILED)])
 def test_the_first_early_end_counts(error: EngineError, state: S) -> None:
     session = make_session()
-    with session.condition:
-        assert session.end_early(error)
-        assert not session.end_early(EngineError("later"))
-        with pytest.raises(UnknownSessionError):
-            session.add_text(b"x", False, 1.0)
+    assert session.end_early(error)
+    assert not session.end_early(EngineError("later"))
+    with pytest.raises(type(error)):
+        session.add_text(b"x", False, 1.0)
     assert session.state is state
     assert session.error is not None
     assert (type(session.error), session.error.sentence, session.error.session_id) == (type(error), "x", "s")
@@ -95,61 +93,86 @@ def test_the_first_early_end_counts(error: EngineError, state: S) -> None:
 
 def test_text_for_the_language_model_keeps_its_order() -> None:
     session = make_session()
-    with session.condition:
-        session.add_text(b"ab", False, 1.0)
-        session.add_text(b"cd", False, 2.0)
-        taken = session.take_text()
-        session.add_text(b"ef", True, 3.0)
-        session.put_text_back(*taken)
-        assert session.take_text() == (b"abcdef", True)
-        assert session.take_text() == (b"", False)
+    session.add_text(b"ab", False, 1.0)
+    session.add_text(b"cd", False, 2.0)
+    assert session.take_text() == (b"abcd", False)
+    session.add_text(b"ef", True, 3.0)
+    assert session.take_text() == (b"ef", True)
+    assert session.take_text() == (b"", False)
 
 
-def test_idle_time_counts_from_the_last_message_and_only_while_receiving() -> None:
+# Nothing of this can be spoken, wherever it is cut.
+UNSPEAKABLE = ["", " \n\t", "...", "?!", "\u3002\uff1f", "--- * ---", "\U0001f600", "_", " [breath] ... <strong></strong> "]
+
+
+@given(st.sampled_from([*UNSPEAKABLE, *SPECIAL_TOKENS]), st.integers(0, 40))
+@settings(max_examples=200, deadline=None)
+def test_nothing_said_keeps_no_session(text: str, cut: int) -> None:
+    session, data = make_session(), text.encode()
+    session.opened(0.0)
+    session.add_text(data[:cut], False, 50.0)
+    session.add_text(data[cut:], False, 59.0)
+    assert session.is_idle(60.0, 60.0)
+    session.add_text(b"a", False, 60.0)
+    assert not session.is_idle(119.0, 60.0)
+    assert session.is_idle(120.0, 60.0)
+
+
+def test_idle_time_counts_from_the_last_words_and_only_while_receiving() -> None:
     session = make_session()
-    with session.condition:
-        assert not session.is_idle(1000.0, 30.0), "the voice may take its time"
-        session.opened(1000.0)
-        assert not session.is_idle(1029.0, 30.0)
-        assert session.is_idle(1030.0, 30.0)
-        session.add_text(b"", False, 1030.0)
-        assert not session.is_idle(1059.0, 30.0)
-        session.speaking(True)
-        assert not session.is_idle(2000.0, 30.0)
+    assert not session.is_idle(1000.0, 30.0), "the voice may take its time"
+    session.opened(1000.0)
+    assert not session.is_idle(1029.0, 30.0)
+    assert session.is_idle(1030.0, 30.0)
+    session.add_text(b"so", False, 1030.0)
+    assert not session.is_idle(1059.0, 30.0)
+    session.speaking(True)
+    assert not session.is_idle(2000.0, 30.0)
 
 
 class Resource:
     def __init__(self, log: list[str], name: str, error: Exception | None = None) -> None:
         self.log, self.name, self.error = log, name, error
 
-    def free(self) -> None:
+    async def free(self) -> None:
         self.log.append(self.name)
+        await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
+        self.log.append(f"{self.name} is free")
 
 
 @given(st.lists(st.sampled_from(["fine", "refuses", "breaks"]), max_size=4), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_close_frees_everything_once_last_first_whatever_happens(kinds: list[str], times: int) -> None:
+def test_everything_is_freed_once_last_first_whatever_happens(kinds: list[str], times: int) -> None:
     errors = {"fine": None, "refuses": UnknownSessionError("gone"), "breaks": ValueError("bug")}
     session, log = make_session(), list[str]()
     for index, kind in enumerate(kinds):
         session.own(str(index), Resource(log, str(index), errors[kind]).free)
     session.own("freed itself", Resource(log, "never").free)
     session.disown("freed itself")
-    for _ in range(times):
-        session.close()
-    assert log == [str(index) for index in reversed(range(len(kinds)))]
+
+    async def free_all() -> None:
+        await asyncio.gather(*(session.free() for _ in range(times)))
+
+    asyncio.run(free_all())
+    assert log[: len(kinds)] == [str(index) for index in reversed(range(len(kinds)))]
+    assert log.count("never") == 0 and len(log) == len(kinds) + kinds.count("fine")
+    assert not session.owns("0")
 
 
-def test_stop_gives_nothing_up() -> None:
+def test_whoever_frees_second_waits_for_the_first() -> None:
     session, log = make_session(), list[str]()
     session.own("flow", Resource(log, "flow").free)
-    session.stop()
-    assert session.owns("flow")
-    session.close()
-    assert log == ["flow", "flow"]
-    assert not session.owns("flow")
+
+    async def free_twice() -> None:
+        first = asyncio.create_task(session.free())
+        await asyncio.sleep(0)
+        await session.free()
+        assert log == ["flow", "flow is free"]
+        await first
+
+    asyncio.run(free_twice())
 
 
 def test_a_reply_is_finished_once_and_left_alone_afterwards() -> None:
@@ -158,10 +181,10 @@ def test_a_reply_is_finished_once_and_left_alone_afterwards() -> None:
     chunk = AudioChunk(start_request().reference_wav, 0, 0)  # type: ignore[arg-type]
     sender.gone = True
     assert reply.is_cancelled()
-    assert reply.send(chunk)
+    assert asyncio.run(reply.send(chunk))
     error = InvalidInputError("x")
     reply.finish(error)
     reply.finish(None)
-    assert not reply.send(chunk)
+    assert not asyncio.run(reply.send(chunk))
     assert not reply.is_cancelled()
     assert (sender.endings, len(sender.chunks), sender.calls_after_end) == ([error], 1, 0)

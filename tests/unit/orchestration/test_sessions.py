@@ -12,6 +12,7 @@ import pytest
 from bistream.errors import (
     EngineError,
 )
+from bistream.orchestration.speaking import ANSWER_TIMEOUT_S
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import FinishReason, Sampling, SpeechTokens
 from tests.unit.orchestration.fakes import (
@@ -25,9 +26,10 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole, tokens_o
 
 def test_one_request_is_one_session(house: House) -> None:
     text = "Hello world, this is one request."
-    sender = house.send(start_request(text, session_id=None))
+    sender = house.send(start_request(text, session_id=None, text_normalization="en"))
     assert_whole(sender, text)
     assert house.models.language_model.starts[0].is_end
+    assert house.models.language_model.starts[0].text_normalization == "en"
     assert house.models.language_model.starts[0].prompt_text == "Reference."
     assert house.models.held == 0
     assert house.orchestrator.open_sessions == 0
@@ -60,46 +62,31 @@ def test_text_that_arrives_while_the_voice_is_prepared_does_not_change_the_layou
     assert [is_end for _, is_end in house.models.language_model.appends][-1] is True
 
 
-def test_an_append_that_overtakes_the_start_is_repeated(house: House) -> None:
+def test_text_that_comes_while_the_start_is_on_its_way_follows_it(house: House) -> None:
     model = house.models.language_model
     model.holds_start = threading.Event()
     sender = house.send(start_request("Hello", is_end=False))
     assert model.start_sent.wait(WAIT_S)
     house.send(append_request(" wor"))
-    model.wait_counted("refusals")
     house.send(append_request("ld.", is_end=True))
     model.holds_start.set()
     assert_whole(sender, "Hello world.")
-
-
-def test_the_watcher_repeats_an_append_while_the_start_is_unanswered(house: House) -> None:
-    """Over BLS the call that starts the stream returns with its first response, and that needs text."""
-    model = house.models.language_model
-    model.holds_start = threading.Event()
-    model.answers_late = True
-    sender = house.send(start_request("", is_end=False))
-    assert model.start_sent.wait(WAIT_S)
-    house.send(append_request("Hello world.", is_end=True))
-    model.wait_counted("refusals")
-    model.holds_start.set()
-    assert model.start_arrived.wait(WAIT_S)
-    house.orchestrator.watch()
-    assert_whole(sender, "Hello world.")
+    assert model.appends == [(b" world.", True)] and model.counts["refusals"] == 0
 
 
 def test_a_session_that_the_language_model_has_lost_ends(house: House) -> None:
     sender = house.send(start_request("Hello", is_end=False))
-    sender.wait_chunks(0)
     model = house.models.language_model
     assert model.start_arrived.wait(WAIT_S)
     lost, model.open = model.open, {}
     house.send(append_request("more"))
     model.wait_counted("refusals")
-    house.clock.now += 11.0
+    house.wait_until(lambda: not house.run().is_delivering, "the refusal did not arrive")
+    house.clock.now += ANSWER_TIMEOUT_S
     house.orchestrator.watch()
     assert isinstance(sender.wait(), EngineError)
     for messages in lost.values():
-        messages.put(SpeechTokens((), 0, FinishReason.CANCELLED))
+        house.orchestrator._loop.call(messages.put_nowait, SpeechTokens((), 0, FinishReason.CANCELLED))
     house.wait_empty()
 
 

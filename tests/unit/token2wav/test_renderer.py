@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, RuntimeConfig, VocoderConfig
+from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, VocoderConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CheckpointError, EngineError, InvalidInputError
 from bistream.gpu.tier import Tier, TierChoice
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN, SPEECH_TOKENS_PER_SECOND
-from bistream.token2wav.renderer import Outcome, RendererHop, RendererSizes, Rendering, SpeechRenderer, sizes_of
+from bistream.token2wav.renderer import (
+    HopsInProgress,
+    Outcome,
+    PoolUse,
+    RendererHop,
+    RendererSizes,
+    Rendering,
+    SpeechRenderer,
+    Utterance,
+    sizes_of,
+)
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.types import FloatArray, VoicePrompt
 
@@ -51,9 +62,36 @@ def test_a_checkpoint_at_other_rates_is_refused(flow: FlowConfig, vocoder: Vocod
 class Place:
     spoken: int = 0
     closed: bool = False
+    needs_preparation: bool = False
 
     def close(self) -> None:
         self.closed = True
+
+
+@dataclasses.dataclass(eq=False)
+class Spelling:
+    """An utterance, one token with every step."""
+
+    token_ids: list[int]
+    spoken: int = 0
+
+    def step(self) -> Outcome | None:
+        self.spoken += 1
+        return NumberRenderer._speak(self.token_ids) if self.spoken == len(self.token_ids) else None
+
+
+@dataclasses.dataclass
+class AtOnce:
+    """Hops that cannot stop."""
+
+    outcomes: list[Outcome]
+    steps_left: int = 1
+
+    def step(self) -> None:
+        self.steps_left = 0
+
+    def finish(self) -> list[Outcome]:
+        return self.outcomes
 
 
 class NumberRenderer:
@@ -86,12 +124,23 @@ class NumberRenderer:
         self.places.append(Place())
         return self.places[-1]
 
-    def hop(self, hops: Sequence[RendererHop]) -> list[Outcome]:
+    @property
+    def pools(self) -> dict[str, PoolUse]:
+        return {}
+
+    def begin(self, hops: Sequence[RendererHop]) -> HopsInProgress:
+        return AtOnce(self._hop(hops))
+
+    def _hop(self, hops: Sequence[RendererHop]) -> list[Outcome]:
         assert hops and len({id(hop.rendering) for hop in hops}) == len(hops)
         return [EngineError("It failed; try again.") if 13 in hop.token_ids else self._speak(hop.token_ids) for hop in hops]
 
-    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Outcome:
-        return self._speak(token_ids)
+    def prepare(self, rendering: Rendering) -> None:
+        assert isinstance(rendering, Place)
+        rendering.needs_preparation = False
+
+    def begin_utterance(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> Utterance:
+        return Spelling(list(token_ids))
 
     @staticmethod
     def _speak(token_ids: Sequence[int]) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -113,11 +114,18 @@ class FakeRequest:
     def __init__(self, sender: FakeSender | None = None, **arrays: NDArray[Any]) -> None:
         self.arrays = arrays
         self.sender = sender or FakeSender()
+        self.given_parameters: dict[str, object] = {}
         self.cancelled = False
         self.answered = False
 
+    def inputs(self) -> list[FakeTensor]:
+        return [FakeTensor(name, array) for name, array in self.arrays.items()]
+
     def get_response_sender(self) -> FakeSender:
         return self.sender
+
+    def parameters(self) -> str:
+        return json.dumps(self.given_parameters)
 
     def is_cancelled(self) -> bool:
         if self.answered:
@@ -208,10 +216,6 @@ class FakePbUtils:
 
     def InferenceRequest(self, **arguments: Any) -> FakeInferenceRequest:
         return FakeInferenceRequest(self, **arguments)
-
-    @staticmethod
-    def get_input_tensor_by_name(request: FakeRequest, name: str) -> FakeTensor | None:
-        return FakeTensor(name, request.arrays[name]) if name in request.arrays else None
 
 
 def response(**arrays: NDArray[Any]) -> FakeResponse:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,25 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.orchestration.ports import Ports
+from bistream.orchestration.ports import LanguageModelPort, Ports
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.service import Token2WavHop
-from bistream.triton.bls_ports import bls_ports, speech_error_arrays, speech_token_arrays, speech_tokens
-from bistream.triton.inputs import RequestInputs, language_model_start, read_sampling, voice_prompt
+from bistream.triton.bls_ports import (
+    RELOAD_ATTEMPTS,
+    BlsClient,
+    BlsModels,
+    BlsVoice,
+    speech_error_arrays,
+    speech_token_arrays,
+    speech_tokens,
+)
+from bistream.triton.inputs import CallInputs, language_model_start, read_sampling, voice_prompt
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.triton.mailbox import TokenMailbox
-from bistream.types import FinishReason, Sampling, SpeechTokens, VoicePrompt
+from bistream.types import FinishReason, Sampling, SpeechTokens, TokenDemand, VoicePrompt
 from bistream.wire import CONTRACTS, LLM_BISTREAM, TOKEN2WAV, format_error
-from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeRequest, FakeResponse, error_response, response
+from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeResponse, error_response, response
+from tests.unit.triton.siblings import Siblings
 
 CONTRACT = {contract.name: contract for contract in CONTRACTS}
 WIRE_TYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32"}
@@ -38,9 +48,28 @@ EMPTY_PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float
 FINAL = FakeResponse()
 
 
-def ports(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, FakePbUtils]:
-    backend = FakePbUtils(answer)
-    return bls_ports(backend, IteratorKeeper()), backend
+Ask = Callable[[Callable[[str, Arrays], list[FakeResponse]]], tuple[Ports, Siblings]]
+
+
+@pytest.fixture
+def ports() -> Iterator[Ask]:
+    made = []
+
+    def make(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, Siblings]:
+        siblings = Siblings(answer)
+        made.append(BlsModels(siblings.backend, IteratorKeeper()))
+        return made[-1].ports, siblings
+
+    yield make
+    for models in made:
+        models.close()
+
+
+async def take_all(port: LanguageModelPort, wanted_tokens: int) -> list[SpeechTokens]:
+    messages = [await port.take("s", wanted_tokens)]
+    while not messages[-1].is_final:
+        messages.append(await port.take("s", wanted_tokens))
+    return messages
 
 
 def check_fits(model: str, arrays: Arrays) -> None:
@@ -57,7 +86,8 @@ def check_fits(model: str, arrays: Arrays) -> None:
 
 def start(**changes: Any) -> LanguageModelStart:
     values = {"session_id": "s", "text": b"Hi", "is_end": False, "prompt_text": "said", "prompt_speech_tokens": PROMPT.speech_tokens}
-    return LanguageModelStart(**{**values, "sampling": Sampling(seed=3, top_k=4), **changes})
+    manner = {"instruct_text": "softly", "text_normalization": "zh"}
+    return LanguageModelStart(**{**values, "sampling": Sampling(seed=3, top_k=4), **manner, **changes})
 
 
 @settings(max_examples=50, deadline=None)
@@ -67,7 +97,7 @@ def start(**changes: Any) -> LanguageModelStart:
     st.one_of(st.none(), st.sampled_from([FinishReason.EOS, FinishReason.LENGTH, FinishReason.CANCELLED])),
 )
 def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int, reason: FinishReason | None) -> None:
-    message = SpeechTokens(tuple(token_ids), text_consumed, reason)
+    message = SpeechTokens(tuple(token_ids), text_consumed, reason, reason is None, text_consumed + 3, text_consumed)
     assert speech_tokens(speech_token_arrays(message)) == message
 
 
@@ -79,7 +109,7 @@ def test_an_error_in_the_outputs_survives_the_hop() -> None:
 
 def test_the_outputs_are_those_of_the_contract() -> None:
     names = {spec.name for spec in LLM_BISTREAM.outputs}
-    assert set(speech_token_arrays(SpeechTokens((1,)))) == set(speech_error_arrays(BusyError("x"))) == names
+    assert set(speech_token_arrays(SpeechTokens((1,)))) == set(speech_error_arrays(BusyError("x"))) == names - {"answers"}
 
 
 def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Arrays], list[FakeResponse]]:
@@ -100,34 +130,51 @@ def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Array
 
 
 @pytest.mark.parametrize("prompt_speech_tokens", [PROMPT.speech_tokens, EMPTY_PROMPT.speech_tokens])
-def test_a_start_is_read_as_it_was_sent(prompt_speech_tokens: Any) -> None:
-    speaking, backend = ports(speaking_model(SpeechTokens((1, 2), 3), SpeechTokens((4,), 5, FinishReason.EOS)))
+def test_a_start_is_read_as_it_was_sent(ports: Ask, prompt_speech_tokens: Any) -> None:
+    speaking, siblings = ports(speaking_model(SpeechTokens((1, 2), 3), SpeechTokens((4,), 5, FinishReason.EOS)))
     sent = start(prompt_speech_tokens=prompt_speech_tokens)
-    assert list(speaking.language_model.stream(sent, lambda: 7)) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
-    for model, arrays in backend.calls:
+
+    async def speak() -> list[SpeechTokens]:
+        await speaking.language_model.start(sent)
+        return await take_all(speaking.language_model, 7)
+
+    assert asyncio.run(speak()) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
+    for model, arrays in siblings.calls:
         check_fits(model, arrays)
-    (_, arrays), *asked = backend.calls
+    (_, arrays), *asked = siblings.calls
     assert arrays["is_pull"][0, 0]
     assert [int(asking["wanted_tokens"][0, 0]) for _, asking in asked] == [7]
-    read = language_model_start(RequestInputs(backend, FakeRequest(None, **arrays), LLM_BISTREAM))
+    read = language_model_start(CallInputs(arrays, LLM_BISTREAM))
     assert read.prompt_speech_tokens.tolist() == sent.prompt_speech_tokens.tolist()
     assert (read.session_id, read.text, read.is_end, read.prompt_text, read.sampling) == ("s", b"Hi", False, "said", sent.sampling)
+    assert read.text_normalization == "zh"
 
 
-def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised() -> None:
+@pytest.mark.parametrize("slack_s", [None, 0.0, 1.5])
+def test_a_pull_says_for_how_long_its_listener_has_audio(ports: Ask, slack_s: float | None) -> None:
+    speaking, siblings = ports(speaking_model(SpeechTokens((1,), 5, FinishReason.EOS)))
+    asyncio.run(speaking.language_model.start(start()))
+    asyncio.run(speaking.language_model.take("s", TokenDemand(7, slack_s)))
+    _, (model, arrays) = siblings.calls
+    check_fits(model, arrays)
+    assert int(arrays["wanted_tokens"][0, 0]) == 7
+    assert (float(arrays["slack_s"][0, 0]) if "slack_s" in arrays else None) == slack_s
+
+
+def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised(ports: Ask) -> None:
     speaking, _ = ports(speaking_model(SpeechTokens((1, 2), 3), SessionTimeoutError("Nothing came.", "s")))
-    messages = speaking.language_model.stream(start(), lambda: 1)
-    assert next(messages) == SpeechTokens((1, 2), 3)
+    asyncio.run(speaking.language_model.start(start()))
+    assert asyncio.run(speaking.language_model.take("s", 1)) == SpeechTokens((1, 2), 3)
     with pytest.raises(SessionTimeoutError, match="Nothing came"):
-        next(messages)
+        asyncio.run(speaking.language_model.take("s", 1))
 
 
-def test_a_start_that_is_refused_raises_at_once() -> None:
-    speaking, backend = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
+def test_a_start_that_is_refused_raises_at_once(ports: Ask) -> None:
+    speaking, siblings = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
     with pytest.raises(BusyError, match="Full") as failure:
-        speaking.language_model.stream(start(), lambda: 1)
+        asyncio.run(speaking.language_model.start(start()))
     assert failure.value.session_id == "s" and failure.value.retryable
-    assert backend.unfinished == 0
+    assert siblings.backend.unfinished == 0
 
 
 @pytest.mark.parametrize(
@@ -139,42 +186,76 @@ def test_a_start_that_is_refused_raises_at_once() -> None:
     ],
 )
 def test_tritons_own_messages_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
-    speaking, _ = ports(lambda model, arrays: [error_response(words)])
+    models = BlsModels(FakePbUtils(lambda model, arrays: [error_response(words)]), IteratorKeeper())
     with pytest.raises(expected) as failure:
-        speaking.language_model.append("s", b"x", False)
+        asyncio.run(models.ports.language_model.append("s", b"x", False))
+    models.close()
     assert "llm_bistream" not in failure.value.sentence
 
 
+NOT_LOADED = "Model audio_tokenizer - Error when running inference: Server not ready"
+
+
+@pytest.mark.parametrize("refusals", [0, 1, RELOAD_ATTEMPTS - 1])
+def test_a_recording_waits_for_a_model_that_is_being_loaded(refusals: int) -> None:
+    answers = [error_response(NOT_LOADED)] * refusals + [response(prompt_speech_tokens=np.arange(3, dtype=np.int32))]
+    pauses: list[float] = []
+    voice = BlsVoice(BlsClient(FakePbUtils(lambda model, arrays: [answers.pop(0)]), IteratorKeeper()), pauses.append)
+    assert voice.prompt_speech_tokens(np.zeros(16000, np.float32)).tolist() == [0, 1, 2]
+    assert len(pauses) == refusals
+
+
+def test_a_model_that_is_not_loaded_in_time_is_an_error_that_can_be_retried() -> None:
+    pauses: list[float] = []
+    voice = BlsVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)]), IteratorKeeper()), pauses.append)
+    with pytest.raises(EngineError, match="being loaded"):
+        voice.speaker_embedding(np.zeros(16000, np.float32))
+    assert 2.0 <= sum(pauses) <= 5.0
+
+
+def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
+    calls: list[str] = []
+
+    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
+        calls.append(model)
+        return [error_response("Stub process 'audio_tokenizer_0_0' is not healthy.")]
+
+    voice = BlsVoice(BlsClient(FakePbUtils(answer), IteratorKeeper()), lambda seconds: None)
+    with pytest.raises(EngineError):
+        voice.prompt_speech_tokens(np.zeros(16000, np.float32))
+    assert calls == ["audio_tokenizer"]
+
+
 @pytest.mark.parametrize("is_end", [True, False])
-def test_append_and_cancel_wait_until_they_are_accepted(is_end: bool) -> None:
-    speaking, backend = ports(lambda model, arrays: [FINAL])
-    speaking.language_model.append("s", b"\xe4", is_end)
-    speaking.language_model.cancel("s")
-    speaking.token2wav.cancel("s")
-    for model, arrays in backend.calls:
+def test_append_and_cancel_wait_until_they_are_accepted(ports: Ask, is_end: bool) -> None:
+    speaking, siblings = ports(lambda model, arrays: [FINAL])
+    asyncio.run(speaking.language_model.append("s", b"\xe4", is_end))
+    asyncio.run(speaking.language_model.cancel("s"))
+    asyncio.run(speaking.token2wav.cancel("s"))
+    for model, arrays in siblings.calls:
         check_fits(model, arrays)
-    append, cancel, other = (arrays for _, arrays in backend.calls)
+    append, cancel, other = (arrays for _, arrays in siblings.calls)
     assert append["text"][0, 0] == b"\xe4" and bool(append["is_end"][0, 0]) == is_end and not append["is_start"][0, 0]
     assert cancel["is_cancel"][0, 0] and other["is_cancel"][0, 0]
 
 
-def test_cancelling_an_ended_session_is_not_an_error() -> None:
+def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
     speaking, _ = ports(lambda model, arrays: [error_response(format_error(UnknownSessionError("Gone.")))])
-    speaking.language_model.cancel("s")
-    speaking.token2wav.cancel("s")
+    asyncio.run(speaking.language_model.cancel("s"))
+    asyncio.run(speaking.token2wav.cancel("s"))
     with pytest.raises(UnknownSessionError):
-        speaking.language_model.append("s", b"", True)
+        asyncio.run(speaking.language_model.append("s", b"", True))
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, EMPTY_PROMPT, None])
 @pytest.mark.parametrize("token_ids", [(), (5, 6)])
-def test_a_hop_is_read_as_it_was_sent(prompt: VoicePrompt | None, token_ids: tuple[int, ...]) -> None:
-    speaking, backend = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32))])
+def test_a_hop_is_read_as_it_was_sent(ports: Ask, prompt: VoicePrompt | None, token_ids: tuple[int, ...]) -> None:
+    speaking, siblings = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32))])
     hop = Token2WavHop("s", token_ids, finalize=True, prompt=prompt, seed=9, playback_buffer_s=0.5)
-    assert speaking.token2wav.hop(hop).tolist() == [0, 1, 2, 3]
-    ((model, arrays),) = backend.calls
+    assert asyncio.run(speaking.token2wav.hop(hop)).tolist() == [0, 1, 2, 3]
+    ((model, arrays),) = siblings.calls
     check_fits(model, arrays)
-    read = RequestInputs(backend, FakeRequest(None, **arrays), TOKEN2WAV)
+    read = CallInputs(arrays, TOKEN2WAV)
     assert tuple(read.integers("target_speech_tokens").tolist()) == token_ids
     assert (read.flag("finalize", False), read.integer("seed"), read.number("playback_buffer_s")) == (True, 9, 0.5)
     voice = voice_prompt(read, 80)
@@ -183,48 +264,48 @@ def test_a_hop_is_read_as_it_was_sent(prompt: VoicePrompt | None, token_ids: tup
         assert np.array_equal(voice.speech_feat, prompt.speech_feat) and np.array_equal(voice.speech_tokens, prompt.speech_tokens)
 
 
-def test_synthesis_carries_speed_and_no_session() -> None:
-    speaking, backend = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32))])
-    assert speaking.token2wav.synthesize([1, 2], PROMPT, seed=4, speed=1.25).shape == (2,)
-    ((model, arrays),) = backend.calls
+def test_synthesis_carries_its_speed_and_the_id_by_which_it_is_cancelled(ports: Ask) -> None:
+    speaking, siblings = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32))])
+    assert asyncio.run(speaking.token2wav.synthesize([1, 2], PROMPT, seed=4, speed=1.25, session_id="s")).shape == (2,)
+    ((model, arrays),) = siblings.calls
     check_fits(model, arrays)
-    assert "session_id" not in arrays and arrays["speed"][0, 0] == np.float32(1.25)
+    assert arrays["session_id"][0, 0] == b"s" and arrays["speed"][0, 0] == np.float32(1.25)
 
 
-def test_a_request_without_an_answer_is_an_engine_error() -> None:
+def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
     speaking, _ = ports(lambda model, arrays: [FINAL])
     with pytest.raises(EngineError):
-        speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False))
+        asyncio.run(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)))
 
 
-def test_voice_models_are_called_once_each() -> None:
+def test_voice_models_are_called_once_each(ports: Ask) -> None:
     answers: dict[str, dict[str, NDArray[Any]]] = {
         "audio_tokenizer": {"prompt_speech_tokens": np.arange(5, dtype=np.int32)},
         "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32)},
     }
-    speaking, backend = ports(lambda model, arrays: [response(**answers[model])])
+    speaking, siblings = ports(lambda model, arrays: [response(**answers[model])])
     wav = np.ones(16000, np.float32)
     assert speaking.voice.prompt_speech_tokens(wav).tolist() == [0, 1, 2, 3, 4]
     assert speaking.voice.speaker_embedding(wav).shape == (192,)
-    for model, arrays in backend.calls:
+    for model, arrays in siblings.calls:
         check_fits(model, arrays)
 
 
 def test_answers_do_not_point_into_shared_memory() -> None:
     shared = np.zeros(4, np.float32)
-    speaking, _ = ports(lambda model, arrays: [response(waveform=shared)])
-    assert not np.shares_memory(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)), shared)
+    client = BlsClient(FakePbUtils(lambda model, arrays: [response(waveform=shared)]), IteratorKeeper())
+    assert not np.shares_memory(client.ask(TOKEN2WAV, {})["waveform"], shared)
 
 
-def test_a_voice_model_that_refuses_raises_its_error() -> None:
+def test_a_voice_model_that_refuses_raises_its_error(ports: Ask) -> None:
     speaking, _ = ports(lambda model, arrays: [error_response("INVALID_INPUT: Too short.")])
     with pytest.raises(InvalidInputError, match="Too short"):
         speaking.voice.speaker_embedding(np.ones(4, np.float32))
 
 
-def test_sampling_defaults_are_left_to_the_checkpoint() -> None:
-    speaking, backend = ports(lambda model, arrays: [FINAL])
-    speaking.language_model.stream(start(sampling=Sampling()), lambda: 1)
-    ((_, arrays),) = backend.calls
+def test_sampling_defaults_are_left_to_the_checkpoint(ports: Ask) -> None:
+    speaking, siblings = ports(lambda model, arrays: [FINAL])
+    asyncio.run(speaking.language_model.start(start(sampling=Sampling())))
+    ((_, arrays),) = siblings.calls
     assert "top_k" not in arrays and "top_p" not in arrays
-    assert read_sampling(RequestInputs(backend, FakeRequest(None, **arrays), LLM_BISTREAM)) == Sampling()
+    assert read_sampling(CallInputs(arrays, LLM_BISTREAM)) == Sampling()

@@ -9,14 +9,14 @@ import pytest
 
 from bistream.errors import InvalidInputError
 from bistream.orchestration.ports import BistreamRequest
-from bistream.triton.inputs import RequestInputs, bistream_request, language_model_start, upstream_request, voice_prompt
+from bistream.triton.inputs import RequestInputs, TritonInputs, bistream_request, language_model_start, upstream_request, voice_prompt
 from bistream.types import Sampling
 from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
-from tests.unit.triton.fakes import FakePbUtils, FakeRequest, text
+from tests.unit.triton.fakes import FakeRequest, text
 
 
 def inputs(contract: ModelContract, **arrays: Any) -> RequestInputs:
-    return RequestInputs(FakePbUtils(), FakeRequest(**arrays), contract)
+    return TritonInputs(FakeRequest(**arrays), contract)
 
 
 def one(value: Any, dtype: type) -> Any:
@@ -36,6 +36,7 @@ def test_all_inputs_of_a_session_arrive() -> None:
             reference_wav=wav,
             reference_wav_len=one(6, np.int32),
             reference_text=text("said"),
+            reference_hash=text("0" * 64),
             session_id=text("a.b:c-1"),
             is_start=one(True, np.bool_),
             is_end=one(False, np.bool_),
@@ -45,14 +46,32 @@ def test_all_inputs_of_a_session_arrive() -> None:
             top_k=one(3, np.int32),
             top_p=one(0.25, np.float32),
             speed=one(1.5, np.float32),
+            instruct_text=text("softly"),
+            is_cross_lingual=one(True, np.bool_),
+            source_wav=wav[:, :4],
+            source_wav_len=one(3, np.int32),
+            text_normalization=text("zh"),
         )
     )
     assert request.target_text == b"\xe4\xbd"  # not decoded: a piece may end inside a character
     assert request.reference_wav is not None and request.reference_wav.shape == (8,)
     assert not np.shares_memory(request.reference_wav, wav)
     assert (request.reference_wav_len, request.reference_text, request.session_id) == (6, b"said", "a.b:c-1")
+    assert (request.reference_hash, request.text_normalization) == ("0" * 64, "zh")
     assert (request.is_start, request.is_end, request.is_cancel, request.speed) == (True, False, False, 1.5)
     assert request.sampling == Sampling(seed=2**40, temperature=0.5, top_k=3, top_p=0.25)
+    assert (request.instruct_text, request.is_cross_lingual) == (b"softly", True)
+    assert request.source_wav is not None and (request.source_wav.shape, request.source_wav_len) == ((4,), 3)
+
+
+def test_the_secret_of_a_session_is_a_parameter() -> None:
+    request = FakeRequest()
+    request.given_parameters = {"session_secret": "mine", "other": 3}
+    assert bistream_request(TritonInputs(request, COSYVOICE2_BISTREAM)).session_secret == "mine"
+    for wrong in ("", "no blanks", "x" * 129, 3, True, 0.5):
+        request.given_parameters = {"session_secret": wrong}
+        with pytest.raises(InvalidInputError, match="session_secret"):
+            bistream_request(TritonInputs(request, COSYVOICE2_BISTREAM))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +101,13 @@ def test_violations_of_the_contract_are_refused(arrays: dict[str, Any]) -> None:
 def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
     request = upstream_request(inputs(COSYVOICE2, target_text=text("Hello.")), offline=True)
     assert request == BistreamRequest(target_text=b"Hello.", offline=True)
+    by_hash = upstream_request(inputs(COSYVOICE2, target_text=text("Hello."), reference_hash=text("0" * 64)), offline=True)
+    assert by_hash == BistreamRequest(target_text=b"Hello.", reference_hash="0" * 64, offline=True)
+    manner = {"speaker_id": text("anna"), "instruct_text": text("softly"), "is_cross_lingual": one(True, np.bool_)}
+    named = upstream_request(inputs(COSYVOICE2, target_text=text("Hello."), **manner), offline=False)
+    assert (named.speaker_id, named.instruct_text, named.is_cross_lingual) == ("anna", b"softly", True)
+    source = upstream_request(inputs(COSYVOICE2, source_wav=np.zeros((1, 5), np.float32)), offline=True)
+    assert source.target_text is None and source.source_wav is not None and source.source_wav.shape == (5,)
     with pytest.raises(InvalidInputError, match="target_text"):
         upstream_request(inputs(COSYVOICE2, reference_text=text("said")), offline=False)
 

@@ -63,7 +63,7 @@ def test_tokens_are_collected_until_there_are_enough() -> None:
     mailbox.take(answers.append, wanted_tokens=3)
     mailbox.post(SpeechTokens((5,)))
     mailbox.post(SpeechTokens((), 6, is_resting=True))
-    assert answers.pop() == SpeechTokens((5,), 6), "none will arrive before more text"
+    assert answers.pop() == SpeechTokens((5,), 6, is_resting=True), "none will arrive before more text"
     mailbox.post(SpeechTokens((6,)))
     mailbox.take(answers.append, wanted_tokens=3)
     assert answers == []
@@ -73,7 +73,22 @@ def test_tokens_are_collected_until_there_are_enough() -> None:
     mailbox.post(SpeechTokens((8,)))
     mailbox.post(SpeechTokens((), is_resting=True))
     mailbox.take(answers.append, wanted_tokens=3)
-    assert answers.pop() == SpeechTokens((8,))
+    assert answers.pop() == SpeechTokens((8,), is_resting=True)
+    mailbox.take(answers.append, wanted_tokens=3)
+    assert answers == [], "a rest is told once"
+
+
+def test_a_rest_is_told_also_where_its_tokens_were_taken_before() -> None:
+    mailbox, answers = TokenMailbox(), list[Message]()
+    mailbox.take(answers.append)
+    mailbox.post(SpeechTokens((1,), 2, text_fed=9, text_tokens_fed=3))
+    mailbox.take(answers.append, wanted_tokens=10)
+    mailbox.post(SpeechTokens((), 2, is_resting=True, text_fed=9, text_tokens_fed=3))
+    assert answers == [SpeechTokens((1,), 2, None, False, 9, 3), SpeechTokens((), 2, None, True, 9, 3)]
+    mailbox.take(answers.append, wanted_tokens=2)
+    mailbox.post(SpeechTokens((2,)))
+    mailbox.post(SpeechTokens((), is_resting=True))
+    assert answers[-1] == SpeechTokens((2,), is_resting=True), "each rest is told"
 
 
 def test_only_one_may_wait() -> None:
@@ -105,3 +120,24 @@ def test_a_poster_and_a_taker_lose_nothing() -> None:
         mailbox.post(SpeechTokens((token,), token, FinishReason.EOS if token + 1 == count else None))
     taker.join(timeout=60)
     assert tokens_of(answers) == list(range(count))
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_the_tokens_of_the_first_hop_are_timed_once(ends_early: bool) -> None:
+    """From the first token to the answer that completes what the first request wanted, however many answers that takes."""
+    now, waits = [5.0], list[float]()
+    mailbox = TokenMailbox(lambda: now[0], waits.append)
+    mailbox.take(lambda message: None, wanted_tokens=5)
+    mailbox.post(SpeechTokens((1, 2)))
+    now[0] += 1.0
+    mailbox.post(SpeechTokens((3,), is_resting=True))
+    assert waits == [], "three of five were taken"
+    now[0] += 1.0
+    mailbox.take(lambda message: None, wanted_tokens=2)
+    mailbox.post(SpeechTokens((4,), 9, FinishReason.EOS) if ends_early else SpeechTokens((4, 5)))
+    assert waits == [pytest.approx(2.0)]
+    if not ends_early:
+        now[0] += 1.0
+        mailbox.take(lambda message: None)
+        mailbox.post(SpeechTokens((6,)))
+        assert len(waits) == 1

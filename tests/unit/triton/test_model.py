@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
-from bistream.errors import CheckpointError, ConfigError, InvalidInputError
+from bistream.errors import CheckpointError, ConfigError, EngineError, InvalidInputError
 from bistream.triton import model as model_module
 from bistream.triton.inputs import RequestInputs
-from bistream.triton.model import DecoupledModel, UnaryModel
+from bistream.triton.model import BatchedModel, DecoupledModel, UnaryModel
 from bistream.triton.sender import Arrays, ResponseSender
 from bistream.triton.startup import check_numpy, is_decoupled, refusing_to_load, runtime_config
 from bistream.wire import COSYVOICE2, SPEAKER_EMBEDDING
@@ -24,6 +25,7 @@ FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/s
 @pytest.fixture(autouse=True)
 def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_module, "prepare_process", lambda config, name: None)
+    monkeypatch.setattr(model_module, "begin_heartbeat", lambda name: None)
     monkeypatch.setattr(model_module, "end_when_useless", lambda healthy: None)
     monkeypatch.setattr(model_module, "settle_memory", lambda: None)
 
@@ -155,3 +157,52 @@ def test_numpy_1_loads() -> None:
     check_numpy("1.26.4")
     with pytest.raises(ConfigError):
         check_numpy("2.0.0")
+
+
+EMBEDDING = "prompt_spk_embedding"
+
+
+class Batched(BatchedModel):
+    """Doubles numbers; a negative one fails all with it, zero cannot be read."""
+
+    backend = FakePbUtils()
+    contract = SPEAKER_EMBEDDING
+
+    def open(self, config: RuntimeConfig) -> None:
+        self.batches: list[int] = []
+
+    def read(self, inputs: RequestInputs) -> float:
+        number = float(inputs.required("reference_wav")[0, 0])
+        if number == 0:
+            raise InvalidInputError("Send something else.")
+        return number
+
+    def answers(self, items: Sequence[float]) -> list[Arrays]:
+        self.batches.append(len(items))
+        if min(items) < 0:
+            raise EngineError("It failed.")
+        return [{EMBEDDING: np.array([2 * item], np.float32)} for item in items]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("numbers", "answers", "batches"),
+    [
+        ([1, 2, 3], [2.0, 4.0, 6.0], [3]),
+        ([1, 0, 3], [2.0, "INVALID_INPUT: Send something else.", 6.0], [2]),
+        ([1, -2, 3], [2.0, "ENGINE_ERROR: It failed.", 6.0], [3, 1, 1, 1]),
+        ([-1], ["ENGINE_ERROR: It failed."], [1]),
+        ([0], ["INVALID_INPUT: Send something else."], []),
+    ],
+)
+def test_every_request_of_a_batch_gets_its_own_answer(numbers: list[float], answers: list[float | str], batches: list[int]) -> None:
+    model = Batched()
+    model.initialize(arguments(decoupled=False))
+    requests = [FakeRequest(reference_wav=np.full((1, 5), number, np.float32)) for number in numbers]
+    responses = model.execute(requests)
+    found = [response.error().message() if response.has_error() else float(response.arrays()[EMBEDDING][0]) for response in responses]
+    assert found == answers and model.batches == batches
+    model.finalize()
+    assert [response.error().message()[:13] for response in model.execute(requests)] == ["SHUTTING_DOWN"] * len(numbers)

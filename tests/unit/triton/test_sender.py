@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -121,7 +123,7 @@ def test_outputs_that_cannot_be_made_fail_the_request() -> None:
 
     fake = FakeSender()
     ResponseSender(Broken(), fake).send(VALUE)
-    assert fake.errors == ["INTERNAL: The server failed unexpectedly; see its log for the reason."] and fake.finals == 1
+    assert fake.errors == ["ENGINE_ERROR: The server failed unexpectedly; its log has the reason. Try again."] and fake.finals == 1
 
 
 def test_cancellation_is_remembered_after_the_end() -> None:
@@ -136,19 +138,21 @@ def test_cancellation_is_remembered_after_the_end() -> None:
 
 def test_only_our_own_errors_are_shown_to_clients() -> None:
     shown = public_error(FileNotFoundError(2, "No such file", "/secret/path"))
-    assert "/secret" not in shown.sentence and shown.code == "INTERNAL"
+    assert "/secret" not in shown.sentence and shown.code == "ENGINE_ERROR"
     assert public_error(ERROR) is ERROR
 
 
 def test_audio_has_the_tensors_of_each_front_door() -> None:
-    chunk = AudioChunk(np.arange(3, dtype=np.float32), sequence_number=4, text_consumed=5)
+    chunk = AudioChunk(np.arange(3, dtype=np.float32), sequence_number=4, text_consumed=5, text_position=6)
     bistream, upstream = FakeSender(), FakeSender()
-    BistreamAudioSender(ResponseSender(FakePbUtils(), bistream)).send(chunk)
-    WaveformSender(ResponseSender(FakePbUtils(), upstream)).send(chunk)
+    with ThreadPoolExecutor(1) as outbox:
+        asyncio.run(BistreamAudioSender(ResponseSender(FakePbUtils(), bistream), outbox).send(chunk))
+        asyncio.run(WaveformSender(ResponseSender(FakePbUtils(), upstream), outbox).send(chunk))
     assert {name: (array.shape, str(array.dtype)) for name, array in bistream.data[0].items()} == {
         "waveform": ((1, 3), "float32"),
         "sequence_number": ((1, 1), "int32"),
         "text_consumed": ((1, 1), "int32"),
+        "text_position": ((1, 1), "int32"),
     }
     assert list(upstream.data[0]) == ["waveform"] and upstream.data[0]["waveform"].shape == (3,)
 
@@ -173,8 +177,9 @@ def test_unrequested_outputs_are_freed_in_python() -> None:
 
 def test_audio_sender_ends_normally_or_with_an_error() -> None:
     well, badly = FakeSender(), FakeSender()
-    BistreamAudioSender(ResponseSender(FakePbUtils(), well)).finish(None)
-    BistreamAudioSender(ResponseSender(FakePbUtils(), badly)).finish(BusyError("Later."))
+    with ThreadPoolExecutor(1) as outbox:
+        BistreamAudioSender(ResponseSender(FakePbUtils(), well), outbox).finish(None)
+        BistreamAudioSender(ResponseSender(FakePbUtils(), badly), outbox).finish(BusyError("Later."))
     assert well.errors == [] and well.finals == 1
     assert badly.errors == ["BUSY: Later."] and badly.finals == 1
 
@@ -189,7 +194,7 @@ def test_collecting_waits_for_the_whole_waveform_and_then_releases_the_request()
 
     def speak() -> None:
         for number in range(3):
-            sender.send(AudioChunk(np.full(2, number, np.float32), number, 0))
+            asyncio.run(sender.send(AudioChunk(np.full(2, number, np.float32), number, 0)))
         sender.finish(None)
 
     thread = threading.Thread(target=speak)

@@ -1,0 +1,150 @@
+"""What the worker of token2wav computes between two decisions: hops, in steps or at once, or a step of the background. It measures them.
+
+On the worker's thread, without any lock. Used by ``service``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bistream.errors import BistreamError, BusyError
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.token2wav.background import BackgroundShare, OfflineJob, Work
+from bistream.token2wav.capacity import CapacityMeter
+from bistream.token2wav.hop_jobs import HopJob
+from bistream.token2wav.hop_queue import BatchPace, QueuedHop
+from bistream.token2wav.renderer import HopsInProgress, Outcome, RendererHop, SpeechRenderer
+from bistream.token2wav.turns import BatchStanding
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class HopBatch:
+    """Hops that are computed together. took_s: time spent on them so far.
+
+    answers: outcomes of jobs. preparing: jobs that wait until the voice of their session is prepared. postponed: jobs for which there is no
+    room while the batch in progress holds its pages.
+    """
+
+    leftover: bool
+    began_s: float
+    hops: list[QueuedHop[HopJob]] = field(default_factory=list)
+    answers: list[tuple[HopJob, Outcome]] = field(default_factory=list)
+    preparing: list[HopJob] = field(default_factory=list)
+    postponed: list[HopJob] = field(default_factory=list)
+    rendered: HopsInProgress | None = None
+    standing: BatchStanding | None = None  # from ``begin`` on, if there is something to compute
+    took_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(hop.item.hop.token_ids) for hop in self.hops)
+
+
+class Computing:
+    def __init__(
+        self,
+        renderer: SpeechRenderer,
+        clock: Callable[[], float],
+        capacity: CapacityMeter,
+        pace: BatchPace,
+        on_batch: Callable[[Sequence[HopJob], float, float, float], None] = lambda jobs, began_s, took_s, ended_s: None,
+    ) -> None:
+        """on_batch: told which hops were computed together, when that began, how long it took, and when it ended."""
+        self._renderer = renderer
+        self._clock = clock
+        self._capacity = capacity
+        self._pace = pace
+        self._on_batch = on_batch
+        self._went_first: list[HopBatch] = []  # those that were computed while another one was in progress
+        self.share = BackgroundShare()
+
+    def begin(self, hops: Sequence[QueuedHop[HopJob]], leftover: bool, is_alone: bool) -> HopBatch:
+        """Open new sessions, and begin the hops of all that are ready. leftover: other hops wait. is_alone: no batch is in progress."""
+        batch = HopBatch(leftover, self._clock())
+        for hop in hops:
+            job = hop.item
+            try:
+                rendering = job.session.rendering or self._renderer.open(job.session.prompt, job.session.seed)
+            except BusyError as error:
+                if is_alone:
+                    batch.answers.append((job, error))
+                else:
+                    batch.postponed.append(job)
+                continue
+            except BistreamError as error:
+                batch.answers.append((job, error))
+                continue
+            job.session.rendering = rendering
+            if rendering.needs_preparation:
+                batch.preparing.append(job)
+            elif job.needs_computing:
+                batch.hops.append(hop)
+            else:
+                batch.answers.append((job, np.zeros(0, np.float32)))
+        if batch.hops:
+            batch.rendered = self._renderer.begin([_renderer_hop(hop.item) for hop in batch.hops])
+            batch.standing = BatchStanding.of(batch.hops, batch.rendered.steps_left)
+            self._took(batch, batch.began_s)
+        return batch
+
+    def step(self, batch: HopBatch) -> None:
+        """One step of a batch in progress."""
+        assert batch.rendered is not None and batch.standing is not None
+        began_s = self._clock()
+        batch.rendered.step()
+        batch.standing.steps_left = batch.rendered.steps_left
+        self._took(batch, began_s)
+
+    def finish(self, batch: HopBatch, is_alone: bool) -> None:
+        """All that is left of a batch, without a pause; its answers are complete then."""
+        if batch.rendered is None:
+            return
+        began_s = self._clock()
+        outcomes = batch.rendered.finish()
+        self._took(batch, began_s)
+        jobs = [hop.item for hop in batch.hops]
+        batch.answers += zip(jobs, outcomes, strict=True)
+        ended_s = self._clock()
+        self._pace.observe(batch.tokens, batch.took_s)
+        self._on_batch(jobs, batch.began_s, batch.took_s, ended_s)
+        logger.debug("%d hops, %d tokens: %.1f ms", len(jobs), batch.tokens, 1000 * batch.took_s)
+        self._went_first.append(batch)
+        if is_alone:
+            self._observe_capacity(batch, ended_s)
+
+    def _observe_capacity(self, batch: HopBatch, ended_s: float) -> None:
+        """Batches that were computed in turns count as one: the pace of the server is that of all of them."""
+        counted, self._went_first = self._went_first, []
+        audio_s = sum(each.tokens for each in counted) / SPEECH_TOKENS_PER_SECOND
+        self._capacity.observe(audio_s, sum(len(each.hops) for each in counted), batch.began_s, ended_s, batch.leftover)
+
+    def _took(self, batch: HopBatch, began_s: float) -> None:
+        seconds = self._clock() - began_s
+        batch.took_s += seconds
+        self.share.hops_took(seconds)
+
+    def background_step(self, work: Work, hops_wait: bool) -> tuple[bool, Outcome | None]:
+        """Whether the work is done, and the outcome of an utterance. hops_wait: when the step was chosen."""
+        began_s = self._clock()
+        outcome: Outcome | None = None
+        if isinstance(work, OfflineJob):
+            outcome = work.step(self._renderer)
+            is_done = outcome is not None
+        else:
+            rendering = work.job.session.rendering
+            assert rendering is not None
+            self._renderer.prepare(rendering)
+            is_done = not rendering.needs_preparation
+        self.share.step_took(self._clock() - began_s, hops_wait)
+        return is_done, outcome
+
+
+def _renderer_hop(job: HopJob) -> RendererHop:
+    assert job.session.rendering is not None
+    return RendererHop(job.session.rendering, job.hop.token_ids, job.hop.finalize)

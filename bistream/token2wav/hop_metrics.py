@@ -1,0 +1,66 @@
+"""What the token2wav service records: batches of hops, waits, answers that came too late, and the memory that sessions occupy.
+
+Called by ``service.py`` on its worker; gauges are read by the exporter's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from bistream.metrics import families
+from bistream.metrics.families import Labels
+from bistream.metrics.recorder import Recorder
+from bistream.token2wav.hop_jobs import HopJob
+from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, PoolUse
+from bistream.token2wav.turns import StepDecision
+
+
+class HopMetrics:
+    def __init__(
+        self,
+        recorder: Recorder,
+        queued: Callable[[], int],
+        pools: Callable[[], Mapping[str, PoolUse]],
+        capacity: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """queued: hops that wait now. pools: as ``SpeechRenderer.pools``. capacity: as ``LoadReport``. Read with every snapshot."""
+        self._size = recorder.histogram(families.HOP_BATCH_SIZE)
+        self._seconds = recorder.histogram(families.HOP_BATCH)
+        self._queue = recorder.histogram(families.AUDIO_STAGE, "hop_queue")
+        self._compute = recorder.histogram(families.AUDIO_STAGE, "hop_compute")
+        self._first = recorder.counter(families.HOPS, "first")
+        self._later = recorder.counter(families.HOPS, "later")
+        self._late = recorder.counter(families.HOPS_LATE)
+        self._decisions = {decision: recorder.counter(families.HOP_DECISIONS, decision.value) for decision in StepDecision}
+        recorder.read(families.HOP_QUEUE, lambda: {(): queued()})
+        recorder.read(families.CAPACITY, lambda: {(): capacity()})
+        recorder.read(families.FLOW_PAGES, lambda: _labelled(pools().get(FLOW_PAGES)))
+        recorder.read(families.VOCODER_SLOTS, lambda: _labelled(pools().get(VOCODER_SLOTS)))
+
+    def decided(self, decision: StepDecision) -> None:
+        """After a step of a batch that may give way."""
+        self._decisions[decision].add()
+
+    def batch(self, jobs: Sequence[HopJob], began_s: float, took_s: float, ended_s: float) -> None:
+        """These jobs were computed together; took_s: without the batches that went first. Jobs without work do not count."""
+        working = [job for job in jobs if job.needs_computing]
+        if not working:
+            return
+        self._size.observe(len(working))
+        self._seconds.observe(took_s)
+        for job in working:
+            if job.is_first:
+                arrived_s = job.deadline_s - job.hop.playback_buffer_s
+                self._queue.observe(began_s - arrived_s)
+                self._compute.observe(took_s)
+                self._first.add()
+            else:
+                self._later.add()
+                if ended_s > job.deadline_s:
+                    self._late.add()
+
+
+def _labelled(use: PoolUse | None) -> dict[Labels, float]:
+    if use is None:
+        return {}
+    return {("used",): use.used, ("free",): use.total - use.used}

@@ -1,0 +1,106 @@
+"""The hops that wait, in the order of service, and how long a batch of them takes. Pure."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+SAMPLES = 32  # batches from which the pace is estimated
+MAX_FIXED_SHARE = 0.75
+
+
+@dataclass(frozen=True, order=True)
+class QueuedHop(Generic[T]):
+    """deadline_s: when its listener runs out of audio; of a first hop, when it came."""
+
+    is_later: bool
+    deadline_s: float
+    arrival: int
+    tokens: int = field(compare=False)
+    item: T = field(compare=False)
+
+    @property
+    def is_first(self) -> bool:
+        return not self.is_later
+
+
+class HopQueue(Generic[T]):
+    """First hops before later ones, then the earliest deadline, then the order of arrival."""
+
+    def __init__(self) -> None:
+        self._hops: list[QueuedHop[T]] = []
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._hops)
+
+    def push(self, item: T, *, is_first: bool, deadline_s: float, tokens: int) -> None:
+        self._arrivals += 1
+        insort(self._hops, QueuedHop(not is_first, deadline_s, self._arrivals, tokens, item))
+
+    def first(self, count: int) -> Sequence[QueuedHop[T]]:
+        """The most urgent ones, which stay."""
+        return self._hops[:count]
+
+    def urgent(self, until_s: float) -> int:
+        """How many are first hops or have a deadline up to then; these come first."""
+        count = 0
+        while count < len(self._hops) and (self._hops[count].is_first or self._hops[count].deadline_s <= until_s):
+            count += 1
+        return count
+
+    def prefix(self, max_hops: int, max_tokens: float) -> int:
+        """How many of the most urgent ones are within both limits; at least one unless the queue is empty."""
+        count = tokens = 0
+        while count < min(max_hops, len(self._hops)):
+            tokens += self._hops[count].tokens
+            if count and tokens > max_tokens:
+                break
+            count += 1
+        return count
+
+    def pop(self, count: int) -> list[QueuedHop[T]]:
+        taken, self._hops = self._hops[:count], self._hops[count:]
+        return taken
+
+    def pop_batch(self, max_hops: int, max_tokens: float) -> list[T]:
+        """The most urgent items, in order, within both limits; at least one unless the queue is empty."""
+        return [hop.item for hop in self.pop(self.prefix(max_hops, max_tokens))]
+
+
+class BatchPace:
+    """How long a batch takes, and how many tokens fit into a time: a line through the last batches.
+
+    Without a bound in time every ready hop would join the next batch, the order of service would have no effect, and a session about to
+    run out of audio would wait for all the others. A bound in time adapts the batch size to the speed of the device.
+    """
+
+    def __init__(self, tokens_per_s: float) -> None:
+        """tokens_per_s: assumed before anything was measured."""
+        self._fixed_s = 0.0
+        self._per_token_s = 1.0 / tokens_per_s
+        self._samples: deque[tuple[int, float]] = deque(maxlen=SAMPLES)
+
+    def tokens_within(self, seconds: float) -> float:
+        return max(0.0, seconds - self._fixed_s) / self._per_token_s
+
+    def seconds(self, tokens: int) -> float:
+        return self._fixed_s + self._per_token_s * tokens
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Record the duration of a batch."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        self._samples.append((tokens, seconds))
+        mean_tokens = sum(count for count, _ in self._samples) / len(self._samples)
+        mean_s = sum(took_s for _, took_s in self._samples) / len(self._samples)
+        variance = sum((count - mean_tokens) ** 2 for count, _ in self._samples)
+        covariance = sum((count - mean_tokens) * (took_s - mean_s) for count, took_s in self._samples)
+        slope = covariance / variance if variance > 0.0 else mean_s / mean_tokens
+        self._fixed_s = min(max(0.0, mean_s - slope * mean_tokens), MAX_FIXED_SHARE * mean_s)
+        self._per_token_s = (mean_s - self._fixed_s) / mean_tokens

@@ -1,0 +1,33 @@
+"""What token2wav tells the front doors about its load, beside every waveform: they admit sessions, and it knows pace and memory."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from bistream.types import FloatArray
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """capacity: audio seconds per second with full batches; 0: not known yet. sessions: live ones, of all front doors.
+
+    pages: of flow state in total, a second of speech each; 0: not bounded. reserve_pages: those a session has whatever happens, beside its
+    voice's. most_pages: the most that one session uses, beside its voice's; 0: as many as its speech has seconds.
+    """
+
+    capacity: float = 0.0
+    sessions: int = 0
+    pages: int = 0
+    reserve_pages: int = 0
+    most_pages: int = 0
+
+    def to_array(self) -> FloatArray:
+        """float32 [1, 5], the output ``load_report`` of the wire contract."""
+        return np.array([astuple(self)], np.float32)
+
+    @classmethod
+    def from_array(cls, array: FloatArray) -> LoadReport:
+        capacity, *counts = array.reshape(-1).tolist()
+        return cls(capacity, *map(int, counts))

@@ -1,0 +1,99 @@
+"""What the worker of token2wav does next: a step of the background, a step of the batch in progress, or a new batch. Pure.
+
+Owns what waits. Not thread-safe: used with the service's condition held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bistream.token2wav.background import Background, BackgroundShare, Work
+from bistream.token2wav.computing import HopBatch
+from bistream.token2wav.hop_jobs import AudioSession, HopJob
+from bistream.token2wav.hop_queue import HopQueue, QueuedHop
+from bistream.token2wav.turns import StepDecision, Turns
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of: work of the background; hops that make a batch, with others left over or not; resumes: a step of the batch in progress."""
+
+    work: Work | None = None
+    hops: Sequence[QueuedHop[HopJob]] = ()
+    resumes: HopBatch | None = None
+    hops_wait: bool = False
+    leftover: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is left to do."""
+        return not (self.work or self.hops or self.resumes or self.leftover)
+
+
+class Schedule:
+    """started: the batch in progress that may give way; at most one."""
+
+    def __init__(self, turns: Turns, share: BackgroundShare, on_decision: Callable[[StepDecision], None] = lambda decision: None) -> None:
+        self._turns = turns
+        self._share = share
+        self._on_decision = on_decision
+        self._postponed: list[HopJob] = []
+        self.queue: HopQueue[HopJob] = HopQueue()
+        self.background = Background()
+        self.started: HopBatch | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.queue or self.background or self.started)
+
+    def came(self, job: HopJob, now_s: float) -> None:
+        """A hop of a client came."""
+        if job.is_first:
+            self._turns.arrivals.came(now_s)
+
+    def enqueue(self, job: HopJob) -> None:
+        """A hop is the oldest one of its session."""
+        self.queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))
+
+    def postpone(self, jobs: Sequence[HopJob]) -> None:
+        """Until the batch in progress has ended."""
+        self._postponed += jobs
+
+    def next(self, now_s: float) -> Turn:
+        """What is chosen has left the queue; a turn without anything: wait."""
+        hops_wait = bool(self.queue or self.started)
+        work = self.background.take() if self._share.is_due(hops_wait) else None
+        if work is not None:
+            return Turn(work=work, hops_wait=hops_wait)
+        if self.started is not None and not self._gives_way(self.started, now_s):
+            return Turn(resumes=self.started)
+        hops = self._turns.next_batch(self.queue, now_s)
+        return Turn(hops=[hop for hop in hops if not hop.item.session.has_ended], leftover=bool(self.queue))
+
+    def begun(self, batch: HopBatch, now_s: float) -> bool:
+        """Whether a new batch is now the one in progress. Otherwise it is to be finished at once."""
+        if self.started is not None or batch.standing is None or not self._turns.may_be_interrupted(batch.standing, now_s):
+            return False
+        self.started = batch
+        return True
+
+    def ended(self, batch: HopBatch) -> None:
+        if batch is self.started:
+            self.started = None
+            postponed, self._postponed = self._postponed, []
+            for job in postponed:
+                if not job.session.has_ended:
+                    self.enqueue(job)
+
+    def is_computing(self, session: AudioSession) -> bool:
+        """Whether a hop of the session is in progress, so that it must not be closed."""
+        return self.started is not None and any(hop.item.session is session for hop in self.started.hops)
+
+    def _gives_way(self, batch: HopBatch, now_s: float) -> bool:
+        assert batch.standing is not None
+        decision = self._turns.after_step(batch.standing, self.queue, now_s)
+        self._on_decision(decision)
+        if decision is StepDecision.SUSPEND:
+            batch.standing.suspensions += 1
+        return decision is StepDecision.SUSPEND

@@ -1,0 +1,139 @@
+"""The model's end of the front doors' channels: takes their calls one by one, and gathers the answers until a front door collects them.
+
+``channel.py`` is the other end and says why. Used by the models that front doors call (``model.py:SiblingModel``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from bistream.errors import BistreamError, BusyError, InvalidInputError
+from bistream.triton.envelope import Message, pack, unpack
+from bistream.triton.inputs import CallInputs, RequestInputs
+from bistream.triton.sender import Answerer, Arrays, ResponseSender, public_error
+from bistream.wire import ModelContract, format_error
+
+MAX_ANSWER_BYTES = 2**20  # of one response, unless a single answer is larger: shared memory grows with it and never shrinks
+MAX_CHANNELS = 64  # a front door has one; more are somebody else's
+
+Handle = Callable[[RequestInputs, Answerer], None]
+
+
+class ChannelEnds:
+    """All channels of one model; used by the thread of ``execute`` alone."""
+
+    def __init__(self, contract: ModelContract, handle: Handle, outbox: Executor) -> None:
+        """handle: what the model does with a single request. outbox: a thread that sends responses."""
+        self._contract = contract
+        self._handle = handle
+        self._outbox = outbox
+        self._ends: dict[str, ChannelEnd] = {}
+
+    def take(self, channel_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
+        """A request with calls, answered at once; or without, answered once there are answers to calls."""
+        end = self._end(channel_id)
+        calls = inputs.array("calls")
+        if calls is None:
+            end.collect(sender)
+            return
+        for call in unpack(calls.copy()):
+            answer = end.begin(call.number)
+            try:
+                self._handle(CallInputs(call.arrays, self._contract), answer)
+            except Exception as error:
+                answer.fail(public_error(error))
+        sender.finish()
+
+    def _end(self, channel_id: str) -> ChannelEnd:
+        if channel_id not in self._ends:
+            self._ends = {one: end for one, end in self._ends.items() if not end.is_idle}
+            if len(self._ends) >= MAX_CHANNELS:
+                raise BusyError(f"{MAX_CHANNELS} channels are open already; try again later.")
+            self._ends[channel_id] = ChannelEnd(self._outbox)
+        return self._ends[channel_id]
+
+
+class ChannelEnd:
+    """Answers that wait, or the one request that waits for them. Thread-safe."""
+
+    def __init__(self, outbox: Executor) -> None:
+        self._outbox = outbox
+        self._lock = threading.Lock()
+        self._open_calls = 0
+        self._answers: list[Message] = []
+        self._collector: ResponseSender | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing would be lost without it."""
+        with self._lock:
+            return not self._open_calls and not self._answers and self._collector is None
+
+    def begin(self, number: int) -> CallAnswer:
+        """A call has come."""
+        with self._lock:
+            self._open_calls += 1
+        return CallAnswer(self, number)
+
+    def collect(self, sender: ResponseSender) -> None:
+        with self._lock:
+            if self._collector is not None:
+                raise InvalidInputError("A request for the answers of this channel is already waiting; wait for its answer.")
+            self._collector = sender
+            is_due = bool(self._answers)
+        if is_due:
+            self._outbox.submit(self._send)
+
+    def answer(self, message: Message) -> None:
+        with self._lock:
+            self._open_calls -= 1
+            self._answers.append(message)
+            is_due = self._collector is not None and len(self._answers) == 1
+        if is_due:
+            self._outbox.submit(self._send)
+
+    def _send(self) -> None:
+        """In the outbox, where more answers may have come meanwhile."""
+        with self._lock:
+            if self._collector is None or not self._answers:
+                return
+            sender, answers, self._collector = self._collector, self._take(), None
+        sender.send_last({"answers": pack(answers)})
+
+    def _take(self) -> list[Message]:
+        count = size = 0
+        while count < len(self._answers) and (count == 0 or size + self._answers[count].size <= MAX_ANSWER_BYTES):
+            size += self._answers[count].size
+            count += 1
+        taken, self._answers = self._answers[:count], self._answers[count:]
+        return taken
+
+
+class CallAnswer:
+    """Answers one call of a channel, once, as a ``ResponseSender`` answers a request."""
+
+    def __init__(self, end: ChannelEnd, number: int) -> None:
+        self._end = end
+        self._number = number
+        self._lock = threading.Lock()
+        self._finished = False
+
+    def send(self, arrays: Arrays) -> None:
+        self.fail(InvalidInputError("A call in a channel has a single answer; ask for the tokens with is_pull."))
+
+    def send_last(self, arrays: Arrays) -> None:
+        self._answer(Message(self._number, dict(arrays)))
+
+    def finish(self) -> None:
+        self._answer(Message(self._number))
+
+    def fail(self, error: BistreamError) -> None:
+        self._answer(Message(self._number, error=format_error(error)))
+
+    def _answer(self, message: Message) -> None:
+        with self._lock:
+            is_first, self._finished = not self._finished, True
+        if is_first:
+            self._end.answer(message)

@@ -1,0 +1,174 @@
+"""Who computes next, hops or the background: a simulation with its own clock, and the order of the background's work."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.token2wav.background import MAX_CREDIT_S, SHARE, Background, BackgroundShare, OfflineJob
+from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop
+from bistream.types import FloatArray, VoicePrompt
+
+VOICE = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
+
+
+@dataclass
+class Simulation:
+    """A worker with endless background work in steps of ``step_s``, and batches of hops of ``hop_s`` that arrive every ``every_s``."""
+
+    step_s: float
+    hop_s: float
+    every_s: float
+    has_background: bool = True
+    now_s: float = 0.0
+    background_s: float = 0.0
+    waits_s: list[float] = field(default_factory=list)
+
+    def run(self, until_s: float) -> None:
+        share, arrivals = BackgroundShare(), 0
+        while self.now_s < until_s:
+            next_hop_s = arrivals * self.every_s
+            hops_wait = next_hop_s <= self.now_s
+            if self.has_background and share.is_due(hops_wait):
+                self.now_s += self.step_s
+                self.background_s += self.step_s
+                share.step_took(self.step_s, hops_wait)
+            elif hops_wait:
+                self.waits_s.append(self.now_s - next_hop_s)
+                arrivals += 1
+                self.now_s += self.hop_s
+                share.hops_took(self.hop_s)
+            else:
+                self.now_s = next_hop_s
+
+
+STEP_S = st.floats(0.002, 0.2)
+HOP_S = st.floats(0.02, 0.19)  # of 0.2 s on, the bound on the credit makes the share smaller
+
+
+@settings(max_examples=60, deadline=None)
+@given(step_s=STEP_S, hop_s=HOP_S, load=st.floats(1.0, 3.0))
+def test_the_background_never_starves(step_s: float, hop_s: float, load: float) -> None:
+    simulation = Simulation(step_s, hop_s, hop_s / load)
+    simulation.run(200.0)
+    assert simulation.background_s == pytest.approx(SHARE * simulation.now_s, rel=0.1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(step_s=STEP_S, hop_s=HOP_S, load=st.floats(0.1, 0.7))
+def test_below_capacity_no_hop_waits_longer_than_the_saved_credit_and_two_steps(step_s: float, hop_s: float, load: float) -> None:
+    """One step runs when the hop arrives, the last one of the credit may begin just before it is used up."""
+    simulation = Simulation(step_s, hop_s, hop_s / load)
+    simulation.run(50.0)
+    backlog_s = max(0.0, step_s + hop_s - simulation.every_s)  # a hop before it that was itself late
+    assert max(simulation.waits_s) <= MAX_CREDIT_S + 2 * step_s + backlog_s + 1e-9
+    assert simulation.background_s > 0.9 * (1 - load) * simulation.now_s - step_s
+
+
+def test_an_idle_worker_gives_everything_to_the_background() -> None:
+    share = BackgroundShare()
+    for _ in range(1000):
+        assert share.is_due(hops_wait=False)
+        share.step_took(1.0, hops_waited=False)
+    assert not share.is_due(hops_wait=True)  # nothing was saved up, nothing is owed
+    share.hops_took(0.1)
+    assert share.is_due(hops_wait=True)
+
+
+def test_hours_of_hops_do_not_pay_for_a_long_run_of_steps() -> None:
+    share = BackgroundShare()
+    share.hops_took(10_000.0)
+    steps = 0
+    while share.is_due(hops_wait=True):
+        share.step_took(0.01, hops_waited=True)
+        steps += 1
+    assert steps == pytest.approx(MAX_CREDIT_S / 0.01, abs=1)
+
+
+def utterance(name: str) -> OfflineJob:
+    return OfflineJob([1], VOICE, 0, 1.0, Future[FloatArray](), name)
+
+
+def voice(name: str) -> HopJob:
+    return HopJob(AudioSession(name, VOICE, 0, 0.0), Token2WavHop(name, (1,), False, VOICE), True, 0.0, Future[FloatArray]())
+
+
+def next_names(background: Background, count: int) -> list[str]:
+    names = []
+    for _ in range(count):
+        work = background.take()
+        if work is None:
+            break
+        names.append(work.session_id or "" if isinstance(work, OfflineJob) else work.job.session.session_id)
+        background.put_back(work)
+    return names
+
+
+def test_voices_and_one_utterance_take_turns() -> None:
+    background = Background()
+    for name in ("u1", "u2"):
+        background.add_utterance(utterance(name))
+    for name in ("v1", "v2"):
+        background.add_voice(voice(name))
+    assert next_names(background, 6) == ["u1", "v1", "v2", "u1", "v1", "v2"]
+    done = background.take()
+    assert isinstance(done, OfflineJob)
+    background.remove(done)
+    background.remove(done)
+    assert (background.utterances, next_names(background, 3)) == (1, ["v1", "v2", "u2"])
+
+
+def test_what_is_over_takes_no_turn() -> None:
+    background, job, ended = Background(), utterance("u1"), voice("v1")
+    background.add_utterance(job)
+    background.add_utterance(utterance("u2"))
+    background.add_voice(ended)
+    job.future.set_exception(RuntimeError("cancelled"))
+    ended.session.has_ended = True
+    assert next_names(background, 2) == ["u2", "u2"]
+    assert len(background) == background.utterances == 1
+    assert [job.session_id for job in background.drop_utterances("u2")] == ["u2"]
+    assert background.take() is None
+
+
+def test_an_utterance_that_is_dropped_during_its_step_does_not_come_back() -> None:
+    background = Background()
+    for name in ("u1", "u2"):
+        background.add_utterance(utterance(name))
+    work = background.take()
+    assert work is not None
+    background.drop_utterances("u1")
+    background.put_back(work)
+    assert next_names(background, 2) == ["u2", "u2"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["voice", "utterance", "turn", "done", "drop"]), max_size=40))
+def test_nothing_is_lost_and_at_most_one_utterance_is_in_progress(operations: list[str]) -> None:
+    background, expected = Background(), set[str]()
+    for index, operation in enumerate(operations):
+        name = f"{operation[0]}{index}"
+        if operation == "voice":
+            background.add_voice(voice(name))
+            expected.add(name)
+        elif operation == "utterance":
+            background.add_utterance(utterance(name))
+            expected.add(name)
+        elif operation == "drop":
+            expected -= {job.session_id or "" for job in background.drop_utterances()}
+        elif (work := background.take()) is not None and operation == "turn":
+            background.put_back(work)
+        elif work is not None:
+            background.remove(work)
+            expected.discard((work.session_id or "") if isinstance(work, OfflineJob) else work.job.session.session_id)
+    assert sum(name.startswith("u") for name in expected) == background.utterances
+    seen: set[str] = set()
+    while (work := background.take()) is not None:
+        seen.add((work.session_id or "") if isinstance(work, OfflineJob) else work.job.session.session_id)
+        background.remove(work)
+    assert seen == expected

@@ -1,0 +1,57 @@
+"""Batches, waits and late answers of the token2wav service, from its jobs alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.metrics.recorder import Recorder
+from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop
+from bistream.token2wav.hop_metrics import HopMetrics
+from bistream.token2wav.renderer import FLOW_PAGES, PoolUse
+from bistream.types import VoicePrompt
+
+PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
+ARRIVED_S, BEGAN_S, TOOK_S = 10.0, 10.5, 0.25
+
+
+def make(recorder: Recorder, queued: int = 0, **pools: PoolUse) -> HopMetrics:
+    return HopMetrics(recorder, lambda: queued, lambda: {name.replace("_", " "): use for name, use in pools.items()})
+
+
+def job(buffer_s: float, is_first: bool = False, tokens: int = 5) -> HopJob:
+    hop = Token2WavHop("s", (1,) * tokens, finalize=False, playback_buffer_s=buffer_s)
+    session = AudioSession("s", PROMPT, 0, ARRIVED_S)
+    return HopJob(session, hop, is_first, ARRIVED_S + buffer_s, Future())
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 2.0), st.integers(0, 3)), max_size=8))
+def test_a_batch_is_recorded_as_it_was_computed(hops: list[tuple[bool, float, int]]) -> None:
+    recorder = Recorder()
+    jobs = [job(0.0 if is_first else buffer_s, is_first, tokens) for is_first, buffer_s, tokens in hops]
+    make(recorder).batch(jobs, BEGAN_S, TOOK_S, BEGAN_S + TOOK_S)
+    working = [one for one in jobs if one.hop.token_ids]
+    first = sum(one.is_first for one in working)
+    late = sum(not one.is_first and one.deadline_s < BEGAN_S + TOOK_S for one in working)
+    snapshot = recorder.snapshot()
+    values = {labels or name: value for (name, labels), value in snapshot.values.items()}
+    assert (values["first",], values["later",], values["bistream_hops_late_total"]) == (first, len(working) - first, late)
+    size = snapshot.buckets["bistream_hop_batch_size", ()]
+    assert (size.count, size.total) == (bool(working), len(working))
+    assert snapshot.buckets["bistream_hop_batch_s", ()].total == (TOOK_S if working else 0.0)
+    assert snapshot.buckets["bistream_audio_stage_s", ("hop_queue",)].total == pytest.approx(first * (BEGAN_S - ARRIVED_S))
+    assert snapshot.buckets["bistream_audio_stage_s", ("hop_compute",)].total == pytest.approx(first * TOOK_S)
+
+
+def test_pools_and_queue_are_read_with_every_snapshot() -> None:
+    recorder = Recorder()
+    make(recorder, queued=3, flow_pages=PoolUse(7, 10))
+    assert FLOW_PAGES == "flow pages"
+    values = recorder.snapshot().values
+    assert values["bistream_hop_queue_depth", ()] == 3
+    assert (values["bistream_flow_pages", ("used",)], values["bistream_flow_pages", ("free",)]) == (7, 3)
+    assert values["bistream_vocoder_slots", ("used",)] == 0, "a renderer without slots"

@@ -1,0 +1,186 @@
+"""The service with batches that give way between steps: what runs when, what is freed when, and that nothing is lost. On fake networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import RuntimeConfig
+from bistream.errors import BistreamError, BusyError, CancelledError
+from bistream.metrics.families import HOP_DECISIONS
+from bistream.metrics.recorder import Recorder
+from bistream.token2wav.service import Token2Wav
+from bistream.token2wav.turns import StepDecision
+from tests.unit.token2wav.test_service import (
+    TIMEOUT_S,
+    FakeClock,
+    FakeFlow,
+    FakeState,
+    FakeVocoder,
+    Rig,
+    audio,
+    error,
+    prompt,
+    speech_stages,
+)
+
+CALM_S = 9.0  # of audio
+
+
+def make_rig(max_suspensions: int = 3, recorder: Recorder | None = None, **settings_: Any) -> Rig:
+    config = RuntimeConfig(drain_timeout_s=0.0, max_suspensions=max_suspensions, **settings_)
+    flow, vocoder, clock = FakeFlow(steps=4), FakeVocoder(), FakeClock()
+    return Rig(Token2Wav(config, clock=clock, renderer=speech_stages(flow, vocoder), recorder=recorder), flow, vocoder, clock)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = make_rig()
+    yield made
+    made.service.close()
+    assert made.all_states_closed()
+    assert made.service.live_sessions == 0
+
+
+def test_a_calm_batch_gives_way_and_goes_on(rig: Rig) -> None:
+    for name, token in (("calm", 1), ("other", 2), ("pressed", 3)):
+        audio(rig.hop(name, token, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        calm = rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()  # after its first step
+        pending = [rig.hop("new", 12, start=True), rig.hop("pressed", 13, playback_buffer_s=0.1)]
+        pending.append(rig.hop("other", 14, playback_buffer_s=CALM_S))
+    assert [audio(future) for future in (calm, *pending)] == [[11], [12], [13], [14]]
+    assert rig.flow.begun[-3:] == [[(11,)], [(12,), (13,)], [(14,)]]
+    assert rig.flow.log[-4:] == [12, 13, 11, 14]  # in the order in which they were done
+
+
+def test_without_suspensions_a_batch_is_computed_whole() -> None:
+    rig = make_rig(max_suspensions=0)
+    audio(rig.hop("calm", 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        calm = rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        new = rig.hop("new", 12, start=True)
+    assert (audio(calm), audio(new)) == ([11], [12])
+    assert rig.flow.log == [1, 11, 12]
+    rig.service.close()
+
+
+def test_a_session_that_is_cancelled_in_a_batch_in_progress_is_freed_after_it(rig: Rig) -> None:
+    """Its memory must not go to others before. Its id can be used at once, by a session that does not wait for the batch."""
+    audio(rig.hop("calm", 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        calm = rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        rig.service.cancel("calm")
+        assert isinstance(error(calm), CancelledError)
+        again = rig.hop("calm", 12, start=True)
+    assert audio(again) == [12]
+    assert rig.flow.states[0].freed.wait(TIMEOUT_S)
+    assert rig.flow.log == [1, 12, 11], "the fake flow asserts that no state is closed while its hop is computed"
+
+
+def test_a_start_without_room_waits_for_the_batch_in_progress(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    audio(rig.hop("calm", 1, start=True))
+    open_, refusals = rig.flow.open, []
+
+    def open_after(voice: Any) -> FakeState:
+        if (11,) not in [tokens for batch in rig.flow.batches for tokens in batch]:
+            refusals.append(1)
+            raise BusyError("The pages are in use.")
+        return open_(voice)
+
+    monkeypatch.setattr(rig.flow, "open", open_after)
+    with rig.flow.hold() as wait_until_inside:
+        calm = rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        new = rig.hop("new", 12, start=True)
+    assert (audio(calm), audio(new)) == ([11], [12])
+    assert len(refusals) == 1
+    monkeypatch.setattr(rig.flow, "refuses_to_open", True)
+    monkeypatch.setattr(rig.flow, "open", open_)
+    assert isinstance(error(rig.hop("late", 13, start=True)), BusyError), "nothing is in progress that could make room"
+
+
+def test_closing_finishes_a_batch_in_progress() -> None:
+    rig = make_rig()
+    audio(rig.hop("calm", 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        rig.service.cancel("calm")
+    rig.service.close()
+    assert rig.all_states_closed()
+
+
+def test_decisions_are_counted() -> None:
+    recorder = Recorder()
+    rig = make_rig(recorder=recorder)
+    audio(rig.hop("calm", 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        calm = rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        new = rig.hop("new", 12, start=True)
+    assert (audio(calm), audio(new)) == ([11], [12])
+    rig.service.close()
+    found = {decision: recorder.counter(HOP_DECISIONS, decision.value).value for decision in StepDecision}
+    assert found.pop(StepDecision.SUSPEND) == 1 and found.pop(StepDecision.NOBODY_WAITS) == 3 and not any(found.values())
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from(["start", "calm", "pressed", "finalize", "cancel", "offline"]), st.booleans()),
+    max_size=30,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(OPERATIONS)
+def test_whatever_happens_between_the_steps_every_future_is_answered_once(operations: list[tuple[str, str, bool]]) -> None:
+    """Operations come while the worker is held inside a step, or not."""
+    rig = make_rig(max_sessions=4)
+    futures: list[Future[Any]] = []
+    for number, (name, operation, is_held) in enumerate(operations):
+        token = 100 + number
+        with rig.flow.hold() if is_held else nullcontext():
+            if operation == "cancel":
+                rig.service.cancel(name)
+            elif operation == "offline":
+                futures.append(rig.service.synthesize([token], prompt()))
+            else:
+                buffer_s = CALM_S if operation == "calm" else 0.0
+                first = operation == "start"
+                futures.append(rig.hop(name, token, finalize=operation == "finalize", start=first, playback_buffer_s=buffer_s))
+    for future in futures:
+        found = future.exception(TIMEOUT_S)
+        assert found is None or isinstance(found, BistreamError)
+    rig.service.close()
+    assert rig.all_states_closed()
+    done = [token for batch in rig.flow.batches for tokens in batch for token in tokens]
+    assert len(done) == len(set(done))
+
+
+def test_the_waveform_is_that_of_whole_batches() -> None:
+    """The fake renders tokens by their numbers, so a mix-up of rows would be heard."""
+    expected = None
+    for most in (0, 3):
+        rig = make_rig(max_suspensions=most)
+        for name in "abcd":
+            audio(rig.hop(name, 1, start=True))
+        with rig.flow.hold() as wait_until_inside:
+            pending = [rig.hop("a", *range(10, 20), playback_buffer_s=CALM_S)]
+            wait_until_inside()
+            for index, name in enumerate("bcd", 2):
+                pending.append(rig.hop(name, *range(10 * index, 10 * index + 5), playback_buffer_s=index % 2 * CALM_S))
+        found = [future.result(TIMEOUT_S) for future in pending]
+        rig.service.close()
+        if expected is not None:
+            assert all(np.array_equal(left, right) for left, right in zip(found, expected, strict=True))
+        expected = found
