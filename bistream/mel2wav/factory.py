@@ -1,23 +1,39 @@
-"""Chooses the vocoder stage: the only module outside ``cuda/`` and ``graphs/`` that imports them, and only where they can run."""
+"""Chooses the vocoder stage: the only module that asks which vocoder a checkpoint has, and the only one outside ``cuda/`` and ``graphs/``
+that imports them, where they can run. The causal vocoder (``causal/``) has the plain tier alone.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, VocoderConfig
+from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
+from bistream.mel2wav import weights as symmetric_weights
+from bistream.mel2wav.causal import weights as causal_weights
+from bistream.mel2wav.causal.noise import reference_noise
+from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.sizes import kernels_need
 from bistream.mel2wav.stage import VocoderStage
+from bistream.mel2wav.vocoder import Vocoder
+
+
+def expected_shapes(sizes: VocoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every key of ``hift.pt`` (without ``generator.``) and its shape."""
+    return causal_weights.expected_shapes(sizes) if isinstance(sizes, CausalVocoderConfig) else symmetric_weights.expected_shapes(sizes)
 
 
 def vocoder_tier(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested tier cannot serve."""
     dtype = torch.float32 if config.dtype == "float32" else torch.float16
-    return choose_tier("vocoder", config.kernels, resolve_device(config.device), dtype, kernels_need(checkpoint.vocoder))
+    device, sizes = resolve_device(config.device), checkpoint.vocoder
+    if isinstance(sizes, CausalVocoderConfig):
+        return choose_tier("vocoder", config.kernels, device, dtype, graphs_need=("a vocoder of symmetric convolutions",))
+    return choose_tier("vocoder", config.kernels, device, dtype, kernels_need(sizes))
 
 
-def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice | None = None) -> VocoderStage:
+def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice | None = None) -> Vocoder:
     """The stage of ``choice`` (None: of ``vocoder_tier``), ready to serve. Raises ``ConfigError``, ``CheckpointError``."""
     choice = choice or vocoder_tier(config, checkpoint)
     if choice.tier is Tier.KERNELS:
@@ -32,4 +48,15 @@ def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: Ti
         graphs = GraphVocoderStage(config, checkpoint)
         graphs.record()
         return graphs
-    return VocoderStage(config, checkpoint)
+    return make_plain(config, checkpoint)
+
+
+def make_plain(config: RuntimeConfig, checkpoint: CheckpointConfig) -> VocoderStage | CausalVocoderStage:
+    """The plain tier."""
+    sizes, flow = checkpoint.vocoder, checkpoint.flow
+    if not isinstance(sizes, CausalVocoderConfig):
+        return VocoderStage(config, checkpoint)
+    assert isinstance(flow, DitFlowConfig), "the reference has the causal vocoder behind a DiT only"
+    hift = causal_weights.load_hift(config.model_dir, sizes, resolve_device(config.device))
+    noise = torch.cat([hift.m_source.merge_noise(piece.to(hift.m_source.overtones.device)) for piece in reference_noise(flow, sizes)])
+    return CausalVocoderStage(config, sizes, noise, hift)

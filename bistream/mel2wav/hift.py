@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.config import VocoderConfig
+from bistream.checkpoint_config import VocoderConfig
 
 CONDNET_INDICES = (0, 2, 4, 6, 8)  # upstream's f0 predictor is a Sequential; odd indices are activations
 LAST_LEAKY_SLOPE = 0.01  # the activation before conv_post has PyTorch's default slope, unlike the others

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.checkpoint_config import CheckpointConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.gpu.precision import exact_float32
 from bistream.mel2wav.hop_plan import BUCKETS, Bucket, RowPlan, bucket_of, group_rows, plan_row
@@ -21,6 +22,7 @@ from bistream.mel2wav.noise import key_of_seed
 from bistream.mel2wav.stage import CONTEXT_FRAMES, VocoderHop, VocoderStage
 from bistream.mel2wav.state import VocoderState
 from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
+from bistream.steps import Steps
 from bistream.types import FloatArray
 
 STATE_FRAMES = CONTEXT_FRAMES + VOCODER_OVERLAP_FRAMES
@@ -68,6 +70,11 @@ class SlottedVocoderStage(VocoderStage):
         """
         raise NotImplementedError
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        total = self._slots.phase.shape[0] - 1  # without the scratch slot
+        return total - len(self._free_slots), total
+
     def open(self, seed: int) -> SlotState:
         """As ``VocoderStage.open``. Raises ``BusyError`` when ``max_sessions`` are open."""
         if not self._free_slots:
@@ -95,15 +102,17 @@ class SlottedVocoderStage(VocoderStage):
             hop.state.finalized |= hop.finalize
         return waveforms
 
-    def synthesize(self, mel: Tensor, seed: int, speed: float = 1.0) -> FloatArray:
-        """As ``VocoderStage.synthesize``, on the plain network."""
-        if speed != 1.0:
-            mel = torch.nn.functional.interpolate(mel[None], size=int(mel.shape[1] / speed), mode="linear")[0]
-        state = super().open(seed)
-        with exact_float32():
-            waveform = super().hop([VocoderHop(state, mel, finalize=True)])[0]
-        state.close()
-        return waveform
+    def synthesis(self, mel: Tensor, seed: int, speed: float = 1.0) -> Steps[FloatArray]:
+        """As ``VocoderStage.synthesis``, on the plain network."""
+        steps = super().synthesis(mel, seed, speed)
+        while True:
+            with exact_float32():  # a global setting, which must not hold while hops run between the steps
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    waveform: FloatArray = end.value
+                    return waveform
+            yield
 
     def _hop_slots(self, hops: Sequence[VocoderHop]) -> list[FloatArray]:
         """A hop of sessions that fit one bucket."""
@@ -165,4 +174,6 @@ def _slot_state(hop: VocoderHop) -> SlotState:
 
 def _frames(hop: VocoderHop) -> int:
     """Frames of a session's call, kept and new."""
-    return hop.state.received_frames - hop.state.first_frame + hop.mel.shape[1]
+    state = hop.state
+    assert isinstance(state, SlotState)
+    return state.received_frames - state.first_frame + hop.mel.shape[1]

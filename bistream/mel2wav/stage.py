@@ -29,13 +29,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.checkpoint_config import CheckpointConfig
+from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
+from bistream.mel2wav.grouping import group_similar
 from bistream.mel2wav.hift import RowMasks, SourceStart
 from bistream.mel2wav.noise import key_of_seed, normal_noise
-from bistream.mel2wav.state import VocoderState
+from bistream.mel2wav.offline import whole_utterance
+from bistream.mel2wav.state import SessionState, VocoderState
 from bistream.mel2wav.weights import load_hift
 from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
+from bistream.steps import Steps, finish
 from bistream.types import FloatArray
 
 # Signal-to-error ratio of joined audio against one call over the whole mel, with random weights: context 4: 3 dB, 5: 37-48 dB,
@@ -43,8 +47,8 @@ from bistream.types import FloatArray
 CONTEXT_FRAMES = 8
 # The f0 of the old side's last five frames differs from the new side's; a fade of 1 frame gives 49 dB, 2: 44, 4: 37, 8: 19.
 FADE_FRAMES = 2
-MAX_BATCH_FRAMES = 4096  # padded frames of one network call; bounds its memory
-MAX_PADDING = 0.25  # rows padded by more than this share go into another call
+# Frames of an utterance that one step of offline synthesis decodes, besides its halo of 17 frames on each side.
+OFFLINE_PIECE_FRAMES = {"cpu": 50, "cuda": 1000}
 
 Crossfade = Literal["smooth", "reference"]
 Noise = Literal["seeded", "zero"]
@@ -54,7 +58,7 @@ Noise = Literal["seeded", "zero"]
 class VocoderHop:
     """mel: float32 [80, M] new frames, M may be 0. finalize: no frames follow; all withheld audio is emitted."""
 
-    state: VocoderState
+    state: SessionState
     mel: Tensor
     finalize: bool
 
@@ -86,6 +90,11 @@ class VocoderStage:
         fade_in, fade_out = _smooth_fade() if self.smooth else _hamming_fade()
         self.fade_in, self.fade_out = fade_in.to(self.device), fade_out.to(self.device)
 
+    @property
+    def slots(self) -> tuple[int, int] | None:
+        """Slots of state in use and in all; None: sessions are bounded by nothing here."""
+        return None
+
     def open(self, seed: int) -> VocoderState:
         """State of a new session. The same seed gives the same noise; only its lowest 64 bits count."""
         return VocoderState(
@@ -100,9 +109,9 @@ class VocoderStage:
     def hop(self, hops: Sequence[VocoderHop]) -> list[FloatArray]:
         """One waveform piece (float32 [N], N a multiple of 480, possibly 0) per hop, in order; a session occurs at most once."""
         waveforms: list[FloatArray] = [np.zeros(0, np.float32)] * len(hops)
-        mels = [torch.cat([hop.state.mel, hop.mel.to(self.device, torch.float32)], dim=1) for hop in hops]
+        mels = [torch.cat([_state_of(hop).mel, hop.mel.to(self.device, torch.float32)], dim=1) for hop in hops]
         busy = [index for index, hop in enumerate(hops) if mels[index].shape[1] and (hop.mel.shape[1] or hop.finalize)]
-        for group in _groups([mels[index].shape[1] for index in busy]):
+        for group in group_similar([mels[index].shape[1] for index in busy]):
             members = [busy[position] for position in group]
             pieces = self._hop_group([hops[index] for index in members], [mels[index] for index in members])
             for index, piece in zip(members, pieces, strict=True):
@@ -113,17 +122,25 @@ class VocoderStage:
 
     def synthesize(self, mel: Tensor, seed: int, speed: float = 1.0) -> FloatArray:
         """Offline: mel [80, T] -> waveform [480 T']. speed stretches the mel linearly, T' = floor(T / speed), as upstream does."""
+        with torch.inference_mode():
+            return finish(self.synthesis(mel, seed, speed))
+
+    def synthesis(self, mel: Tensor, seed: int, speed: float = 1.0) -> Steps[FloatArray]:
+        """``synthesize`` in steps, between which hops may run: it holds no session's state. Run it in inference mode."""
+        mel = mel.to(self.device, torch.float32)
         if speed != 1.0:
             mel = F.interpolate(mel[None], size=int(mel.shape[1] / speed), mode="linear")[0]
-        state = self.open(seed)
-        waveform = self.hop([VocoderHop(state, mel, finalize=True)])[0]
-        state.close()
+        if mel.shape[1] == 0:
+            return np.zeros(0, np.float32)
+        piece_frames = OFFLINE_PIECE_FRAMES[self.device.type]
+        audio = yield from whole_utterance(self.hift, mel, key_of_seed(seed), self.noise_gain, piece_frames)
+        waveform: FloatArray = torch.cat(audio).cpu().numpy()
         return waveform
 
     def _hop_group(self, hops: Sequence[VocoderHop], mels: Sequence[Tensor]) -> list[FloatArray]:
         """Sessions of similar length in one padded network call."""
         rows = [self._row(hop, mel.shape[1]) for hop, mel in zip(hops, mels, strict=True)]
-        states = [hop.state for hop in hops]
+        states = [_state_of(hop) for hop in hops]
         size = max(row.frames for row in rows)
         mel = torch.stack([F.pad(item, (0, size - item.shape[1])) for item in mels])  # [B, 80, T]
         frames = self._integers([row.frames for row in rows])
@@ -139,7 +156,7 @@ class VocoderStage:
         return [on_host[index, begin:end].copy() for index, (begin, end) in enumerate(spans)]
 
     def _row(self, hop: VocoderHop, frames: int) -> _Row:
-        state = hop.state
+        state = _state_of(hop)
         assert not state.closed and not state.finalized
         overlap = state.emitted_frames - state.first_frame
         return _Row(
@@ -210,6 +227,11 @@ class VocoderStage:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
 
 
+def _state_of(hop: VocoderHop) -> VocoderState:
+    assert isinstance(hop.state, VocoderState), "a session of another vocoder"
+    return hop.state
+
+
 def _smooth_fade() -> tuple[Tensor, Tensor]:
     """Raised cosine over FADE_FRAMES, then the new side alone; the two weights add up to 1."""
     length = FADE_FRAMES * SAMPLES_PER_MEL_FRAME
@@ -222,16 +244,3 @@ def _hamming_fade() -> tuple[Tensor, Tensor]:
     """Upstream's halves of one symmetric Hamming window; they add up to 1.08."""
     window = torch.hamming_window(2 * VOCODER_OVERLAP_SAMPLES, periodic=False, dtype=torch.float64).float()
     return window[:VOCODER_OVERLAP_SAMPLES], window[VOCODER_OVERLAP_SAMPLES:]
-
-
-def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices in groups of similar length: padding stays below MAX_PADDING, a group's padded frames below MAX_BATCH_FRAMES."""
-    groups: list[list[int]] = []
-    for position in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
-        longest = lengths[groups[-1][0]] if groups else 0
-        fits = groups and lengths[position] >= (1 - MAX_PADDING) * longest and (len(groups[-1]) + 1) * longest <= MAX_BATCH_FRAMES
-        if fits:
-            groups[-1].append(position)
-        else:
-            groups.append([position])
-    return groups

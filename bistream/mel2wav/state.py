@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class SessionState(Protocol):
+    """What callers of a vocoder know of a session's state."""
+
+    finalized: bool
+    closed: bool
+
+    def close(self) -> None:
+        """Free the tensors. Idempotent."""
 
 
 @dataclass

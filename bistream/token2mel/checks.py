@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
 from bistream.errors import InvalidInputError
 from bistream.rates import MEL_FRAMES_PER_SECOND, SPEECH_TOKENS_PER_SECOND
 from bistream.types import VoicePrompt
 
-MAX_SECONDS = 300  # length of the reference's fixed noise buffer: no sequence, prompt included, can be longer
+MAX_SECONDS = 300  # length of the reference's fixed noise buffer: no sequence, prompt included, is longer at a time (planning.reanchor)
 MAX_FRAMES = MAX_SECONDS * MEL_FRAMES_PER_SECOND
 
 
@@ -27,8 +27,13 @@ def check_tokens(token_ids: Sequence[int], config: FlowConfig) -> list[int]:
 def check_length(tokens: int, config: FlowConfig) -> None:
     """tokens: length of a whole sequence, prompt included."""
     if tokens * config.token_mel_ratio > MAX_FRAMES:
-        seconds = tokens / SPEECH_TOKENS_PER_SECOND
-        raise InvalidInputError(f"Prompt and speech together last {seconds:.0f} s; keep a session within {MAX_SECONDS} s.")
+        raise too_long(tokens, MAX_SECONDS)
+
+
+def too_long(tokens: int, most_s: float) -> InvalidInputError:
+    """tokens: of a prompt and what is computed with it at once, for which there are ``most_s``."""
+    seconds = tokens / SPEECH_TOKENS_PER_SECOND
+    return InvalidInputError(f"Voice and speech together last {seconds:.0f} s; keep what is computed at once within {most_s:g} s.")
 
 
 def check_prompt(prompt: VoicePrompt, config: FlowConfig) -> list[int]:

@@ -3,7 +3,8 @@
 A U-Net of one resolution: one unit down, the mid units, one unit up that also reads the first unit's output, a final block.
 A unit is a residual block of causal convolutions, conditioned on time, and transformer blocks without positions.
 Only causal convolutions and (masked) attention mix frames, and no norm runs over time: therefore stored state is exact.
-Called by ``flow_matching.FlowMatching`` once per solver step.
+Called by ``flow_matching.FlowMatching`` once per solver step. ``steps`` of a module is its ``forward`` with pauses: in every
+transformer block, and within a block where more than ``max_scores`` attention scores per head are due.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.config import EstimatorConfig
-from bistream.token2mel.layers import WindowLinear, join_heads, split_heads
+from bistream.checkpoint_config import EstimatorConfig
+from bistream.steps import Steps, finish
+from bistream.token2mel.layers import WindowLinear, bias_rows, join_heads, join_tiles, query_tiles, split_heads
 from bistream.token2mel.memory import StepMemory
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES
 
@@ -45,8 +47,9 @@ class ResidualBlock(nn.Module):
         self.block2 = ConvBlock(width, width)
         self.shortcut = WindowLinear(in_channels, width, 1)
 
-    def forward(self, x: Tensor, time_bias: Tensor, memory: StepMemory) -> Tensor:
+    def steps(self, x: Tensor, time_bias: Tensor, memory: StepMemory) -> Steps[Tensor]:
         hidden = self.block1(x, memory) + time_bias
+        yield
         hidden = self.block2(hidden, memory)
         out: Tensor = hidden + self.shortcut(x)
         return out
@@ -67,17 +70,22 @@ class TransformerBlock(nn.Module):
         self.linear_in = nn.Linear(width, FEED_FORWARD_RATIO * width)
         self.linear_out = nn.Linear(FEED_FORWARD_RATIO * width, width)
 
-    def forward(self, x: Tensor, bias: Tensor, memory: StepMemory) -> Tensor:
-        """x: [B, T, width]; bias: [B, 1, T, K]."""
-        x = x + self._attend(self.norm_attention(x), bias, memory)
-        hidden = F.gelu(self.linear_in(self.norm_feed_forward(x)))
-        out: Tensor = x + self.linear_out(hidden)
-        return out
+    def steps(self, x: Tensor, bias: Tensor | None, memory: StepMemory, max_scores: int | None) -> Steps[Tensor]:
+        """x: [B, T, width]; bias: [B, 1, T, K] or None."""
+        normed = self.norm_attention(x)
+        key, value = self.to_keys_values(memory.extend_attention(normed)).chunk(2, dim=-1)
+        key, value = split_heads(key, self.heads), split_heads(value, self.heads)
+        parts = []
+        for rows in query_tiles(x.shape[1], key.shape[2], max_scores):
+            part = x[:, rows] + self._attend(normed[:, rows], key, value, bias_rows(bias, rows))
+            hidden = F.gelu(self.linear_in(self.norm_feed_forward(part)))
+            parts.append(part + self.linear_out(hidden))
+            yield
+        return join_tiles(parts)
 
-    def _attend(self, x: Tensor, bias: Tensor, memory: StepMemory) -> Tensor:
+    def _attend(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
         query = split_heads(self.to_query(x), self.heads)
-        key, value = self.to_keys_values(memory.extend_attention(x)).chunk(2, dim=-1)
-        out = F.scaled_dot_product_attention(query, split_heads(key, self.heads), split_heads(value, self.heads), attn_mask=bias)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         result: Tensor = self.to_out(join_heads(out))
         return result
 
@@ -91,10 +99,11 @@ class Unit(nn.Module):
         self.residual = ResidualBlock(in_channels, width)
         self.blocks = nn.ModuleList(TransformerBlock(width, config.num_heads, config.attention_head_dim) for _ in range(config.n_blocks))
 
-    def forward(self, x: Tensor, time_bias: Tensor, bias: Tensor, memory: StepMemory) -> Tensor:
-        x = self.residual(x, time_bias, memory)
+    def steps(self, x: Tensor, time_bias: Tensor, bias: Tensor | None, memory: StepMemory, max_scores: int | None) -> Steps[Tensor]:
+        x = yield from self.residual.steps(x, time_bias, memory)
         for block in self.blocks:
-            x = block(x, bias, memory)
+            assert isinstance(block, TransformerBlock)
+            x = yield from block.steps(x, bias, memory, max_scores)
         return x
 
 
@@ -129,13 +138,19 @@ class Estimator(nn.Module):
         inputs: [B, T, in_channels]: mel, mu, speaker, prompt mel stacked in this order.
         time_biases: [B or 1, units, width]; bias: [B, 1, T, K]. Returns [B, T, out_channels].
         """
+        return finish(self.steps(inputs, time_biases, bias, memory))
+
+    def steps(
+        self, inputs: Tensor, time_biases: Tensor, bias: Tensor | None, memory: StepMemory, max_scores: int | None = None
+    ) -> Steps[Tensor]:
+        """``forward`` with pauses. bias None: every frame sees all others."""
         down, *mids, up = self._units()
-        steps = time_biases.unsqueeze(2).unbind(1)  # per unit [B or 1, 1, width]
-        skip = down(inputs, steps[0], bias, memory)
+        times = time_biases.unsqueeze(2).unbind(1)  # per unit [B or 1, 1, width]
+        skip = yield from down.steps(inputs, times[0], bias, memory, max_scores)
         x = self.down_conv(memory.extend_conv(skip))
-        for unit, time_bias in zip(mids, steps[1:-1], strict=True):
-            x = unit(x, time_bias, bias, memory)
-        x = up(torch.cat([x, skip], dim=-1), steps[-1], bias, memory)
+        for unit, time_bias in zip(mids, times[1:-1], strict=True):
+            x = yield from unit.steps(x, time_bias, bias, memory, max_scores)
+        x = yield from up.steps(torch.cat([x, skip], dim=-1), times[-1], bias, memory, max_scores)
         x = self.up_conv(memory.extend_conv(x))
         out: Tensor = self.final_projection(self.final_block(x, memory))
         memory.end_step()

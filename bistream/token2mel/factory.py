@@ -1,53 +1,84 @@
-"""Chooses the tier of a flow stage, its pages and its runner: the only module outside ``cuda/`` and ``graphs/`` that imports them.
+"""Chooses the network of a flow stage, its tier, its pages and its runner: the only module that asks which flow a checkpoint has, and
+the only one outside ``cuda/`` and ``graphs/`` that imports them.
 
-Runners are imported only where they can run.
+Runners are imported only where they can run. The DiT (``dit/``) has the plain tier alone.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
-from bistream.config import FlowConfig, RuntimeConfig
+from bistream.checkpoint_config import DitFlowConfig, FlowConfig
+from bistream.config import RuntimeConfig
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
+from bistream.token2mel import pages as unet_pages
+from bistream.token2mel import weights as unet_weights
 from bistream.token2mel.batching import Buckets
-from bistream.token2mel.flow import FlowNetwork
+from bistream.token2mel.dit import pages as dit_pages
+from bistream.token2mel.dit import weights as dit_weights
+from bistream.token2mel.flow import FlowModel, FlowNetwork
 from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count, whole_pages
+from bistream.token2mel.paged_memory import StatePages
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FlowRunner
 from bistream.token2mel.sizes import kernels_need
 
 
+def load_network(model_dir: str | Path, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> FlowModel:
+    """The network of a model directory, ready to use. Raises ``CheckpointError`` naming file, key and shapes."""
+    if isinstance(sizes, DitFlowConfig):
+        return dit_weights.load_network(model_dir, sizes, device, dtype)
+    return unet_weights.load_network(model_dir, sizes, device, dtype)
+
+
+def expected_shapes(sizes: FlowConfig) -> dict[str, tuple[int, ...]]:
+    """Every key of ``flow.pt`` and its shape."""
+    return dit_weights.expected_shapes(sizes) if isinstance(sizes, DitFlowConfig) else unet_weights.expected_shapes(sizes)
+
+
 def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested one is unavailable."""
+    if isinstance(sizes, DitFlowConfig):
+        return choose_tier("flow", config.kernels, device, dtype, graphs_need=("a flow with a U-Net",))
     return choose_tier("flow", config.kernels, device, dtype, kernels_need(sizes))
 
 
-def page_rows(tier: Tier, sizes: FlowConfig) -> int | None:
-    """``rows_per_page`` of ``FlowPages``; None: the frames of a chunk."""
-    return rows_per_page(sizes) if tier is Tier.GRAPHS else None
+def flow_page_bytes(tier: Tier, sizes: FlowConfig, dtype: torch.dtype) -> int:
+    """Bytes of one page of ``make_pages``."""
+    if isinstance(sizes, DitFlowConfig):
+        return dit_pages.page_bytes(sizes, dtype)
+    return unet_pages.page_bytes(sizes, dtype, rows_per_page(sizes) if tier is Tier.GRAPHS else None)
 
 
-def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> FlowPages:
+def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> StatePages:
     """pages: how many fit into memory, those that the tier itself needs included."""
+    if isinstance(sizes, DitFlowConfig):
+        return dit_pages.DitPages(sizes, pages, dtype, device)
     if tier is not Tier.GRAPHS:
         return FlowPages(sizes, pages, dtype, device)
     scratch = scratch_page_count(pages)
     return FlowPages(sizes, max(1, whole_pages(pages) - scratch), dtype, device, rows_per_page(sizes), scratch)
 
 
-def make_runner(tier: Tier, config: RuntimeConfig, network: FlowNetwork, pages: FlowPages | None) -> FlowRunner:
+def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages | None) -> FlowRunner:
     """The runner of ``tier``. pages: from ``make_pages``; None recomputes every prefix on the plain network."""
-    left = config.left_context_chunks
-    if pages is not None and tier is Tier.KERNELS:
+    left, interruptible = config.left_context_chunks, config.max_suspensions > 0
+    if isinstance(network, FlowNetwork) and isinstance(pages, FlowPages) and tier is not Tier.PLAIN:
+        return _recorded_runner(tier, network, pages, left, interruptible)
+    return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
+
+
+def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool) -> FlowRunner:
+    if tier is Tier.KERNELS:
         from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
 
-        runner = CudaFlowRunner(network, pages, left)
+        runner = CudaFlowRunner(network, pages, left, interruptible=interruptible)
         runner.record()
         return runner
-    if pages is not None and tier is Tier.GRAPHS:
-        from bistream.token2mel.graphs.runner import GraphFlowRunner  # noqa: PLC0415  (imports flex_attention)
+    from bistream.token2mel.graphs.runner import GraphFlowRunner  # noqa: PLC0415  (imports flex_attention)
 
-        graph_runner = GraphFlowRunner(network, pages, left)
-        graph_runner.record()
-        return graph_runner
-    return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
+    graph_runner = GraphFlowRunner(network, pages, left, interruptible=interruptible)
+    graph_runner.record()
+    return graph_runner

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.flow_matching import FlowMatching
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, form_offset
@@ -28,7 +28,7 @@ class FirstStep:
 
     def __init__(self, config: FlowConfig, matching: FlowMatching, left_context_chunks: int, max_chunks: int | None = None) -> None:
         self._matching = matching
-        self._chunk_tokens, self._ratio = config.encoder.static_chunk_size, config.token_mel_ratio
+        self._chunk_tokens, self._ratio = config.chunk_tokens, config.token_mel_ratio
         self._conditions = config.estimator.in_channels - config.output_size
         frames = self._chunk_tokens * self._ratio
         self.max_chunks = max_chunks or -(-MAX_FRAMES // frames)

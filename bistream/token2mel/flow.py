@@ -1,4 +1,4 @@
-"""The whole flow network: padded batches of tokens and prompt conditions in, mel frames out.
+"""The whole flow network of CosyVoice2, and what it shares with that of CosyVoice3: batches of tokens and conditions in, mel frames out.
 
 ``FlowBatch`` carries the work of many sessions to the device: every tensor has a static shape given by the
 number of rows, the padded number of new tokens and the width of the page table. ``stage.FlowStage`` builds and reads it.
@@ -7,15 +7,17 @@ number of rows, the padded number of new tokens and the width of the page table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
+from bistream.steps import Steps, finish
 from bistream.token2mel.encoder import FlowEncoder
-from bistream.token2mel.flow_matching import FlowMatching
-from bistream.token2mel.memory import EncoderMemory, FlowMemory, attention_bias
+from bistream.token2mel.flow_matching import FlowMatching, GuidedSolver, SolverState
+from bistream.token2mel.memory import BlankMemory, EncoderMemory, FlowMemory, SolverMemory, attention_bias
 from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS
 
 
@@ -45,19 +47,16 @@ class FlowBatch:
     streaming: bool
 
 
-class FlowNetwork(nn.Module):
+class FlowModel(nn.Module):
+    """What runners know of a flow network. Subclasses: ``FlowNetwork`` and ``dit.network.DitFlow``."""
+
+    matching: GuidedSolver
+
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.input_size)
         self.speaker_projection = nn.Linear(config.spk_embed_dim, config.output_size)
-        self.encoder = FlowEncoder(config)
-        self.encoder_projection = nn.Linear(config.encoder.output_size, config.output_size)
-        self.matching = FlowMatching(config)
-
-    def prepare(self) -> None:
-        """Compute noise and time embeddings; call once after loading the weights."""
-        self.matching.prepare(self.config.output_size)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,29 +66,35 @@ class FlowNetwork(nn.Module):
     def device(self) -> torch.device:
         return self.token_embedding.weight.device
 
+    def blank_memory(self) -> SolverMemory:
+        """For sequences without stored state."""
+        raise NotImplementedError
+
     @torch.no_grad()
-    def forward(self, batch: FlowBatch, memory: FlowMemory) -> Tensor:
+    def forward(self, batch: FlowBatch, memory: SolverMemory) -> Tensor:
         """Mel of the new frames, float32 [S, ratio * T, bins]; frames beyond a row's length are padding."""
-        ratio = self.config.token_mel_ratio
-        frame_bias = self._bias(batch, ratio)
-        conditions = self.conditions(batch, frame_bias, memory.encoder())
-        solved: Tensor = self.matching.solve(batch.starts * ratio, conditions, frame_bias, memory)
-        return solved
+        state = self.begin(batch, memory)
+        while state.step < self.config.n_timesteps:
+            self.advance(state)
+        return state.x
 
-    def conditions(self, batch: FlowBatch, frame_bias: Tensor, memory: EncoderMemory) -> Tensor:
-        """The solver's inputs besides noise, [S, ratio * T, channels]: encoded tokens, speaker and prompt mel."""
-        vectors = self.token_embedding(batch.token_ids)
-        hidden = self.encoder(vectors, batch.present, batch.starts, self._bias(batch, 1), frame_bias, memory)
-        mu = self.encoder_projection(hidden)
-        speaker = self.speaker_projection(F.normalize(batch.speaker, dim=1).to(self.dtype))
-        return torch.cat([mu, speaker[:, None, :].expand(-1, mu.shape[1], -1), batch.prompt_mel.to(self.dtype)], dim=-1)
+    def begin(self, batch: FlowBatch, memory: SolverMemory) -> SolverState:
+        """Everything before the solver's first step. memory: ``blank_memory``, or that of the network's own pages."""
+        raise NotImplementedError
 
     @torch.no_grad()
-    def encode(self, batch: FlowBatch, memory: EncoderMemory) -> Tensor:
-        """``conditions`` alone, for a solver of another tier."""
-        return self.conditions(batch, self._bias(batch, self.config.token_mel_ratio), memory)
+    def advance(self, state: SolverState) -> None:
+        """One step of the solver."""
+        finish(self.matching.advance(state))
 
-    def _bias(self, batch: FlowBatch, ratio: int) -> Tensor:
+    def whole_utterance(self, batch: FlowBatch, max_scores: int) -> Steps[Tensor]:
+        """Mel of one unpadded sequence with full attention and without stored state, in steps; float32 [1, ratio * T, bins].
+
+        A step computes at most about ``max_scores`` attention scores per head, which bounds its time and memory.
+        """
+        raise NotImplementedError
+
+    def attention_bias(self, batch: FlowBatch, ratio: int) -> Tensor:
         """The additive attention mask at ``ratio`` frames per token."""
         lookahead = self.config.pre_lookahead_len
         return attention_bias(
@@ -97,8 +102,67 @@ class FlowNetwork(nn.Module):
             batch.context_chunks,
             frames=(batch.token_ids.shape[1] - LOOKAHEAD_HISTORY_TOKENS - lookahead) * ratio,
             table_chunks=batch.table_chunks,
-            chunk_frames=self.config.encoder.static_chunk_size * ratio,
+            chunk_frames=self.config.chunk_tokens * ratio,
             left_context_chunks=batch.left_context_chunks,
             streaming=batch.streaming,
             dtype=self.dtype,
         )
+
+    def speaker(self, batch: FlowBatch, frames: int) -> Tensor:
+        """The speaker vectors [S, frames, bins], the same for every frame."""
+        projected: Tensor = self.speaker_projection(F.normalize(batch.speaker, dim=1).to(self.dtype))
+        return projected[:, None, :].expand(-1, frames, -1)
+
+
+class FlowNetwork(FlowModel):
+    """The flow with conformer encoder and U-Net."""
+
+    matching: FlowMatching
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__(config)
+        self.encoder = FlowEncoder(config)
+        self.encoder_projection = nn.Linear(config.encoder.output_size, config.output_size)
+        self.matching = FlowMatching(config)
+
+    def prepare(self) -> None:
+        """Compute noise and time embeddings; call once after loading the weights."""
+        self.matching.prepare(self.config.output_size)
+
+    def blank_memory(self) -> FlowMemory:
+        return BlankMemory()
+
+    @torch.no_grad()
+    def begin(self, batch: FlowBatch, memory: SolverMemory) -> SolverState:
+        ratio = self.config.token_mel_ratio
+        frame_bias = self.attention_bias(batch, ratio)
+        conditions = self.conditions(batch, frame_bias, encoder_of(memory))
+        return self.matching.begin(batch.starts * ratio, conditions, frame_bias, memory)
+
+    @torch.no_grad()
+    def whole_utterance(self, batch: FlowBatch, max_scores: int) -> Steps[Tensor]:
+        memory = BlankMemory()
+        conditions = yield from self._conditions(batch, None, memory.encoder(), max_scores)
+        return (yield from self.matching.steps(batch.starts * self.config.token_mel_ratio, conditions, None, memory, max_scores))
+
+    def conditions(self, batch: FlowBatch, frame_bias: Tensor, memory: EncoderMemory) -> Tensor:
+        """The solver's inputs besides noise, [S, ratio * T, channels]: encoded tokens, speaker and prompt mel."""
+        return finish(self._conditions(batch, (self.attention_bias(batch, 1), frame_bias), memory))
+
+    def _conditions(
+        self, batch: FlowBatch, biases: tuple[Tensor, Tensor] | None, memory: EncoderMemory, max_scores: int | None = None
+    ) -> Steps[Tensor]:
+        vectors = self.token_embedding(batch.token_ids)
+        hidden = yield from self.encoder.steps(vectors, batch.present, batch.starts, biases, memory, max_scores)
+        mu = self.encoder_projection(hidden)
+        return torch.cat([mu, self.speaker(batch, mu.shape[1]), batch.prompt_mel.to(self.dtype)], dim=-1)
+
+    @torch.no_grad()
+    def encode(self, batch: FlowBatch, memory: EncoderMemory) -> Tensor:
+        """``conditions`` alone, for a solver of another tier."""
+        return self.conditions(batch, self.attention_bias(batch, self.config.token_mel_ratio), memory)
+
+
+def encoder_of(memory: SolverMemory) -> EncoderMemory:
+    """The encoder's part of a memory of ``FlowNetwork``."""
+    return cast(FlowMemory, memory).encoder()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
+from bistream.steps import Steps, finish
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.estimator import Estimator
-from bistream.token2mel.memory import FlowMemory
+from bistream.token2mel.memory import SolverMemory, StepMemory
 
 _NOISE_SEED = 0
 
@@ -37,27 +39,46 @@ def time_steps(count: int) -> tuple[list[float], list[float]]:
     return times, sizes
 
 
-class FlowMatching(nn.Module):
+@dataclass
+class SolverState:
+    """A batch between two solver steps.
+
+    x: float32 [S, T, bins], the mel so far. conditions: [2 * S, T, channels] and bias: [2 * S, 1, T, K], of both guidance halves.
+    first_frames: int64 [S], absolute frame of each row's first new frame.
+    memory: what the batch stored and will store; a step reads and writes the state of that step alone. step: how many are done.
+    """
+
+    x: Tensor
+    conditions: Tensor
+    bias: Tensor | None
+    first_frames: Tensor
+    memory: SolverMemory
+    step: int = 0
+
+
+class GuidedSolver(nn.Module):
+    """The solver without its estimator: a subclass evaluates one in ``velocity``."""
+
     noise: Tensor
-    time_biases: Tensor
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
-        self.estimator = Estimator(config.estimator)
         self.guidance = config.inference_cfg_rate
-        self.steps = config.n_timesteps
+        self.n_steps = config.n_timesteps
         self.step_sizes: list[float] = []
         self.register_buffer("noise", torch.empty(0), persistent=False)
-        self.register_buffer("time_biases", torch.empty(0), persistent=False)
 
-    def prepare(self, mel_bins: int) -> None:
-        """Compute noise and time biases; call once after loading the weights."""
-        weight = self.estimator.time_linear1.weight
-        times, self.step_sizes = time_steps(self.steps)
-        self.noise = noise_buffer(mel_bins).T.contiguous().to(weight.device)  # [frames, bins]
-        self.time_biases = self.estimator.time_biases(torch.tensor(times, device=weight.device))  # [steps, units, width]
+    def prepare_steps(self, mel_bins: int, device: torch.device) -> Tensor:
+        """Compute noise and step sizes. Returns the times of the steps, float32 [steps], for the estimator."""
+        times, self.step_sizes = time_steps(self.n_steps)
+        self.noise = noise_buffer(mel_bins).T.contiguous().to(device)  # [frames, bins]
+        return torch.tensor(times, device=device)
 
-    def solve(self, first_frames: Tensor, conditions: Tensor, bias: Tensor, memory: FlowMemory) -> Tensor:
+    def velocity(self, inputs: Tensor, state: SolverState, memory: StepMemory, max_scores: int | None) -> Steps[Tensor]:
+        """The estimator's velocity [2 * S, T, bins] at ``state.step`` for inputs [2 * S, T, channels]: the mel, then its conditions."""
+        raise NotImplementedError
+
+    def solve(self, first_frames: Tensor, conditions: Tensor, bias: Tensor, memory: SolverMemory) -> Tensor:
         """Solve the new frames of S rows.
 
         first_frames: int64 [S], absolute frame of each row's first new frame.
@@ -65,14 +86,49 @@ class FlowMatching(nn.Module):
 
         The estimator sees 2 S rows: all rows with their conditions, then all rows with zeros in their place.
         """
-        frames, dtype = conditions.shape[1], conditions.dtype
-        index = first_frames[:, None] + torch.arange(frames, device=conditions.device)
+        return finish(self.steps(first_frames, conditions, bias, memory))
+
+    def steps(
+        self, first_frames: Tensor, conditions: Tensor, bias: Tensor | None, memory: SolverMemory, max_scores: int | None = None
+    ) -> Steps[Tensor]:
+        """``solve`` with the estimator's pauses. bias None: every frame sees all others."""
+        state = self.begin(first_frames, conditions, bias, memory)
+        while state.step < self.n_steps:
+            yield from self.advance(state, max_scores)
+        return state.x
+
+    def begin(self, first_frames: Tensor, conditions: Tensor, bias: Tensor | None, memory: SolverMemory) -> SolverState:
+        """The state before the first step; arguments as in ``solve``."""
+        index = first_frames[:, None] + torch.arange(conditions.shape[1], device=conditions.device)
         x = self.noise[index.clamp_(max=MAX_FRAMES - 1)]  # frames past the buffer are padding
         conditions = torch.cat([conditions, torch.zeros_like(conditions)])
-        bias = bias.repeat(2, 1, 1, 1)
-        for step, size in enumerate(self.step_sizes):
-            inputs = torch.cat([x.to(dtype).repeat(2, 1, 1), conditions], dim=-1)
-            velocity = self.estimator(inputs, self.time_biases[step : step + 1], bias, memory.step(step))
-            guided, free = velocity.float().chunk(2)
-            x = x + size * ((1.0 + self.guidance) * guided - self.guidance * free)
-        return x
+        return SolverState(x, conditions, None if bias is None else bias.repeat(2, 1, 1, 1), first_frames, memory)
+
+    def advance(self, state: SolverState, max_scores: int | None = None) -> Steps[None]:
+        """One Euler step."""
+        step, dtype = state.step, state.conditions.dtype
+        inputs = torch.cat([state.x.to(dtype).repeat(2, 1, 1), state.conditions], dim=-1)
+        velocity = yield from self.velocity(inputs, state, state.memory.step(step), max_scores)
+        guided, free = velocity.float().chunk(2)
+        state.x = state.x + self.step_sizes[step] * ((1.0 + self.guidance) * guided - self.guidance * free)
+        state.step = step + 1
+
+
+class FlowMatching(GuidedSolver):
+    """The solver with the U-Net."""
+
+    time_biases: Tensor
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__(config)
+        self.estimator = Estimator(config.estimator)
+        self.register_buffer("time_biases", torch.empty(0), persistent=False)
+
+    def prepare(self, mel_bins: int) -> None:
+        """Compute noise and time biases; call once after loading the weights."""
+        times = self.prepare_steps(mel_bins, self.estimator.time_linear1.weight.device)
+        self.time_biases = self.estimator.time_biases(times)  # [steps, units, width]
+
+    def velocity(self, inputs: Tensor, state: SolverState, memory: StepMemory, max_scores: int | None) -> Steps[Tensor]:
+        biases = self.time_biases[state.step : state.step + 1]
+        return (yield from self.estimator.steps(inputs, biases, state.bias, memory, max_scores))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bistream.steps import tiles
 
 
 class WindowLinear(nn.Module):
@@ -36,3 +40,18 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """[B, heads, T, size] -> [B, T, heads * size]."""
     return x.transpose(1, 2).flatten(2)
+
+
+def query_tiles(queries: int, keys: int, max_scores: int | None) -> Iterator[slice]:
+    """The queries of an attention in pieces of at most about ``max_scores`` scores per head; None: all at once."""
+    return tiles(queries, queries or 1 if max_scores is None else max(1, max_scores // keys))
+
+
+def bias_rows(bias: Tensor | None, rows: slice) -> Tensor | None:
+    """The rows of an attention bias [S, 1, T, K]; None is no bias."""
+    return None if bias is None else bias[:, :, rows]
+
+
+def join_tiles(parts: list[Tensor]) -> Tensor:
+    """Pieces of [B, T, channels] along time."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

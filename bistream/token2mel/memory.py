@@ -32,7 +32,7 @@ class StepMemory(Protocol):
     """Estimator state of one solver step."""
 
     def extend_conv(self, x: Tensor) -> Tensor:
-        """[B, T, C] input of one causal convolution -> [B, 2 + T, C]; zeros before the start of the sequence."""
+        """[B, T, C] input of one causal convolution -> [B, history + T, C]; zeros before the start of the sequence."""
 
     def extend_attention(self, x: Tensor) -> Tensor:
         """[B, T, width] normalised input of one transformer block -> [B, context + T, width]."""
@@ -41,10 +41,14 @@ class StepMemory(Protocol):
         """All layers of the step have been called."""
 
 
-class FlowMemory(Protocol):
-    def encoder(self) -> EncoderMemory: ...
+class SolverMemory(Protocol):
+    """Estimator state of all solver steps."""
 
     def step(self, index: int) -> StepMemory: ...
+
+
+class FlowMemory(SolverMemory, Protocol):
+    def encoder(self) -> EncoderMemory: ...
 
 
 class BlankEncoderMemory:
@@ -56,8 +60,13 @@ class BlankEncoderMemory:
 
 
 class BlankStepMemory:
+    """history: frames that a causal convolution reaches back."""
+
+    def __init__(self, history: int = CONV_HISTORY_FRAMES) -> None:
+        self._history = history
+
     def extend_conv(self, x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, CONV_HISTORY_FRAMES, 0))
+        return F.pad(x, (0, 0, self._history, 0))
 
     def extend_attention(self, x: Tensor) -> Tensor:
         return x
@@ -67,13 +76,16 @@ class BlankStepMemory:
 
 
 class BlankMemory:
-    """Reads and keeps no state."""
+    """Reads and keeps no state. history: as in ``BlankStepMemory``."""
+
+    def __init__(self, history: int = CONV_HISTORY_FRAMES) -> None:
+        self._history = history
 
     def encoder(self) -> EncoderMemory:
         return BlankEncoderMemory()
 
     def step(self, index: int) -> StepMemory:
-        return BlankStepMemory()
+        return BlankStepMemory(self._history)
 
 
 def attention_bias(

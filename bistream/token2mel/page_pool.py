@@ -26,11 +26,12 @@ FIRST_PAGE = 2  # first page that can be owned
 
 @dataclass(eq=False)
 class Prefix:
-    """State of the complete chunks of one voice's prompt. ``ready`` once the pages hold it."""
+    """State of the complete chunks of one voice's prompt. ``ready`` once the pages hold it; so far that of ``computed`` chunks."""
 
     key: bytes
     pages: tuple[int, ...]
     users: int = 0
+    computed: int = 0
     ready: bool = False
 
 

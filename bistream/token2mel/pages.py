@@ -15,15 +15,14 @@ needs no clearing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
 from bistream.token2mel.estimator import block_count, conv_inputs
-from bistream.token2mel.memory import EncoderMemory, StepMemory
+from bistream.token2mel.memory import EncoderMemory
 from bistream.token2mel.page_pool import FIRST_PAGE, ZERO_PAGE
+from bistream.token2mel.paged_memory import PagedMemory, PageTables
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, UPSAMPLE_HISTORY_TOKENS
 
 GUIDANCE_ROWS = 2
@@ -31,11 +30,13 @@ HOST_MEMORY_BYTES = 8 * 2**30  # assumed for a desktop; the system commits memor
 
 
 class FlowPages:
-    """The tensors that page numbers index.
+    """The tensors that page numbers index (``paged_memory.StatePages``).
 
     total: pages that can be owned. scratch: numbers of additional pages, for state that a batch reads while it runs but that is not kept.
     context_rows: ``context`` with all rows of its pages, which may exceed a chunk's frames (``rows_per_page``); the extra rows are zeros.
     """
+
+    conv_history = CONV_HISTORY_FRAMES
 
     def __init__(
         self,
@@ -75,6 +76,9 @@ class FlowPages:
         self.frame_keys_values[:, ZERO_PAGE].zero_()
         self.upsample_tail[ZERO_PAGE].zero_()
 
+    def memory(self, tables: PageTables) -> UNetMemory:
+        return UNetMemory(self, tables)
+
 
 def page_bytes(config: FlowConfig, dtype: torch.dtype, rows_per_page: int | None = None) -> int:
     """Bytes of one page (one second of audio). rows_per_page: of the estimator's context, if more than a chunk's frames."""
@@ -87,64 +91,27 @@ def page_bytes(config: FlowConfig, dtype: torch.dtype, rows_per_page: int | None
     return (config.n_timesteps * GUIDANCE_ROWS * (context + tail) + keys_values + upsample) * dtype.itemsize
 
 
-def free_memory_bytes(device: torch.device) -> int:
-    """Free memory of the device. What a host or its container can spare is unknown: ``HOST_MEMORY_BYTES``."""
+def memory_bytes(device: torch.device) -> tuple[int, int]:
+    """Free and total memory of the device. What a host or its container can spare is unknown: ``HOST_MEMORY_BYTES``, twice."""
     if device.type != "cuda":
-        return HOST_MEMORY_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return HOST_MEMORY_BYTES, HOST_MEMORY_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
 
 
-@dataclass(frozen=True)
-class PageTables:
-    """Pages of one batch, as index tensors (int64) on the device.
-
-    context: [S, table_chunks], aligned to the right, ``ZERO_PAGE`` where there is none.
-    last: [S], the page of the chunk before the new part (``ZERO_PAGE`` at the start of a sequence).
-    keep: [S, complete_chunks], where each complete chunk of the new part goes; ``SCRATCH_PAGE`` where it is not kept.
-    """
-
-    context: Tensor
-    last: Tensor
-    keep: Tensor
-
-
-class PagedMemory:
-    """``memory.FlowMemory`` on pages: reads the context of a batch, writes its complete chunks."""
+class UNetMemory(PagedMemory):
+    """``memory.FlowMemory`` on pages."""
 
     def __init__(self, pages: FlowPages, tables: PageTables) -> None:
+        super().__init__(pages, tables)
         self.pages = pages
-        self.sessions, self.table_chunks = tables.context.shape
-        self.complete_chunks = tables.keep.shape[1]
-        self.context = tables.context.flatten()
-        self.last = tables.last
-        self.keep = tables.keep.flatten()
 
     def encoder(self) -> EncoderMemory:
         return _PagedEncoderMemory(self)
 
-    def step(self, index: int) -> StepMemory:
-        return _PagedStepMemory(self, index)
-
-    def extend(self, store: Tensor, x: Tensor) -> Tensor:
-        """store: [rows, pages, chunk, C]; x: [rows * S, T, C]. Prepends the context and keeps the complete chunks."""
-        rows, _, chunk, channels = store.shape
-        if self.complete_chunks:
-            complete = x[:, : self.complete_chunks * chunk].reshape(rows, -1, chunk, channels)
-            store.index_copy_(1, self.keep, complete.to(store.dtype))
-        if not self.table_chunks:
-            return x
-        context = store.index_select(1, self.context).view(rows * self.sessions, self.table_chunks * chunk, channels)
-        return torch.cat([context, x], dim=1)
-
-    def tails(self, x: Tensor, chunk: int, frames: int) -> Tensor:
-        """[B, T, C] -> [B, complete_chunks, frames, C]: the last frames of each complete chunk."""
-        complete = x[:, : self.complete_chunks * chunk].reshape(len(x), self.complete_chunks, chunk, -1)
-        return complete[:, :, chunk - frames :]
-
 
 class _PagedEncoderMemory:
-    def __init__(self, memory: PagedMemory) -> None:
+    def __init__(self, memory: UNetMemory) -> None:
         self._memory = memory
         self._layer = 0
 
@@ -165,33 +132,3 @@ class _PagedEncoderMemory:
             tails = memory.tails(x, memory.pages.chunk_tokens, UPSAMPLE_HISTORY_TOKENS)
             store.index_copy_(0, memory.keep, tails.flatten(0, 1).to(store.dtype))
         return torch.cat([history, x], dim=1)
-
-
-class _PagedStepMemory:
-    """Convolution inputs are collected over the step, so that their state is one gather and one scatter."""
-
-    def __init__(self, memory: PagedMemory, step: int) -> None:
-        self._memory = memory
-        self._context = memory.pages.context[step]
-        self._tail = memory.pages.tail[step]  # [2, pages, 2, channels]
-        self._history = self._tail.index_select(1, memory.last).flatten(0, 1)  # [2 * S, 2, channels]
-        self._block = 0
-        self._channel = 0
-        self._kept: list[Tensor] = []
-
-    def extend_conv(self, x: Tensor) -> Tensor:
-        memory = self._memory
-        first, self._channel = self._channel, self._channel + x.shape[-1]
-        if memory.complete_chunks:
-            self._kept.append(memory.tails(x, memory.pages.chunk_frames, CONV_HISTORY_FRAMES))
-        return torch.cat([self._history[:, :, first : self._channel], x], dim=1)
-
-    def extend_attention(self, x: Tensor) -> Tensor:
-        block, self._block = self._block, self._block + 1
-        return self._memory.extend(self._context[block], x)
-
-    def end_step(self) -> None:
-        if self._kept:
-            kept = torch.cat(self._kept, dim=-1)  # [2 * S, complete, 2, channels]
-            kept = kept.reshape(GUIDANCE_ROWS, -1, *kept.shape[2:])
-            self._tail.index_copy_(1, self._memory.keep, kept.to(self._tail.dtype))

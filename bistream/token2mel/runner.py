@@ -6,7 +6,6 @@ are few of them, because every new shape is expensive on a GPU.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,21 +14,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bistream.errors import EngineError
+from bistream.steps import Steps
 from bistream.token2mel.batching import Buckets, Span, batch_shape, group_spans, pack, without_context
-from bistream.token2mel.flow import FlowBatch, FlowNetwork
-from bistream.token2mel.memory import BlankMemory, FlowMemory
-from bistream.token2mel.pages import FlowPages, PagedMemory, PageTables
-
-_log = logging.getLogger(__name__)
+from bistream.token2mel.flow import FlowBatch, FlowModel
+from bistream.token2mel.flow_matching import SolverState
+from bistream.token2mel.memory import SolverMemory
+from bistream.token2mel.paged_memory import PageTables, StatePages
+from bistream.token2mel.solving import SpanBatch, SpanGroup
 
 NOT_FINITE = "The speech contains NaN or infinity; check the reference recording of this session."
-FAILED = "Computing the speech failed; open a new session and try again."
+# Attention scores per head that one step of a whole utterance computes: bounds its time (about 50 ms at full size on two CPU cores).
+MAX_SCORES = {"cpu": 2**20, "cuda": 2**24}
 
 
 class FlowRunner:
     """pages: None where no state is kept. buckets: None pads a group to its own longest span only."""
 
-    def __init__(self, network: FlowNetwork, pages: FlowPages | None, left_context_chunks: int, buckets: Buckets | None) -> None:
+    network: FlowModel
+    pages: StatePages | None
+
+    def __init__(self, network: FlowModel, pages: StatePages | None, left_context_chunks: int, buckets: Buckets | None) -> None:
         self.network = network
         self.pages = pages
         self.left_context_chunks = left_context_chunks
@@ -40,36 +44,38 @@ class FlowRunner:
 
         NaN or infinity fails its span alone (rows of a batch do not mix); an exception fails its group.
         """
-        results: list[Tensor | EngineError] = [EngineError(FAILED) for _ in spans]
-        for group in group_spans(spans, self.network.config.encoder.static_chunk_size):
-            try:
-                mels = self._compute_group([spans[index] for index in group])
-                finite = torch.stack([torch.isfinite(mel).all() for mel in mels]).tolist()
-            except Exception:
-                _log.exception("the flow failed on %d sequences", len(group))
-                continue
-            for index, mel, is_finite in zip(group, mels, finite, strict=True):
-                results[index] = mel if is_finite else EngineError(NOT_FINITE)
-        return results
+        return self.begin(spans).finish()
 
-    def compute_from_the_start(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        """Like ``compute`` without reading stored state: for tiers that store it in a form that the plain network cannot read."""
+    def begin(self, spans: Sequence[Span]) -> SpanBatch:
+        """``compute`` in steps, between which other calls may run. Computes nothing yet."""
+        groups = group_spans(spans, self.network.config.chunk_tokens)
+        return SpanBatch.of(len(spans), [(group, _PlainGroup(self, [spans[index] for index in group])) for group in groups])
+
+    def from_the_start(self, spans: Sequence[Span]) -> list[tuple[Sequence[int], SpanGroup]]:
+        """Groups on the plain network that read no stored state: for tiers that store it in a form that this network cannot read."""
         config = self.network.config
-        whole = [without_context(span, config.encoder.static_chunk_size) for span in spans]
+        whole = [without_context(span, config.chunk_tokens) for span in spans]
+        skipped = [span.start * config.token_mel_ratio for span in spans]
         return [
-            result if isinstance(result, EngineError) else result[:, span.start * config.token_mel_ratio :]
-            for span, result in zip(spans, FlowRunner.compute(self, whole), strict=True)
+            (group, _PlainGroup(self, [whole[index] for index in group], [skipped[index] for index in group]))
+            for group in group_spans(whole, config.chunk_tokens)
         ]
 
-    def _compute_group(self, spans: Sequence[Span]) -> list[Tensor]:
-        mel = self.network(*self._batch(spans))
-        ratio = self.network.config.token_mel_ratio
-        return [mel[row, : span.length * ratio].T for row, span in enumerate(spans)]
+    def whole_utterance(self, span: Span) -> Steps[Tensor]:
+        """Mel of one span with full attention from the start of its sequence, in steps, on the plain network in every tier.
 
-    def _batch(self, spans: Sequence[Span]) -> tuple[FlowBatch, FlowMemory]:
+        Returns float32 [bins, ratio * length]; raises ``EngineError`` for NaN or infinity.
+        """
+        batch, _ = self.padded_batch([span], None)
+        mel = yield from self.network.whole_utterance(batch, MAX_SCORES[self.network.device.type])
+        if not bool(torch.isfinite(mel).all()):
+            raise EngineError(NOT_FINITE)
+        return mel[0].T
+
+    def padded_batch(self, spans: Sequence[Span], buckets: Buckets | None) -> tuple[FlowBatch, SolverMemory]:
         """Padded arrays of a group on the device, and the memory over its pages."""
         config = self.network.config
-        shape = batch_shape(spans, config.encoder.static_chunk_size, self.buckets)
+        shape = batch_shape(spans, config.chunk_tokens, buckets)
         arrays = pack(spans, shape, lookahead=config.pre_lookahead_len, ratio=config.token_mel_ratio, mel_bins=config.output_size)
         batch = FlowBatch(
             token_ids=self._to_device(arrays.token_ids),
@@ -83,11 +89,45 @@ class FlowRunner:
             left_context_chunks=self.left_context_chunks,
             streaming=spans[0].streaming,
         )
-        memory: FlowMemory = BlankMemory()
+        memory = self.network.blank_memory()
         if self.pages is not None and shape.table_chunks + shape.keep_chunks:
             tables = PageTables(self._to_device(arrays.context), self._to_device(arrays.last), self._to_device(arrays.keep))
-            memory = PagedMemory(self.pages, tables)
+            memory = self.pages.memory(tables)
         return batch, memory
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.network.device, non_blocking=True)
+
+
+class _PlainGroup:
+    """A ``SpanGroup`` on the plain network, whose state is tensors of its own. skipped: of each span, first frames that are not wanted."""
+
+    def __init__(self, runner: FlowRunner, spans: Sequence[Span], skipped: Sequence[int] | None = None) -> None:
+        self._runner = runner
+        self._spans = spans
+        self._skipped = skipped or [0] * len(spans)
+        self._state: SolverState | None = None  # from the first step on
+
+    @property
+    def steps_left(self) -> int:
+        steps = self._runner.network.config.n_timesteps
+        return steps if self._state is None else steps - self._state.step
+
+    def step(self) -> None:
+        runner = self._runner
+        if self._state is None:
+            self._state = runner.network.begin(*runner.padded_batch(self._spans, runner.buckets))
+        runner.network.advance(self._state)
+
+    def results(self) -> list[Tensor | EngineError]:
+        assert self._state is not None
+        ratio, mel = self._runner.network.config.token_mel_ratio, self._state.x
+        rows = [mel[row, : span.length * ratio].T for row, span in enumerate(self._spans)]
+        finite = torch.stack([torch.isfinite(row).all() for row in rows]).tolist()
+        return [
+            row[:, skipped:] if is_finite else EngineError(NOT_FINITE)
+            for row, skipped, is_finite in zip(rows, self._skipped, finite, strict=True)
+        ]
+
+    def abandon(self) -> None:
+        self._state = None

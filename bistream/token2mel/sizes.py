@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
 
 Count = TypeVar("Count", int, NDArray[np.int64])
 

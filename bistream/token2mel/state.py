@@ -20,9 +20,11 @@ class FlowStatus(enum.Enum):
 class FlowState:
     """One session. ``committed`` is a multiple of the chunk and never exceeds what was computed.
 
-    tokens: all known tokens, the prompt's first. committed: tokens whose state is in ``pages``.
+    tokens: all known tokens, the prompt's first, without those that ``HopPlanner.reanchor`` made it forget: all numbers here count so.
+    committed: tokens whose state is in ``pages``.
     emitted_frames: frames handed out or belonging to the prompt, from the start of the prompt.
     pages: page of each stored chunk up to ``committed``, oldest first (the prefix's pages, then the session's own).
+    is_computing: a hop that contains the session is in progress: its pages must stay as they are, and it must not be closed.
     has_forgotten: memory was short, so chunks between the prefix and the session's oldest page are missing.
     """
 
@@ -36,9 +38,11 @@ class FlowState:
     status: FlowStatus = FlowStatus.OPEN
     failure: str | None = None
     has_forgotten: bool = False
+    is_computing: bool = False
 
     def close(self) -> None:
-        """Free the session's pages. Idempotent. Not while a hop that contains the session is running."""
+        """Free the session's pages. Idempotent."""
+        assert not self.is_computing, "a hop that contains the session is in progress"
         self.status = FlowStatus.CLOSED
         self.release()
 

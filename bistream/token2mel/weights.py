@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bistream.checkpoint import check_state_dict, find_file, load_state_dict
-from bistream.config import EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.checkpoint_config import EstimatorConfig, FlowConfig, FlowEncoderConfig
 from bistream.errors import CheckpointError
+from bistream.token2mel.entries import Entry, conv, linear, norm, parameters_of
 from bistream.token2mel.estimator import FEED_FORWARD_RATIO, TIME_WIDTH_RATIO, unit_inputs
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, LOOKAHEAD_HISTORY_TOKENS, UPSAMPLE_HISTORY_TOKENS
@@ -23,18 +23,14 @@ FILE_NAME = "flow.pt"
 _ESTIMATOR = "decoder.estimator."
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One key of the file. Entries with the same parameter are stacked along their first dimension, in order."""
-
-    key: str
-    parameter: str
-    shape: tuple[int, ...]
-
-
 def expected_shapes(config: FlowConfig) -> dict[str, tuple[int, ...]]:
     """Every key of ``flow.pt`` and its shape."""
     return {entry.key: entry.shape for entry in _entries(config)}
+
+
+def file_layout(config: FlowConfig) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """(key of the file, parameter of ``FlowNetwork``, shape in the file) in order; see ``_Entry``. For writers of ``flow.pt``."""
+    return tuple((entry.key, entry.parameter, entry.shape) for entry in _entries(config))
 
 
 def load_network(model_dir: str | Path, config: FlowConfig, device: torch.device, dtype: torch.dtype) -> FlowNetwork:
@@ -46,16 +42,9 @@ def build_network(state: Mapping[str, Tensor], config: FlowConfig, device: torch
     """The network with the tensors of ``state`` (keys as in the file), in ``dtype`` on ``device``."""
     check_config(config)
     check_state_dict(FILE_NAME, state, expected_shapes(config))
-    parts: dict[str, list[Tensor]] = {}
-    for entry in _entries(config):
-        tensor = state[entry.key]
-        if tensor.ndim == 3:  # convolution [out, in, kernel], see layers.WindowLinear
-            tensor = tensor.transpose(1, 2)
-        parts.setdefault(entry.parameter, []).append(tensor.to(device, dtype))
     with torch.device("meta"):
         network = FlowNetwork(config)
-    parameters = {name: torch.cat(tensors).contiguous() for name, tensors in parts.items()}
-    network.load_state_dict(parameters, strict=True, assign=True)
+    network.load_state_dict(parameters_of(state, _entries(config), device, dtype), strict=True, assign=True)
     network.requires_grad_(False)
     network.eval()
     network.prepare()
@@ -82,98 +71,82 @@ def _require(condition: bool, sentence: str) -> None:
         raise CheckpointError(f"cosyvoice2.yaml: {sentence}; restore the file that belongs to these weights.")
 
 
-def _entries(config: FlowConfig) -> Iterator[_Entry]:
-    yield _Entry("input_embedding.weight", "token_embedding.weight", (config.vocab_size, config.input_size))
-    yield from _linear("spk_embed_affine_layer", "speaker_projection", config.output_size, config.spk_embed_dim)
-    yield from _linear("encoder_proj", "encoder_projection", config.output_size, config.encoder.output_size)
+def _entries(config: FlowConfig) -> Iterator[Entry]:
+    yield Entry("input_embedding.weight", "token_embedding.weight", (config.vocab_size, config.input_size))
+    yield from linear("spk_embed_affine_layer", "speaker_projection", config.output_size, config.spk_embed_dim)
+    yield from linear("encoder_proj", "encoder_projection", config.output_size, config.encoder.output_size)
     yield from _encoder(config.encoder, config)
     yield from _estimator(config.estimator)
 
 
-def _linear(key: str, parameter: str, out_size: int, in_size: int, bias: bool = True) -> Iterator[_Entry]:
-    yield _Entry(f"{key}.weight", f"{parameter}.weight", (out_size, in_size))
-    if bias:
-        yield _Entry(f"{key}.bias", f"{parameter}.bias", (out_size,))
-
-
-def _conv(key: str, parameter: str, out_size: int, in_size: int, kernel: int) -> Iterator[_Entry]:
-    yield _Entry(f"{key}.weight", f"{parameter}.weight", (out_size, in_size, kernel))
-    yield _Entry(f"{key}.bias", f"{parameter}.bias", (out_size,))
-
-
-def _norm(key: str, parameter: str, size: int) -> Iterator[_Entry]:
-    yield _Entry(f"{key}.weight", f"{parameter}.weight", (size,))
-    yield _Entry(f"{key}.bias", f"{parameter}.bias", (size,))
-
-
-def _encoder(sizes: FlowEncoderConfig, config: FlowConfig) -> Iterator[_Entry]:
+def _encoder(sizes: FlowEncoderConfig, config: FlowConfig) -> Iterator[Entry]:
     width = sizes.output_size
     for key, parameter, in_size in (("embed", "embed", sizes.input_size), ("up_embed", "frame_embed", width)):
-        yield from _linear(f"encoder.{key}.out.0", f"encoder.{parameter}.linear", width, in_size)
-        yield from _norm(f"encoder.{key}.out.1", f"encoder.{parameter}.norm", width)
+        yield from linear(f"encoder.{key}.out.0", f"encoder.{parameter}.linear", width, in_size)
+        yield from norm(f"encoder.{key}.out.1", f"encoder.{parameter}.norm", width)
     lookahead = "encoder.pre_lookahead_layer"
-    yield from _conv(f"{lookahead}.conv1", "encoder.lookahead.conv1", width, width, config.pre_lookahead_len + 1)
-    yield from _conv(f"{lookahead}.conv2", "encoder.lookahead.conv2", width, width, LOOKAHEAD_HISTORY_TOKENS + 1)
+    yield from conv(f"{lookahead}.conv1", "encoder.lookahead.conv1", width, width, config.pre_lookahead_len + 1)
+    yield from conv(f"{lookahead}.conv2", "encoder.lookahead.conv2", width, width, LOOKAHEAD_HISTORY_TOKENS + 1)
     kernel = UPSAMPLE_HISTORY_TOKENS * config.token_mel_ratio + 1
-    yield from _conv("encoder.up_layer.conv", "encoder.upsample", width, width, kernel)
-    yield from _norm("encoder.after_norm", "encoder.norm", width)
+    yield from conv("encoder.up_layer.conv", "encoder.upsample", width, width, kernel)
+    yield from norm("encoder.after_norm", "encoder.norm", width)
     for index in range(sizes.num_blocks):
         yield from _conformer_layer(f"encoder.encoders.{index}", f"encoder.token_layers.{index}", sizes)
     for index in range(sizes.num_up_blocks):
         yield from _conformer_layer(f"encoder.up_encoders.{index}", f"encoder.frame_layers.{index}", sizes)
 
 
-def _conformer_layer(key: str, parameter: str, sizes: FlowEncoderConfig) -> Iterator[_Entry]:
+def _conformer_layer(key: str, parameter: str, sizes: FlowEncoderConfig) -> Iterator[Entry]:
     width = sizes.output_size
     attention = f"{parameter}.attention"
     for name in ("q", "k", "v"):
-        yield from _linear(f"{key}.self_attn.linear_{name}", f"{attention}.to_qkv", width, width)
-    yield from _linear(f"{key}.self_attn.linear_out", f"{attention}.to_out", width, width)
-    yield from _linear(f"{key}.self_attn.linear_pos", f"{attention}.to_positions", width, width, bias=False)
+        yield from linear(f"{key}.self_attn.linear_{name}", f"{attention}.to_qkv", width, width)
+    yield from linear(f"{key}.self_attn.linear_out", f"{attention}.to_out", width, width)
+    yield from linear(f"{key}.self_attn.linear_pos", f"{attention}.to_positions", width, width, bias=False)
     head_shape = (sizes.attention_heads, width // sizes.attention_heads)
-    yield _Entry(f"{key}.self_attn.pos_bias_u", f"{attention}.content_bias", head_shape)
-    yield _Entry(f"{key}.self_attn.pos_bias_v", f"{attention}.position_bias", head_shape)
-    yield from _linear(f"{key}.feed_forward.w_1", f"{parameter}.linear_in", sizes.linear_units, width)
-    yield from _linear(f"{key}.feed_forward.w_2", f"{parameter}.linear_out", width, sizes.linear_units)
-    yield from _norm(f"{key}.norm_ff", f"{parameter}.norm_feed_forward", width)
-    yield from _norm(f"{key}.norm_mha", f"{parameter}.norm_attention", width)
+    yield Entry(f"{key}.self_attn.pos_bias_u", f"{attention}.content_bias", head_shape)
+    yield Entry(f"{key}.self_attn.pos_bias_v", f"{attention}.position_bias", head_shape)
+    yield from linear(f"{key}.feed_forward.w_1", f"{parameter}.linear_in", sizes.linear_units, width)
+    yield from linear(f"{key}.feed_forward.w_2", f"{parameter}.linear_out", width, sizes.linear_units)
+    yield from norm(f"{key}.norm_ff", f"{parameter}.norm_feed_forward", width)
+    yield from norm(f"{key}.norm_mha", f"{parameter}.norm_attention", width)
 
 
-def _estimator(sizes: EstimatorConfig) -> Iterator[_Entry]:
+def _estimator(sizes: EstimatorConfig) -> Iterator[Entry]:
     width = sizes.channels[0]
     time_width = TIME_WIDTH_RATIO * width
     kernel = CONV_HISTORY_FRAMES + 1
-    yield from _linear(f"{_ESTIMATOR}time_mlp.linear_1", "matching.estimator.time_linear1", time_width, sizes.in_channels)
-    yield from _linear(f"{_ESTIMATOR}time_mlp.linear_2", "matching.estimator.time_linear2", time_width, time_width)
+    yield from linear(f"{_ESTIMATOR}time_mlp.linear_1", "matching.estimator.time_linear1", time_width, sizes.in_channels)
+    yield from linear(f"{_ESTIMATOR}time_mlp.linear_2", "matching.estimator.time_linear2", time_width, time_width)
     names = ["down_blocks.0", *(f"mid_blocks.{index}" for index in range(sizes.num_mid_blocks)), "up_blocks.0"]
     for index, (name, in_channels) in enumerate(zip(names, unit_inputs(sizes), strict=True)):
         yield from _unit(_ESTIMATOR + name, f"matching.estimator.units.{index}", in_channels, sizes)
-    yield from _conv(f"{_ESTIMATOR}down_blocks.0.2", "matching.estimator.down_conv", width, width, kernel)
-    yield from _conv(f"{_ESTIMATOR}up_blocks.0.2", "matching.estimator.up_conv", width, width, kernel)
+    yield from conv(f"{_ESTIMATOR}down_blocks.0.2", "matching.estimator.down_conv", width, width, kernel)
+    yield from conv(f"{_ESTIMATOR}up_blocks.0.2", "matching.estimator.up_conv", width, width, kernel)
     yield from _conv_block(f"{_ESTIMATOR}final_block", "matching.estimator.final_block", width, width)
-    yield from _conv(f"{_ESTIMATOR}final_proj", "matching.estimator.final_projection", sizes.out_channels, width, 1)
+    yield from conv(f"{_ESTIMATOR}final_proj", "matching.estimator.final_projection", sizes.out_channels, width, 1)
 
 
-def _conv_block(key: str, parameter: str, width: int, in_channels: int) -> Iterator[_Entry]:
-    yield from _conv(f"{key}.block.0", f"{parameter}.conv", width, in_channels, CONV_HISTORY_FRAMES + 1)
-    yield from _norm(f"{key}.block.2", f"{parameter}.norm", width)
+def _conv_block(key: str, parameter: str, width: int, in_channels: int) -> Iterator[Entry]:
+    yield from conv(f"{key}.block.0", f"{parameter}.conv", width, in_channels, CONV_HISTORY_FRAMES + 1)
+    yield from norm(f"{key}.block.2", f"{parameter}.norm", width)
 
 
-def _unit(key: str, parameter: str, in_channels: int, sizes: EstimatorConfig) -> Iterator[_Entry]:
+def _unit(key: str, parameter: str, in_channels: int, sizes: EstimatorConfig) -> Iterator[Entry]:
     width = sizes.channels[0]
     inner = sizes.num_heads * sizes.attention_head_dim
     residual = f"{parameter}.residual"
-    yield from _linear(f"{key}.0.mlp.1", f"{residual}.time_projection", width, TIME_WIDTH_RATIO * width)
+    yield from linear(f"{key}.0.mlp.1", f"{residual}.time_projection", width, TIME_WIDTH_RATIO * width)
     yield from _conv_block(f"{key}.0.block1", f"{residual}.block1", width, in_channels)
     yield from _conv_block(f"{key}.0.block2", f"{residual}.block2", width, width)
-    yield from _conv(f"{key}.0.res_conv", f"{residual}.shortcut", width, in_channels, 1)
+    yield from conv(f"{key}.0.res_conv", f"{residual}.shortcut", width, in_channels, 1)
     for index in range(sizes.n_blocks):
         block, target = f"{key}.1.{index}", f"{parameter}.blocks.{index}"
-        yield from _linear(f"{block}.attn1.to_q", f"{target}.to_query", inner, width, bias=False)
-        yield from _linear(f"{block}.attn1.to_k", f"{target}.to_keys_values", inner, width, bias=False)
-        yield from _linear(f"{block}.attn1.to_v", f"{target}.to_keys_values", inner, width, bias=False)
-        yield from _linear(f"{block}.attn1.to_out.0", f"{target}.to_out", width, inner)
-        yield from _linear(f"{block}.ff.net.0.proj", f"{target}.linear_in", FEED_FORWARD_RATIO * width, width)
-        yield from _linear(f"{block}.ff.net.2", f"{target}.linear_out", width, FEED_FORWARD_RATIO * width)
-        yield from _norm(f"{block}.norm1", f"{target}.norm_attention", width)
-        yield from _norm(f"{block}.norm3", f"{target}.norm_feed_forward", width)
+        yield from linear(f"{block}.attn1.to_q", f"{target}.to_query", inner, width, bias=False)
+        yield from linear(f"{block}.attn1.to_k", f"{target}.to_keys_values", inner, width, bias=False)
+        yield from linear(f"{block}.attn1.to_v", f"{target}.to_keys_values", inner, width, bias=False)
+        yield from linear(f"{block}.attn1.to_out.0", f"{target}.to_out", width, inner)
+        yield from linear(f"{block}.ff.net.0.proj", f"{target}.linear_in", FEED_FORWARD_RATIO * width, width)
+        yield from linear(f"{block}.ff.net.2", f"{target}.linear_out", width, FEED_FORWARD_RATIO * width)
+        yield from norm(f"{block}.norm1", f"{target}.norm_attention", width)
+        yield from norm(f"{block}.norm3", f"{target}.norm_feed_forward", width)

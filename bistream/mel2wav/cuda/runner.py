@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.checkpoint_config import CheckpointConfig
+from bistream.config import RuntimeConfig
 from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.cuda.batch import pack_rows
 from bistream.mel2wav.cuda.launches import VocoderCall

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bistream.config import CheckpointConfig, RuntimeConfig
+from bistream.checkpoint_config import CheckpointConfig
+from bistream.config import RuntimeConfig
 from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.graphs.call import Buffers, Parts, VocoderCall
 from bistream.mel2wav.graphs.decoder import Decoder, Layout

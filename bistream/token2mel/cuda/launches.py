@@ -1,4 +1,4 @@
-"""One call of the flow for one bucket: encoder, conditions, noise and all solver steps. A graph records this.
+"""One call of the flow for one bucket: encoder, conditions, noise and all solver steps. Graphs record this, in one or more parts.
 
 In: the batch's arrays, prompt mel and speakers on the device. Out: ``buffers.mel`` float32 [frames, bins] and ``is_finite``.
 """
@@ -59,15 +59,24 @@ class CudaSolver:
             self.estimator = ManyEstimator(sizes, estimator, pages, buffers, arrays, bucket, tuning, left_context_chunks)
         self.is_finite = torch.zeros(self.frames, dtype=torch.bool, device=network.device)
 
-    def launch(self) -> None:
-        """Queue everything on the current stream."""
+    def launch(self, steps: range) -> None:
+        """Queue these steps of the solver on the current stream: the first with all that comes before it; those before have been computed.
+
+        Between two steps a call's state is ``state()`` and its pages; everything else is written before it is read.
+        """
         matching = self.network.matching
-        self._begin(self.encoder.launch())
-        for step, size in enumerate(matching.step_sizes):
+        if not steps.start:
+            self._begin(self.encoder.launch())
+        for step in steps:
             is_known = step == 0
             self.estimator.launch(step, matching.time_biases[step], halves=1 if is_known else GUIDANCE_ROWS)
-            self._finish_step(size, is_known)
-        self.is_finite.copy_(torch.isfinite(self.buffers.mel[: self.frames]).all(dim=1))
+            self._finish_step(matching.step_sizes[step], is_known)
+        if steps.stop == matching.n_steps:
+            self.is_finite.copy_(torch.isfinite(self.buffers.mel[: self.frames]).all(dim=1))
+
+    def state(self) -> tuple[Tensor, Tensor]:
+        """The mel, and the estimator's inputs of both halves, of this bucket."""
+        return self.buffers.mel[: self.frames], self.buffers.inputs[: GUIDANCE_ROWS * self.frames]
 
     def _begin(self, mu: Tensor) -> None:
         """Noise and conditions of both guidance halves (the second has no conditions)."""

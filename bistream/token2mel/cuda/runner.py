@@ -1,8 +1,9 @@
 """Runs spans on a CUDA GPU: packs them into buckets, one recorded graph per bucket. Replaces ``FlowRunner``.
 
-A graph holds the whole call: encoder, all solver steps, the stores of new state to its pages. It reads the batch from fixed
-addresses, so it serves contexts of any length. Spans that no graph can compute (full attention, or longer than the largest
-bucket) run on the plain network.
+A graph holds the whole call: encoder, all solver steps, the stores of new state to its pages. Where batches may stop between steps,
+there is a graph for each step instead, the first with the encoder. They read the batch from fixed addresses, so they serve contexts of
+any length, and all buckets share these: the state of a batch that is interrupted is copied, and put back when it goes on. Spans that
+no graph can compute (full attention, or longer than the largest bucket) run on the plain network.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,25 +30,28 @@ from bistream.token2mel.cuda.weights import FlowWeights, pack_encoder, pack_few
 from bistream.token2mel.first_step import FIRST_CHUNKS, FirstStep
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
-from bistream.token2mel.runner import FAILED, NOT_FINITE, FlowRunner
+from bistream.token2mel.runner import NOT_FINITE, FlowRunner
+from bistream.token2mel.solving import BufferedGroup, FixedBuffers, SpanBatch, SpanGroup, solver_parts
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class _Call:
-    """Resources of one bucket. ``graph``: None until it is recorded, and always where graphs are off."""
+    """Resources of one bucket. ``graphs``: of each part of the steps; none until they are recorded, and always where graphs are off."""
 
     bucket: Bucket
     tuning: Tuning
     numbers: Tensor  # the batch on the host; entries after its rows are from older batches, hence valid indices
     host: BatchArrays[IntArray32]
     solver: CudaSolver
-    graph: torch.cuda.CUDAGraph | None = None
+    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
 
 
 class CudaFlowRunner(FlowRunner):
     """``record`` False launches the same kernels without graphs (tests). ``buckets``: smallest first."""
+
+    network: FlowNetwork
 
     def __init__(
         self,
@@ -56,12 +60,15 @@ class CudaFlowRunner(FlowRunner):
         left_context_chunks: int,
         buckets: Sequence[Bucket] = BUCKETS,
         record: bool = True,
+        interruptible: bool = False,
     ) -> None:
         super().__init__(network, pages, left_context_chunks, Buckets())
         config, device = network.config, network.device
         self._flow_pages = pages
         self._buckets = tuple(buckets)
         self._record = record
+        self.parts = solver_parts(config.n_timesteps, interruptible)
+        self._in_use = FixedBuffers()
         tunings = [tuning_of(bucket) for bucket in self._buckets]
         largest = self._buckets[-1]
         frames = largest.tokens * config.token_mel_ratio
@@ -105,48 +112,56 @@ class CudaFlowRunner(FlowRunner):
             self._record_call(call)
             _log.info("flow: graph for %d tokens ready after %.1f s", call.bucket.tokens, time.monotonic() - began)
 
-    def compute(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        """As ``FlowRunner.compute``."""
-        results: list[Tensor | EngineError] = [EngineError(FAILED) for _ in spans]
+    def begin(self, spans: Sequence[Span]) -> SpanBatch:
+        """As ``FlowRunner.begin``."""
         largest = self._buckets[-1]
         recorded = [index for index, span in enumerate(spans) if span.streaming and span.length <= largest.tokens]
         others = [index for index in range(len(spans)) if index not in set(recorded)]
         # The graphs do not store what ``first_step`` makes unnecessary, so the plain network cannot read their state.
-        for index, result in zip(others, self.compute_from_the_start([spans[index] for index in others]), strict=True):
-            results[index] = result
+        groups: list[tuple[Sequence[int], SpanGroup]] = [
+            ([others[place] for place in members], plain) for members, plain in self.from_the_start([spans[index] for index in others])
+        ]
         for group in _groups([spans[index].length for index in recorded], largest):
             members = [recorded[position] for position in group]
-            try:
-                mels = self._compute_batch([spans[index] for index in members])
-            except Exception:
-                _log.exception("the flow failed on %d sequences", len(members))
-                continue
-            for index, mel in zip(members, mels, strict=True):
-                results[index] = mel
-        return results
+            groups.append((members, self._group([spans[index] for index in members])))
+        return SpanBatch.of(len(spans), groups)
 
-    @torch.no_grad()
-    def _compute_batch(self, spans: Sequence[Span]) -> list[Tensor | EngineError]:
-        config = self.network.config
+    def _group(self, spans: Sequence[Span]) -> SpanGroup:
+        """In the smallest bucket that holds them."""
         tokens = sum(span.length for span in spans)
         call = next(call for call in self._calls if call.bucket.tokens >= tokens and call.bucket.sessions >= len(spans))
+        state = (self._device_numbers[: len(call.numbers)], *call.solver.state())
+        return BufferedGroup(self, call, spans, self._in_use, state)
+
+    @torch.no_grad()
+    def load(self, call: _Call, spans: Sequence[Span]) -> None:
+        """Bring a batch to the device."""
+        config = self.network.config
         fill(call.host, spans, tile_sizes(call.tuning), config, self.left_context_chunks)
         self._device_numbers[: len(call.numbers)].copy_(call.numbers, non_blocking=True)
         self._copy_prompts(spans)
         self._first_step.extend(max(-(-span.end // config.encoder.static_chunk_size) for span in spans))
-        if call.graph is None and self._record:
+        if not call.graphs and self._record:
             self._record_call(call)
-        if call.graph is None:
-            call.solver.launch()
+
+    @torch.no_grad()
+    def launch(self, call: _Call, number: int) -> None:
+        """Queue one of ``parts``."""
+        if call.graphs:
+            call.graphs[number].replay()
         else:
-            call.graph.replay()
-        frames = tokens * config.token_mel_ratio
+            call.solver.launch(self.parts[number])
+
+    @torch.no_grad()
+    def results(self, call: _Call, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+        ratio = self.network.config.token_mel_ratio
+        ends = np.cumsum([span.length for span in spans]) * ratio
+        frames = int(ends[-1])
         mel = self._buffers.mel[:frames].T.contiguous()
         is_finite = call.solver.is_finite[:frames].cpu().numpy()
-        ends = np.cumsum([span.length for span in spans]) * config.token_mel_ratio
         results: list[Tensor | EngineError] = []
         for span, end in zip(spans, ends.tolist(), strict=True):
-            begin = end - span.length * config.token_mel_ratio
+            begin = end - span.length * ratio
             results.append(mel[:, begin:end] if is_finite[begin:end].all() else EngineError(NOT_FINITE))
         return results
 
@@ -170,10 +185,10 @@ class CudaFlowRunner(FlowRunner):
         self._mel_frames = reach
 
     def _record_call(self, call: _Call) -> None:
-        """Recording computes the batch on the device (again), which changes nothing."""
+        """Recording computes the batch on the device (again), from its first step on, which changes nothing."""
         if self.network.device.type == "cuda":
             with torch.no_grad():
-                call.graph = self._recorder.record(call.solver.launch)
+                call.graphs = [self._recorder.record(lambda part=part: call.solver.launch(part)) for part in self.parts]  # type: ignore[misc]
 
     def _clear(self) -> None:
         """Empty the batch on the device."""

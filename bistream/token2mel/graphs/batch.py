@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE

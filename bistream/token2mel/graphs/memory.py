@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.graphs.batch import IntArray32, Layout, array_shapes, fill
 
@@ -49,6 +49,11 @@ class BatchMemory:
         count = sum(self._layout.tiles(span) for span in spans)
         index = self.arrays["condition"][:count].flatten()
         self.conditions[:count].flatten(0, 1).copy_(conditions.index_select(0, index))
+
+    def state(self) -> tuple[Tensor, ...]:
+        """What a batch between two steps of the solver needs afterwards, beside its pages. Scratch pages are not part of it: a step reads
+        of them only what it has written itself."""
+        return self._device_numbers, self.conditions, self.mel
 
     def results(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[Tensor, list[bool]]:
         """Mel of these packed rows, [bins, rows], and whether each tile is finite. Waits for the device."""

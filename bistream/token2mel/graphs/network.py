@@ -145,23 +145,25 @@ class PackedSolver:
         self._rows = rows
 
     @torch.no_grad()
-    def launch(self, arrays: Mapping[str, Tensor], conditions: Tensor, mel: Tensor, is_finite: Tensor) -> None:
-        """Queue everything on the current stream.
+    def launch(self, steps: range, arrays: Mapping[str, Tensor], conditions: Tensor, mel: Tensor, is_finite: Tensor) -> None:
+        """Queue these steps of the solver on the current stream; those before them have been computed.
 
-        conditions: [tiles, rows, channels] in the network's dtype. Out: mel, float32 [tiles, rows, bins], and is_finite, bool [tiles].
+        conditions: [tiles, rows, channels] in the network's dtype. In and out: mel, float32 [tiles, rows, bins], which the first step
+        begins with noise; all else that steps have in common is computed anew. Out, with the last step: is_finite, bool [tiles].
         """
         matching = self._matching
         with many_compilations():
             batch = batch_tensors(arrays, self._pages, self._rows)
-            x = matching.noise[arrays["noise"].long()]
+            x = mel if steps.start else matching.noise[arrays["noise"].long()]
             bins = x.shape[2]
             conditioned = (*x.shape[:2], bins + conditions.shape[2])
             inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
             inputs[: len(x), :, bins:] = conditions
-            for step, size in enumerate(matching.step_sizes):
+            for step in steps:
                 inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
                 guided, unguided = self._estimator.velocity(inputs, matching.time_biases[step], step, batch).float().chunk(2)
-                x = x + size * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
+                x = x + matching.step_sizes[step] * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
         mel.copy_(x)
-        is_live = torch.arange(self._rows, device=x.device) < arrays["live"][:, None]
-        is_finite.copy_((torch.isfinite(x).all(dim=2) | ~is_live).all(dim=1))
+        if steps.stop == matching.n_steps:
+            is_live = torch.arange(self._rows, device=x.device) < arrays["live"][:, None]
+            is_finite.copy_((torch.isfinite(x).all(dim=2) | ~is_live).all(dim=1))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bistream.config import VocoderConfig
+from bistream.checkpoint_config import VocoderConfig
 from bistream.mel2wav.cuda.batch import (
     FRAME_GAP,
     MAX_ACTIVES,

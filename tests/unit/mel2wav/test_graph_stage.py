@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.config import CheckpointConfig, RuntimeConfig, VocoderConfig
+from bistream.checkpoint_config import CheckpointConfig, VocoderConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.mel2wav.graphs.call import VocoderCall
 from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bistream.rates import SAMPLE_RATE, VOCODER_OVERLAP_SAMPLES
 from bistream.types import FloatArray
-from tests.unit.mel2wav.seam_meter import joints_of, measure_seams
+from scripts._seam_meter import joints_of, measure_seams
 
 EIGHT_PERCENT_DB = 20 * np.log10(1.08)
 

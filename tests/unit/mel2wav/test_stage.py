@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
-from bistream.mel2wav.stage import MAX_BATCH_FRAMES, MAX_PADDING, VocoderHop, VocoderStage, _groups
+from bistream.mel2wav.grouping import MAX_BATCH_FRAMES, MAX_PADDING, group_similar
+from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES
 from bistream.types import FloatArray
+from scripts._seam_meter import joints_of, measure_seams
 from tests.unit.mel2wav import tiny
-from tests.unit.mel2wav.seam_meter import joints_of, measure_seams
 
 SEED = 11
 CUTS = st.lists(st.integers(1, 60), min_size=1, max_size=6)
@@ -195,7 +196,7 @@ def test_state_is_bounded_and_close_frees_it(stage: VocoderStage) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 2000), max_size=80))
 def test_groups_hold_every_row_once_and_are_bounded(lengths: list[int]) -> None:
-    groups = _groups(lengths)
+    groups = group_similar(lengths)
     assert sorted(position for group in groups for position in group) == list(range(len(lengths)))
     for group in groups:
         longest = max(lengths[position] for position in group)

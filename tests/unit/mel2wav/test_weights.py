@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.parametrizations import weight_norm
 
-from bistream.config import VocoderConfig
+from bistream.checkpoint_config import VocoderConfig
 from bistream.errors import CheckpointError
 from bistream.mel2wav.weights import canonical_keys, expected_shapes, fold_weight_norm, load_hift
 from tests.unit.mel2wav import tiny
@@ -67,7 +67,7 @@ def test_a_missing_an_extra_and_a_misshapen_key_are_named(tmp_path: Path) -> Non
         ({name: value for name, value in state.items() if name != key}, [key, "[32]"]),
         ({**state, "surplus": torch.zeros(3)}, ["surplus", "[3]"]),
         ({**state, key: torch.zeros(33)}, [key, "[33]", "[32]"]),
-        ({**state, "epoch": 3}, ["epoch"]),
+        ({**state, "sampling_rate": 3}, ["sampling_rate"]),
     ):
         with pytest.raises(CheckpointError) as caught:
             load_hift(saved(tmp_path, broken), tiny.CONFIG, CPU)

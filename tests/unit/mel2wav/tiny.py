@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.config import CheckpointConfig, RuntimeConfig, VocoderConfig
-from bistream.mel2wav.weights import expected_shapes
+from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, VocoderConfig
+from bistream.config import RuntimeConfig
+from bistream.mel2wav.factory import expected_shapes
 
 CONFIG = VocoderConfig(base_channels=32, f0_channels=16)
 CHECKPOINT = CheckpointConfig(vocoder=CONFIG)
+CAUSAL = CausalVocoderConfig(base_channels=32, f0_channels=16)
+CAUSAL_CHECKPOINT = CheckpointConfig(flow=DitFlowConfig(), vocoder=CAUSAL)
 F0_HZ = 120.0  # about the mean output of the f0 predictor, which ranges from 80 to 190
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig
+from bistream.checkpoint_config import CheckpointConfig, DitConfig, DitFlowConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.gpu.tier import Tier, TierChoice
 from bistream.token2mel.stage import FlowHop, FlowStage
@@ -26,6 +27,10 @@ TINY = FlowConfig(
     n_timesteps=4,
 )
 CHECKPOINT = CheckpointConfig(flow=TINY)
+TINY_DIT = DitFlowConfig(
+    dit=DitConfig(dim=32, depth=2, heads=4, dim_head=8), vocab_size=TINY.vocab_size, lookahead_channels=24, n_timesteps=TINY.n_timesteps
+)
+DIT_CHECKPOINT = CheckpointConfig(flow=TINY_DIT)
 MEL_BINS = TINY.output_size
 EXACT = 2e-5
 """Largest difference of two ways to compute the same frames in float32: stored state, batches and padding change only the
@@ -42,6 +47,8 @@ def make_stage(
     reserve_tokens: int = 100,
     checkpoint: CheckpointConfig = CHECKPOINT,
     tier: Tier = Tier.PLAIN,
+    max_suspensions: int = 5,
+    flow_context_s: float = 300.0,
 ) -> FlowStage:
     """A stage on a model directory that holds only ``flow.pt`` and is deleted after loading.
 
@@ -57,6 +64,8 @@ def make_stage(
             flow_state_mb=flow_state_mb,
             left_context_chunks=left_context_chunks,
             final_mode=final_mode,
+            max_suspensions=max_suspensions,
+            flow_context_s=flow_context_s,
         )
         return FlowStage(config, checkpoint, incremental=incremental, reserve_tokens=reserve_tokens)
 

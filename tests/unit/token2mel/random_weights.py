@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from bistream.config import FlowConfig
-from bistream.token2mel.weights import expected_shapes
+from bistream.checkpoint_config import FlowConfig
+from bistream.token2mel.factory import expected_shapes
 
 
 def random_state(config: FlowConfig, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.config import CheckpointConfig, FlowConfig
+from bistream.checkpoint_config import CheckpointConfig, FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.cuda.batch import TILES_HEAD, BatchArrays, Bucket, IntArray32, TileField, TileSizes, batch_shapes, batch_size, views
 from bistream.token2mel.cuda.batch_filling import fill

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.errors import EngineError
+from bistream.steps import Steps
 from bistream.token2mel import first_step
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.first_step import FirstStep
 from bistream.token2mel.sizes import form_offset
+from bistream.token2mel.solving import SpanBatch
 from bistream.token2mel.stage import FlowHop, FlowStage
+from tests.unet import network_of
 from tests.unit.token2mel.flow_fixtures import TINY, make_prompt, make_stage, make_tokens
 
 CHUNKS = 16
@@ -28,7 +30,7 @@ CHUNK, RATIO = TINY.encoder.static_chunk_size, TINY.token_mel_ratio
 @cache
 def stage_and_table(left: int) -> tuple[FlowStage, FirstStep]:
     stage = make_stage(left_context_chunks=left)
-    table = FirstStep(TINY, stage.runner.network.matching, left, CHUNKS)
+    table = FirstStep(TINY, network_of(stage).matching, left, CHUNKS)
     table.extend(CHUNKS)
     return stage, table
 
@@ -36,23 +38,23 @@ def stage_and_table(left: int) -> tuple[FlowStage, FirstStep]:
 def free_velocities(stage: FlowStage, patch: pytest.MonkeyPatch) -> list[tuple[Span, Tensor]]:
     """Filled with every span computed from now on and its unconditioned velocities in the first step."""
     found: list[tuple[Span, Tensor]] = []
-    compute, estimator = stage.runner.compute, stage.runner.network.matching.estimator
-    estimate, calls = estimator.forward, list[Tensor]()
+    begin, estimator = stage.runner.begin, network_of(stage).matching.estimator
+    estimate, calls = estimator.steps, list[Tensor]()
 
-    def estimating(*arguments: Any) -> Tensor:
-        calls.append(estimate(*arguments))
+    def estimating(*arguments: Any) -> Steps[Tensor]:
+        calls.append((yield from estimate(*arguments)))
         return calls[-1]
 
-    def computing(spans: Sequence[Span]) -> list[Tensor | EngineError]:
+    def at_once(spans: Sequence[Span]) -> SpanBatch:
         results = []
         for span in spans:
             calls.clear()
-            results += compute([span])
+            results += begin([span]).finish()
             found.append((span, calls[0][1, : span.length * RATIO]))
-        return results
+        return SpanBatch(results)
 
-    patch.setattr(estimator, "forward", estimating)
-    patch.setattr(stage.runner, "compute", computing)
+    patch.setattr(estimator, "steps", estimating)
+    patch.setattr(stage.runner, "begin", at_once)
     return found
 
 
@@ -86,7 +88,7 @@ def test_the_table_is_what_the_network_computes(left: int, prompt: int, hops: li
 def test_chunks_are_computed_once_and_in_any_portions(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     stage, whole = stage_and_table(left)
     monkeypatch.setattr(first_step, "_MAX_ROWS", 4 * CHUNK * RATIO * (4 if left else 6))  # so that forms are spread over evaluations
-    parts = FirstStep(TINY, stage.runner.network.matching, left, CHUNKS)
+    parts = FirstStep(TINY, network_of(stage).matching, left, CHUNKS)
     for chunks in (1, 1, 3, 2, 4):
         parts.extend(chunks)
     rows = 4 * whole.rows_per_chunk
@@ -97,7 +99,7 @@ def test_chunks_are_computed_once_and_in_any_portions(left: int, monkeypatch: py
 
 def test_the_table_ends_where_sessions_end() -> None:
     stage, _ = stage_and_table(0)
-    table = FirstStep(TINY, stage.runner.network.matching, 0, max_chunks=2)
+    table = FirstStep(TINY, network_of(stage).matching, 0, max_chunks=2)
     table.extend(5)
     assert len(table.velocities) == 2 * table.rows_per_chunk
-    assert FirstStep(TINY, stage.runner.network.matching, 0).max_chunks == MAX_FRAMES // (CHUNK * RATIO)
+    assert FirstStep(TINY, network_of(stage).matching, 0).max_chunks == MAX_FRAMES // (CHUNK * RATIO)

@@ -17,7 +17,9 @@ from bistream.errors import BusyError, CheckpointError, ConfigError, EngineError
 from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
+from bistream.token2mel.flow_matching import SolverState
 from bistream.token2mel.memory import EncoderMemory, FlowMemory
+from bistream.token2mel.solving import SpanBatch
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import VoicePrompt
@@ -179,15 +181,15 @@ def test_an_exception_fails_its_group_and_not_the_call(monkeypatch: pytest.Monke
     prompt, tokens = make_prompt(0), make_tokens(60)
     expected = run(stage, prompt, [tokens[:8]], last_is_final=False)[0]
     long, short = stage.open(prompt), stage.open(prompt)
-    forward = FlowNetwork.forward
+    begin = FlowNetwork.begin
 
-    def fails_when_long(self: FlowNetwork, batch: FlowBatch, memory: FlowMemory) -> torch.Tensor:
+    def fails_when_long(self: FlowNetwork, batch: FlowBatch, memory: FlowMemory) -> SolverState:
         if int(batch.lengths.max()) > 20:
             raise RuntimeError("device lost")
-        return forward(self, batch, memory)
+        return begin(self, batch, memory)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FlowNetwork, "forward", fails_when_long)
+        patch.setattr(FlowNetwork, "begin", fails_when_long)
         broken, spoken = stage.hop([FlowHop(long, tokens, False), FlowHop(short, tokens[:8], False)])
     assert isinstance(broken, EngineError) and isinstance(spoken, torch.Tensor)
     assert_same(spoken, expected)
@@ -251,13 +253,13 @@ def test_a_session_that_outgrows_the_pool_forgets_its_oldest_speech(stage: FlowS
     small.reserve_chunks = 0
     state = small.open(prompt)
     spans: list[Span] = []
-    compute = small.runner.compute
+    begin = small.runner.begin
 
-    def recorded(batch: Sequence[Span]) -> list[torch.Tensor | EngineError]:
+    def recorded(batch: Sequence[Span]) -> SpanBatch:
         spans.extend(batch)
-        return compute(batch)
+        return begin(batch)
 
-    monkeypatch.setattr(small.runner, "compute", recorded)
+    monkeypatch.setattr(small.runner, "begin", recorded)
     found = []
     for piece in pieces:
         found.append(hop_mel(small, state, piece, piece is pieces[-1]))

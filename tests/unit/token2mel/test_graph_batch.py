@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.config import EstimatorConfig, FlowConfig
+from bistream.checkpoint_config import EstimatorConfig, FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.graphs.batch import (
     IntArray32,

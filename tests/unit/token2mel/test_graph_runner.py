@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.config import CheckpointConfig
+from bistream.checkpoint_config import CheckpointConfig
 from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.estimator import TransformerBlock, Unit
@@ -19,9 +19,11 @@ from bistream.token2mel.graphs import runner as graph_runner
 from bistream.token2mel.graphs.attention import attend_gathered, kernel_options
 from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.graphs.weights import pack
-from bistream.token2mel.memory import BlankStepMemory
+from bistream.token2mel.layers import split_heads
 from bistream.token2mel.page_pool import ZERO_PAGE
+from bistream.token2mel.solving import SpanGroup
 from bistream.token2mel.stage import FlowHop, FlowStage
+from tests.unet import network_of, pages_of
 from tests.unit.token2mel.flow_fixtures import (
     TINY,
     assert_same,
@@ -40,7 +42,7 @@ def graph_stage(tiles: Sequence[int], **options: object) -> FlowStage:
     """A stage with these batch sizes."""
     stage = make_stage(tier=Tier.GRAPHS, **options)  # type: ignore[arg-type]
     assert stage.pages is not None
-    stage.runner = GraphFlowRunner(stage.runner.network, stage.pages, stage.left_context_chunks, tiles)
+    stage.runner = GraphFlowRunner(network_of(stage), pages_of(stage), stage.left_context_chunks, tiles)
     return stage
 
 
@@ -70,8 +72,7 @@ def test_any_sizes_of_batches_give_the_same(plain: FlowStage, sessions: list[tup
 @pytest.mark.parametrize("left", [0, 1])
 def test_old_content_of_a_page_is_not_read(left: int) -> None:
     subject, pieces = graph_stage((1, 4), left_context_chunks=left), cut(make_tokens(140), [18, 25, 60, 7, 30])
-    pages = subject.pages
-    assert pages is not None
+    pages = pages_of(subject)
     for store in (pages.context.permute(3, 0, 1, 2, 4, 5), pages.tail.permute(2, 0, 1, 3, 4)):
         store[:ZERO_PAGE].fill_(float("nan"))
         store[ZERO_PAGE + 1 :].fill_(float("nan"))
@@ -100,36 +101,36 @@ def test_streams_run_packed_and_offline_synthesis_on_the_plain_network(monkeypat
     runner = subject.runner
     assert isinstance(runner, GraphFlowRunner)
     plainly: list[Span] = []
-    compute = runner.compute_from_the_start
+    from_the_start = runner.from_the_start
 
-    def recorded(spans: Sequence[Span]) -> list[Tensor | Exception]:
+    def recorded(spans: Sequence[Span]) -> list[tuple[Sequence[int], SpanGroup]]:
         plainly.extend(spans)
-        return compute(spans)  # type: ignore[return-value]
+        return from_the_start(spans)
 
-    monkeypatch.setattr(runner, "compute_from_the_start", recorded)
+    monkeypatch.setattr(runner, "from_the_start", recorded)
     state = subject.open(make_prompt(10))
     hop_mel(subject, state, make_tokens(30))
     assert not plainly
     hop_mel(subject, state, make_tokens(60))
     assert [span.streaming for span in plainly] == [True], "three chunks do not fit two tiles"
-    subject.synthesize(make_tokens(5), make_prompt(10))
-    assert [span.streaming for span in plainly] == [True, False]
     state.close()
+    whole = subject.synthesize(make_tokens(5), make_prompt(10))
+    assert_same(whole, make_stage().synthesize(make_tokens(5), make_prompt(10)), 0)
 
 
 def test_a_stage_reports_the_memory_that_its_pages_take() -> None:
     stages = make_stage(), make_stage(tier=Tier.GRAPHS)
     for stage in stages:
-        assert stage.pages is not None
-        tensors = (stage.pages.context_rows, stage.pages.tail, stage.pages.token_keys_values, stage.pages.frame_keys_values)
-        size = sum(tensor.nbytes for tensor in (*tensors, stage.pages.upsample_tail))
-        assert stage.page_bytes * stage.pages.upsample_tail.shape[0] == size
+        pages = pages_of(stage)
+        tensors = (pages.context_rows, pages.tail, pages.token_keys_values, pages.frame_keys_values)
+        size = sum(tensor.nbytes for tensor in (*tensors, pages.upsample_tail))
+        assert stage.page_bytes * pages.upsample_tail.shape[0] == size
         assert abs(size / 2**20 - 64) < 1.0
-        assert stage.pool.total + len(stage.pages.scratch) + 2 == stage.pages.upsample_tail.shape[0]
+        assert stage.pool.total + len(pages.scratch) + 2 == pages.upsample_tail.shape[0]
 
 
 def test_folded_projections_are_the_projections() -> None:
-    estimator = make_stage().runner.network.matching.estimator
+    estimator = network_of(make_stage()).matching.estimator
     unit = estimator.units[0]
     assert isinstance(unit, Unit)
     block = unit.blocks[0]
@@ -140,11 +141,8 @@ def test_folded_projections_are_the_projections() -> None:
     with torch.no_grad():
         bias = torch.zeros(1, 1, 64, 3 * 64)
 
-        class Keys(BlankStepMemory):
-            def extend_attention(self, x: Tensor) -> Tensor:
-                return keys[None]
-
-        expected = block._attend(query[None], bias, Keys())
+        key, value = (split_heads(item, block.heads) for item in block.to_keys_values(keys[None]).chunk(2, dim=-1))
+        expected = block._attend(query[None], key, value, bias)
         index = torch.arange(3, dtype=torch.int32)[None]
         folded = torch.nn.functional.linear(query[None], weights.query)
         live = torch.full((3,), 64, dtype=torch.int32)
@@ -166,8 +164,9 @@ def test_programs_of_the_attention_fit_the_gpu(kilobytes: int, width: int) -> No
 def test_warming_the_encoder_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_runner, "WARM_ROWS", (1, 4))
     stage = graph_stage((4, 8))
-    assert stage.pages is not None and isinstance(stage.runner, GraphFlowRunner)
-    stores = (stage.pages.token_keys_values, stage.pages.frame_keys_values, stage.pages.upsample_tail)
+    assert isinstance(stage.runner, GraphFlowRunner)
+    pages = pages_of(stage)
+    stores = (pages.token_keys_values, pages.frame_keys_values, pages.upsample_tail)
     before = [torch.nan_to_num(store) for store in stores]
     stage.runner._warm_encoder()
     for store, kept in zip(stores, before, strict=True):

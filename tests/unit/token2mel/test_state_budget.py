@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.errors import ConfigError
-from bistream.token2mel.state_budget import AUTO_MEMORY_SHARE, AUTO_SESSION_S, state_pages
+from bistream.token2mel.state_budget import AUTO_MEMORY_SHARE, AUTO_SESSION_S, available_bytes, language_model_bytes, state_pages
 
 MB = 2**20
 
@@ -26,7 +27,7 @@ def test_a_budget_that_is_set_is_kept(budget_mb: int, page_mb: int, free: int) -
 def test_the_automatic_budget_fits_free_memory_and_the_need(sessions: int, page_mb: int, free_mb: int, page_s: float) -> None:
     allowed = int(free_mb * AUTO_MEMORY_SHARE) // page_mb
     if allowed < 1:
-        with pytest.raises(ConfigError, match="free memory"):
+        with pytest.raises(ConfigError, match="available memory"):
             state_pages(0, page_mb * MB, page_s, sessions, free_mb * MB)
         return
     pages = state_pages(0, page_mb * MB, page_s, sessions, free_mb * MB)
@@ -40,3 +41,16 @@ def test_sixty_four_sessions_on_a_large_gpu_have_thirty_seconds_each() -> None:
 
 def test_the_automatic_budget_leaves_memory_to_others() -> None:
     assert state_pages(0, 1, 1.0, 1_000_000, 1000) == 700
+
+
+def test_the_language_model_at_full_size_takes_its_cache_and_two_gigabytes() -> None:
+    """494 M weights of Qwen2-0.5B and of the speech tables, 12,288 bytes for each position of the cache."""
+    cache = 800 * 4096 * 12_288
+    assert cache + 1.9e9 < language_model_bytes(LanguageModelConfig(), 800 * 4096) < cache + 2.2e9
+    assert language_model_bytes(LanguageModelConfig(), 0) == 0
+
+
+@given(total=st.integers(1, 10**12), claimed=st.integers(0, 10**12), taken=st.booleans())
+def test_the_order_in_which_models_load_does_not_matter(total: int, claimed: int, taken: bool) -> None:
+    free = max(0, total - claimed) if taken else total
+    assert available_bytes(free, total, claimed) == max(0, total - claimed)
