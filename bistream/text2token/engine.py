@@ -1,8 +1,8 @@
 """The interface between the session protocol (above) and the engine that runs the language model (below).
 
 It is turn-level, because TensorRT-LLM and other engines own their step loop. A *turn* appends ids to a live sequence and
-decodes until a stop id or a limit; between turns the sequence keeps its KV cache indefinitely. The record of ids is kept
-above the engine, so a sequence can be rebuilt from it in any engine.
+decodes until a stop id or a limit; between turns the sequence stays, whether its KV cache does or not. The ledger of its ids is kept
+above the engine (``LayoutState.ledger``), so it can be continued in any other engine, also after a failure.
 
 Contract, checked on every engine by one conformance suite:
 
@@ -24,57 +24,75 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.family import COSYVOICE2, SpeechRows
 
 FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."
 
 
 @dataclass(frozen=True)
 class TokenSpace:
-    """One id space for everything the model can be fed: text ids, then speech rows, then the two special vectors.
+    """One id space for everything the model can be fed: text ids, then speech rows, then what the family has behind them.
 
-    Text ids are the tokenizer's. Row ``speech_offset + i`` is row i of ``speech_embedding``: i < speech_token_size is
-    the speech token i, then eos, a second stop id, and fill; ``sos`` and ``task`` are the rows of ``llm_embedding``.
+    Text ids are the tokenizer's. ``speech_offset + i`` is row i of the speech embedding and of the head: i < speech_token_size is the
+    speech token i; ``rows`` says which of the rows behind them is which special id.
     """
 
     text_vocab_size: int
     speech_token_size: int
+    rows: SpeechRows = COSYVOICE2.rows
+
+    @classmethod
+    def of(cls, sizes: LanguageModelConfig) -> TokenSpace:
+        """The ids that this checkpoint can be fed."""
+        return cls(sizes.text_vocab_size, sizes.speech_token_size, sizes.rows)
 
     @property
     def speech_offset(self) -> int:
         return self.text_vocab_size
 
     @property
-    def eos(self) -> int:
+    def first_special(self) -> int:
         return self.speech_offset + self.speech_token_size
 
     @property
-    def second_stop(self) -> int:
-        return self.eos + 1
+    def eos(self) -> int:
+        return self.first_special + self.rows.eos
 
     @property
     def fill(self) -> int:
-        return self.eos + 2
+        return self.first_special + self.rows.fill
 
     @property
     def sos(self) -> int:
-        return self.eos + 3
+        return self.first_special + self.rows.sos
 
     @property
     def task(self) -> int:
-        return self.eos + 4
+        return self.first_special + self.rows.task
 
     @property
-    def specials(self) -> tuple[int, int, int]:
-        """The three ids after the speech tokens that the head can produce; sampling any of them ends a turn."""
-        return (self.eos, self.second_stop, self.fill)
+    def specials(self) -> tuple[int, ...]:
+        """The ids after the speech tokens that the head can produce; sampling any of them ends a turn."""
+        return tuple(range(self.first_special, self.first_special + self.rows.num_scored))
+
+    def specials_but(self, allowed: int) -> frozenset[int]:
+        """``specials`` without one."""
+        return frozenset(self.specials) - {allowed}
+
+    @property
+    def num_scores(self) -> int:
+        """Rows of the head."""
+        return self.speech_token_size + self.rows.num_scored
 
     @property
     def size(self) -> int:
-        return self.task + 1
+        return self.first_special + self.rows.size
 
     def is_speech(self, token_id: int) -> bool:
-        return self.speech_offset <= token_id < self.eos
+        return self.speech_offset <= token_id < self.first_special
 
     def speech_token(self, token_id: int) -> int:
         """Raw code 0..speech_token_size-1 of a speech id."""
@@ -152,6 +170,15 @@ class EngineSequence(Protocol):
         """Cancel and free everything. Idempotent."""
 
 
+@runtime_checkable
+class TakesDemands(Protocol):
+    """An ``EngineSequence`` whose engine orders its work by what listeners need. Others, which own their order, lack this."""
+
+    def demand(self, slack_s: float, wanted_tokens: int) -> None:
+        """The caller asks for tokens. slack_s: audio seconds that its listener has, and those of all tokens yielded so far; wanted_tokens:
+        further ones that are useful to it now."""
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """Resources in use now; the conformance suite checks them for leaks."""
@@ -160,14 +187,21 @@ class EngineStats:
     running_turns: int
     kv_tokens_used: int
     kv_tokens_total: int
+    waiting_turns: int = 0  # with ids that no step has taken yet
 
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """Limits by which the layers above size themselves."""
+    """Limits by which the layers above size themselves, and what of ``SamplingSpec`` the engine does.
+
+    seeded: a session's ids depend on its seed alone, in any company; without it ``seed`` is ignored, and only greedy turns repeat.
+    repetition_aware: False where ``win_size`` and ``tau_r`` are ignored.
+    """
 
     max_sessions: int
     max_sequence_ids: int
+    seeded: bool = True
+    repetition_aware: bool = True
 
 
 class Engine(Protocol):

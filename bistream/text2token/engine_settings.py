@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from bistream.config import LanguageModelConfig, RuntimeConfig
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
 
 FEEDING_SHARE = 4  # one row in this many is reserved for feeding when there are more decoding sequences than rows
@@ -12,7 +14,10 @@ FEEDING_SHARE = 4  # one row in this many is reserved for feeding when there are
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Sizes of an engine. ``share_prefix`` False computes every prompt in full (same ids; for comparison)."""
+    """Sizes of an engine. ``share_prefix`` False computes every prompt in full (same ids; for comparison).
+
+    max_ahead_s: audio that a listener may have before its sequence is held, see ``urgency``. calm_pause: see ``Scheduler.is_calm``.
+    """
 
     max_sessions: int = 64
     max_rows: int = 256
@@ -20,6 +25,8 @@ class EngineSettings:
     block_size: int = 16
     max_sequence_ids: int = 32768
     share_prefix: bool = True
+    max_ahead_s: float = math.inf
+    calm_pause: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_rows < FEEDING_SHARE:
@@ -48,5 +55,7 @@ def settings_of(config: RuntimeConfig, sizes: LanguageModelConfig, block_size: i
         max_rows=config.max_rows,
         kv_cache_tokens=config.kv_cache_tokens or config.max_sessions * config.max_session_tokens,
         block_size=block_size,
+        max_ahead_s=config.max_unread_audio_s,
+        calm_pause=config.calm_pause,
         max_sequence_ids=min(sizes.max_position_embeddings, config.max_session_tokens),
     )

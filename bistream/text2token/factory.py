@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bistream.checkpoint import read_config
-from bistream.config import LanguageModelConfig, RuntimeConfig
-from bistream.errors import CheckpointError, ConfigError
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.config import RuntimeConfig
+from bistream.errors import CheckpointError
+from bistream.family import COSYVOICE2, Family
+from bistream.metrics.recorder import Recorder
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
 
@@ -24,31 +27,37 @@ class LanguageModelParts:
     """sizes: those of the checkpoint; its sampling values are a session's defaults.
 
     tiers: the tier that serves each of the engine's networks; empty where the engine decides that itself.
+    family: its prompts, and which speech tokens are silence.
     """
 
     tokenizer: TextTokenizer
     sizes: LanguageModelConfig
     engine: Engine
     tiers: tuple[TierChoice, ...] = ()
+    family: Family = COSYVOICE2
 
 
-def load_parts(config: RuntimeConfig) -> LanguageModelParts:
+def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> LanguageModelParts:
     """Raises ``CheckpointError`` naming a file that is missing, damaged or does not fit, or ``ConfigError``."""
-    sizes = read_config(config.model_dir).language_model
+    checkpoint = read_config(config.model_dir)
+    sizes = checkpoint.language_model
     tokenizer = TextTokenizer.from_model_dir(config.model_dir)
     if tokenizer.size > sizes.text_vocab_size:
         raise CheckpointError(
             f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json gives vocab_size "
             f"{sizes.text_vocab_size}; use files that belong together."
         )
-    return LanguageModelParts(tokenizer, sizes, *make_engine(config))
+    engine, tiers = make_engine(config, recorder)
+    return LanguageModelParts(tokenizer, sizes, engine, tiers, checkpoint.family)
 
 
-def make_engine(config: RuntimeConfig) -> tuple[Engine, tuple[TierChoice, ...]]:
+def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> tuple[Engine, tuple[TierChoice, ...]]:
     """The engine that ``config.engine`` names, loaded and running, and its tiers. Raises as ``load_parts`` does."""
     if config.engine == "torch":
         from bistream.text2token.torch_engine import TorchEngine  # noqa: PLC0415  (loads torch)
 
-        engine = TorchEngine.from_config(config)
+        engine = TorchEngine.from_config(config, recorder)
         return engine, engine.tiers
-    raise ConfigError(f"Parameter 'engine' is {config.engine!r}, which this version does not support yet; set it to torch.")
+    from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine  # noqa: PLC0415  (its library is loaded when it starts)
+
+    return TensorRtLlmEngine.from_config(config, recorder), ()

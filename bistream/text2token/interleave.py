@@ -5,7 +5,8 @@ Called by ``text2token.service`` (and by parity tests). The layouts of training,
     bi-stream    sos [5 text][15 speech] [5 text][15 speech] ... [0-4 text] task [remaining speech] eos
     uni-stream   sos [all text] task [all speech] eos
 
-The text is the prompt text followed by the new text, the speech the prompt's followed by the model's. After the 15 speech
+The text is the prompt text followed by the new text, the speech the prompt's followed by the model's. An instruction follows ``sos`` as a
+whole, in either layout, before the first block. After the 15 speech
 tokens of a block the training target is *fill*: a request for more text, never an input. A turn appends the next ids and
 decodes until the block is full (fill, forced by index) or the model samples fill itself, or, after ``task``, samples eos.
 
@@ -18,7 +19,11 @@ Modes of the bi-stream layout:
   (2) if the text ends after a fill, the last id fed (the block's last speech token) is fed again before ``task``;
   (3) prompt speech without enough text for its blocks is dropped when the text ends;
   (4) after a prompt whose speech exactly fills its last block, 15 more tokens are decoded without new text;
-  (5) ids that can only be errors stay possible (and raise ``EngineError``), and the final phase has no length limit.
+  (5) ids that can only be errors stay possible (and raise ``EngineError``): within a block only the first special id is masked, which is
+      eos in CosyVoice2 and sos in CosyVoice3; and the final phase has no length limit;
+  (6) in CosyVoice2 an instruction is prompt text without prompt speech, so its own ids fill blocks: speech is decoded, and heard, before
+      there is any new text. For CosyVoice3 upstream moved it before the blocks (``instruction_ids``);
+  (7) behind an instruction and without prompt speech the first block has no text: 15 tokens are decoded from sos and instruction alone.
 """
 
 from __future__ import annotations
@@ -48,11 +53,13 @@ class Interleaver(LayoutState):
         mode: Mode = "corrected",
         mix_ratio: tuple[int, int] = (TEXT_BLOCK_TOKENS, SPEECH_BLOCK_TOKENS),
         max_ids: int | None = None,
+        instruction_ids: Sequence[int] = (),
     ) -> None:
-        """prompt_speech_ids: in ``TokenSpace`` numbering. max_ids: positions of the session, None for no limit."""
+        """prompt_speech_ids: in ``TokenSpace`` numbering. max_ids: positions of the session, None for no limit. instruction_ids: see the
+        module's docstring; CosyVoice2's in reference mode are prompt text."""
         super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids)
         self._text_block, self._speech_block = mix_ratio
-        self._pending: list[int] = [space.sos]  # to be appended by the next turn
+        self._pending: list[int] = [space.sos, *instruction_ids]  # to be appended by the next turn
         self._speech_due = 0  # speech tokens still missing in the open block; 0: the next block needs text
         self._in_final_phase = False
         self._arrivals: deque[list[int]] = deque()  # reference mode: pieces not yet processed
@@ -115,8 +122,8 @@ class Interleaver(LayoutState):
                 self._pending += self._take_text(self._text_block)
                 self._speech_due = self._speech_block
             if self._speech_due > 0:
-                forbidden = frozenset({self.space.eos, self.space.second_stop})
-                return self._start_block(TurnLimits(self._speech_due, forbidden=forbidden, record_on_length=self.space.fill))
+                limits = TurnLimits(self._speech_due, forbidden=self.space.specials_but(self.space.fill), record_on_length=self.space.fill)
+                return self._start_block(limits)
         return self._start_final_phase() if self._text_ended else None
 
     def _start_final_phase(self) -> Turn | None:
@@ -131,7 +138,7 @@ class Interleaver(LayoutState):
             self.finish_reason = FinishReason.LENGTH
             return None
         self._pending += [*self._take_text(len(self._text)), self.space.task, *self._take_prompt_speech(len(self._prompt_speech))]
-        return self._start_block(TurnLimits(limit, forbidden=frozenset({self.space.second_stop, self.space.fill})))
+        return self._start_block(TurnLimits(limit, forbidden=self.space.specials_but(self.space.eos)))
 
     # reference
 
@@ -154,7 +161,7 @@ class Interleaver(LayoutState):
             return None
         forced_at = self._speech_due
         if self._num_ids > 0 or self._pending == [self.space.sos]:
-            # After a fill, and at the very start, a block of text is needed. One per piece, see (1).
+            # After a fill, and at the very start, a block of text is needed. One per piece, see (1); and see (7).
             if len(self._text) < self._text_block:
                 return None
             block = self._take_text(self._text_block)
@@ -162,15 +169,17 @@ class Interleaver(LayoutState):
             forced_at = self._speech_block
         elif forced_at == 0:
             forced_at = self._speech_block  # see (4)
-        limits = TurnLimits(forced_at, forbidden=frozenset({self.space.eos}), record_on_length=self.space.fill)
+        limits = TurnLimits(forced_at, forbidden=frozenset({self.space.first_special}), record_on_length=self.space.fill)  # see (5)
         return self._start_block(limits)
 
 
 class UnistreamLayout(LayoutState):
     """The uni-stream layout: exactly one turn, started when the text is complete.
 
-    2 to 20 speech tokens per new text token (upstream's ``min_token_text_ratio`` and ``max_token_text_ratio``). In
-    reference mode the second stop id and fill stay possible, even early, and end the session like eos.
+    2 to 20 speech tokens per new text token (upstream's ``min_token_text_ratio`` and ``max_token_text_ratio``). silent_ids: text tokens
+    that need not be spoken and so count for the maximum alone: a text of marks would otherwise be forced to babble. In
+    reference mode every special id stays possible and ends the session like eos; early, only the first of them is masked, which upstream
+    takes for eos: in CosyVoice3 it is sos, so eos may come at once.
     """
 
     def __init__(
@@ -180,11 +189,15 @@ class UnistreamLayout(LayoutState):
         prompt_speech_ids: Sequence[int],
         mode: Mode = "corrected",
         max_ids: int | None = None,
+        silent_ids: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids)
+        self._silent_ids = silent_ids
+        self._num_silent = 0  # of the new text tokens pushed
 
     def push_text(self, ids: Sequence[int]) -> None:
         self._add_text(ids)
+        self._num_silent += sum(token_id in self._silent_ids for token_id in ids)
 
     def end_text(self) -> None:
         self._text_ended = True
@@ -192,12 +205,12 @@ class UnistreamLayout(LayoutState):
     def next_turn(self) -> Turn | None:
         if self.done or self._turn is not None or not self._text_ended:
             return None
-        others = frozenset({self.space.second_stop, self.space.fill})
+        is_reference = self.mode == "reference"
         limits = TurnLimits(
             max_new_ids=MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text,
-            min_new_ids=MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text,
-            forbidden=frozenset() if self.mode == "reference" else others,
-            forbidden_early=frozenset({self.space.eos}),
+            min_new_ids=MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * (self._num_text - self._num_silent),
+            forbidden=frozenset() if is_reference else self.space.specials_but(self.space.eos),
+            forbidden_early=frozenset({self.space.first_special if is_reference else self.space.eos}),
         )
         text = self._take_text(len(self._text))
         return self._start([self.space.sos, *text, self.space.task, *self._take_prompt_speech(len(self._prompt_speech))], limits)

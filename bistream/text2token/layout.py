@@ -20,10 +20,14 @@ UNLIMITED_IDS = 1 << 30  # upstream's final phase has no limit of its own
 
 @dataclass(frozen=True)
 class Turn:
-    """Ids to append to the sequence (``TokenSpace`` numbering), and the limits for decoding after them."""
+    """Ids to append to the sequence (``TokenSpace`` numbering), and the limits for decoding after them.
+
+    restarts: the ids begin a new sequence, and the one before is of no use any more.
+    """
 
     append_ids: tuple[int, ...]
     limits: TurnLimits
+    restarts: bool = False
 
 
 class Layout(Protocol):
@@ -41,12 +45,24 @@ class Layout(Protocol):
         """New text tokens (prompt text excluded) that turns have appended so far."""
 
     @property
+    def num_text_pushed(self) -> int:
+        """New text tokens, whether appended or not."""
+
+    @property
+    def num_text_ended(self) -> int:
+        """New text tokens of the sequences that this session has left behind: nothing more of them will be spoken."""
+
+    @property
     def num_speech(self) -> int:
         """Speech tokens decoded so far, in ended turns."""
 
     @property
     def num_speech_of_text(self) -> int:
         """Those of ``num_speech`` decoded since the first new text token was appended."""
+
+    @property
+    def ledger(self) -> Sequence[int]:
+        """All ids of the sequence so far; those that the turn in flight has yielded are still missing."""
 
     def push_text(self, ids: Sequence[int]) -> None: ...
 
@@ -60,7 +76,11 @@ class Layout(Protocol):
 
 
 class LayoutState:
-    """State of both layouts. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up."""
+    """State of both layouts. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up.
+
+    ``ledger``: all ids of the sequence, in order: appended when their turn starts, yielded ones when it has ended (in whatever way). A
+    new sequence, in any engine, that is first given the ledger continues where this one was. Stop ids are not part of it.
+    """
 
     def __init__(
         self, space: TokenSpace, prompt_text_ids: Sequence[int], prompt_speech_ids: Sequence[int], mode: Mode, max_ids: int | None
@@ -68,6 +88,7 @@ class LayoutState:
         self.space = space
         self.mode = mode
         self.finish_reason: FinishReason | None = None
+        self.num_text_ended = 0
         self.num_speech = 0
         self.num_speech_of_text = 0
         self._text = deque(prompt_text_ids)  # not yet appended; prompt text first
@@ -77,7 +98,7 @@ class LayoutState:
         self._num_text_taken = 0  # text tokens appended, prompt text included
         self._text_ended = False
         self._max_ids = UNLIMITED_IDS if max_ids is None else max_ids
-        self._num_ids = 0  # positions used by appended and decoded ids
+        self.ledger: list[int] = []
         self._turn: Turn | None = None  # in flight
 
     @property
@@ -87,6 +108,14 @@ class LayoutState:
     @property
     def num_text_used(self) -> int:
         return max(0, self._num_text_taken - self._num_prompt_text)
+
+    @property
+    def num_text_pushed(self) -> int:
+        return self._num_text
+
+    @property
+    def _num_ids(self) -> int:
+        return len(self.ledger)
 
     def _add_text(self, ids: Sequence[int]) -> None:
         assert not self._text_ended, "text after the end of the text"
@@ -107,7 +136,7 @@ class LayoutState:
         if max_new_ids < 1:
             self.finish_reason = FinishReason.LENGTH
             return None
-        self._num_ids += len(append_ids)
+        self.ledger += append_ids
         self._turn = Turn(
             tuple(append_ids),
             TurnLimits(
@@ -125,7 +154,7 @@ class LayoutState:
         turn = self._turn
         assert turn is not None, "no turn is in flight"
         self._turn = None
-        self._num_ids += len(ids)
+        self.ledger += ids
         self.num_speech += len(ids)
         if self.num_text_used:
             self.num_speech_of_text += len(ids)

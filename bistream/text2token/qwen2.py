@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.attention import AttentionPlan, attend_causal, attend_rows
+from bistream.text2token.engine import TokenSpace
 from bistream.text2token.kv_cache import PagedCache
-from bistream.text2token.weights import LayerWeights, ModelWeights, token_space
+from bistream.text2token.weights import LayerWeights, ModelWeights
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, key, value -> [n, hidden]
 
@@ -42,7 +43,7 @@ class Qwen2Model:
     def __init__(self, config: LanguageModelConfig, weights: ModelWeights) -> None:
         self.config = config
         self.weights = weights
-        self.space = token_space(config)
+        self.space = TokenSpace.of(config)
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self._cos, self._sin = rope_tables(config, self.device)
@@ -68,8 +69,12 @@ class Qwen2Model:
 
         return self._body(self.embed(ids), torch.arange(len(ids), device=self.device), attend)
 
+    def forward_embedded(self, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """With the caller's attention (training). embedded [n, hidden], positions int64 [n] -> [n, hidden], final norm applied."""
+        return self._body(embedded, positions, attend)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden] -> float32 [n, speech_token_size + 3]: speech tokens, eos, a second stop id, fill."""
+        """hidden [n, hidden] -> float32 [n, ``TokenSpace.num_scores``]: speech tokens, then the ids that end a turn."""
         return functional.linear(hidden.float(), self.weights.head_weight, self.weights.head_bias)
 
     def _body(self, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -1,6 +1,6 @@
 """Samples the next speech id of every sampling row, on the device, each row by its own session's settings and state.
 
-In: float32 scores [n, V] of the speech head (V = speech_token_size + 3) and the slots of the rows. Out: one head row per
+In: float32 scores [n, V] of the speech head (V = ``TokenSpace.num_scores``) and the slots of the rows. Out: one head row per
 sampling row. A session's sampling state is a row of ``SamplerState`` (one per slot) and stays on the device between steps:
 input id of the next row, history, limits of the turn, seed. Called by the step runner.
 
@@ -171,7 +171,7 @@ class SamplerState:
 
         Also returns bool [n]: rows whose scores are not finite; these are treated as if all scores were equal.
         """
-        finite = torch.isfinite(torch.logsumexp(logits, dim=-1))
+        finite = torch.isfinite(logits.amax(dim=-1))  # NaN and infinity pass through; all minus infinity has that maximum
         log_probs = torch.log_softmax(torch.where(finite[:, None], logits, 0.0), dim=-1)
         early = (self.num_new[slots] < self.min_new[slots])[:, None] & self.forbidden_early[slots]
         log_probs[:, -len(self.space.specials) :].masked_fill_(self.forbidden[slots] | early, -torch.inf)

@@ -3,8 +3,8 @@
 In: sessions opened, turns begun, sampled ids of earlier steps (``apply``). Out: the rows of the next step (``schedule``)
 and updates for the turns' sinks. Called by the engine under its lock; not thread-safe by itself.
 
-A step holds at most ``max_rows`` rows, by priority: one row of every decoding sequence; text appended to started sequences;
-chunks of new prompts. New prompts get the remaining rows, so one delays the others by at most one step with one chunk.
+A step holds at most ``max_rows`` rows, by priority: one row of every decoding sequence, by urgency (``urgency``); text appended to
+started sequences; chunks of new prompts. New prompts get the remaining rows, so one delays the others by at most one step with one chunk.
 A quarter of the rows is reserved for feeding, so prompts and appended text cannot starve either. Feeding is first come,
 first served; decoding sequences take turns (round robin) where not all fit.
 
@@ -34,6 +34,7 @@ from bistream.text2token.sequence import (
     TurnStart,
     TurnUpdate,
 )
+from bistream.text2token.urgency import Demand, StepShares
 
 MIN_PARTIAL_IDS = 4  # copying a block pays off from this many ids on
 NOT_FINITE_SENTENCE = "The language model produced invalid numbers for this session; start it again."
@@ -51,6 +52,7 @@ class Scheduler:
         self._prompts: deque[SequenceRecord] = deque()
         self._starts: dict[int, TurnStart] = {}  # by slot: only the last one before a step takes effect
         self._copies: dict[int, int] = {}  # target block -> source block
+        self._shares = StepShares(settings.max_ahead_s)
 
     # -- sessions and turns ------------------------------------------------------------------------------------------
 
@@ -94,6 +96,11 @@ class Scheduler:
             self._appending.append(sequence)
         self._starts[sequence.slot] = TurnStart(sequence.slot, limits, turn.max_new_ids, reset)
 
+    def demand(self, sequence: SequenceRecord, demand: Demand) -> None:
+        """Its caller asked for tokens."""
+        demand.is_held = sequence.demand is not None and sequence.demand.is_held
+        sequence.demand = demand
+
     def cancel(self, sequence: SequenceRecord) -> TurnUpdate | None:
         """End the turn in flight. Returns the update for its sink; ``None`` when there was no turn."""
         if sequence.turn is None:
@@ -119,19 +126,33 @@ class Scheduler:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._appending or self._prompts or any(sequence.can_decode for sequence in self._decoding))
+    def has_work(self, now_s: float = 0.0) -> bool:
+        if self._appending or self._prompts:
+            return True
+        return any(sequence.can_decode and not self._shares.is_held(sequence.demand, now_s) for sequence in self._decoding)
 
-    def schedule(self) -> StepPlan | None:
+    def wake_after_s(self, now_s: float) -> float | None:
+        """Seconds until a held sequence may go on; None without one."""
+        held = [sequence.demand for sequence in self._decoding if sequence.can_decode]
+        return self._shares.wake_after_s(held, now_s)
+
+    def is_calm(self, now_s: float) -> bool:
+        """Whether nobody waits for the next step: no text is to be fed, and all listeners have audio for a while."""
+        if self._appending or self._prompts:
+            return False
+        return self._shares.is_calm([sequence.demand for sequence in self._decoding if sequence.can_decode], now_s)
+
+    def schedule(self, now_s: float = 0.0) -> StepPlan | None:
         """The next step, or ``None`` when nothing can be computed now."""
-        if not self.has_work:
+        if not self.has_work(now_s):
             return None
         segments: list[Segment] = []
         sampling: list[tuple[SequenceRecord, RunningTurn]] = []
         budget = self.settings.max_rows
         num_feeding = sum(_num_unfed(sequence) for sequence in (*self._appending, *self._prompts))
-        budget -= self._take_decoding(budget - self._reserved(num_feeding), segments, sampling)
+        decoding = [(sequence, sequence.demand) for sequence in self._decoding if sequence.can_decode]
+        ready, is_short = self._shares.choose(decoding, bool(num_feeding), now_s)
+        budget -= self._take_decoding(ready[: budget - self._reserved(num_feeding)], segments, sampling)
         num_prompt_rows = sum(_num_unfed(sequence) for sequence in self._prompts)
         reserved = min(budget, self._reserved(num_prompt_rows))
         budget -= self._take_feeding(self._appending, budget - reserved, segments, sampling)
@@ -141,6 +162,7 @@ class Scheduler:
             copies=tuple((source, target) for target, source in self._copies.items()),
             segments=tuple(segments),
             sampling=tuple(sampling),
+            is_short=is_short,
         )
         self._starts.clear()
         self._copies.clear()
@@ -165,7 +187,7 @@ class Scheduler:
         size = self.settings.block_size
         running = sum(sequence.turn is not None for sequence in self.sequences.values())
         used = (self.pool.num_blocks - self.pool.num_available) * size
-        return EngineStats(len(self.sequences), running, used, self.pool.num_blocks * size)
+        return EngineStats(len(self.sequences), running, used, self.pool.num_blocks * size, len(self._appending) + len(self._prompts))
 
     def check_integrity(self) -> None:
         live = list(self.sequences.values())
@@ -207,22 +229,22 @@ class Scheduler:
     def _reserved(self, num_waiting: int) -> int:
         return min(self.settings.max_rows // FEEDING_SHARE, num_waiting)
 
-    def _take_decoding(self, budget: int, segments: list[Segment], sampling: list[tuple[SequenceRecord, RunningTurn]]) -> int:
-        taken = 0
-        for _ in range(len(self._decoding)):
-            if taken == budget:
-                break
-            sequence = self._decoding[0]
-            self._decoding.rotate(-1)
-            if not sequence.can_decode:
-                continue
+    def _take_decoding(
+        self, sequences: Sequence[SequenceRecord], segments: list[Segment], sampling: list[tuple[SequenceRecord, RunningTurn]]
+    ) -> int:
+        """One row of each; they go to the end of the line."""
+        left: list[SequenceRecord] = []
+        if len(sequences) < len(self._decoding):
+            taken = set(map(id, sequences))
+            left = [sequence for sequence in self._decoding if id(sequence) not in taken]
+        self._decoding = deque([*left, *sequences])
+        for sequence in sequences:
             assert sequence.turn is not None
             segments.append(Segment(sequence.slot, sequence.next_position, None, True))
             sampling.append((sequence, sequence.turn))
             sequence.next_position += 1
             sequence.turn.num_sampled += 1
-            taken += 1
-        return taken
+        return len(sequences)
 
     def _take_feeding(
         self,
@@ -274,6 +296,8 @@ class Scheduler:
             return TurnUpdate(turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.STOP, stop_id=token_id)))
         turn.num_new += 1
         sequence.num_ids += 1
+        if sequence.demand is not None:
+            sequence.demand.sampled()
         result = None
         if turn.num_new == turn.max_new_ids:
             sequence.unfed_id = token_id

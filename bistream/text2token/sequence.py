@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from bistream.text2token.block_pool import PrefixNode
 from bistream.text2token.engine import SamplingSpec, TurnLimits, TurnResult, TurnSink
+from bistream.text2token.urgency import Demand
 
 INACTIVE = -1  # instead of a sampled id: the turn had ended on the device before this row
 NOT_FINITE = -2  # instead of a sampled id: the row's scores were not finite
@@ -58,6 +59,7 @@ class SequenceRecord:
     unfed_id: int | None = None
     turn: RunningTurn | None = None
     started: bool = False  # the first turn has begun
+    demand: Demand | None = None  # as its caller last said
     # registration of the first turn's blocks in the prefix cache
     prompt_ids: tuple[int, ...] = ()
     num_registered: int = 0  # blocks shared with, or offered to, other sequences
@@ -122,6 +124,7 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...]
     segments: tuple[Segment, ...]
     sampling: tuple[tuple[SequenceRecord, RunningTurn], ...]  # receivers of the ids, in the order of the segments that sample
+    is_short: bool = False  # left out sequences that can wait, for those that cannot
 
     @property
     def num_rows(self) -> int:

@@ -7,8 +7,8 @@ bi-stream layout, whatever its pieces.
 
 **Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls halfway. How many a
 session needs is unknown while its text is still arriving, so a session fed in pieces reserves ``RuntimeConfig.max_session_tokens``
-(prompt, text and speech together) and ends with finish reason ``length`` if it would exceed them; a one-shot session
-reserves its own worst case (20 speech tokens per text token) if that is less. By default the cache has room for
+(prompt, text and speech together); a one-shot session reserves its own worst case (20 speech tokens per text token) if that is less. A
+text that is too long for them goes on in another sequence of as many (``segments.py``). By default the cache has room for
 ``max_sessions`` such sessions; with ``kv_cache_tokens`` set, ``kv_cache_tokens / max_session_tokens`` are always admitted.
 
 **Ends.** Every session that ``start`` accepted ends with exactly one message, its last, that is a ``BistreamError`` or has a
@@ -17,33 +17,46 @@ finish reason. By then everything the session held is free and its id can be use
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bistream.config import LanguageModelConfig, RuntimeConfig
-from bistream.errors import BusyError, CancelledError, EngineError, InvalidInputError, SessionExistsError, ShuttingDownError
-from bistream.limits import check_sampling, check_transcript_length
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
-from bistream.text2token.engine import FAILED_SENTENCE, SamplingSpec, TokenSpace
+from bistream.config import RuntimeConfig
+from bistream.ended_sessions import EndedSessions
+from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
+from bistream.limits import check_instruction_length, check_text_normalization, check_transcript_length
+from bistream.metrics.families import LM_RUNAWAYS
+from bistream.metrics.recorder import Recorder
+from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
+from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
+from bistream.text.normalization import load_read_out, make_normalizer, read_transcript
+from bistream.text.prompt_form import make_prompt_form, own_instruction
+from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
-from bistream.text2token.text_session import MessageSink, TextSession, unknown_session
+from bistream.text2token.requested_sampling import make_sampling_spec
+from bistream.text2token.runaway import KINDS, Runaway
+from bistream.text2token.segments import SegmentedLayout, SegmentLimits, SentenceEnds
+from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
+from bistream.text2token.silence import SilenceThinning
+from bistream.text2token.text_session import MessageSink, TextSession
 from bistream.types import IntArray, Sampling
 
 if TYPE_CHECKING:
     from bistream.gpu.tier import TierChoice
 
 EXPIRE_INTERVAL_S = 0.5  # between checks for expired leases
-_SHUTTING_DOWN = "The server is shutting down and accepts no new sessions; use another one."
 
 
 @dataclass(frozen=True)
 class LanguageModelStart:
-    """text: UTF-8, may end inside a character unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference."""
+    """text: UTF-8, may end inside a character unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference.
+    instruct_text: how to speak; empty for no instruction.
+    text_normalization: of text and prompt text: off, auto, zh or en; None: ``RuntimeConfig.text_normalization``."""
 
     session_id: str
     text: bytes
@@ -51,6 +64,8 @@ class LanguageModelStart:
     prompt_text: str
     prompt_speech_tokens: IntArray
     sampling: Sampling
+    instruct_text: str = ""
+    text_normalization: str | None = None
 
 
 class SpeechTokenService:
@@ -62,16 +77,26 @@ class SpeechTokenService:
         clock: Callable[[], float] = time.monotonic,
         parts: LanguageModelParts | None = None,
         run_timer: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
-        self._parts = load_parts(config) if parts is None else parts
+        if config.text_normalization != "off":
+            _load_normalization()
+        self._parts = load_parts(config, recorder) if parts is None else parts
         sizes = self._parts.sizes
-        self._space = TokenSpace(sizes.text_vocab_size, sizes.speech_token_size)
+        self._space = TokenSpace.of(sizes)
         longest = self._parts.engine.capabilities.max_sequence_ids
         self._max_ids = min(config.max_session_tokens, sizes.max_position_embeddings, longest)
         self._sessions: dict[str, TextSession] = {}
-        self._changed = threading.Condition()  # guards _sessions and _draining
+        self._ended = EndedSessions()
+        self._sentence_ends = SentenceEnds.of(self._parts.tokenizer.encode)
+        self._runaway_window = round(config.runaway_s * SPEECH_TOKENS_PER_SECOND)
+        runaways = recorder or Recorder()
+        self._runaways = {(kind, outcome): runaways.counter(LM_RUNAWAYS, kind, outcome) for kind in KINDS for outcome in OUTCOMES}
+        tokenizer = self._parts.tokenizer
+        self._silent_ids = frozenset(number for token, number in tokenizer.special_tokens.items() if token not in tokenizer.spoken_tokens)
+        self._changed = threading.Condition()  # guards _sessions, _ended and _draining
         self._draining = False
         self._stopped = threading.Event()
         self._timer: threading.Thread | None = None
@@ -85,40 +110,63 @@ class SpeechTokenService:
         Raises ``InvalidInputError``, ``SessionExistsError``, ``BusyError`` or ``ShuttingDownError``; ``sink`` is then never called.
         """
         session_id = request.session_id
+        request, skipped = self._take_own_instruction(request)
         try:
-            prompt_text, prompt_speech = self._check_prompt(request)
+            normalization = self._check_normalization(request)
+            instruction, prompt_text, prompt_speech = self._check_prompt(request, normalization)
+            normalizer = make_normalizer(normalization, request.prompt_text)
             spec = make_sampling_spec(request.sampling, self._parts.sizes)
         except InvalidInputError as error:
             error.session_id = session_id
             raise
 
-        def make_layout(num_text: int) -> tuple[Layout, int]:
-            max_ids = self._positions(request, len(prompt_text) + len(prompt_speech), num_text)
-            if request.is_end:
-                return UnistreamLayout(self._space, prompt_text, prompt_speech, max_ids=max_ids), max_ids
-            mix_ratio = self._parts.sizes.mix_ratio
-            return Interleaver(self._space, prompt_text, prompt_speech, mix_ratio=mix_ratio, max_ids=max_ids), max_ids
+        def make_parts(num_text: int) -> tuple[Layout, SequenceSeries]:
+            num_prompt = len(instruction) + len(prompt_text) + len(prompt_speech)
+            segments = SegmentLimits.of(self._max_ids, num_prompt)
+            max_ids = self._positions(request, num_prompt, num_text, segments)
 
-        session = TextSession(session_id, self._space, self._parts.tokenizer, self._config.max_text_chars, sink, self._forget)
+            def whole(text: Sequence[int], speech: Sequence[int]) -> Layout:
+                prompt = ([*instruction, *prompt_text, *text], [*prompt_speech, *speech])
+                return UnistreamLayout(self._space, *prompt, max_ids=max_ids, silent_ids=self._silent_ids)
+
+            ratio = self._parts.sizes.mix_ratio
+            pieces = Interleaver(self._space, prompt_text, prompt_speech, mix_ratio=ratio, max_ids=max_ids, instruction_ids=instruction)
+            layout = SegmentedLayout(whole((), ()) if request.is_end else pieces, segments, self._sentence_ends, whole)
+            return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, (self._runaway_window, self._count_runaway))
+
+        limits = (self._config.max_text_chars, self._config.session_idle_timeout_s)
+        silence = SilenceThinning(self._parts.family.silent_tokens)
+        session = TextSession(session_id, self._space, self._parts.tokenizer, *limits, sink, self._forget, normalizer, silence, skipped)
         self._register(session)
-        session.open(request.text, request.is_end, self._lease_end(), self._parts.engine, spec, make_layout)
+        session.open(request.text, request.is_end, self._clock(), make_parts)
 
     def append(self, session_id: str, text: bytes, is_end: bool) -> None:
         """Add text to a live session; empty text without ``is_end`` only renews its lease.
 
-        Raises ``UnknownSessionError`` for a session that is not live, ``InvalidInputError`` for text over the limit or after
-        the end of the text (the session continues without it), for text that is not UTF-8 and for a session whose whole text is
-        empty (the session ends with the same error).
+        Raises ``UnknownSessionError`` for a session that is not live, or the error that it ended with; ``InvalidInputError`` for text
+        over a limit or after the end of the text (the session continues without it), for text that is not UTF-8 and for a session whose
+        whole text has nothing to speak (the session ends with the same error).
         """
-        self._find(session_id).append(text, is_end, self._lease_end())
+        self._find(session_id).append(text, is_end, self._clock())
+
+    def demand(self, session_id: str, slack_s: float, wanted_tokens: int) -> None:
+        """A caller asks for tokens of a session, which may have ended: see ``engine.TakesDemands``. Raises ``InvalidInputError``."""
+        if not 0.0 <= slack_s < math.inf:
+            raise InvalidInputError(f"slack_s is {slack_s}; send the seconds of audio that the listener has left, 0 or more.", session_id)
+        with self._changed:
+            session = self._sessions.get(session_id)
+        if session is not None:
+            session.demand(slack_s, wanted_tokens)
 
     def cancel(self, session_id: str) -> None:
-        """End a live session with ``CancelledError``. Raises ``UnknownSessionError`` for a session that is not live."""
-        if not self._find(session_id).finish(CancelledError("The session was cancelled by its client.", session_id)):
-            raise unknown_session(session_id)
+        """End a live session with ``CancelledError``. Raises the same for one that was cancelled, else ``UnknownSessionError``."""
+        with self._changed:
+            session, late = self._sessions.get(session_id), self._ended.error_of(session_id, session_id)
+        if session is None or not session.finish(cancelled_by_client(session_id)):
+            raise late if isinstance(late, CancelledError) else unknown_session(session_id)
 
     def expire(self) -> None:
-        """End sessions that wait for text and have received none for ``session_idle_timeout_s``, with ``SessionTimeoutError``.
+        """End sessions that wait for text and were left alone for too long (``TextSession.expire``), with ``SessionTimeoutError``.
 
         Once the engine has failed, end all with ``EngineError``: those waiting for text have no turn to report the failure.
         """
@@ -135,7 +183,7 @@ class SpeechTokenService:
             self._draining = True
             self._changed.wait_for(lambda: not self._sessions, timeout=deadline_s)
         for session in self._live_sessions():
-            session.finish(ShuttingDownError("The server is shutting down; use another one.", session.session_id))
+            session.finish(shut_down(session.session_id))
 
     def close(self) -> None:
         """``drain`` for ``drain_timeout_s``, then stop the engine and the timer. Idempotent."""
@@ -162,18 +210,39 @@ class SpeechTokenService:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _check_prompt(self, request: LanguageModelStart) -> tuple[list[int], list[int]]:
-        """Ids of the prompt's text and speech. Raises ``InvalidInputError``."""
+    def _check_normalization(self, request: LanguageModelStart) -> str:
+        if request.text_normalization is None:
+            return self._config.text_normalization
+        check_text_normalization(request.text_normalization)
+        return request.text_normalization
+
+    def _take_own_instruction(self, request: LanguageModelStart) -> tuple[LanguageModelStart, int]:
+        """With the instruction of a text that begins with one, where the prompt has none; and the characters that the text is shorter."""
+        if request.instruct_text or request.prompt_text:
+            return request, 0
+        instruction, text = own_instruction(self._parts.family.default_instruction, request.text)
+        return replace(request, instruct_text=instruction, text=text), len(instruction)
+
+    def _check_prompt(self, request: LanguageModelStart, normalization: str) -> tuple[list[int], list[int], list[int]]:
+        """Ids of instruction (never normalised), prompt text and prompt speech. Raises ``InvalidInputError``."""
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
         if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
             raise InvalidInputError(f"prompt_speech_tokens must be a one-dimensional array of codes from 0 to {num_codes - 1}.")
         check_transcript_length(len(request.prompt_text), self._config.max_text_chars)
+        check_instruction_length(len(request.instruct_text), self._config.max_text_chars)
+        encode = self._parts.tokenizer.encode
         prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
-        return self._parts.tokenizer.encode(request.prompt_text), prompt_speech
+        form = make_prompt_form(self._parts.family.default_instruction, request.instruct_text, request.prompt_text)
+        transcript = read_transcript(form.transcript, normalization, self._parts.tokenizer.spoken_tokens)
+        return encode(form.instruction), encode(transcript), prompt_speech if form.has_speech else []
 
-    def _positions(self, request: LanguageModelStart, num_prompt: int, num_text: int) -> int:
+    def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:
+        self._runaways[kind, outcome].add()
+
+    def _positions(self, request: LanguageModelStart, num_prompt: int, num_text: int, segments: SegmentLimits) -> int:
         """Positions to reserve (see the module's docstring). Raises ``InvalidInputError`` if even the minimum does not fit."""
+        num_text = min(num_text, segments.first)
         num_fed = num_prompt + num_text + 2  # sos and task
         least = num_fed + max(1, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text)
         if least > self._max_ids:
@@ -185,31 +254,31 @@ class SpeechTokenService:
         most = num_fed + MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text
         return min(most, self._max_ids) if request.is_end else self._max_ids
 
-    def _lease_end(self) -> float:
-        return self._clock() + self._config.session_idle_timeout_s
-
     def _register(self, session: TextSession) -> None:
         session_id = session.session_id
         with self._changed:
             if self._draining:
-                raise ShuttingDownError(_SHUTTING_DOWN, session_id)
+                raise accepts_no_sessions(session_id)
             if session_id in self._sessions:
-                raise SessionExistsError("A live session already has this id; use another id or cancel that session.", session_id)
+                raise session_exists(session_id)
             if len(self._sessions) >= self._config.max_sessions:
-                raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.", session_id)
+                raise sessions_taken(self._config.max_sessions, session_id)
             self._sessions[session_id] = session
+            self._ended.discard(session_id)
 
     def _forget(self, session: TextSession) -> None:
         with self._changed:
             if self._sessions.get(session.session_id) is session:
                 del self._sessions[session.session_id]
+                if session.end is not None:
+                    self._ended.add(session.session_id, session.end_error)
             self._changed.notify_all()
 
     def _find(self, session_id: str) -> TextSession:
         with self._changed:
             session = self._sessions.get(session_id)
-        if session is None:
-            raise unknown_session(session_id)
+            if session is None:
+                raise self._ended.error_of(session_id, session_id)
         return session
 
     def _live_sessions(self) -> list[TextSession]:
@@ -221,9 +290,11 @@ class SpeechTokenService:
             self.expire()
 
 
-def make_sampling_spec(sampling: Sampling, sizes: LanguageModelConfig) -> SamplingSpec:
-    """A session's sampling settings; the checkpoint's values are the defaults. Raises ``InvalidInputError`` for unusable values."""
-    top_k = sizes.top_k if sampling.top_k is None else sampling.top_k
-    top_p = sizes.top_p if sampling.top_p is None else sampling.top_p
-    check_sampling(replace(sampling, top_k=top_k, top_p=top_p))
-    return SamplingSpec(top_p, top_k, sizes.win_size, sizes.tau_r, sampling.temperature, sampling.seed)
+def _load_normalization() -> None:
+    """Raises ``ConfigError`` where its package is missing."""
+    try:
+        load_read_out()
+    except InvalidInputError:
+        raise ConfigError(
+            "Parameter 'text_normalization' needs the Python package wetext; install requirements/server.txt, or set it to off."
+        ) from None

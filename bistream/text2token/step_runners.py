@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from bistream.config import LanguageModelConfig, RuntimeConfig
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.text2token.engine_settings import EngineSettings, settings_of

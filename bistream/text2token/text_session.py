@@ -3,11 +3,10 @@
 In: pieces of text (any thread) and turns of the engine (the engine's thread). Out: ``SpeechTokens`` to the session's sink
 and, exactly once and last, an end: a message with a finish reason or a ``BistreamError``. Made by ``service.py``.
 
-Threads: ``_lock`` guards all state except the text being encoded; it is re-entrant, because a sink may cancel its session.
-Tokens are passed to the sink with the lock held, to keep their order; the end is passed without it, after the session was marked
+Threads: ``_lock`` guards all state except the text being encoded; it is re-entrant, because a sink may cancel its session, but not append
+to it. Tokens are passed to the sink with the lock held, to keep their order; the end is passed without it, after the session was marked
 closed under it. ``_text_lock`` keeps the pieces in order while they are encoded; it is acquired before ``_lock``, and never by the
-engine's thread, so that thread does not wait for the tokenizer. A sink may cancel its session but not append to it.
-Nothing here blocks for long: the engine's ``turn`` and ``close`` return at once.
+engine's thread, so that thread does not wait for the tokenizer. Nothing here blocks for long: ``turn`` and ``close`` return at once.
 """
 
 from __future__ import annotations
@@ -16,28 +15,25 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from bistream.errors import (
-    BistreamError,
-    CancelledError,
-    EngineError,
-    InvalidInputError,
-    SessionTimeoutError,
-    ShuttingDownError,
-    UnknownSessionError,
-)
+from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
 from bistream.limits import check_text_length, count_characters
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
+from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
+from bistream.refusals import came_late, nothing_to_speak, shut_down, silent_too_long, text_has_ended, unknown_session
+from bistream.text.normalization import TextNormalizer
+from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
-from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TokenSpace, TurnResult
+from bistream.text2token.engine import TokenSpace, TurnResult
 from bistream.text2token.layout import Layout
+from bistream.text2token.sequence_series import SequenceSeries
+from bistream.text2token.silence import SilenceThinning
 from bistream.types import FinishReason, SpeechTokens
 
 logger = logging.getLogger(__name__)
 
 Message = SpeechTokens | BistreamError
 MessageSink = Callable[[Message], None]
-MakeLayout = Callable[[int], tuple[Layout, int]]  # text tokens known at the start -> layout, positions to reserve
+MakeParts = Callable[[int], tuple[Layout, SequenceSeries]]  # from the text tokens known at the start
 
 
 class TextSession:
@@ -49,59 +45,75 @@ class TextSession:
         space: TokenSpace,
         tokenizer: TextTokenizer,
         max_text_chars: int,
+        idle_timeout_s: float,
         sink: MessageSink,
         on_closed: Callable[[TextSession], None],
+        normalizer: TextNormalizer | None = None,
+        silence: SilenceThinning | None = None,
+        skipped_chars: int = 0,  # of the session's text, before the text that it gets here
     ) -> None:
         self.session_id = session_id
+        self.end: Message | None = None  # its last message; None while it is live, and for a start that was refused
         self._space = space
-        self._text_in = TextIn(tokenizer)
-        self._max_text_chars = max_text_chars
-        self._sink = sink
-        self._on_closed = on_closed
-        self._lock = threading.RLock()
-        self._text_lock = threading.RLock()
+        self._text_in = TextIn(tokenizer, normalizer)
+        self._max_text_chars, self._idle_timeout_s = max_text_chars, idle_timeout_s
+        self._sink, self._on_closed = sink, on_closed
+        self._lock, self._text_lock = threading.RLock(), threading.RLock()
         self._layout: Layout | None = None  # from ``open`` on
-        self._sequence: EngineSequence | None = None  # from ``open`` on
-        self._closed = False
-        self._deadline = float("inf")
-        self._num_chars = 0  # of the session's text
+        self._sequences: SequenceSeries | None = None  # from ``open`` on
+        self._closed = self._text_ended = False
+        self._heard_at = float("inf")  # the last call for this session, from ``open`` on
+        self._quiet_since = float("inf")  # the last text that can be spoken, or the last look that found a turn in flight
+        self._silence = silence or SilenceThinning(frozenset())
+        self._skipped_chars = self._num_chars = skipped_chars  # the second counts the session's text
+        self._speakable = SpeakableBytes()
         self._end_chars: list[int] = []  # per text token
-        self._text_ended = False
         self._turn_ids: list[int] | None = None  # yielded by the turn in flight; None: no turn in flight
         self._engine_error: str | None = None
 
+    @property
+    def end_error(self) -> BistreamError | None:
+        """The error that it ended with; ``None`` while it is live, and where it finished."""
+        return self.end if isinstance(self.end, BistreamError) else None
+
     # -- the client's side -------------------------------------------------------------------------------------------
 
-    def open(self, text: bytes, is_end: bool, deadline: float, engine: Engine, spec: SamplingSpec, make_layout: MakeLayout) -> None:
+    def open(self, text: bytes, is_end: bool, now: float, make_parts: MakeParts) -> None:
         """Start the session. If this raises, the session is closed and its sink is never called."""
         with self._lock:
             try:
                 if self._closed:
                     raise CancelledError("The session was ended before it started; start it again.")
+                self._check_length(text)
+                self._speakable.push(text, is_end)
                 tokens = self._encode(text, is_end)
-                self._layout, max_ids = make_layout(len(tokens))
-                self._sequence = engine.open(self.session_id, spec, max_ids)
+                self._layout, self._sequences = make_parts(len(tokens))
             except BaseException as error:
                 self._closed = True
                 self._on_closed(self)
                 if isinstance(error, BistreamError):
                     error.session_id = self.session_id
                 raise
-            self._deadline = deadline
+            self._heard_at = self._quiet_since = now
             ending = self._push_tokens(tokens, is_end)
         self._finish_with(ending)
 
-    def append(self, text: bytes, is_end: bool, deadline: float) -> None:
+    def append(self, text: bytes, is_end: bool, now: float) -> None:
         """Add text; with empty text, only renew the lease. Text that cannot be decoded ends the session (and raises)."""
         with self._text_lock:
             with self._lock:
                 self._check_live()
-                self._deadline = deadline
+                self._heard_at = now
                 if self._text_ended and text:
-                    raise InvalidInputError("The text of this session has ended; start a new session for more.", self.session_id)
+                    raise text_has_ended(self.session_id)
                 if self._text_ended:
                     return
-            self._check_length(text)
+            try:
+                self._check_length(text)
+                is_speakable = self._speakable.push(text, is_end)
+            except InvalidInputError as error:  # the session goes on without this piece
+                error.session_id = self.session_id
+                raise
             try:
                 tokens = self._encode(text, is_end)
             except InvalidInputError as error:
@@ -109,20 +121,37 @@ class TextSession:
                 raise
             with self._lock:
                 self._check_live()
+                if is_speakable:
+                    self._quiet_since = now
                 ending = self._push_tokens(tokens, is_end)
         self._finish_with(ending)
 
+    def demand(self, slack_s: float, wanted_tokens: int) -> None:
+        """See ``engine.TakesDemands``."""
+        if self._sequences is not None:
+            self._sequences.demand(slack_s, wanted_tokens)
+
     def expire(self, now: float) -> None:
-        """Close the session if it still waits for text and its client has been silent for too long."""
+        """Close the session if it still waits for text, and its client has been silent, or has sent nothing to speak, for too long.
+
+        The first limit is the lease, which an empty piece renews. The second is for whoever renews it without end: the front doors end
+        such a session after the same time without text and audio, so here that time counts once more, and beyond what was spoken.
+        """
         with self._lock:
-            if self._text_ended or now < self._deadline or not self._mark_closed():
+            if self._turn_ids is not None:
+                self._quiet_since = now
+            spoken_s = 0.0 if self._layout is None else self._layout.num_speech / SPEECH_TOKENS_PER_SECOND
+            is_silent = now - self._heard_at >= self._idle_timeout_s
+            is_silent |= now - self._quiet_since >= 2 * self._idle_timeout_s + spoken_s
+            error = silent_too_long(self._idle_timeout_s, self.session_id)
+            if self._text_ended or not is_silent or not self._mark_closed(error):
                 return
-        self._release(SessionTimeoutError("No text arrived for too long and the session was closed; start it again.", self.session_id))
+        self._release(error)
 
     def finish(self, message: Message) -> bool:
         """End the session with ``message`` unless it has ended, and free everything. Returns whether this call ended it."""
         with self._lock:
-            if not self._mark_closed():
+            if not self._mark_closed(message):
                 return False
         self._release(message)
         return True
@@ -131,25 +160,29 @@ class TextSession:
 
     def on_ids(self, ids: Sequence[int]) -> None:
         with self._lock:
-            if self._closed or self._turn_ids is None:
+            if self._closed or self._turn_ids is None or self._sequences is None:
                 return
-            self._turn_ids.extend(ids)
-            speech = tuple(self._space.speech_token(token_id) for token_id in ids if self._space.is_speech(token_id))
-            self._emit(SpeechTokens(speech, self._text_consumed()))
+            self._hand_out(self._sequences.yielded(ids))
 
     def on_end(self, result: TurnResult) -> None:
         ending: Message | None
         with self._lock:
             if self._closed or self._turn_ids is None:
                 return
-            assert self._layout is not None
+            assert self._layout is not None and self._sequences is not None
+            self._hand_out(self._sequences.held())
+            if self._closed:  # by its sink
+                return
+            final = self._sequences.ended(result, self._layout.ledger, self._turn_ids, self)
+            if final is None:
+                return
             ids, self._turn_ids = self._turn_ids, None
-            self._engine_error = result.error
+            self._engine_error = final.error
             try:
-                self._layout.turn_ended(ids, result)
+                self._layout.turn_ended(ids, final)
                 ending = self._pump()
                 if ending is None and self._turn_ids is None:
-                    self._emit(SpeechTokens((), self._text_consumed(), is_resting=True))
+                    self._emit(self._message(is_resting=True))
             except BistreamError as error:
                 ending = error
             except Exception:  # a bug; the client must still receive an end
@@ -160,31 +193,36 @@ class TextSession:
     # -- inside: the text, with the text lock held or before the session is open ----------------------------------------
 
     def _check_length(self, text: bytes) -> None:
-        try:
-            check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
-        except InvalidInputError as error:
-            error.session_id = self.session_id
-            raise
+        check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
 
     def _encode(self, text: bytes, is_end: bool) -> list[TextToken]:
-        self._check_length(text)
         tokens = self._text_in.push(text)
         self._num_chars += count_characters(text)
         if is_end:
             tokens += self._text_in.finish()
-            if self._num_chars == 0:
-                raise InvalidInputError("The whole text is empty; send text to speak.", self.session_id)
+            if not self._speakable.has_content:
+                raise nothing_to_speak(self.session_id)
         return tokens
 
     # -- inside, with the lock held ----------------------------------------------------------------------------------
 
+    def _hand_out(self, ids: Sequence[int]) -> None:
+        """Ids of the turn in flight."""
+        assert self._turn_ids is not None
+        if ids:
+            self._turn_ids.extend(ids)
+            speech = self._silence.push(self._space.speech_token(token_id) for token_id in ids if self._space.is_speech(token_id))
+            self._emit(self._message(speech))
+
     def _check_live(self) -> None:
+        if self.end is not None:
+            raise came_late(self.end_error, self.session_id)
         if self._closed or self._layout is None:
             raise unknown_session(self.session_id)
 
     def _push_tokens(self, tokens: list[TextToken], is_end: bool) -> Message | None:
         assert self._layout is not None
-        self._end_chars += [token.end_char for token in tokens]
+        self._end_chars += [self._skipped_chars + token.end_char for token in tokens]
         self._layout.push_text([token.id for token in tokens])
         if is_end:
             self._text_ended = True
@@ -193,11 +231,11 @@ class TextSession:
 
     def _pump(self) -> Message | None:
         """Start the next turn if one is ready and none is in flight. Returns the session's end, if it has ended."""
-        assert self._layout is not None and self._sequence is not None
+        assert self._layout is not None and self._sequences is not None
         if self._turn_ids is None and not self._closed and (turn := self._layout.next_turn()) is not None:
             self._turn_ids = []
             try:
-                self._sequence.turn(turn.append_ids, turn.limits, self)
+                self._sequences.begin(turn, self)
             except BistreamError as error:
                 return error
         return self._ending()
@@ -208,10 +246,15 @@ class TextSession:
         if reason is None:
             return None
         if reason is FinishReason.CANCELLED:  # by the engine: a session that this class cancels is already closed
-            return ShuttingDownError("The server is shutting down; use another one.", self.session_id)
+            return shut_down(self.session_id)
         if reason is FinishReason.ERROR:
             return EngineError(self._engine_error or "The language model failed; try again later.", self.session_id)
-        return SpeechTokens((), self._num_chars if reason is FinishReason.EOS else self._text_consumed(), reason)
+        return self._message(reason=reason)
+
+    def _message(self, token_ids: tuple[int, ...] = (), reason: FinishReason | None = None, is_resting: bool = False) -> SpeechTokens:
+        fed = 0 if self._layout is None else self._layout.num_text_used
+        consumed = self._num_chars if reason is FinishReason.EOS else self._text_consumed()
+        return SpeechTokens(token_ids, consumed, reason, is_resting, self._end_chars[fed - 1] if fed else 0, fed)
 
     def _text_consumed(self) -> int:
         """Lower bound of the characters spoken by the speech tokens so far.
@@ -223,13 +266,16 @@ class TextSession:
         num_speech = self._layout.num_speech_of_text
         if self._layout.num_text_used and self._turn_ids is not None:
             num_speech += len(self._turn_ids)
-        num_text = min(num_speech // MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, self._layout.num_text_used)
+        spoken = min(num_speech // MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, self._layout.num_text_used)
+        num_text = max(spoken, self._layout.num_text_ended)
         return self._end_chars[num_text - 1] if num_text else 0
 
-    def _mark_closed(self) -> bool:
+    def _mark_closed(self, end: Message) -> bool:
         """Stop all further calls and turns. False if the session was closed already, or is not open yet and needs no end message."""
-        was_open = not self._closed and self._sequence is not None
+        was_open = not self._closed and self._sequences is not None
         self._closed = True
+        if was_open:
+            self.end = end
         return was_open
 
     # -- inside, without the lock where possible ---------------------------------------------------------------------
@@ -242,8 +288,8 @@ class TextSession:
 
     def _release(self, message: Message) -> None:
         """Free everything before sending the end, so that its receiver can start again at once."""
-        assert self._sequence is not None
-        self._sequence.close()
+        assert self._sequences is not None
+        self._sequences.close()
         self._on_closed(self)
         self._emit(message)
 
@@ -252,7 +298,3 @@ class TextSession:
             self._sink(message)
         except Exception:
             logger.exception("the sink of session %s raised; the session continues without this message", self.session_id)
-
-
-def unknown_session(session_id: str) -> UnknownSessionError:
-    return UnknownSessionError("No live session has this id (never started, finished or cancelled); start a new session.", session_id)

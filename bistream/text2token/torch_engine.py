@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -22,14 +23,18 @@ from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError, ShuttingDownError
 from bistream.gpu.tier import TierChoice
+from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import FAILED_SENTENCE, EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
 from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.fidelity import within_bounds
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_spec
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.sequence import SequenceRecord, StepPlan, TurnUpdate
+from bistream.text2token.step_metrics import StepMetrics
 from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
 from bistream.text2token.step_runners import language_model_tier, load_step_runner
+from bistream.text2token.urgency import Demand
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,6 +63,9 @@ class TorchSequence:
     def close(self) -> None:
         self._engine.close_sequence(self._record)
 
+    def demand(self, slack_s: float, wanted_tokens: int) -> None:
+        self._engine.demand(self._record, slack_s, wanted_tokens)
+
 
 class TorchEngine:
     def __init__(
@@ -68,8 +76,10 @@ class TorchEngine:
         threaded: bool = True,
         runner: StepRunner | None = None,
         tiers: tuple[TierChoice, ...] = (),
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """tiers: the tier that serves each network of ``runner``, for metrics and logs."""
+        """tiers: the tier that serves each network of ``runner``, for metrics and logs. recorder: takes what the steps count."""
         self.tiers = tiers
         self.space = model.space
         self.settings = settings
@@ -83,20 +93,25 @@ class TorchEngine:
         self._in_flight: deque[tuple[StepPlan, SampledRows]] = deque()
         self._outbox: deque[TurnUpdate] = deque()
         self._changed = threading.Condition()
+        self._clock = clock
+        self._metrics = StepMetrics(recorder or Recorder())
+        self._metrics.watch(self.stats, settings.block_size)
         self._closing = False
         self._healthy = True
+        self._pauses_until_s = 0.0  # unless somebody waits
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._loop, name="text2token-engine", daemon=True)
             self._thread.start()
 
     @classmethod
-    def from_config(cls, config: RuntimeConfig) -> TorchEngine:
+    def from_config(cls, config: RuntimeConfig, recorder: Recorder | None = None) -> TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming the problem."""
         sizes = read_config(config.model_dir).language_model
+        config = within_bounds(config, sizes)
         choice = language_model_tier(config, sizes)
         runner = load_step_runner(config, sizes, choice.tier)
-        return cls(runner, runner.settings, runner=runner, tiers=(choice,))
+        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -112,12 +127,21 @@ class TorchEngine:
         check_spec(spec, self._history_size, session_id)
         with self._changed:
             self._check_serving()
-            return TorchSequence(self, self._scheduler.open(session_id, spec, max_ids))
+            record = self._scheduler.open(session_id, spec, max_ids)
+            self._metrics.opened(record)
+            return TorchSequence(self, record)
 
     def begin_turn(self, sequence: SequenceRecord, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
         with self._changed:
             self._check_serving()
             self._scheduler.begin_turn(sequence, append_ids, limits, sink)
+            self._metrics.turn_begun(sequence)
+            self._changed.notify_all()
+
+    def demand(self, sequence: SequenceRecord, slack_s: float, wanted_tokens: int) -> None:
+        """See ``engine.TakesDemands``."""
+        with self._changed:
+            self._scheduler.demand(sequence, Demand.of(slack_s, wanted_tokens, self._clock()))
             self._changed.notify_all()
 
     def cancel_turn(self, sequence: SequenceRecord) -> None:
@@ -127,6 +151,7 @@ class TorchEngine:
     def close_sequence(self, sequence: SequenceRecord) -> None:
         with self._changed:
             self._post(self._scheduler.close(sequence))
+            self._metrics.closed(sequence)
 
     def stats(self) -> EngineStats:
         with self._changed:
@@ -162,7 +187,7 @@ class TorchEngine:
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One iteration: schedule, run, apply, deliver. Returns False when there was nothing to do.
+        """One iteration: schedule, run, apply, deliver. Returns False when there was nothing to do, or a pause is under way.
 
         If a step raises, every turn in flight ends with ERROR and the engine becomes unhealthy; the exception is not passed on.
         """
@@ -177,25 +202,47 @@ class TorchEngine:
             with self._changed:
                 self._healthy = False
                 self._in_flight.clear()
+                self._metrics.failed()
                 self._outbox.extend(self._scheduler.fail_all(FAILED_SENTENCE))
         self._deliver()
         return True
 
     @property
     def _has_work(self) -> bool:
-        return self._healthy and (self._scheduler.has_work or bool(self._in_flight))
+        if not self._healthy or self._in_flight:
+            return self._healthy
+        now = self._clock()
+        return self._scheduler.has_work(now) and self._pause_s(now) == 0.0
+
+    def _pause_s(self, now: float) -> float:
+        """For how long the GPU is left to token2wav, whose hops are what the listeners wait for once their tokens are there."""
+        left = self._pauses_until_s - now
+        return left if left > 0.0 and self._scheduler.is_calm(now) else 0.0
+
+    def _wake_after_s(self) -> float | None:
+        now = self._clock()
+        return self._pause_s(now) or self._scheduler.wake_after_s(now)
 
     def _compute(self) -> None:
-        """Start the next step, if any; apply the oldest result if there was none to start or too many are in flight."""
+        """Start the next step, if any; apply the oldest result if there was none to start, too many are in flight, or a pause follows."""
         with self._changed:
-            plan = self._scheduler.schedule() if self._healthy else None
+            began = self._clock()
+            plan = self._scheduler.schedule(began) if self._healthy and self._pause_s(began) == 0.0 else None
+            pauses = self.settings.calm_pause > 0.0 and self._scheduler.is_calm(began)
+            if plan is not None:
+                self._metrics.step_started(plan)
         if plan is not None:
             self._in_flight.append((plan, self._runner.run(plan)))
-        if self._in_flight and (plan is None or len(self._in_flight) > self._runner.run_ahead):
+        if self._in_flight and (plan is None or pauses or len(self._in_flight) > self._runner.run_ahead):
             oldest, sampled = self._in_flight.popleft()
             head_rows = sampled()
             with self._changed:
-                self._outbox.extend(self._scheduler.apply(oldest, head_rows))
+                if pauses:
+                    now = self._clock()
+                    self._pauses_until_s = now + self.settings.calm_pause * (now - began)
+                updates = self._scheduler.apply(oldest, head_rows)
+                self._metrics.step_done(len(updates))
+                self._outbox.extend(updates)
 
     def _deliver(self) -> None:
         while True:
@@ -211,7 +258,8 @@ class TorchEngine:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._has_work or self._outbox or self._closing)
+                while not (self._has_work or self._outbox or self._closing):
+                    self._changed.wait(self._wake_after_s())
                 if self._closing and not self._outbox:
                     return
             self.step()

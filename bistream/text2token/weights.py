@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoint import check_state_dict, find_file, load_state_dict
-from bistream.config import LanguageModelConfig
-from bistream.text2token.engine import TokenSpace
+from bistream.checkpoint_config import LanguageModelConfig
 
 FILE_NAME = "llm.pt"
 BODY = "llm.model.model"
@@ -41,25 +40,20 @@ class ModelWeights:
     embedding: Tensor  # [TokenSpace.size, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head_weight: Tensor  # [speech_token_size + 3, hidden] float32
-    head_bias: Tensor  # [speech_token_size + 3] float32
-
-
-def token_space(config: LanguageModelConfig) -> TokenSpace:
-    """The ids that this checkpoint can be fed."""
-    return TokenSpace(config.text_vocab_size, config.speech_token_size)
+    head_weight: Tensor  # [TokenSpace.num_scores, hidden] float32
+    head_bias: Tensor  # [TokenSpace.num_scores] float32; zero where the checkpoint's head has none
 
 
 def expected_shapes(config: LanguageModelConfig) -> dict[str, tuple[int, ...]]:
     """Every key of ``llm.pt`` with its shape. ``llm.model.lm_head.weight`` is tied to the text embedding and never used."""
     hidden = config.hidden_size
     key_size = config.num_key_value_heads * config.head_size
-    head_rows = config.speech_token_size + 3
+    head_rows = config.speech_token_size + config.rows.num_stored
     shapes: dict[str, tuple[int, ...]] = {
-        "llm_embedding.weight": (2, hidden),
+        **({"llm_embedding.weight": (2, hidden)} if config.rows.have_own_table else {}),
         "speech_embedding.weight": (head_rows, hidden),
         "llm_decoder.weight": (head_rows, hidden),
-        "llm_decoder.bias": (head_rows,),
+        **({"llm_decoder.bias": (head_rows,)} if config.head_has_bias else {}),
         f"{BODY}.embed_tokens.weight": (config.text_vocab_size, hidden),
         "llm.model.lm_head.weight": (config.text_vocab_size, hidden),
         f"{BODY}.norm.weight": (hidden,),
@@ -82,16 +76,21 @@ def build_weights(state: Mapping[str, Tensor], config: LanguageModelConfig, devi
     """Fuse a checked state dict. Raises ``CheckpointError`` for a missing, extra or misshapen key."""
     check_state_dict(FILE_NAME, state, expected_shapes(config))
 
+    # Rows of the checkpoint behind those that are scored mean nothing, and could only be sampled by mistake.
+    loaded = dict.fromkeys(("speech_embedding.weight", "llm_decoder.weight", "llm_decoder.bias"), config.num_scores)
+
     def join(*keys: str, kind: torch.dtype = dtype) -> Tensor:
-        parts = [state[key].to(device=device, dtype=kind) for key in keys]
+        parts = [state[key][: loaded.get(key)].to(device=device, dtype=kind) for key in keys]
         return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
 
+    own_table = ("llm_embedding.weight",) if config.rows.have_own_table else ()
+    head_weight = join("llm_decoder.weight", kind=torch.float32)
     return ModelWeights(
-        embedding=join(f"{BODY}.embed_tokens.weight", "speech_embedding.weight", "llm_embedding.weight"),
+        embedding=join(f"{BODY}.embed_tokens.weight", "speech_embedding.weight", *own_table),
         layers=tuple(_layer(join, f"{BODY}.layers.{index}") for index in range(config.num_hidden_layers)),
         final_norm=join(f"{BODY}.norm.weight"),
-        head_weight=join("llm_decoder.weight", kind=torch.float32),
-        head_bias=join("llm_decoder.bias", kind=torch.float32),
+        head_weight=head_weight,
+        head_bias=join("llm_decoder.bias", kind=torch.float32) if config.head_has_bias else head_weight.new_zeros(config.num_scores),
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.text2token.cuda import (
     kernels_attention,
@@ -213,7 +213,7 @@ class CudaStep:
 
     def _head(self, rows: int) -> None:
         buffers, tuning, head = self.buffers, self.tuning, self.weights.head
-        vocab = self.config.speech_token_size + 3
+        vocab = self.config.num_scores
         sizes: dict[str, Any] = {**self._norm, "VOCAB": vocab, "VOCAB_STRIDE": buffers.logits_stride}
         results = (self.weights.head_bias, buffers.logits, rows)
         if rows <= TILE_ROWS:
@@ -231,7 +231,7 @@ class CudaStep:
 
     def _sample(self, rows: int) -> None:
         buffers, config, state = self.buffers, self.config, self.state
-        vocab = config.speech_token_size + 3
+        vocab = config.num_scores
         self._run(
             kernels_sampler.sample_rows, (rows,), buffers.logits, buffers.rows, buffers.clock, buffers.results,
             state.top_p, state.top_k, state.temperature, state.win_size, state.min_repeats, state.key, state.history,

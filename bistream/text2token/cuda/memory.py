@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.cuda.batch import NUM_FIELDS
 from bistream.text2token.sizes import NUM_CHUNKS
 
@@ -79,5 +79,5 @@ class StepBuffers:
         self.down_part = zeros(NUM_CHUNKS, rows, hidden)
         tiles = (rows // MEETING_TILE) * (hidden // MEETING_TILE)
         self.arrived = zeros(config.num_hidden_layers, tiles, dtype=torch.int32)  # arrivals of the chunks in ``down_part``
-        self.logits_stride = -(-(config.speech_token_size + 3) // LOGITS_TILE) * LOGITS_TILE
+        self.logits_stride = -(-config.num_scores // LOGITS_TILE) * LOGITS_TILE
         self.logits = zeros(rows, self.logits_stride)

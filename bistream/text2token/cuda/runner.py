@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.gpu.recording import GraphRecorder
 from bistream.text2token.cuda import kernels_turns
 from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField, bucket_sizes, write_rows, write_starts
@@ -20,11 +20,11 @@ from bistream.text2token.cuda.launches import CudaStep
 from bistream.text2token.cuda.memory import BLOCK_SIZE, CudaCache, StepBuffers
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
 from bistream.text2token.cuda.weights import PackedWeights
+from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.sampler import DEFAULT_HISTORY, SamplerState
 from bistream.text2token.sequence import StepPlan, TurnStart
 from bistream.text2token.step_runner import SampledRows
-from bistream.text2token.weights import token_space
 
 DEPTH = 8  # entries of the rings; more than run_ahead + 1
 
@@ -47,7 +47,7 @@ class CudaRunner:
     ) -> None:
         assert settings.block_size == BLOCK_SIZE, "the attention kernel processes one block per warp"
         device = weights.embedding.device
-        self.space = token_space(config)
+        self.space = TokenSpace.of(config)
         self.settings = settings
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

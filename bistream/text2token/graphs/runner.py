@@ -22,8 +22,9 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, write_rows, write_starts
+from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs.attention import BLOCK_SIZE
 from bistream.text2token.graphs.step import GraphStep, StepFunctions, compiled_functions
@@ -33,7 +34,6 @@ from bistream.text2token.graphs.work_queue import WorkQueue
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sequence import StepPlan, TurnStart
 from bistream.text2token.step_runner import SampledRows
-from bistream.text2token.weights import token_space
 
 logger = logging.getLogger(__name__)
 DEPTH = 4  # entries of the rings: run_ahead, the one being written, and one whose ids are being read
@@ -67,7 +67,7 @@ class GraphStepRunner:
         device = weights.embedding.device
         on_gpu = device.type == "cuda"
         tuning = GraphTuning() if tuning is None else tuning
-        self.space = token_space(config)
+        self.space = TokenSpace.of(config)
         self.settings = settings
         self.buckets = bucket_sizes(settings.max_rows)
         self._turn_buckets = tuple(sorted({min(FEW_TURNS, settings.max_sessions), settings.max_sessions}))

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs import layer
 from bistream.text2token.graphs.attention import AttentionOptions
@@ -21,7 +22,6 @@ from bistream.text2token.graphs.tuning import GraphTuning
 from bistream.text2token.graphs.weights import GraphWeights, padded_query_heads
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState
-from bistream.text2token.weights import token_space
 
 CANDIDATES = 32  # ids that sampling sorts; a session with a larger top_k needs more (``GraphStepRunner``)
 
@@ -59,7 +59,7 @@ class GraphStep:
         self.functions = functions
         self.tuning = tuning
         self.sampler = RepetitionAwareSampler()
-        self.state = SamplerState(settings.max_sessions, token_space(config), self.sampler.history_size, device)
+        self.state = SamplerState(settings.max_sessions, TokenSpace.of(config), self.sampler.history_size, device)
         self.state.top_k_in_use = CANDIDATES
         # one more block and slot than can be owned, for padding rows
         self.cache = PagedCache(config, settings.num_blocks + 1, settings.block_size, device, weights.embedding.dtype)

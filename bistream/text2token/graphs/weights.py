@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.qwen2 import rope_tables
 from bistream.text2token.weights import LayerWeights, ModelWeights
 
@@ -34,7 +34,7 @@ class LayerTensors(NamedTuple):
 class GraphWeights:
     embedding: Tensor  # [TokenSpace.size, hidden]
     layers: tuple[LayerTensors, ...]
-    head_weight: Tensor  # [speech_token_size + 3, hidden], final norm folded in
+    head_weight: Tensor  # [TokenSpace.num_scores, hidden], final norm folded in
     head_bias: Tensor  # float32
     cos: Tensor  # float32 [max_position_embeddings, head_size]
     sin: Tensor  # first half of a head negated, because it multiplies the head with its halves swapped

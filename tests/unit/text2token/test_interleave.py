@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import EngineError
+from bistream.family import COSYVOICE3
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
-from bistream.text2token.layout import Layout, Mode, Turn
+from bistream.text2token.layout import Mode, Turn
 from bistream.types import FinishReason
 
 SPACE = TokenSpace(text_vocab_size=1000, speech_token_size=100)
-STOPS = SPACE.specials
+EVERY_ROW = replace(COSYVOICE3.rows, num_scored=COSYVOICE3.rows.num_stored)  # also those that no engine is given
+SPACES = {"CosyVoice2": SPACE, "CosyVoice3": replace(SPACE, rows=COSYVOICE3.rows), "all rows": replace(SPACE, rows=EVERY_ROW)}
+of_every_family = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 
 
 def speech(*tokens: int) -> list[int]:
@@ -45,8 +48,9 @@ def random_choice(seed: int, stop_rate: float) -> Choose:
     return choose
 
 
-def always(stop_name: str) -> Choose:
-    wanted = getattr(SPACE, stop_name)
+def always(stop_name: str, space: TokenSpace = SPACE) -> Choose:
+    """other: an id that ends a turn and is neither eos nor fill."""
+    wanted = max(set(space.specials) - {space.eos, space.fill}) if stop_name == "other" else getattr(space, stop_name)
     return lambda sequence, stops: wanted if wanted in stops else speech_until_asked(sequence, stops)
 
 
@@ -54,7 +58,7 @@ def always(stop_name: str) -> Choose:
 class Run:
     """A session on an engine that samples with ``choose``; keeps every id that the model would be fed."""
 
-    layout: Layout
+    layout: Interleaver | UnistreamLayout
     choose: Choose
     sequence: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -74,8 +78,8 @@ class Run:
         ids: list[int] = []
         while len(ids) < limits.max_new_ids:
             early = limits.forbidden_early if len(ids) < limits.min_new_ids else frozenset()
-            chosen = self.choose(self.sequence, [stop for stop in STOPS if stop not in limits.forbidden | early])
-            if chosen in STOPS:
+            chosen = self.choose(self.sequence, [stop for stop in self.layout.space.specials if stop not in limits.forbidden | early])
+            if chosen in self.layout.space.specials:
                 return ids, TurnResult(TurnEnd.STOP, stop_id=chosen)
             ids.append(chosen)
             self.sequence.append(chosen)
@@ -98,8 +102,11 @@ def bistream(
     prompt_speech: Sequence[int] = (),
     mode: Mode = "corrected",
     max_ids: int | None = None,
+    space: TokenSpace = SPACE,
+    instruction: Sequence[int] = (),
 ) -> Run:
-    return Run(Interleaver(SPACE, prompt_text, prompt_speech, mode=mode, max_ids=max_ids), choose).feed(pieces)
+    layout = Interleaver(space, prompt_text, prompt_speech, mode=mode, max_ids=max_ids, instruction_ids=instruction)
+    return Run(layout, choose).feed(pieces)
 
 
 def cut(ids: Sequence[int], places: Sequence[int]) -> list[list[int]]:
@@ -114,15 +121,16 @@ PLACES = st.lists(st.integers(0, 60), max_size=20)
 CHOOSE = st.builds(random_choice, st.integers(0, 1000), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
 
 
+@of_every_family
 class TestCorrected:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
     @settings(max_examples=150, deadline=None)
     def test_the_fed_ids_depend_on_the_text_alone(
-        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
+        self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
-        whole = bistream([text], choose, prompt_text, prompt_speech)
-        pieces = bistream(cut(text, places), choose, prompt_text, prompt_speech)
-        late_end = bistream([*([token] for token in text), []], choose, prompt_text, prompt_speech)
+        whole = bistream([text], choose, prompt_text, prompt_speech, space=space)
+        pieces = bistream(cut(text, places), choose, prompt_text, prompt_speech, space=space)
+        late_end = bistream([*([token] for token in text), []], choose, prompt_text, prompt_speech, space=space)
         assert pieces.turns == late_end.turns == whole.turns
         assert pieces.sequence == late_end.sequence == whole.sequence
         assert pieces.layout.finish_reason is late_end.layout.finish_reason is whole.layout.finish_reason
@@ -130,26 +138,26 @@ class TestCorrected:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
     @settings(max_examples=150, deadline=None)
     def test_the_sequence_is_the_training_layout(
-        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
+        self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
         """sos, then blocks of 5 text and at most 15 speech, then the rest of the text, task, and the remaining speech."""
-        run = bistream(cut(text, places), choose, prompt_text, prompt_speech)
+        run = bistream(cut(text, places), choose, prompt_text, prompt_speech, space=space)
         assert run.layout.done
         all_text = [*prompt_text, *text]
-        assert run.sequence[0] == SPACE.sos
+        assert run.sequence[0] == space.sos
         at = 1
         while len(all_text) >= TEXT_BLOCK_TOKENS:
             assert run.sequence[at : at + TEXT_BLOCK_TOKENS] == all_text[:TEXT_BLOCK_TOKENS]
             del all_text[:TEXT_BLOCK_TOKENS]
             at += TEXT_BLOCK_TOKENS
             block = at
-            while at < len(run.sequence) and SPACE.is_speech(run.sequence[at]):
+            while at < len(run.sequence) and space.is_speech(run.sequence[at]):
                 at += 1
             assert at - block <= SPEECH_BLOCK_TOKENS
         if run.sequence[at:]:  # the length limit may be used up before the final phase
-            assert run.sequence[at : at + len(all_text) + 1] == [*all_text, SPACE.task]
-            assert all(map(SPACE.is_speech, run.sequence[at + len(all_text) + 1 :]))
-        fed_speech = [token_id for token_id in run.sequence if SPACE.is_speech(token_id)]
+            assert run.sequence[at : at + len(all_text) + 1] == [*all_text, space.task]
+            assert all(map(space.is_speech, run.sequence[at + len(all_text) + 1 :]))
+        fed_speech = [token_id for token_id in run.sequence if space.is_speech(token_id)]
         if run.sequence[at:]:
             assert len(fed_speech) == len(prompt_speech) + run.layout.num_speech  # nothing dropped, nothing fed twice
             decoded = [token_id for ids in run.per_turn for token_id in ids]
@@ -158,70 +166,72 @@ class TestCorrected:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
     @settings(max_examples=150, deadline=None)
     def test_every_session_ends_within_twenty_speech_tokens_per_text_token(
-        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
+        self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
     ) -> None:
-        run = bistream([text], choose, prompt_text, prompt_speech)
+        run = bistream([text], choose, prompt_text, prompt_speech, space=space)
         assert run.layout.done
         of_prompt_blocks = SPEECH_BLOCK_TOKENS * (len(prompt_text) // TEXT_BLOCK_TOKENS)
         assert run.layout.num_speech <= MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(text) + of_prompt_blocks
         if not prompt_text:
             assert run.layout.num_speech <= MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(text)
 
-    @pytest.mark.parametrize("stop", ["eos", "second_stop", "fill"])
-    def test_a_model_that_always_wants_to_stop_gets_to_the_end_of_the_text(self, stop: str) -> None:
-        run = bistream([[number] for number in range(23)], always(stop))
+    @pytest.mark.parametrize("stop", ["eos", "other", "fill"])
+    def test_a_model_that_always_wants_to_stop_gets_to_the_end_of_the_text(self, space: TokenSpace, stop: str) -> None:
+        run = bistream([[number] for number in range(23)], always(stop, space), space=space)
         assert run.layout.done
         assert [token_id for token_id in run.sequence if token_id < 23] == list(range(23))
         assert run.layout.finish_reason is (FinishReason.EOS if stop == "eos" else FinishReason.LENGTH)
 
-    def test_a_model_that_never_stops_is_stopped_by_length(self) -> None:
-        run = bistream([list(range(7))])
+    def test_a_model_that_never_stops_is_stopped_by_length(self, space: TokenSpace) -> None:
+        run = bistream([list(range(7))], space=space)
         assert run.layout.finish_reason is FinishReason.LENGTH
         assert run.layout.num_speech == MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * 7
 
-    def test_speech_of_prompt_text_alone_does_not_count_towards_the_limit(self) -> None:
-        run = bistream([[1, 2]], prompt_text=list(range(40)))
+    def test_speech_of_prompt_text_alone_does_not_count_towards_the_limit(self, space: TokenSpace) -> None:
+        run = bistream([[1, 2]], prompt_text=list(range(40)), space=space)
         assert [turn.limits.max_new_ids for turn in run.turns] == [15] * 8 + [40]
-        mixed = bistream([[1, 2]], prompt_text=list(range(38)))
+        mixed = bistream([[1, 2]], prompt_text=list(range(38)), space=space)
         assert [turn.limits.max_new_ids for turn in mixed.turns] == [15] * 8 + [40 - 15]
 
-    def test_only_speech_fill_and_in_the_final_phase_eos_are_possible(self) -> None:
-        run = bistream([list(range(7))])
+    def test_only_speech_fill_and_in_the_final_phase_eos_are_possible(self, space: TokenSpace) -> None:
+        run = bistream([list(range(7))], space=space)
         block, final = run.turns
-        assert set(STOPS) - block.limits.forbidden == {SPACE.fill}
-        assert set(STOPS) - final.limits.forbidden == {SPACE.eos}
-        assert (block.limits.max_new_ids, block.limits.record_on_length) == (15, SPACE.fill)
+        assert set(space.specials) - block.limits.forbidden == {space.fill}
+        assert set(space.specials) - final.limits.forbidden == {space.eos}
+        assert (block.limits.max_new_ids, block.limits.record_on_length) == (15, space.fill)
         assert final.limits.record_on_length is None
 
-    def test_a_text_of_whole_blocks_ends_with_task_alone(self) -> None:
-        run = bistream([list(range(10))])
-        assert [turn.append_ids for turn in run.turns] == [(SPACE.sos, 0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (SPACE.task,)]
+    def test_a_text_of_whole_blocks_ends_with_task_alone(self, space: TokenSpace) -> None:
+        run = bistream([list(range(10))], space=space)
+        assert [turn.append_ids for turn in run.turns] == [(space.sos, 0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (space.task,)]
 
-    def test_a_prompt_of_whole_blocks_waits_for_text(self) -> None:
+    def test_a_prompt_of_whole_blocks_waits_for_text(self, space: TokenSpace) -> None:
         """Training never has more than 15 speech tokens in a block; upstream decodes 15 more there (next class)."""
-        layout = Interleaver(SPACE, list(range(10)), speech(*range(30)))
+        layout = Interleaver(space, list(range(10)), speech(*range(30)))
         assert layout.next_turn() is None
         layout.push_text([20, 21, 22, 23, 24])
         turn = layout.next_turn()
         assert turn is not None
-        assert turn.append_ids == (SPACE.sos, *range(5), *speech(*range(15)), *range(5, 10), *speech(*range(15, 30)), 20, 21, 22, 23, 24)
+        assert turn.append_ids == (space.sos, *range(5), *speech(*range(15)), *range(5, 10), *speech(*range(15, 30)), 20, 21, 22, 23, 24)
 
     @given(max_ids=st.integers(2, 120), prompt_speech=PROMPT_SPEECH, text=TEXT, choose=CHOOSE)
     @settings(max_examples=150, deadline=None)
-    def test_a_session_stays_within_its_positions(self, max_ids: int, prompt_speech: list[int], text: list[int], choose: Choose) -> None:
-        run = bistream([text], choose, list(range(10)), prompt_speech, max_ids=max_ids)
+    def test_a_session_stays_within_its_positions(
+        self, space: TokenSpace, max_ids: int, prompt_speech: list[int], text: list[int], choose: Choose
+    ) -> None:
+        run = bistream([text], choose, list(range(10)), prompt_speech, max_ids=max_ids, space=space)
         assert run.layout.done
         assert len(run.sequence) <= max_ids
 
-    def test_running_out_of_positions_is_an_end_by_length(self) -> None:
-        run = bistream([list(range(10))], max_ids=1 + 5 + 10)
+    def test_running_out_of_positions_is_an_end_by_length(self, space: TokenSpace) -> None:
+        run = bistream([list(range(10))], max_ids=1 + 5 + 10, space=space)
         assert run.layout.finish_reason is FinishReason.LENGTH
         assert len(run.sequence) == 16
         assert run.turns[-1].limits.record_on_length is None  # not a fill
 
     @pytest.mark.parametrize(("end", "reason"), [(TurnEnd.CANCELLED, FinishReason.CANCELLED), (TurnEnd.ERROR, FinishReason.ERROR)])
-    def test_an_end_by_the_engine_ends_the_session(self, end: TurnEnd, reason: FinishReason) -> None:
-        for layout in (Interleaver(SPACE, [], []), UnistreamLayout(SPACE, [], [])):
+    def test_an_end_by_the_engine_ends_the_session(self, space: TokenSpace, end: TurnEnd, reason: FinishReason) -> None:
+        for layout in (Interleaver(space, [], []), UnistreamLayout(space, [], [])):
             layout.push_text(list(range(6)))
             layout.end_text()
             assert layout.next_turn() is not None
@@ -230,29 +240,29 @@ class TestCorrected:
             assert layout.finish_reason is reason
             assert layout.next_turn() is None
 
-    @pytest.mark.parametrize("stop", ["eos", "second_stop"])
-    def test_a_forbidden_stop_is_an_error_of_the_engine(self, stop: str) -> None:
-        layout = Interleaver(SPACE, [], [])
+    @pytest.mark.parametrize("stop", ["eos", "other"])
+    def test_a_forbidden_stop_is_an_error_of_the_engine(self, space: TokenSpace, stop: str) -> None:
+        layout = Interleaver(space, [], [])
         layout.push_text(list(range(5)))
         assert layout.next_turn() is not None
         with pytest.raises(EngineError):
-            layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=getattr(SPACE, stop)))
+            layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=always(stop, space)([], list(space.specials))))
 
-    @pytest.mark.parametrize("ids", [[SPACE.fill], [3], [SPACE.task], speech(*range(16))])
-    def test_ids_that_are_not_speech_or_too_many_are_an_error_of_the_engine(self, ids: list[int]) -> None:
-        layout = Interleaver(SPACE, [], [])
+    @pytest.mark.parametrize("ids", [["fill"], [3], ["task"], speech(*range(16))])
+    def test_ids_that_are_not_speech_or_too_many_are_an_error_of_the_engine(self, space: TokenSpace, ids: list[int | str]) -> None:
+        layout = Interleaver(space, [], [])
         layout.push_text(list(range(5)))
         assert layout.next_turn() is not None
         with pytest.raises(EngineError):
-            layout.turn_ended(ids, TurnResult(TurnEnd.LENGTH))
+            layout.turn_ended([getattr(space, one) if isinstance(one, str) else one for one in ids], TurnResult(TurnEnd.LENGTH))
 
-    def test_text_used_counts_new_text_that_turns_have_appended(self) -> None:
-        layout = Interleaver(SPACE, [100, 101, 102], [])
+    def test_text_used_counts_new_text_that_turns_have_appended(self, space: TokenSpace) -> None:
+        layout = Interleaver(space, [100, 101, 102], [])
         layout.push_text(list(range(7)))
         used = []
         while layout.next_turn() is not None:
             used.append(layout.num_text_used)
-            layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=SPACE.fill))
+            layout.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=space.fill))
         assert used == [2, 7]
 
 
@@ -328,31 +338,32 @@ class TestDefectsOfTheReference:
         assert len(run.sequence) <= 500
 
 
+@of_every_family
 class TestUnistream:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
     @settings(max_examples=100, deadline=None)
     def test_one_turn_of_two_to_twenty_tokens_per_text_token(
-        self, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
+        self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
     ) -> None:
-        run = Run(UnistreamLayout(SPACE, prompt_text, prompt_speech), choose).feed(cut(text, [3, 9]))
-        assert [turn.append_ids for turn in run.turns] == [(SPACE.sos, *prompt_text, *text, SPACE.task, *prompt_speech)]
+        run = Run(UnistreamLayout(space, prompt_text, prompt_speech), choose).feed(cut(text, [3, 9]))
+        assert [turn.append_ids for turn in run.turns] == [(space.sos, *prompt_text, *text, space.task, *prompt_speech)]
         assert 2 * len(text) <= run.layout.num_speech <= 20 * len(text)
         assert run.layout.finish_reason is (FinishReason.LENGTH if run.layout.num_speech == 20 * len(text) else FinishReason.EOS)
 
-    def test_nothing_happens_before_the_text_ended(self) -> None:
-        layout = UnistreamLayout(SPACE, [], [])
+    def test_nothing_happens_before_the_text_ended(self, space: TokenSpace) -> None:
+        layout = UnistreamLayout(space, [], [])
         layout.push_text(list(range(30)))
         assert layout.next_turn() is None
 
-    @pytest.mark.parametrize("stop", ["second_stop", "fill"])
-    def test_the_other_stops_are_possible_in_the_reference_only(self, stop: str) -> None:
-        reference = Run(UnistreamLayout(SPACE, [], [], mode="reference"), always(stop)).feed([[1, 2]])
+    @pytest.mark.parametrize("stop", ["other", "fill"])
+    def test_the_other_stops_are_possible_in_the_reference_only(self, space: TokenSpace, stop: str) -> None:
+        reference = Run(UnistreamLayout(space, [], [], mode="reference"), always(stop, space)).feed([[1, 2]])
         assert (reference.layout.num_speech, reference.layout.finish_reason) == (0, FinishReason.EOS)
-        corrected = Run(UnistreamLayout(SPACE, [], []), always(stop)).feed([[1, 2]])
+        corrected = Run(UnistreamLayout(space, [], []), always(stop, space)).feed([[1, 2]])
         assert (corrected.layout.num_speech, corrected.layout.finish_reason) == (40, FinishReason.LENGTH)
 
-    def test_positions_bound_the_turn(self) -> None:
-        run = Run(UnistreamLayout(SPACE, [], [], max_ids=14), speech_until_asked).feed([[1, 2]])
+    def test_positions_bound_the_turn(self, space: TokenSpace) -> None:
+        run = Run(UnistreamLayout(space, [], [], max_ids=14), speech_until_asked).feed([[1, 2]])
         assert (run.layout.num_speech, len(run.sequence)) == (10, 14)
-        none_left = Run(UnistreamLayout(SPACE, [], [], max_ids=4), speech_until_asked).feed([[1, 2]])
+        none_left = Run(UnistreamLayout(space, [], [], max_ids=4), speech_until_asked).feed([[1, 2]])
         assert (none_left.turns, none_left.layout.finish_reason) == ([], FinishReason.LENGTH)

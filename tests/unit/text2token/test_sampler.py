@@ -160,7 +160,7 @@ def test_window_counts_match_a_plain_list(decided: list[int], win_size: int) -> 
 
 
 def test_masks_follow_the_limits_of_the_turn() -> None:
-    limits = TurnLimits(50, min_new_ids=2, forbidden=frozenset({SPACE.fill}), forbidden_early=frozenset({SPACE.eos, SPACE.second_stop}))
+    limits = TurnLimits(50, min_new_ids=2, forbidden=frozenset({SPACE.fill}), forbidden_early=frozenset({SPACE.eos, SPACE.specials[1]}))
     state = make_state(SamplingSpec(), limits=limits)
     slots = torch.tensor([0])
     for number in range(4):

@@ -64,7 +64,7 @@ def test_last_id_of_a_full_turn_is_fed_first_in_the_next_one() -> None:
     scheduler.begin_turn(sequence, [1, 2, 3], TurnLimits(2), RecordingSink())
     step(scheduler, 7)
     step(scheduler, 8)
-    assert sequence.state is SequenceState.PARKED and not scheduler.has_work and scheduler.schedule() is None
+    assert sequence.state is SequenceState.PARKED and not scheduler.has_work() and scheduler.schedule() is None
     scheduler.begin_turn(sequence, [4, 5], TurnLimits(2), RecordingSink())
     segment = step(scheduler, 9).segments[0]
     assert (segment.position, segment.ids) == (4, (SPACE.speech_offset + 8, 4, 5))
@@ -325,7 +325,7 @@ def test_every_id_is_fed_once_in_order_at_its_position(shapes: list[tuple[int, i
         sequence, _ = start(scheduler, f"s{index}", num_ids, max_new, first=7 * index)
         expected[sequence.slot] = [(7 * index + offset) % 100 for offset in range(num_ids)] + [None] * (max_new - 1)
         rows[sequence.slot] = []
-    while scheduler.has_work:
+    while scheduler.has_work():
         for segment in step(scheduler).segments:
             assert segment.position == len(rows[segment.slot])
             rows[segment.slot].extend([None] if segment.ids is None else segment.ids)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.config import CheckpointConfig, LanguageModelConfig, RuntimeConfig
+from bistream.checkpoint_config import CheckpointConfig, LanguageModelConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import (
     BistreamError,
     BusyError,
     CancelledError,
     CheckpointError,
-    ConfigError,
     EngineError,
     InvalidInputError,
     SessionExistsError,
@@ -30,20 +31,24 @@ from bistream.errors import (
     UnknownSessionError,
 )
 from bistream.gpu.tier import Tier
-from bistream.text.text_in import TextIn
+from bistream.metrics.recorder import Recorder
+from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
+from bistream.text.speakable import MAX_SPECIAL_RUN
+from bistream.text.special_tokens import MARKS, SPECIAL_TOKENS
+from bistream.text.text_in import WINDOW_CHARS, TextIn
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
-from bistream.text2token.factory import LanguageModelParts, load_parts, make_engine
+from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.text_session import Message
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason, Sampling, SpeechTokens
-from scripts._checkpoint_text import cosyvoice2_yaml, qwen2_config_json
+from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._tokenizer_files import write_tokenizer_files
-from tests.fakes import Script, ScriptedEngine, TurnView, counting_script, turns
+from tests.fakes import Script, ScriptedEngine, ScriptedSequence, TurnView, counting_script, turns
 from tests.unit.text2token import tiny
 
 SIZES = replace(tiny.CONFIG, text_vocab_size=600)
@@ -96,6 +101,14 @@ def eos_in_final_phase(view: TurnView) -> Iterator[int]:
         yield token_id
 
 
+def ends_in_time(view: TurnView) -> Iterator[int]:
+    """Soon, but never before the shortest speech of the text."""
+    for number, token_id in enumerate(counting_script(view)):
+        if number >= max(5, view.limits.min_new_ids):
+            yield SPACE.eos
+        yield token_id
+
+
 @dataclass
 class Bench:
     """A service on a scripted engine with a clock that the test moves."""
@@ -105,13 +118,14 @@ class Bench:
     pumped: bool = False
     config: RuntimeConfig = CONFIG
     max_total_ids: int = 1_000_000
+    recorder: Recorder = field(default_factory=Recorder)
 
     def __post_init__(self) -> None:
         self.now = 0.0
         self.mailboxes: list[Mailbox] = []
         self.engine = ScriptedEngine(SPACE, self.script, pumped=self.pumped, max_total_ids=self.max_total_ids)
         parts = LanguageModelParts(self.tokenizer, SIZES, self.engine)
-        self.service = SpeechTokenService(self.config, clock=lambda: self.now, parts=parts, run_timer=False)
+        self.service = SpeechTokenService(self.config, clock=lambda: self.now, parts=parts, run_timer=False, recorder=self.recorder)
 
     def start(self, text: str | bytes = "", is_end: bool = False, session_id: str = "a", **changes: Any) -> Mailbox:
         mailbox = Mailbox()
@@ -132,6 +146,10 @@ class Bench:
 
 def request(session_id: str, text: bytes, is_end: bool) -> LanguageModelStart:
     return LanguageModelStart(session_id, text, is_end, "", np.zeros(0, np.int32), Sampling())
+
+
+def yielded(session: ScriptedSequence) -> list[int]:
+    return [SPACE.speech_token(token_id) for token_id in session.decided if SPACE.is_speech(token_id)]
 
 
 @pytest.fixture
@@ -234,7 +252,8 @@ class TestSpeaking:
         mailbox = bench.start(TEXT)
         bench.append("", is_end=True)
         last = mailbox.messages[-1]
-        assert last == SpeechTokens((), len(TEXT), FinishReason.EOS)
+        assert isinstance(last, SpeechTokens) and last.text_tokens_fed > 0
+        assert replace(last, text_tokens_fed=0) == SpeechTokens((), len(TEXT), FinishReason.EOS, text_fed=len(TEXT))
         assert max(message.text_consumed for message in mailbox.messages[:-1] if isinstance(message, SpeechTokens)) < len(TEXT)
 
     def test_sampling_defaults_to_the_checkpoint(self, bench: Bench) -> None:
@@ -344,11 +363,28 @@ class TestRefusals:
         assert finished.ended.is_set()
         bench.start(session_id="cancelled")
         bench.service.cancel("cancelled")
-        for session_id in ("unknown", "finished", "cancelled"):
-            with pytest.raises(UnknownSessionError):
+        for session_id, error in (("unknown", UnknownSessionError), ("finished", UnknownSessionError), ("cancelled", CancelledError)):
+            with pytest.raises(error):
                 bench.append("hello", session_id=session_id)
-            with pytest.raises(UnknownSessionError):
+            with pytest.raises(error):
                 bench.service.cancel(session_id)
+
+    def test_late_text_is_told_how_its_session_ended(self, pumped: Bench) -> None:
+        pumped.start(TEXT, session_id="failed")
+        pumped.engine.fail("Computing failed; try again.")
+        with pytest.raises(EngineError, match="Computing failed"):
+            pumped.append("more", session_id="failed")
+        with pytest.raises(UnknownSessionError):  # nothing is left to cancel
+            pumped.service.cancel("failed")
+
+    def test_an_id_may_be_used_again_after_its_session_was_cancelled(self, bench: Bench) -> None:
+        bench.start("hello")
+        bench.service.cancel("a")
+        mailbox = bench.start("hello")
+        bench.append(" world", is_end=True)
+        assert mailbox.reason is FinishReason.EOS
+        with pytest.raises(UnknownSessionError, match="has finished"):
+            bench.append("more")
 
     def test_text_over_the_limit_is_refused_and_the_session_continues(self, bench: Bench) -> None:
         mailbox = bench.start("\u4f60" * 150)
@@ -359,7 +395,7 @@ class TestRefusals:
 
     def test_text_after_the_end_is_refused(self, pumped: Bench) -> None:
         pumped.start(TEXT, is_end=True)
-        with pytest.raises(InvalidInputError, match="has ended"):
+        with pytest.raises(InvalidInputError, match="already ended"):
             pumped.append("more")
         pumped.append("")  # an empty piece, which renews the lease, is always accepted
 
@@ -420,6 +456,60 @@ class TestEnds:
         assert isinstance(mailbox.error, SessionTimeoutError)
         bench.check_free()
 
+    def test_a_session_that_is_still_being_opened_cannot_expire(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench.now = 1e6
+        encode = TextIn.push
+
+        def encode_slowly(text_in: TextIn, piece: bytes) -> Any:
+            bench.service.expire()  # the timer's thread may come at any time
+            return encode(text_in, piece)
+
+        monkeypatch.setattr(TextIn, "push", encode_slowly)
+        mailbox = bench.start(TEXT, is_end=True)
+        assert mailbox.reason is FinishReason.LENGTH and mailbox.tokens
+
+    def test_a_lease_cannot_be_renewed_for_ever_with_nothing_to_speak(self, bench: Bench) -> None:
+        """For whoever calls this model directly: the front doors end such a session first, after half the time."""
+        mailbox = bench.start("hello world")
+        spoken_s = len(mailbox.tokens) / SPEECH_TOKENS_PER_SECOND
+        limit_s = 2 * CONFIG.session_idle_timeout_s + spoken_s
+        for _ in range(int((limit_s - 1.0) // 10)):
+            bench.now += 10.0
+            bench.append("")
+            bench.service.expire()
+            assert not mailbox.ended.is_set()
+        bench.now = limit_s
+        bench.append("")
+        bench.service.expire()
+        assert isinstance(mailbox.error, SessionTimeoutError)
+        with pytest.raises(SessionTimeoutError):
+            bench.append("late")
+        bench.check_free()
+
+    def test_the_time_without_words_counts_from_the_last_ones_and_not_while_the_engine_works(self, pumped: Bench) -> None:
+        mailbox = pumped.start("hello")
+        patience_s = 2 * CONFIG.session_idle_timeout_s
+
+        def wait(seconds: float) -> None:
+            for _ in range(int(seconds)):
+                pumped.now += 1.0
+                pumped.append("")
+                pumped.service.expire()
+
+        wait(patience_s - 1)
+        pumped.append(" more")
+        wait(patience_s - 1)
+        pumped.append(TEXT)  # a turn begins, and the engine takes its time
+        wait(2 * patience_s)
+        assert not mailbox.ended.is_set()
+        pumped.engine.pump()
+        wait(patience_s - 1)
+        assert not mailbox.ended.is_set()
+        pumped.append("")
+        pumped.now += 1.0 + len(mailbox.tokens) / SPEECH_TOKENS_PER_SECOND  # less than the lease
+        pumped.service.expire()
+        assert isinstance(mailbox.error, SessionTimeoutError)
+
     def test_a_session_whose_text_ended_needs_no_lease(self, pumped: Bench) -> None:
         mailbox = pumped.start(TEXT, is_end=True)
         pumped.now = 1000.0
@@ -450,7 +540,7 @@ class TestEnds:
     def test_an_id_out_of_place_is_an_engine_error(self, tokenizer: TextTokenizer) -> None:
         class Unruly(ScriptedEngine):
             def _next_allowed(self, running: Any) -> int:
-                return SPACE.second_stop
+                return SPACE.specials[1]
 
         engine = Unruly(SPACE)
         service = SpeechTokenService(CONFIG, parts=LanguageModelParts(tokenizer, SIZES, engine), run_timer=False)
@@ -459,15 +549,21 @@ class TestEnds:
         assert isinstance(mailbox.error, EngineError)
         assert (service.num_sessions, engine.sessions) == (0, {})
 
-    def test_a_session_ends_by_length_when_its_positions_are_used_up(self, tokenizer: TextTokenizer) -> None:
-        bench = Bench(tokenizer, config=replace(CONFIG, max_session_tokens=60))
-        mailbox = bench.start()
-        bench.append(TEXT)
-        assert mailbox.reason is FinishReason.LENGTH
-        last = mailbox.messages[-1]
-        assert isinstance(last, SpeechTokens)
-        assert last.text_consumed < len(TEXT)
-        assert len(bench.engine.opened[0].sequence) == 60
+    @pytest.mark.parametrize("is_whole", [True, False])
+    def test_a_text_beyond_the_positions_of_a_sequence_goes_on_in_others(self, tokenizer: TextTokenizer, is_whole: bool) -> None:
+        bench = Bench(tokenizer, ends_in_time, config=replace(CONFIG, max_session_tokens=120))
+        mailbox = bench.start(TEXT if is_whole else "", is_end=is_whole, sampling=Sampling(seed=5))
+        if not is_whole:
+            for character in TEXT:
+                bench.append(character)
+            bench.append("", is_end=True)
+        assert mailbox.reason is FinishReason.EOS
+        assert isinstance(mailbox.messages[-1], SpeechTokens) and mailbox.messages[-1].text_consumed == len(TEXT)
+        assert len(bench.engine.opened) > 1
+        assert all(len(session.sequence) <= 120 for session in bench.engine.opened)
+        assert [session.spec.seed for session in bench.engine.opened] == [5 + index for index in range(len(bench.engine.opened))]
+        spoken = [token for session in bench.engine.opened for token in yielded(session)]
+        assert mailbox.tokens == spoken
         bench.check_free()
 
     def test_a_one_shot_session_reserves_its_own_worst_case(self, bench: Bench) -> None:
@@ -526,7 +622,7 @@ def test_every_accepted_session_ends_exactly_once(tokenizer: TextTokenizer, seed
     for _ in range(60):
         try:
             rng.choice(actions)()
-        except (BusyError, InvalidInputError, SessionExistsError, UnknownSessionError):
+        except (BusyError, CancelledError, InvalidInputError, SessionExistsError, SessionTimeoutError, UnknownSessionError):
             pass
         assert bench.service.num_sessions == len(bench.engine.sessions) == sum(not mailbox.ended.is_set() for mailbox in accepted)
     bench.service.close()
@@ -571,14 +667,10 @@ def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
 
 
 class TestFactory:
-    def test_an_engine_that_is_not_built_in_is_a_config_error(self) -> None:
-        with pytest.raises(ConfigError, match="tensorrt_llm"):
-            make_engine(RuntimeConfig(engine="tensorrt_llm"))
-
     def test_a_tokenizer_with_more_ids_than_the_model_is_refused(self, tmp_path: Path) -> None:
         sizes = LanguageModelConfig(text_vocab_size=400)
         write_tokenizer_files(tmp_path, 500)
-        (tmp_path / "cosyvoice2.yaml").write_text(cosyvoice2_yaml(CheckpointConfig(language_model=sizes)), encoding="utf-8")
+        (tmp_path / "cosyvoice2.yaml").write_text(checkpoint_yaml(CheckpointConfig(language_model=sizes)), encoding="utf-8")
         (tmp_path / "CosyVoice-BlankEN" / "config.json").write_text(qwen2_config_json(sizes), encoding="utf-8")
         with pytest.raises(CheckpointError, match="520 ids"):
             load_parts(RuntimeConfig(model_dir=str(tmp_path)))
@@ -591,3 +683,69 @@ class TestFactory:
     def test_nothing_is_loaded_without_a_model_directory(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):
             load_parts(RuntimeConfig(model_dir=str(tmp_path)))
+
+
+class TestSpecialTokens:
+    """A few between words are the model's business; a text of nothing else is bounded or refused, wherever it is cut."""
+
+    @pytest.mark.parametrize("token", SPECIAL_TOKENS)
+    @pytest.mark.parametrize("size", [1, 4, 10_000])
+    def test_a_thousand_repetitions_are_refused(self, tokenizer: TextTokenizer, token: str, size: int) -> None:
+        bench = Bench(tokenizer, config=replace(CONFIG, max_text_chars=100_000))
+        text = token * 1400
+        with pytest.raises(InvalidInputError, match="special tokens"):
+            bench.start(text, is_end=True)
+        assert bench.service.num_sessions == 0
+        mailbox = bench.start("")
+        with pytest.raises(InvalidInputError, match="special tokens"):
+            for begin in range(0, len(text), size):
+                bench.append(text[begin : begin + size])
+        bench.append(" word", is_end=True)  # the session goes on without the piece that was too much
+        assert mailbox.reason is not None
+        assert len(mailbox.tokens) <= 20 * (MAX_SPECIAL_RUN + 10)
+
+    @pytest.mark.parametrize("token", sorted(MARKS))
+    @pytest.mark.parametrize("text", ["{}", " {} {}", "{}{}{}"])
+    def test_marks_alone_are_nothing_to_speak(self, bench: Bench, token: str, text: str) -> None:
+        with pytest.raises(InvalidInputError, match="nothing that can be spoken"):
+            bench.start(text.replace("{}", token), is_end=True)
+        bench.check_free()
+
+    @pytest.mark.parametrize("token", [token for token in SPECIAL_TOKENS if token not in MARKS])
+    def test_a_sound_alone_is_spoken_and_bounded(self, pumped: Bench, token: str) -> None:
+        """Also by a model that never ends by itself."""
+        mailbox = pumped.start(token, is_end=True)
+        pumped.engine.pump()
+        assert mailbox.reason is FinishReason.LENGTH
+        assert 0 < len(mailbox.tokens) <= MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
+
+    def test_special_tokens_force_no_speech(self, tokenizer: TextTokenizer) -> None:
+        """The model may end as soon as the words are spoken."""
+
+        def silent(view: TurnView) -> Iterator[int]:
+            yield from itertools.repeat(SPACE.eos)
+
+        bench = Bench(tokenizer, script=silent)
+        mailbox = bench.start("[breath]<strong>[laughter]</strong>", is_end=True)
+        assert (mailbox.reason, mailbox.tokens) == (FinishReason.EOS, [])
+
+
+def test_ten_thousand_pieces_are_read_once(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters given to the pre-tokenizer: some for each piece, never the text so far. What a session keeps is bounded by its text."""
+    read: list[int] = []
+    pre_tokenize = TextTokenizer.pre_tokenize
+
+    def count(self: TextTokenizer, normalized: str) -> list[tuple[str, int]]:
+        read.append(len(normalized))
+        return pre_tokenize(self, normalized)
+
+    monkeypatch.setattr(TextTokenizer, "pre_tokenize", count)
+    bench = Bench(tokenizer, pumped=True, config=replace(CONFIG, max_text_chars=20_000))
+    bench.start("")
+    (session,) = bench.service._sessions.values()
+    for character in "word by word " * 770:
+        bench.append(character)
+    for _ in range(2000):
+        bench.append("")
+    assert max(read) <= 2 * WINDOW_CHARS and len(read) <= 3 * 13 * 770
+    assert len(session._end_chars) <= session._num_chars

@@ -29,6 +29,16 @@ ALL_STOPS = frozenset(SPACE.specials)
 GREEDY = SamplingSpec(temperature=0.0)
 
 
+class WaitingSink(RecordingSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = threading.Event()
+
+    def on_end(self, result: TurnResult) -> None:
+        super().on_end(result)
+        self.ended.set()
+
+
 def make(max_rows: int = 32, **settings_: object) -> TorchEngine:
     values = {"max_sessions": 8, "kv_cache_tokens": 4096, "block_size": 8} | settings_
     return TorchEngine(tiny_model(), EngineSettings(max_rows=max_rows, **values), threaded=False)  # type: ignore[arg-type]
@@ -379,16 +389,57 @@ def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
     engine = TorchEngine.from_config(RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", max_sessions=3, kv_cache_tokens=1024))
     try:
         assert engine.capabilities.max_sessions == 3 and engine.capabilities.max_sequence_ids == 1024
-        done = threading.Event()
-
-        class Sink(RecordingSink):
-            def on_end(self, result: TurnResult) -> None:
-                super().on_end(result)
-                done.set()
-
-        sink = Sink()
+        sink = WaitingSink()
         space = engine.space
         engine.open("a", SamplingSpec(), 50).turn([space.sos, 1, 2], TurnLimits(5, forbidden=frozenset(space.specials)), sink)
-        assert done.wait(30) and len(sink.ids) == 5
+        assert sink.ended.wait(30) and len(sink.ids) == 5
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("slack_s", [100.0, 1e10, 3.4e38])
+def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
+    """By the engine's own thread, which waits until the listener needs more, whatever number its caller sends."""
+    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2, kv_cache_tokens=1024, max_ahead_s=10.0))
+    limits = TurnLimits(9, forbidden=ALL_STOPS)
+    try:
+        held = engine.open("held", GREEDY, 300)
+        held.demand(slack_s, 0)
+        held.turn([SPACE.sos, 1, 2], limits, RecordingSink())
+        for number in range(3):
+            sink, other = WaitingSink(), engine.open("other", GREEDY, 300)
+            other.turn([SPACE.sos, 3, number], limits, sink)
+            assert sink.ended.wait(30) and len(sink.ids) == 9
+            other.close()
+    finally:
+        engine.close()
+
+
+class TickingClock:
+    """A millisecond later whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+
+def test_while_nobody_waits_steps_come_with_pauses_that_end_for_whoever_comes() -> None:
+    clock, settings_ = TickingClock(), EngineSettings(max_sessions=8, kv_cache_tokens=4096, block_size=8, max_rows=32)
+    paced = TorchEngine(tiny_model(), dataclasses.replace(settings_, calm_pause=1000.0), threaded=False, clock=clock)
+    calm = paced.open("calm", GREEDY, 300)
+    sink = begin(calm, [1, 2, 3], 20)
+    while not sink.ids:
+        assert paced.step()
+    calm.demand(5.0, 0)
+    while paced.step():
+        pass
+    heard = len(sink.ids)
+    assert heard < 20, "its listener has audio, so the GPU is left to others"
+    assert begin(paced.open("new", GREEDY, 300), [4, 5], 3) is not None and paced.step(), "the pause is for nobody's sake but theirs"
+    while len(sink.ids) < 20:
+        clock.now_s += 10.0
+        assert paced.step()
+    assert sink.ids == talk(make(), "alone", GREEDY, [[1, 2, 3]], 20)[0]

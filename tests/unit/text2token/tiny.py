@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import build_weights, expected_shapes
 
@@ -32,7 +32,8 @@ def random_state(config: LanguageModelConfig, seed: int = 0) -> dict[str, torch.
         if "embed" in key:
             state[key] = values
     state["llm_decoder.weight"] *= 3  # scores far enough apart to be a distribution with a shape
-    state["llm_decoder.bias"][-3:] += 5  # stop ids occur
+    if config.head_has_bias:
+        state["llm_decoder.bias"][-3:] += 5  # stop ids occur
     return state
 
 

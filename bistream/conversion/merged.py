@@ -1,0 +1,191 @@
+"""``llm.pt`` to the merged Hugging Face checkpoint, and back.
+
+The head of the merged checkpoint has a bias: that of the speech head on its rows, minus infinity on all others, whose weights are zero. A
+Qwen2 head has none, so a loader of plain Qwen2 models would drop it and sample text ids. Therefore ``config.json`` names the architecture
+``CosyVoice2ForCausalLM`` (as upstream's class for vLLM; TensorRT-LLM refuses a name that it does not know), and the folder brings the
+class for ``transformers`` (``modeling_cosyvoice2.py``), which is loaded with ``trust_remote_code=True``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bistream.checkpoint import check_state_dict, find_file, load_state_dict, read_config
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.conversion.records import PARTIAL_SUFFIX
+from bistream.conversion.safetensors_files import FILE_NAME as WEIGHTS_NAME
+from bistream.conversion.safetensors_files import load_tensors, save_tensors
+from bistream.conversion.tokenizer_files import write_tokenizer_files
+from bistream.conversion.vocabulary import NUM_STOP_IDS, MergedVocabulary
+from bistream.errors import CheckpointError
+from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.weights import BODY, FILE_NAME, expected_shapes
+
+ARCHITECTURE = "CosyVoice2ForCausalLM"
+MODELING_FILE = Path(__file__).with_name("modeling_cosyvoice2.py")
+EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+TEXT_EMBEDDING, TEXT_HEAD = f"{BODY}.embed_tokens.weight", "llm.model.lm_head.weight"
+
+
+def vocabulary_of(model_dir: Path, config: LanguageModelConfig) -> MergedVocabulary:
+    """The merged vocabulary of a model directory. Raises ``CheckpointError`` for a tokenizer that is damaged or too large."""
+    if not config.head_has_bias:
+        raise CheckpointError(
+            "The language model's head has no bias, as CosyVoice3's; conversion knows CosyVoice2 alone: serve this one with engine torch."
+        )
+    text_size = TextTokenizer.from_model_dir(model_dir).size
+    if text_size > config.text_vocab_size:
+        raise CheckpointError(
+            f"The tokenizer files have {text_size} ids, but CosyVoice-BlankEN/config.json gives vocab_size {config.text_vocab_size}; "
+            "use files that belong together."
+        )
+    return MergedVocabulary(text_size, config.speech_token_size)
+
+
+def merged_state(state: Mapping[str, Tensor], vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The merged state dict of a checked ``llm.pt``. Rows of the text embedding beyond the tokenizer are left out: no text has them."""
+    hidden = state["llm_decoder.weight"].shape[1]
+    rows = slice(vocabulary.speech_offset, vocabulary.speech_offset + vocabulary.head_rows)
+    embedding = torch.zeros(vocabulary.size, hidden, dtype=dtype)
+    embedding[: vocabulary.text_size] = state[TEXT_EMBEDDING][: vocabulary.text_size]
+    embedding[rows] = state["speech_embedding.weight"]
+    embedding[vocabulary.sos : vocabulary.task + 1] = state["llm_embedding.weight"]
+    head, bias = torch.zeros_like(embedding), torch.full((vocabulary.size,), float("-inf"), dtype=dtype)
+    head[rows] = state["llm_decoder.weight"]
+    bias[rows] = state["llm_decoder.bias"]
+    body = {_merged_key(key): tensor.to(dtype).contiguous() for key, tensor in state.items() if _is_body(key)}
+    return {EMBEDDING: embedding, **body, HEAD: head, HEAD_BIAS: bias}
+
+
+def _is_body(key: str) -> bool:
+    """Layers and final norm: the tensors that both checkpoints have."""
+    return key.startswith(f"{BODY}.") and key != TEXT_EMBEDDING
+
+
+def _merged_key(key: str) -> str:
+    return key.removeprefix("llm.model.")
+
+
+def split_state(
+    merged: Mapping[str, Tensor], config: LanguageModelConfig, vocabulary: MergedVocabulary, unused_rows: Tensor | None = None
+) -> dict[str, Tensor]:
+    """``llm.pt`` of a merged state dict, float32: the inverse of ``merged_state``.
+
+    unused_rows [text_vocab_size - text_size, hidden]: rows of the text embedding that the merged checkpoint has no place for; zero where
+    they are not given. Raises ``CheckpointError`` for a merged checkpoint of other sizes or without the head's bias.
+    """
+    _check_merged(merged, config, vocabulary)
+    rows = slice(vocabulary.speech_offset, vocabulary.speech_offset + vocabulary.head_rows)
+    text = torch.zeros(config.text_vocab_size, config.hidden_size)
+    text[: vocabulary.text_size] = merged[EMBEDDING][: vocabulary.text_size]
+    if unused_rows is not None:
+        text[vocabulary.text_size :] = unused_rows
+    state = {
+        "llm_embedding.weight": merged[EMBEDDING][vocabulary.sos : vocabulary.task + 1].float().clone(),
+        "speech_embedding.weight": merged[EMBEDDING][rows].float().clone(),
+        "llm_decoder.weight": merged[HEAD][rows].float().clone(),
+        "llm_decoder.bias": merged[HEAD_BIAS][rows].float().clone(),
+        TEXT_EMBEDDING: text,
+        TEXT_HEAD: text,  # one storage under two keys, as in the released file
+    }
+    return state | {f"llm.model.{key}": tensor.float() for key, tensor in merged.items() if key not in (EMBEDDING, HEAD, HEAD_BIAS)}
+
+
+def _check_merged(merged: Mapping[str, Tensor], config: LanguageModelConfig, vocabulary: MergedVocabulary) -> None:
+    if HEAD_BIAS not in merged:
+        raise CheckpointError(
+            f"The merged checkpoint has no {HEAD_BIAS}: it was saved by a class without the speech head's bias, which is lost; load it "
+            "with trust_remote_code=True before training, so that it is kept."
+        )
+    shapes = {_merged_key(key): shape for key, shape in expected_shapes(config).items() if _is_body(key)}
+    size = (vocabulary.size, config.hidden_size)
+    shapes |= {EMBEDDING: size, HEAD: size, HEAD_BIAS: (vocabulary.size,)}
+    check_state_dict("the merged checkpoint", merged, shapes)
+
+
+def merged_config(config: LanguageModelConfig, vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Any]:
+    """``config.json``, with the keys of transformers 4 (TensorRT-LLM 1.2 reads those), which version 5 reads too."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "auto_map": {"AutoModelForCausalLM": f"{MODELING_FILE.stem}.{ARCHITECTURE}"},
+        "attention_dropout": 0.0,
+        "bos_token_id": vocabulary.sos,
+        "eos_token_id": vocabulary.eos,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "max_window_layers": config.num_hidden_layers,
+        "model_type": "qwen2",
+        "num_attention_heads": config.num_attention_heads,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_key_value_heads": config.num_key_value_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "use_bias": True,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": vocabulary.size,
+    }
+
+
+def generation_config(config: LanguageModelConfig, vocabulary: MergedVocabulary) -> dict[str, Any]:
+    """``generation_config.json``, as upstream's."""
+    return {
+        "bos_token_id": vocabulary.sos,
+        "do_sample": True,
+        "eos_token_id": [vocabulary.eos + index for index in range(NUM_STOP_IDS)],
+        "temperature": 1.0,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+    }
+
+
+def write_merged(model_dir: Path, out: Path, dtype: torch.dtype) -> MergedVocabulary:
+    """Write the merged checkpoint of ``model_dir`` into the existing folder ``out``. Raises ``CheckpointError`` naming a bad file."""
+    config = read_config(model_dir).language_model
+    vocabulary = vocabulary_of(model_dir, config)
+    state = load_state_dict(find_file(model_dir, FILE_NAME))
+    check_state_dict(FILE_NAME, state, expected_shapes(config))
+    save_tensors(merged_state(state, vocabulary, dtype), out / WEIGHTS_NAME)
+    for name, values in (
+        ("config.json", merged_config(config, vocabulary, dtype)),
+        ("generation_config.json", generation_config(config, vocabulary)),
+    ):
+        (out / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    write_tokenizer_files(model_dir, vocabulary, out)
+    shutil.copyfile(MODELING_FILE, out / MODELING_FILE.name)
+    return vocabulary
+
+
+def write_llm_pt(merged_dir: Path, model_dir: Path, out: Path) -> None:
+    """Write ``llm.pt`` of a merged checkpoint to the file ``out``; sizes and tokenizer are those of ``model_dir``.
+
+    Rows of the text embedding that no text has come from ``model_dir/llm.pt`` where that is there. The file appears whole or not at all.
+    Raises ``CheckpointError`` naming what does not fit, and ``OSError``.
+    """
+    config = read_config(model_dir).language_model
+    vocabulary = vocabulary_of(model_dir, config)
+    merged = load_tensors(merged_dir)
+    unused_rows = None
+    if (model_dir / FILE_NAME).is_file():
+        unused_rows = load_state_dict(model_dir / FILE_NAME)[TEXT_EMBEDDING][vocabulary.text_size :]
+    state = split_state(merged, config, vocabulary, unused_rows)
+    partial = out.with_name(out.name + PARTIAL_SUFFIX)
+    try:
+        torch.save(state, partial)
+        partial.replace(out)
+    except RuntimeError as error:  # torch's writer, for what the system refuses
+        raise OSError(f"{out} could not be written ({str(error).splitlines()[0]}); free some space or name another file.") from error
+    finally:
+        partial.unlink(missing_ok=True)

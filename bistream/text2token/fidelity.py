@@ -1,0 +1,78 @@
+"""Does this checkpoint's language model bear 16 bit? Asked once at start, before the weights are packed for a tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.config import RuntimeConfig
+from bistream.gpu.fidelity import Fidelity, Ranges, ratio_db
+from bistream.gpu.precision import exact_float32
+from bistream.text2token.engine import TokenSpace
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.step_runners import device_and_dtype
+from bistream.text2token.weights import LayerWeights, ModelWeights, load_weights
+
+STAGE = "the language model"
+_TEXT_IDS, _SPEECH_IDS = 24, 72
+
+
+def within_bounds(config: RuntimeConfig, sizes: LanguageModelConfig) -> RuntimeConfig:
+    """The same, or with float32 where ``auto`` would choose a dtype in which this checkpoint's scores are lost; the log says so.
+
+    Raises ``CheckpointError`` and ``ConfigError``.
+    """
+    device, dtype = device_and_dtype(config.device, config.dtype)
+    if config.dtype != "auto" or dtype == torch.float32:
+        return config
+    fidelity = measure(sizes, load_weights(config.model_dir, sizes, device, torch.float32), dtype, some_ids(sizes))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    fidelity.report()
+    return config if fidelity.is_enough else replace(config, dtype="float32", kernels="plain")
+
+
+@torch.inference_mode()
+def measure(sizes: LanguageModelConfig, weights: ModelWeights, dtype: torch.dtype, ids: Sequence[int]) -> Fidelity:
+    """weights: float32. ids: a whole sequence of ``TokenSpace``. Compares the scores at all its positions."""
+    exact = Qwen2Model(sizes, weights)
+    sequence = torch.tensor(list(ids), device=exact.device)
+    with exact_float32():
+        with Ranges(_parameters(weights)) as ranges:
+            wanted = exact.logits(exact.forward_dense(sequence))
+        rounded = Qwen2Model(sizes, _in_dtype(weights, dtype))
+        found = rounded.logits(rounded.forward_dense(sequence))
+    return Fidelity(STAGE, "logits", dtype, ratio_db(wanted, found), ranges.largest, ranges.place)
+
+
+def sequence_ids(sizes: LanguageModelConfig, text_ids: Sequence[int], speech_tokens: Sequence[int]) -> list[int]:
+    """The ids of a whole text and its speech in the uni-stream layout. text_ids: with those of the prompt; speech_tokens: raw codes."""
+    space = TokenSpace.of(sizes)
+    return [space.sos, *text_ids, space.task, *(space.speech_offset + token for token in speech_tokens)]
+
+
+def some_ids(sizes: LanguageModelConfig) -> list[int]:
+    """Of no meaning, always the same."""
+    random = np.random.default_rng(0)
+    text = random.integers(0, sizes.text_vocab_size, _TEXT_IDS).tolist()
+    return sequence_ids(sizes, text, random.integers(0, sizes.speech_token_size, _SPEECH_IDS).tolist())
+
+
+def _parameters(weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
+    yield "llm_decoder.weight", weights.head_weight
+    for index, layer in enumerate(weights.layers):
+        for field in fields(LayerWeights):
+            yield f"layers.{index}.{field.name}", getattr(layer, field.name)
+
+
+def _in_dtype(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
+    """The head stays in float32, as in every tier."""
+    layers = (
+        LayerWeights(**{field.name: getattr(layer, field.name).to(dtype) for field in fields(LayerWeights)}) for layer in weights.layers
+    )
+    return replace(weights, embedding=weights.embedding.to(dtype), layers=tuple(layers), final_norm=weights.final_norm.to(dtype))

@@ -1,0 +1,164 @@
+"""The sessions of the engine: admission, their ids, and what of them TensorRT-LLM has computed. Pure; called under the engine's lock.
+
+Nothing of a session lives in TensorRT-LLM between turns but blocks in its cache, which it may drop: every turn sends ``SequenceState.ids``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.config import RuntimeConfig
+from bistream.errors import BusyError, ConfigError, InvalidInputError, SessionExistsError, UnknownSessionError
+from bistream.text2token.engine import EngineStats, SamplingSpec, TurnLimits
+from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
+
+# Admitted positions are so small a part of the cache: closed sessions cannot be removed from it, so they must have room to grow old in.
+CACHE_PER_ADMITTED = 2
+MAX_TEMPERATURE = 10.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """kv_tokens: positions that sessions may reserve, over all of them. tokens_per_block: a power of two (TensorRT-LLM)."""
+
+    max_sessions: int
+    kv_tokens: int
+    max_sequence_ids: int
+    tokens_per_block: int = 32
+
+    @property
+    def longest_sequence(self) -> int:
+        return min(self.max_sequence_ids, self.kv_tokens // self.tokens_per_block * self.tokens_per_block)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Positions of TensorRT-LLM's cache."""
+        return CACHE_PER_ADMITTED * self.kv_tokens
+
+
+def sizes_of(config: RuntimeConfig, model: LanguageModelConfig) -> Sizes:
+    """Raises ``ConfigError`` for sizes that cannot work."""
+    kv_tokens = config.kv_cache_tokens or config.max_sessions * config.max_session_tokens
+    sizes = Sizes(config.max_sessions, kv_tokens, min(model.max_position_embeddings, config.max_session_tokens))
+    if sizes.longest_sequence < 2:
+        raise ConfigError(f"Parameter 'kv_cache_tokens' is {kv_tokens}; set it to {sizes.tokens_per_block} or more.")
+    return sizes
+
+
+class State(Enum):
+    OPEN = "open"
+    ENDED = "ended"  # a turn was cancelled or failed; only ``close`` is allowed
+    CLOSED = "closed"
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """ids: the whole sequence, merged ids. num_computed: so many of them TensorRT-LLM has computed at some time."""
+
+    session_id: str
+    spec: SamplingSpec
+    max_ids: int
+    num_blocks: int  # reserved
+    ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    state: State = State.OPEN
+    in_turn: bool = False
+
+
+class Sequences:
+    def __init__(self, sizes: Sizes, merged: MergedIds) -> None:
+        self.sizes = sizes
+        self._merged = merged
+        self.live: dict[str, SequenceState] = {}
+        self._free_blocks = sizes.kv_tokens // sizes.tokens_per_block
+
+    def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> SequenceState:
+        """As ``Engine.open``."""
+        _check_spec(spec, session_id)
+        if session_id in self.live:
+            raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
+        if not 1 < max_ids <= self.sizes.longest_sequence:
+            raise InvalidInputError(
+                f"The session may need {max_ids} positions, but the server allows {self.sizes.longest_sequence}; "
+                "send less text or raise kv_cache_tokens.",
+                session_id,
+            )
+        num_blocks = -(-max_ids // self.sizes.tokens_per_block)
+        if len(self.live) >= self.sizes.max_sessions:
+            raise BusyError(f"All {self.sizes.max_sessions} sessions are in use; try again later.", session_id)
+        if num_blocks > self._free_blocks:
+            raise BusyError("The key-value cache is full; try again later or raise kv_cache_tokens.", session_id)
+        self._free_blocks -= num_blocks
+        self.live[session_id] = sequence = SequenceState(session_id, spec, max_ids, num_blocks)
+        return sequence
+
+    def begin_turn(self, sequence: SequenceState, append_ids: Sequence[int], limits: TurnLimits) -> int:
+        """Append the ids. Returns the most ids that the turn may decode. Raises as ``EngineSequence.turn``."""
+        if sequence.state is not State.OPEN:
+            raise UnknownSessionError("The session has ended; start a new one.", sequence.session_id)
+        assert not sequence.in_turn, "one turn in flight per session"
+        space = self._merged.space
+        if not append_ids or not all(0 <= token_id < space.size for token_id in append_ids):
+            raise InvalidInputError("A turn must append at least one id, all from the model's id space.", sequence.session_id)
+        if limits.max_new_ids < 1 or not (limits.forbidden | limits.forbidden_early) <= set(space.specials):
+            raise InvalidInputError("A turn must allow at least one new id and may forbid only stop ids.", sequence.session_id)
+        room = sequence.max_ids - len(sequence.ids) - len(append_ids)
+        if room < 1:
+            raise InvalidInputError("The session has reached its length limit; start a new one for more text.", sequence.session_id)
+        sequence.ids += self._merged.to_merged(append_ids)
+        sequence.in_turn = True
+        return min(limits.max_new_ids, room)
+
+    def add_decoded(self, sequence: SequenceState, ids: Sequence[int]) -> None:
+        sequence.ids += self._merged.to_merged(ids)
+
+    def end_turn(self, sequence: SequenceState, is_over: bool) -> None:
+        sequence.in_turn = False
+        if is_over and sequence.state is State.OPEN:
+            sequence.state = State.ENDED
+
+    def close(self, sequence: SequenceState) -> bool:
+        """Free what it reserved. Returns False where that was done before."""
+        if sequence.state is State.CLOSED:
+            return False
+        sequence.state = State.CLOSED
+        del self.live[sequence.session_id]
+        self._free_blocks += sequence.num_blocks
+        return True
+
+    def count_recomputed(self, sequence: SequenceState, num_prompt: int, num_cached: int) -> int:
+        """Ids of a request's prompt that it computed although they had been before: the cache had dropped them, or never kept them."""
+        num_new = num_prompt - sequence.num_computed
+        return max(0, num_prompt - num_cached - num_new)
+
+    def request_ended(self, sequence: SequenceState, by_stop_id: bool) -> None:
+        """The row that sampled a stop id was fed the last id before it; after the last of ``max_tokens`` ids nothing was fed."""
+        sequence.num_computed = len(sequence.ids) - (not by_stop_id)
+
+    def stats(self, num_waiting: int) -> EngineStats:
+        size = self.sizes.tokens_per_block
+        total = self.sizes.kv_tokens // size
+        running = sum(sequence.in_turn for sequence in self.live.values())
+        return EngineStats(len(self.live), running, (total - self._free_blocks) * size, total * size, num_waiting)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` unless every block is free or reserved by exactly one live session."""
+        reserved = sum(sequence.num_blocks for sequence in self.live.values())
+        assert self._free_blocks + reserved == self.sizes.kv_tokens // self.sizes.tokens_per_block, "a block is lost or owned twice"
+        for sequence in self.live.values():
+            assert sequence.state is not State.CLOSED
+            assert 0 <= sequence.num_computed <= len(sequence.ids) <= sequence.max_ids
+
+
+def _check_spec(spec: SamplingSpec, session_id: str) -> None:
+    limits = (
+        ("top_p", 0.0 < spec.top_p <= 1.0, "above 0 and at most 1"),
+        ("top_k", spec.top_k >= 1, "1 or more"),
+        ("temperature", 0.0 <= spec.temperature <= MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
+    )
+    for name, good, expected in limits:
+        if not good:
+            raise InvalidInputError(f"Sampling parameter {name} is {getattr(spec, name)}; it must be {expected}.", session_id)

@@ -1,0 +1,79 @@
+"""The engine over the port, and the means to drive both in step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bistream.text2token.engine import EngineSequence, TurnLimits, TurnResult
+from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine
+from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
+from bistream.text2token.tensorrt_llm.request_maker import make_llm
+from bistream.text2token.tensorrt_llm.sequences import Sizes
+from tests.fakes import RecordingSink
+from tests.unit.text2token.engine_conformance import Bench
+from tests.unit.text2token.tensorrt_llm.port import Choose, Port, stopping
+from tests.unit.text2token.tiny import SPACE
+
+MERGED = MergedIds(SPACE, speech_offset=180, vocab_size=320)
+SIZES = Sizes(max_sessions=6, kv_tokens=4096, max_sequence_ids=2048, tokens_per_block=16)
+ROUNDS = 8  # of the loop: an answer, the task that it wakes, the turn that its sink starts, that turn's request
+LONGEST_S = 120.0  # a machine may be busy; never reached where the engine works
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PortBench:
+    """``port.step`` and the engine's loop take turns, so what a test sees does not depend on time."""
+
+    def __init__(self, choose: Choose | None = None, sizes: Sizes = SIZES, merged: MergedIds = MERGED, **port_options: Any) -> None:
+        self.clock = FakeClock()
+        self.port = Port(merged, stopping(merged) if choose is None else choose, **port_options)
+        api = self.port.api()
+        llm = make_llm(api, "merged", "bfloat16", sizes)
+        self.engine = TensorRtLlmEngine(api, llm, merged, sizes, retention_s=60.0, clock=self.clock)
+
+    def bench(self) -> Bench:
+        return Bench(self.engine, self.drive, lambda: [self.step(), self.step()], self.port.break_down)
+
+    def step(self) -> bool:
+        done = self.port.step()
+        self.settle()
+        return done
+
+    def settle(self) -> None:
+        """Let the engine's loop do what it has to do."""
+        done = threading.Event()
+
+        def round(rounds: int) -> None:
+            if rounds == 0:
+                done.set()
+            else:
+                self.engine._loop.call_soon(round, rounds - 1)
+
+        if not self.engine._stopped:
+            self.engine._loop.call_soon_threadsafe(round, ROUNDS)
+            assert done.wait(LONGEST_S)
+
+    def drive(self, sinks: Sequence[RecordingSink]) -> None:
+        deadline = time.monotonic() + LONGEST_S
+        self.settle()
+        while any(sink.result is None for sink in sinks):
+            self.step()
+            assert time.monotonic() < deadline, "the engine has nothing to do, but a turn has not ended"
+
+    def run(self, sequence: EngineSequence, append_ids: Sequence[int], limits: TurnLimits) -> tuple[list[int], TurnResult]:
+        return self.bench().run(sequence, append_ids, limits)
+
+    def close(self) -> None:
+        self.engine.close()
+        self.engine.check_integrity()
+        assert not self.engine._thread.is_alive() and self.port.is_shut_down

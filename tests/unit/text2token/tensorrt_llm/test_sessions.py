@@ -1,0 +1,117 @@
+"""The speech token service over the engine, and many threads on one engine."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+
+from bistream.config import RuntimeConfig
+from bistream.errors import BusyError, CancelledError
+from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.factory import LanguageModelParts
+from bistream.text2token.service import SpeechTokenService
+from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine
+from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
+from bistream.types import FinishReason
+from scripts._tokenizer_files import write_tokenizer_files
+from tests.fakes import RecordingSink
+from tests.unit.text2token import tiny
+from tests.unit.text2token.tensorrt_llm.bench import LONGEST_S, SIZES, PortBench
+from tests.unit.text2token.test_service import Mailbox, request
+from tests.unit.text2token.tiny import SPACE
+
+MODEL = replace(tiny.CONFIG, text_vocab_size=600)
+MERGED = MergedIds(TokenSpace(MODEL.text_vocab_size, MODEL.speech_token_size), speech_offset=590, vocab_size=768)
+CONFIG = RuntimeConfig(max_sessions=4, session_idle_timeout_s=30.0, drain_timeout_s=0.0, max_session_tokens=1024)
+TEXT = b"The weather was clear, so we walked along the river."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer_files(directory, 500)
+    return TextTokenizer.from_model_dir(directory)
+
+
+def test_the_service_speaks_over_it(tokenizer: TextTokenizer) -> None:
+    """Whole texts and texts in pieces together; one is cancelled."""
+    bench = PortBench(merged=MERGED)
+    service = SpeechTokenService(CONFIG, parts=LanguageModelParts(tokenizer, MODEL, bench.engine), run_timer=False)
+    mailboxes = {name: Mailbox() for name in ("whole", "pieces", "cancelled")}
+    service.start(request("whole", TEXT, True), mailboxes["whole"])
+    for name in ("pieces", "cancelled"):
+        service.start(request(name, TEXT[:20], False), mailboxes[name])
+    for _ in range(5):
+        bench.step()
+    service.cancel("cancelled")
+    service.append("pieces", TEXT[20:], True)
+    for _ in range(5000):
+        if all(mailbox.ended.is_set() for mailbox in mailboxes.values()):
+            break
+        bench.step()
+    assert isinstance(mailboxes["cancelled"].error, CancelledError)
+    for name in ("whole", "pieces"):
+        assert mailboxes[name].reason in (FinishReason.EOS, FinishReason.LENGTH)
+        assert mailboxes[name].tokens and mailboxes[name].late == []
+    bench.step()
+    assert service.num_sessions == bench.engine.stats().sessions == bench.port.num_active == 0
+    service.close()
+    assert bench.port.is_shut_down
+
+
+class WaitableSink(RecordingSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = threading.Event()
+
+    def on_end(self, result: TurnResult) -> None:
+        super().on_end(result)
+        self.ended.set()
+
+
+def talk(engine: TensorRtLlmEngine, seed: int, sinks: list[WaitableSink]) -> None:
+    """A caller: sessions of a few turns, some of them cancelled or closed in the middle."""
+    rng = random.Random(seed)
+    for round in range(6):
+        try:
+            session = engine.open(f"{seed}-{round}", SamplingSpec(), 1000)
+        except BusyError:
+            continue
+        is_over = False
+        while not is_over and rng.random() < 0.8:
+            sink = WaitableSink()
+            sinks.append(sink)
+            session.turn([1, 2, 3], TurnLimits(rng.randrange(1, 30), forbidden=frozenset(SPACE.specials)), sink)
+            if rng.random() < 0.3:
+                is_over = True
+                rng.choice([session.cancel, session.close])()
+            assert sink.ended.wait(LONGEST_S)
+        session.close()
+
+
+def test_many_threads_use_one_engine() -> None:
+    """TensorRT-LLM runs on while callers open, speak, cancel and close as they like: every turn ends once, and nothing is left."""
+    bench = PortBench(sizes=replace(SIZES, max_sessions=4))
+    stop, sinks = threading.Event(), list[WaitableSink]()
+
+    def run_port() -> None:
+        while not stop.is_set():
+            if not bench.port.step():
+                stop.wait(0.001)
+
+    port = threading.Thread(target=run_port)
+    callers = [threading.Thread(target=talk, args=(bench.engine, seed, sinks)) for seed in range(6)]
+    for thread in (port, *callers):
+        thread.start()
+    for thread in callers:
+        thread.join(LONGEST_S)
+    stop.set()
+    port.join(LONGEST_S)
+    assert sinks and all(sink.result is not None and sink.late == 0 for sink in sinks)
+    assert {sink.result.end for sink in sinks if sink.result is not None} <= {TurnEnd.LENGTH, TurnEnd.CANCELLED}
+    assert bench.engine.stats().sessions == 0
+    bench.close()

@@ -1,0 +1,93 @@
+"""When a turn asks again, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.text2token.engine import TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.tensorrt_llm.turn_rules import MOST_REJECTIONS, Request, TurnRules
+from tests.unit.text2token.tiny import SPACE
+
+SPEECH = SPACE.speech_offset
+STOPS = st.frozensets(st.sampled_from(SPACE.specials))
+ANSWER = st.tuples(st.lists(st.integers(SPEECH, SPACE.eos - 1), max_size=6), st.sampled_from([None, *SPACE.specials]))
+
+
+def rules(limits: TurnLimits, max_new_ids: int | None = None) -> TurnRules:
+    return TurnRules(SPACE, limits, limits.max_new_ids if max_new_ids is None else max_new_ids)
+
+
+@settings(deadline=None)
+@given(
+    max_new=st.integers(1, 30),
+    least=st.integers(0, 12),
+    forbidden=STOPS,
+    early=STOPS,
+    answers=st.lists(ANSWER, min_size=1, max_size=20),
+)
+def test_a_turn_never_exceeds_its_limits(
+    max_new: int, least: int, forbidden: frozenset[int], early: frozenset[int], answers: Sequence[tuple[list[int], int | None]]
+) -> None:
+    """Whatever the requests answer within what they were asked."""
+    turn = rules(TurnLimits(max_new, least, forbidden, early))
+    yielded: list[int] = []
+    for ids, stop_id in answers:
+        request = turn.next_request()
+        assert 1 <= request.max_tokens <= max_new - len(yielded)
+        answer = ids[: request.max_tokens]
+        if stop_id is not None and len(answer) < request.max_tokens:
+            answer = [*answer, stop_id]
+        accepted, stop = turn.accept(answer)
+        yielded += accepted
+        assert turn.num_new == len(yielded) <= max_new
+        allowed = stop is not None and stop not in forbidden and (len(yielded) >= least or stop not in early)
+        result = turn.ended(stop)
+        if result is None:
+            assert len(yielded) < max_new and (stop is None or not allowed)
+            continue
+        if result.end is TurnEnd.STOP:
+            assert result.stop_id == stop and allowed
+        else:
+            assert result.end is TurnEnd.LENGTH and len(yielded) == max_new or turn.num_rejected > MOST_REJECTIONS
+        break
+
+
+def test_a_forbidden_stop_is_asked_again_once_masked_and_then_as_before() -> None:
+    turn = rules(TurnLimits(15, forbidden=frozenset({SPACE.eos}), forbidden_early=frozenset({SPACE.fill}), min_new_ids=5))
+    assert turn.next_request() == Request(15)
+    assert turn.accept([SPEECH, SPEECH + 1, SPACE.eos]) == ([SPEECH, SPEECH + 1], SPACE.eos)
+    assert turn.ended(SPACE.eos) is None
+    assert turn.next_request() == Request(1, frozenset({SPACE.eos, SPACE.fill}))
+    assert turn.accept([SPEECH]) == ([SPEECH], None)
+    assert turn.ended(None) is None
+    assert turn.next_request() == Request(12)
+    assert turn.accept([SPEECH, SPEECH, SPACE.fill]) == ([SPEECH, SPEECH], SPACE.fill)
+    assert turn.ended(SPACE.fill) == TurnResult(TurnEnd.STOP, SPACE.fill)
+    assert turn.num_rejected == 1
+
+
+def test_a_mask_that_is_not_honoured_ends_the_turn() -> None:
+    turn = rules(TurnLimits(15, forbidden=frozenset({SPACE.eos})))
+    results = []
+    for _ in range(MOST_REJECTIONS + 1):
+        assert turn.accept([SPACE.eos]) == ([], SPACE.eos)
+        results.append(turn.ended(SPACE.eos))
+    assert results[:-1] == [None] * MOST_REJECTIONS
+    assert results[-1] is not None and results[-1].end is TurnEnd.ERROR and results[-1].error
+
+
+def test_a_stop_id_after_the_last_id_does_not_count() -> None:
+    """The turn is full; what the model would have sampled next is another turn's."""
+    turn = rules(TurnLimits(2))
+    turn.accept([SPEECH, SPEECH])
+    assert turn.ended(None) == TurnResult(TurnEnd.LENGTH)
+
+
+def test_the_session_s_room_counts() -> None:
+    turn = rules(TurnLimits(1 << 30), max_new_ids=3)
+    assert turn.next_request() == Request(3)
+    assert turn.accept([SPEECH] * 5) == ([SPEECH] * 3, None)
+    assert turn.ended(None) == TurnResult(TurnEnd.LENGTH)

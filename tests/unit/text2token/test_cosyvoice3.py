@@ -1,0 +1,263 @@
+"""CosyVoice3's language model on every engine that runs here, and what its service feeds and gives out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.config import RuntimeConfig
+from bistream.family import COSYVOICE3
+from bistream.text.special_tokens import END_OF_PROMPT
+from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField, write_starts
+from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits, TurnResult
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.factory import LanguageModelParts
+from bistream.text2token.graphs import layer
+from bistream.text2token.graphs.layer import begin_turns
+from bistream.text2token.graphs.runner import GraphStepRunner
+from bistream.text2token.graphs.weights import fold_weights
+from bistream.text2token.interleave import Interleaver
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler, SamplerState
+from bistream.text2token.sequence import StepPlan, TurnStart
+from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.text2token.sizes import kernels_need
+from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
+from bistream.text2token.torch_engine import TorchEngine
+from bistream.text2token.weights import ModelWeights, build_weights
+from bistream.types import FinishReason, Sampling, SpeechTokens
+from scripts._tokenizer_files import special_token_count, write_tokenizer_files
+from tests.fakes import RecordingSink, Script, ScriptedEngine, TurnView
+from tests.unit.text2token import tiny
+from tests.unit.text2token.test_graphs import attend_plainly
+from tests.unit.text2token.test_service import Mailbox
+
+CPU = torch.device("cpu")
+SIZES = replace(tiny.CONFIG, text_vocab_size=800, rows=COSYVOICE3.rows, head_has_bias=False)
+SPACE = TokenSpace.of(SIZES)
+SETTINGS = EngineSettings(max_sessions=3, max_rows=32, kv_cache_tokens=2048, block_size=64, max_sequence_ids=600)
+DEFAULT = COSYVOICE3.default_instruction + END_OF_PROMPT
+SILENT = sorted(COSYVOICE3.silent_tokens)[:5]  # within the tiny codebook
+Drive = Callable[[RecordingSink], None]
+
+
+@pytest.fixture(scope="module")
+def weights() -> ModelWeights:
+    torch.set_num_threads(1)
+    return build_weights(tiny.random_state(SIZES), SIZES, CPU, torch.float32)
+
+
+class Late:
+    """The results of a runner, read three steps late."""
+
+    run_ahead = 3
+
+    def __init__(self, runner: EagerRunner) -> None:
+        self.runner, self.space, self.settings = runner, runner.space, runner.settings
+
+    def run(self, plan: StepPlan) -> SampledRows:
+        return self.runner.run(plan)
+
+
+def eager(weights: ModelWeights) -> EagerRunner:
+    return EagerRunner(Qwen2Model(SIZES, weights), SETTINGS, RepetitionAwareSampler())
+
+
+RUNNERS: dict[str, Callable[[ModelWeights], StepRunner]] = {
+    "stepped": eager,
+    "running ahead": lambda weights: Late(eager(weights)),
+    "graphs": lambda weights: GraphStepRunner(SIZES, fold_weights(weights, SIZES, CPU, torch.float32), SETTINGS),
+}
+
+
+def spoken(engine: TorchEngine, drive: Drive, spec: SamplingSpec, make_sink: Callable[[], RecordingSink] = RecordingSink) -> list[int]:
+    """A session in pieces: what its turns yield."""
+    sequence, yielded = engine.open("a", spec, 600), list[int]()
+    layout = Interleaver(SPACE, [1, 2], [SPACE.speech_offset] * 9, instruction_ids=[7, 8])
+    for piece in ([3, 4, 5], list(range(10, 30)), [31]):
+        layout.push_text(piece)
+        if piece == [31]:
+            layout.end_text()
+        while (turn := layout.next_turn()) is not None:
+            sink = make_sink()
+            sequence.turn(turn.append_ids, turn.limits, sink)
+            drive(sink)
+            assert sink.result is not None
+            assert sink.result.stop_id not in turn.limits.forbidden
+            yielded += sink.ids
+            layout.turn_ended(sink.ids, sink.result)
+    assert layout.done
+    sequence.close()
+    engine.check_integrity()
+    engine.close()
+    return yielded
+
+
+def stepped(engine: TorchEngine) -> Drive:
+    def drive(sink: RecordingSink) -> None:
+        while sink.result is None:
+            assert engine.step()
+
+    return drive
+
+
+@pytest.mark.parametrize("spec", [SamplingSpec(seed=3), SamplingSpec(temperature=0.0)], ids=["sampled", "greedy"])
+def test_every_engine_speaks_the_same(weights: ModelWeights, spec: SamplingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "attend", attend_plainly)  # the compiled one, interpreted, would take minutes
+    found = {}
+    for name, make in RUNNERS.items():
+        engine = TorchEngine(Qwen2Model(SIZES, weights), SETTINGS, threaded=False, runner=make(weights))
+        found[name] = spoken(engine, stepped(engine), spec)
+    threaded = TorchEngine(Qwen2Model(SIZES, weights), SETTINGS, runner=eager(weights))
+    ended = threading.Event()
+
+    class Telling(RecordingSink):
+        def on_end(self, result: TurnResult) -> None:
+            super().on_end(result)
+            ended.set()
+
+    def wait(sink: RecordingSink) -> None:
+        assert ended.wait(30)
+        ended.clear()
+
+    found["threaded"] = spoken(threaded, wait, spec, Telling)
+    assert len(found["stepped"]) > 40 and all(map(SPACE.is_speech, found["stepped"]))
+    assert all(ids == found["stepped"] for ids in found.values()), {name: len(ids) for name, ids in found.items()}
+
+
+SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill)))
+def test_the_masks_of_four_ids_reach_the_gpu_tiers(limits: TurnLimits) -> None:
+    """As bits, which the kernels and the graphs unpack; the graphs' own unpacking is run here."""
+    start = TurnStart(2, limits, limits.max_new_ids, None)
+    plain, graphs = (SamplerState(4, SPACE, 64, CPU) for _ in range(2))
+    plain.start_turns([start])
+    numbers, blocks = np.zeros((1, NUM_START_NUMBERS), dtype=np.int64), np.zeros((1, 6), dtype=np.int32)
+    write_starts(numbers, blocks, [start], SPACE)
+    assert [numbers[0, StartField.FORBIDDEN] >> bit & 1 for bit in range(4)] == plain.forbidden[2].tolist()
+    begin_turns(torch.from_numpy(numbers), torch.from_numpy(blocks), torch.zeros((5, 6), dtype=torch.int32), graphs)
+    assert torch.equal(graphs.forbidden[2], plain.forbidden[2]) and torch.equal(graphs.forbidden_early[2], plain.forbidden_early[2])
+
+
+def test_the_kernels_serve_the_rows_of_the_engine_and_not_those_of_the_file() -> None:
+    full = replace(SIZES, hidden_size=896, intermediate_size=4864, num_attention_heads=14)
+    assert kernels_need(full, torch.bfloat16) == ()
+    stored = replace(full, rows=replace(full.rows, num_scored=full.rows.num_stored))
+    assert kernels_need(stored, torch.bfloat16) == ("at most 4 ids that end a turn",)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "cosyvoice3.yaml").touch()
+    write_tokenizer_files(directory, SIZES.text_vocab_size - special_token_count("cosyvoice3"))
+    return TextTokenizer.from_model_dir(directory)
+
+
+def counting(view: TurnView) -> Iterator[int]:
+    """Speech, and eos from 30 ids on, where that is allowed."""
+    for number in range(10_000):
+        if number >= 30:
+            yield SPACE.eos
+        yield SPACE.speech_offset + 60 + number % 50
+
+
+def fed(tokenizer: TextTokenizer, pieces: Sequence[str], script: Script = counting, **changes: Any) -> tuple[list[int], Mailbox]:
+    """All ids of the sequence, and what the session gave out. One piece: the whole text at once."""
+    engine, mailbox = ScriptedEngine(SPACE, script), Mailbox()
+    parts = LanguageModelParts(tokenizer, SIZES, engine, family=COSYVOICE3)
+    service = SpeechTokenService(RuntimeConfig(drain_timeout_s=0.0), parts=parts, run_timer=False)
+    start = LanguageModelStart("a", pieces[0].encode(), len(pieces) == 1, "", np.zeros(0, np.int32), Sampling())
+    service.start(replace(start, **changes), mailbox)
+    for number, piece in enumerate(pieces[1:], 2):
+        service.append("a", piece.encode(), number == len(pieces))
+    assert mailbox.ended.is_set() and mailbox.reason is FinishReason.EOS
+    service.close()
+    return engine.opened[0].sequence, mailbox
+
+
+PROMPTS: dict[str, tuple[dict[str, Any], str, str, int]] = {
+    "nothing": ({}, DEFAULT, "", 0),
+    "a voice": ({"prompt_text": "She said.", "prompt_speech_tokens": np.arange(20, dtype=np.int32)}, DEFAULT, "She said.", 20),
+    "a voice as upstream's caller writes it": (
+        {"prompt_text": f"Loudly.{END_OF_PROMPT}She said.", "prompt_speech_tokens": np.arange(20, dtype=np.int32)},
+        f"Loudly.{END_OF_PROMPT}",
+        "She said.",
+        20,
+    ),
+    "an instruction in its place": (
+        {"prompt_text": f"Loudly.{END_OF_PROMPT}", "prompt_speech_tokens": np.arange(20, dtype=np.int32)},
+        f"Loudly.{END_OF_PROMPT}",
+        "",
+        0,
+    ),
+    "a wish": ({"instruct_text": "Loudly."}, f"{COSYVOICE3.default_instruction} Loudly.{END_OF_PROMPT}", "", 0),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_the_whole_text_behind_each_prompt(tokenizer: TextTokenizer, name: str) -> None:
+    changes, instruction, transcript, speech = PROMPTS[name]
+    text = "It rained [AA1][T] all day."
+    sequence, _ = fed(tokenizer, [text], **changes)
+    head = [*tokenizer.encode(instruction), *tokenizer.encode(transcript), *tokenizer.encode(text)]
+    expected = [SPACE.sos, *head, SPACE.task, *range(SPACE.speech_offset, SPACE.speech_offset + speech)]
+    assert sequence[: len(expected)] == expected and all(map(SPACE.is_speech, sequence[len(expected) :]))
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_text_in_pieces_waits_behind_each_prompt(tokenizer: TextTokenizer, name: str) -> None:
+    changes, instruction, transcript, _ = PROMPTS[name]
+    text = "It rained all day, and nobody came."
+    sequence, _ = fed(tokenizer, ["", *text], **changes)
+    lead = [SPACE.sos, *tokenizer.encode(instruction)]
+    assert sequence[: len(lead)] == lead
+    told = [token_id for token_id in sequence[len(lead) :] if token_id < SPACE.speech_offset]
+    assert told == [*tokenizer.encode(transcript), *tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_text_may_bring_its_own_instruction(tokenizer: TextTokenizer, in_pieces: bool) -> None:
+    """Cross-lingual, as upstream's callers write it: no second instruction, and its tokens ask for no speech."""
+    own, text = f"{COSYVOICE3.default_instruction}{END_OF_PROMPT}", "[breath]It rained all day, and nobody came."
+    sequence, mailbox = fed(tokenizer, [own + text[:9], *text[9:]] if in_pieces else [own + text])
+    lead = [SPACE.sos, *tokenizer.encode(own)]
+    told = [token_id for token_id in sequence if token_id < SPACE.speech_offset or token_id == SPACE.sos]
+    assert told == [*lead, *tokenizer.encode(text)]
+    last = mailbox.messages[-1]
+    assert isinstance(last, SpeechTokens) and last.text_consumed == len(own + text)
+
+
+def test_long_silence_is_shortened_on_its_way_out_alone(tokenizer: TextTokenizer) -> None:
+    def pausing(view: TurnView) -> Iterator[int]:
+        yield from (SPACE.speech_offset + token for token in (60, *SILENT, *SILENT, 61, *SILENT, 62))
+        yield SPACE.eos
+
+    sequence, mailbox = fed(tokenizer, ["Yes."], pausing)
+    assert mailbox.tokens == [60, *SILENT, 61, *SILENT, 62]
+    assert len([token_id for token_id in sequence if SPACE.is_speech(token_id)]) == 18
+
+
+def test_pronunciation_counts_as_speech_and_marks_do_not(tokenizer: TextTokenizer) -> None:
+    limits: list[int] = []
+
+    def seen(view: TurnView) -> Iterator[int]:
+        limits.append(view.limits.min_new_ids)
+        yield from counting(view)
+
+    for text in ("[AA1][T] a", "[breath]<strong> a"):
+        fed(tokenizer, [text], seen)
+    spoken_tokens = len(tokenizer.encode(" a"))
+    assert limits == [2 * (2 + spoken_tokens), 2 * spoken_tokens]

@@ -1,0 +1,98 @@
+"""An instruction before the text, as CosyVoice3 has one in every prompt: the corrected layout, and the reference's faults that it mends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import EngineError
+from bistream.family import COSYVOICE3
+from bistream.text2token.engine import TurnEnd, TurnResult
+from bistream.text2token.interleave import Interleaver, UnistreamLayout
+from tests.unit.text2token.test_interleave import (
+    CHOOSE,
+    EVERY_ROW,
+    PLACES,
+    PROMPT_SPEECH,
+    PROMPT_TEXT,
+    SPACE,
+    TEXT,
+    Choose,
+    bistream,
+    cut,
+    speech,
+)
+
+SERVED = replace(SPACE, rows=COSYVOICE3.rows)
+STORED = replace(SPACE, rows=EVERY_ROW)
+INSTRUCTION = st.lists(st.integers(0, 999), min_size=1, max_size=30)
+
+
+@given(instruction=INSTRUCTION, text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
+@settings(max_examples=150, deadline=None)
+def test_it_stands_whole_before_the_first_block_and_changes_nothing_else(
+    instruction: list[int], text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
+) -> None:
+    def of_the_rest(sequence: list[int], stops: list[int]) -> int:
+        """The model does not hear the instruction, so that all differences are the layout's."""
+        return choose([sequence[0], *sequence[1 + len(instruction) :]], stops)
+
+    plain = bistream([text], choose, prompt_text, prompt_speech, space=SERVED)
+    told = bistream(cut(text, places), of_the_rest, prompt_text, prompt_speech, space=SERVED, instruction=instruction)
+    assert plain.layout.done and told.layout.done
+    assert told.sequence[: 1 + len(instruction)] == [SERVED.sos, *instruction]
+    assert told.sequence[1 + len(instruction) :] == plain.sequence[1:]
+    assert [turn.limits for turn in told.turns] == [turn.limits for turn in plain.turns]
+    assert told.layout.finish_reason is plain.layout.finish_reason
+
+
+def test_the_reference_speaks_before_there_is_any_text() -> None:
+    """Without prompt speech its first block has none of the text; ours waits for five tokens of it."""
+    reference = Interleaver(SERVED, [], [], mode="reference", instruction_ids=[901, 902])
+    reference.push_text([0])
+    turn = reference.next_turn()
+    assert turn is not None and turn.append_ids == (SERVED.sos, 901, 902)
+    layout = Interleaver(SERVED, [], [], instruction_ids=[901, 902])
+    for token in range(4):
+        layout.push_text([token])
+        assert layout.next_turn() is None
+    layout.push_text([4])
+    turn = layout.next_turn()
+    assert turn is not None and turn.append_ids == (SERVED.sos, 901, 902, 0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("stop_id", [special for special in STORED.specials if special != STORED.fill][::13])
+def test_the_reference_raises_for_ids_in_a_block_that_ours_cannot_sample(stop_id: int) -> None:
+    reference = Interleaver(STORED, [], speech(1), mode="reference", instruction_ids=[901])
+    reference.push_text(list(range(5)))
+    ours = Interleaver(STORED, [], [], instruction_ids=[901])
+    ours.push_text(list(range(5)))
+    for layout in (reference, ours):
+        turn = layout.next_turn()
+        assert turn is not None
+        assert (stop_id in turn.limits.forbidden) == (layout is ours or stop_id == STORED.sos)
+    with pytest.raises(EngineError, match=f"sampled id {stop_id}"):
+        reference.turn_ended([], TurnResult(TurnEnd.STOP, stop_id=stop_id))
+
+
+def test_eos_cannot_come_before_the_least_number_of_tokens_where_the_reference_lets_it() -> None:
+    limits = {}
+    for mode in ("reference", "corrected"):
+        layout = UnistreamLayout(SERVED, [], [], mode="reference" if mode == "reference" else "corrected")
+        layout.push_text([1, 2, 3])
+        layout.end_text()
+        turn = layout.next_turn()
+        assert turn is not None and turn.limits.min_new_ids == 6
+        limits[mode] = turn.limits
+    assert SERVED.eos not in limits["reference"].forbidden | limits["reference"].forbidden_early
+    assert limits["corrected"].forbidden_early == {SERVED.eos}
+    assert set(SERVED.specials) - limits["corrected"].forbidden == {SERVED.eos}
+
+
+def test_no_engine_is_given_an_id_without_a_meaning() -> None:
+    assert len(SERVED.specials) == 4 and len(STORED.specials) == 200
+    assert {SERVED.sos, SERVED.eos, SERVED.task, SERVED.fill} == set(SERVED.specials) == set(STORED.specials[:4])
+    assert [SERVED.sos, SERVED.eos, SERVED.task, SERVED.fill] == list(range(SERVED.first_special, SERVED.size))
