@@ -1,4 +1,4 @@
-"""Upstream's text preparation in CosyVoice2's offline path, before tokenization: text in, sentences out.
+"""Upstream's text preparation in its offline path, before tokenization: text in, sentences out.
 
 Used by the offline inference scripts; streamed text bypasses it, as upstream. Pure Python. Rules and numbers are
 upstream's (cosyvoice/utils/frontend_utils.py, cosyvoice/cli/frontend.py, without its optional text normalisers). Where
@@ -142,19 +142,37 @@ def _sentences(text: str, terminators: str) -> list[str]:
     return sentences
 
 
-def prepare_text(text: str, count_tokens: Callable[[str], int]) -> list[str]:
-    """A whole text as the pieces that are spoken one after another, each generated separately.
+def spoken_text(text: str, as_written: frozenset[str] = frozenset()) -> str:
+    """A whole text as it is tokenized, in one piece. Text with a special token (``<|...|>``) is left unchanged.
 
-    Text with a special token (``<|...|>``) is left unchanged; pieces of punctuation alone are dropped.
+    as_written: tokens that stay as they are, such as ``[AA1]``, whose digit upstream spells out.
     """
     if "<|" in text and "|>" in text:
-        return [text]
+        return text
     text = text.strip()
-    if contains_chinese(text):
-        text = replace_corner_mark(replace_blank(text.replace("\n", "")))
-        text = remove_bracket(text.replace(".", "。").replace(" - ", "，"))
-        text = re.sub("[，,、]+$", "。", text)
-        pieces = split_paragraph(text, count_tokens, "zh")
-    else:
-        pieces = split_paragraph(spell_out_number(text), count_tokens, "en")
+    if not contains_chinese(text):
+        return between_tokens(text, as_written, spell_out_number)
+    text = replace_corner_mark(replace_blank(text.replace("\n", "")))
+    text = remove_bracket(text.replace(".", "。").replace(" - ", "，"))
+    return re.sub("[，,、]+$", "。", text)
+
+
+def prepare_text(text: str, count_tokens: Callable[[str], int], as_written: frozenset[str] = frozenset()) -> list[str]:
+    """A whole text as the pieces that are spoken one after another, each generated separately.
+
+    Text with a special token (``<|...|>``) is one piece, however long; pieces of punctuation alone are dropped. as_written: as in
+    ``spoken_text``.
+    """
+    spoken = spoken_text(text, as_written)
+    if "<|" in text and "|>" in text:
+        return [spoken]
+    pieces = split_paragraph(spoken, count_tokens, "zh" if contains_chinese(spoken) else "en")
     return [piece for piece in pieces if not is_only_punctuation(piece)]
+
+
+def between_tokens(text: str, tokens: frozenset[str], change: Callable[[str], str]) -> str:
+    """``change`` of each part of the text between ``tokens``, which stay as they are."""
+    if not tokens:
+        return change(text)
+    parts = re.split(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})", text)
+    return "".join(part if part in tokens else change(part) for part in parts if part)

@@ -2,19 +2,25 @@
 
 The ids of a session depend on its whole text only, never on where it was cut. They equal ``TextTokenizer.encode`` of the
 whole text, with one exception that bounds how long text is held back (``WINDOW_CHARS`` below). Used by
-``text2token.text_session``. A piece passes four stages, each of which keeps only its undecided rest:
+``text2token.text_session``. A piece passes these stages, each of which keeps only its undecided rest:
 
     bytes --UTF-8--> characters --special tokens--> plain text --NFC--> normalised text --pattern, BPE--> ids
-          up to 3 bytes         up to 17 characters           one base with its marks    the unfinished word
+          up to 3 bytes         up to 17 characters           one base with its marks    the undecided end
 
-**The bound.** The pre-tokenizer's pattern does not limit a match: a Chinese paragraph without punctuation, a long word
-or a run of spaces is one match, and speech must not wait for its end. So a match is decided by at most ``WINDOW_CHARS``
-normalised characters from its start. Where these do not decide it (the match, or the white space around it, fills the
-window), the text is cut: the BPE tokens of the window's first match that end within its first ``KEEP_CHARS`` characters
-are taken (at least one token), and matching restarts after them. Likewise, a base character with more than
-``WINDOW_CHARS`` combining marks is normalised in parts. Both rules depend on the text alone. So ids can differ from
-``encode`` only where a run of letters, punctuation or white space has ``WINDOW_CHARS`` or more characters, and there
-mostly at the cuts only, because these lie between BPE tokens.
+Where the session asked for it, ``normalization.py`` reads out the plain text before NFC; it keeps up to 64 characters. Ids then
+equal those of the text as read out, and characters are still counted in the session's own text.
+
+**Unfinished runs of letters.** The pre-tokenizer's pattern does not limit a match: a Chinese paragraph without punctuation is
+one match, and speech must not wait for its end. Of a run of letters those tokens are taken that no continuation can change
+(``certain_tokens.py``), and matching restarts after them: inside a run of letters the pattern finds the same end from anywhere.
+
+**The bound.** Neither do white space and punctuation end by themselves, and a vocabulary may leave a run of letters undecided. So
+a match is decided by at most ``WINDOW_CHARS`` normalised characters from its start. Where these do not decide it (the match, or
+the white space around it, fills the window), the text is cut: the BPE tokens of the window's first match that end within its
+first ``KEEP_CHARS`` characters are taken (at least one token), and matching restarts after them. Likewise, a base character with
+more than ``WINDOW_CHARS`` combining marks is normalised in parts. Both rules depend on the text alone. So ids can differ from
+``encode`` only where punctuation or white space has ``WINDOW_CHARS`` or more characters, or so many letters stay undecided (no
+entry of Qwen2's vocabulary has as many), and there mostly at the cuts only, because these lie between BPE tokens.
 """
 
 from __future__ import annotations
@@ -24,10 +30,14 @@ import unicodedata
 from dataclasses import dataclass
 
 from bistream.errors import InvalidInputError
+from bistream.refusals import not_utf8
+from bistream.text.certain_tokens import Encoded
+from bistream.text.normalization import NormalizedCharacter, TextNormalizer
 from bistream.text.tokenizer import TextTokenizer
 
-WINDOW_CHARS = 16  # longer than nearly all words; Chinese without punctuation is held back by at most this many characters
-KEEP_CHARS = 8  # the rest of the window is context, so that a cut does not split a word
+WINDOW_CHARS = 32
+KEEP_CHARS = 16  # the rest of the window is context, so that a cut does not split a word
+_IDEOGRAPHS = (("\u3400", "\u4dbf"), ("\u4e00", "\u9fff"), ("\U00020000", "\U0002a6df"), ("\U0002a700", "\U0002ebe0"))
 
 
 @dataclass(frozen=True)
@@ -39,11 +49,14 @@ class TextToken:
 
 
 class TextIn:
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, normalizer: TextNormalizer | None = None) -> None:
+        """normalizer: of the text between special tokens, of this text alone; None: the text is spoken as written."""
         self._tokenizer = tokenizer
+        self._normalizer = normalizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._scanned = ""  # characters from the first possible start of a special token on
         self._segment = ""  # a base character and the following ones that may compose with it
+        self._segment_source = 0  # characters of the session's text that _segment stands for
         self._normalized = ""  # normalised text whose tokens are not yet decided
         self._normalized_ends: list[int] = []  # per character of _normalized: characters of the session's text up to it
         self._num_segmented = 0  # characters of the session's text that have left _segment
@@ -68,8 +81,7 @@ class TextIn:
                 raise UnicodeDecodeError("utf-8", open_bytes, 0, 2, "surrogate")
             return characters
         except UnicodeDecodeError:
-            where = "ends inside a UTF-8 sequence" if final else "is not valid UTF-8"
-            self._error = InvalidInputError(f"The text {where}; send UTF-8.")
+            self._error = not_utf8(is_open=final)
             raise self._error from None
 
     def _advance(self, characters: str, final: bool) -> list[TextToken]:
@@ -81,24 +93,45 @@ class TextIn:
             self._scanned = self._scanned[index:]
             if special is None:
                 break
+            self._finish_plain_text()
             self._encode_normalized(tokens, closed=True)
             self._scanned = self._scanned[len(special) :]
             self._num_segmented += len(special)
             self._end_char = self._num_segmented
             tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
+        if final:
+            self._finish_plain_text()
         self._encode_normalized(tokens, closed=final)
         return tokens
 
     def _add_plain_text(self, characters: str) -> None:
-        for character in characters:
-            if self._segment and (starts_segment(character) or len(self._segment) == WINDOW_CHARS):
-                self._close_segment()
-            self._segment += character
+        if self._normalizer is None:
+            for character in characters:
+                self._add_character(character, 1)
+        else:
+            self._add_spoken(self._normalizer.push(characters))
+
+    def _finish_plain_text(self) -> None:
+        if self._normalizer is not None:
+            self._add_spoken(self._normalizer.finish())
+
+    def _add_spoken(self, characters: list[NormalizedCharacter]) -> None:
+        for one in characters:
+            self._add_character(one.character, one.source_characters)
+
+    def _add_character(self, character: str, source_characters: int) -> None:
+        if self._segment and (starts_segment(character) or len(self._segment) == WINDOW_CHARS):
+            self._close_segment()
+        self._segment += character
+        self._segment_source += source_characters
+        if is_complete(self._segment):
+            self._close_segment()
 
     def _close_segment(self) -> None:
         normalized = self._tokenizer.normalize(self._segment)
         start = self._num_segmented
-        self._num_segmented += len(self._segment)
+        self._num_segmented += self._segment_source
+        self._segment_source = 0
         self._normalized += normalized
         # Normalised characters cannot be mapped to parts of the segment, so only the last one counts as covering it.
         self._normalized_ends += [start] * (len(normalized) - 1) + [self._num_segmented]
@@ -119,26 +152,27 @@ class TextIn:
             if decided:
                 for symbols, _ in decided:
                     self._take(tokens, self._tokenizer.encode_piece(symbols))
+            elif certain := self._certain(window, pieces[0]):
+                self._take(tokens, certain)
             elif is_full:
                 self._take(tokens, self._keep(window, self._tokenizer.encode_piece(pieces[0][0])))
             else:
                 break
 
-    def _keep(self, window: str, encoded: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The tokens of a window's first match before the cut (see the bound above). The cut never splits a character."""
-        end_bytes = [0]
-        for character in window:
-            end_bytes.append(end_bytes[-1] + len(character.encode("utf-8")))
-        kept = covered = 0
-        for count, (_, num_bytes) in enumerate(encoded, start=1):
-            covered += num_bytes
-            if kept and covered > end_bytes[KEEP_CHARS]:
-                break
-            if covered in end_bytes:
-                kept = count
-        return encoded[:kept]
+    def _certain(self, window: str, piece: tuple[str, int]) -> list[Encoded]:
+        """The tokens at the start of a window's first match that no further text can change. They end with a character."""
+        symbols, end = piece
+        if not is_run_of_letters(window[:end]):
+            return []
+        known = self._normalized[:end]  # the open segment's base, the window's last character, may still change
+        certain = self._tokenizer.encode_open_piece(symbols[: len(known.encode("utf-8"))])
+        return _whole_characters(known, certain, len(known))
 
-    def _take(self, tokens: list[TextToken], encoded: list[tuple[int, int]]) -> None:
+    def _keep(self, window: str, encoded: list[Encoded]) -> list[Encoded]:
+        """The tokens of a window's first match before the cut (see the bound above). The cut never splits a character."""
+        return _whole_characters(window, encoded, KEEP_CHARS)
+
+    def _take(self, tokens: list[TextToken], encoded: list[Encoded]) -> None:
         """Append tokens and remove the characters that they cover from the start of ``_normalized``."""
         num_chars = open_bytes = 0
         for token_id, num_bytes in encoded:
@@ -151,6 +185,29 @@ class TextIn:
         assert open_bytes == 0, "the tokens of a piece end inside a character"
         self._normalized = self._normalized[num_chars:]
         self._normalized_ends = self._normalized_ends[num_chars:]
+
+
+def _whole_characters(text: str, encoded: list[Encoded], most_chars: int) -> list[Encoded]:
+    """The first of the tokens of ``text``, up to the last one that ends with a character within ``most_chars``, or the first such one."""
+    end_bytes = [0]
+    for character in text:
+        end_bytes.append(end_bytes[-1] + len(character.encode("utf-8")))
+    kept = covered = 0
+    for count, (_, num_bytes) in enumerate(encoded, start=1):
+        covered += num_bytes
+        if kept and covered > end_bytes[most_chars]:
+            break
+        if covered in end_bytes:
+            kept = count
+    return encoded[:kept]
+
+
+def is_run_of_letters(match: str) -> bool:
+    """Whether a match of the pattern that ends with the known text is a run of letters, and no further text makes it anything else.
+
+    An apostrophe and letters may still become a contraction, which ends a match among letters.
+    """
+    return not match.startswith("'") and unicodedata.category(match[-1]).startswith("L")
 
 
 def _decided(window: str, pieces: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -168,6 +225,15 @@ def _decided(window: str, pieces: list[tuple[str, int]]) -> list[tuple[str, int]
         decided.append((symbols, end))
         start = end
     return decided
+
+
+def is_complete(segment: str) -> bool:
+    """Whether nothing that follows can change what ``segment`` is normalised to.
+
+    True for a Chinese character alone, which no mark composes with: none of Unicode's decompositions begins with one, and no later
+    version may add any (Unicode's normalization stability policy).
+    """
+    return len(segment) == 1 and any(first <= segment <= last for first, last in _IDEOGRAPHS)
 
 
 def starts_segment(character: str) -> bool:

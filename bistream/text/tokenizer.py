@@ -1,4 +1,4 @@
-"""Qwen2's byte-level BPE with CosyVoice2's special tokens: text in, text ids out. Used by ``text_in`` and the service.
+"""Qwen2's byte-level BPE with the family's special tokens: text in, text ids out. Used by ``text_in`` and the service.
 
 Files: ``CosyVoice-BlankEN/{vocab.json,merges.txt,tokenizer_config.json}``. Special tokens are matched literally and cut
 out; the text between them is normalised (NFC) and split by the pre-tokenizer's pattern, and each piece is encoded
@@ -8,38 +8,19 @@ separately. Every step is a public method, because ``text_in`` runs them on text
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoint_files import family_of
 from bistream.errors import CheckpointError
+from bistream.text.certain_tokens import Encoded, Vocabulary, certain_tokens
+from bistream.text.special_tokens import ADDED_TOKENS, BASE_SPECIAL_TOKENS, SPOKEN_TOKENS, SpecialTokenFinder
 
-# Qwen2's own: https://huggingface.co/Qwen/Qwen2-0.5B (tokenizer_config.json), ids 151643..151645 of the released model.
-BASE_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# Added by CosyVoice2 in this order (cosyvoice/tokenizer/tokenizer.py), ids 151646..151662 of the released model.
-ADDED_SPECIAL_TOKENS = (
-    "<|endofprompt|>",
-    "[breath]",
-    "<strong>",
-    "</strong>",
-    "[noise]",
-    "[laughter]",
-    "[cough]",
-    "[clucking]",
-    "[accent]",
-    "[quick_breath]",
-    "<laughter>",
-    "</laughter>",
-    "[hissing]",
-    "[sigh]",
-    "[vocalized-noise]",
-    "[lipsmack]",
-    "[mn]",
-)
 # Qwen2's pattern. A match depends on the text from its start on, never on preceding text.
 PRE_TOKENIZER_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _DOWNLOAD = "check model_dir or download the model again."
@@ -55,11 +36,13 @@ class TextTokenizer:
     """Immutable; safe to use from several threads.
 
     special_tokens: string -> id of every special token; matched literally anywhere in a text.
+    spoken_tokens: those of them that stand for speech, as letters do.
     size: the largest id plus 1.
     """
 
     def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]], special_tokens: tuple[str, ...]) -> None:
         self._model = BPE(vocab=vocabulary, merges=merges)
+        self._entries = Vocabulary([*pre_tokenizers.ByteLevel.alphabet(), *(left + right for left, right in merges)])
         self._normalizer = normalizers.NFC()
         self._pre_tokenizer = make_pre_tokenizer()
         self._tokenizer = Tokenizer(self._model)
@@ -68,18 +51,19 @@ class TextTokenizer:
         self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special_tokens: dict[str, int] = {token: ids[token] for token in special_tokens}
-        first_characters = sorted({token[0] for token in special_tokens})
-        self._special_starts = re.compile(f"[{re.escape(''.join(first_characters))}]")
+        self.spoken_tokens = SPOKEN_TOKENS.intersection(special_tokens)
+        self._finder = SpecialTokenFinder(special_tokens)
         self.size: int = max(ids.values()) + 1
 
     @classmethod
     def from_model_dir(cls, model_dir: str | Path) -> TextTokenizer:
-        """Read the tokenizer of a CosyVoice2 model directory. Raises ``CheckpointError`` naming a missing or damaged file."""
+        """Read the tokenizer of a model directory. Raises ``CheckpointError`` naming a missing or damaged file."""
         directory = Path(model_dir) / QWEN_DIRECTORY
         vocabulary = _read_vocabulary(directory)
         merges = _read_merges(directory, vocabulary)
         declared = _read_special_tokens(directory, len(vocabulary))
-        added = tuple(token for token in ADDED_SPECIAL_TOKENS if token not in declared.values())
+        version = family_of(model_dir).tokenizer_version
+        added = tuple(token for token in ADDED_TOKENS[version] if token not in declared.values())
         tokenizer = cls(vocabulary, merges, (*declared.values(), *added))
         for token_id, token in declared.items():
             if tokenizer.special_tokens[token] != token_id:
@@ -93,20 +77,16 @@ class TextTokenizer:
         """Ids of a whole text, without added special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def find_special(self, text: str, final: bool) -> tuple[int, str | None]:
-        """Leftmost special token of a text that may continue (``final``: that is complete): (index, the token).
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids that stand for whole characters, special tokens included."""
+        symbols = [symbol for token_id in ids if (symbol := self._tokenizer.id_to_token(token_id)) is not None]
+        if len(symbols) < len(ids):
+            raise ValueError("an id is not in the vocabulary")
+        return str(decoders.ByteLevel().decode(symbols))
 
-        If no token is certain, the token is None and the index is that of the first character that may begin one, or the
-        length of the text. Of several tokens at the same index the longest wins.
-        """
-        for match in self._special_starts.finditer(text):
-            index = match.start()
-            if not final and any(len(token) > len(text) - index and token.startswith(text[index:]) for token in self.special_tokens):
-                return index, None
-            found = [token for token in self.special_tokens if text.startswith(token, index)]
-            if found:
-                return index, max(found, key=len)
-        return len(text), None
+    def find_special(self, text: str, final: bool) -> tuple[int, str | None]:
+        """As ``SpecialTokenFinder.find``, with every special token that the model directory declares."""
+        return self._finder.find(text, final)
 
     def normalize(self, text: str) -> str:
         return str(self._normalizer.normalize_str(text))
@@ -115,9 +95,13 @@ class TextTokenizer:
         """Pieces of a text without special tokens: (piece as byte symbols, index of the first character after it)."""
         return [(symbols, end) for symbols, (_, end) in self._pre_tokenizer.pre_tokenize_str(normalized)]
 
-    def encode_piece(self, symbols: str) -> list[tuple[int, int]]:
+    def encode_piece(self, symbols: str) -> list[Encoded]:
         """Ids of one piece of ``pre_tokenize``, each with the number of UTF-8 bytes that it covers."""
         return [(token.id, len(token.value)) for token in self._model.tokenize(symbols)]
+
+    def encode_open_piece(self, symbols: str) -> list[Encoded]:
+        """The first tokens of a piece, as in ``encode_piece``, that remain the same however the piece goes on."""
+        return certain_tokens(self._entries, self.encode_piece, symbols)
 
 
 def _read_text(directory: Path, name: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from bistream.errors import InvalidInputError
@@ -13,12 +11,26 @@ from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.features import mel_24k
 
 
-def build_voice_prompt(reference_wav: FloatArray, transcript: str, speech_tokens: IntArray, speaker_embedding: FloatArray) -> VoicePrompt:
-    """reference_wav float32 [N], 16 kHz; speech_tokens int32 [P]; speaker_embedding float32 [E].
+def prompt_mel(reference_wav: FloatArray, mel_high_hz: float) -> FloatArray:
+    """float32 [N], 16 kHz -> the flow's mel float32 [T, 80]. mel_high_hz: of the family.
+
+    Needs no network, so it can be made while tokens and embedding are.
+    """
+    return mel_24k(resample(reference_wav, REFERENCE_SAMPLE_RATE, SAMPLE_RATE), mel_high_hz)
+
+
+def build_voice_prompt(
+    reference_wav: FloatArray, transcript: str, speech_tokens: IntArray, speaker_embedding: FloatArray, mel_high_hz: float
+) -> VoicePrompt:
+    """reference_wav float32 [N], 16 kHz; mel_high_hz as in ``prompt_mel``; the others as in ``join_voice_prompt``."""
+    return join_voice_prompt(transcript, prompt_mel(reference_wav, mel_high_hz), speech_tokens, speaker_embedding)
+
+
+def join_voice_prompt(transcript: str, mel: FloatArray, speech_tokens: IntArray, speaker_embedding: FloatArray) -> VoicePrompt:
+    """mel float32 [T, 80] as of ``prompt_mel``; speech_tokens int32 [P]; speaker_embedding float32 [E].
 
     Mel and tokens are cut to the same duration: n = min(mel frames // 2, P) tokens, 2 n frames (as in upstream's zero-shot mode).
     """
-    mel = mel_24k(resample(reference_wav, REFERENCE_SAMPLE_RATE, SAMPLE_RATE))
     tokens = min(mel.shape[0] // MEL_FRAMES_PER_TOKEN, speech_tokens.shape[0])
     return make_voice_prompt(transcript, speech_tokens[:tokens], mel[: tokens * MEL_FRAMES_PER_TOKEN], speaker_embedding)
 
@@ -47,11 +59,3 @@ def make_voice_prompt(prompt_text: str, speech_tokens: IntArray, speech_feat: Fl
     for array in (voice.speech_tokens, voice.speech_feat, voice.speaker_embedding):
         array.setflags(write=False)
     return voice
-
-
-def reference_key(reference_wav: FloatArray, transcript: str) -> str:
-    """Cache key of a voice by content: a digest of the samples and the transcript."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(np.ascontiguousarray(reference_wav, dtype=np.float32).tobytes())
-    digest.update(b"\0text\0" + transcript.encode("utf-8", errors="surrogatepass"))
-    return digest.hexdigest()

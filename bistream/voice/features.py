@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.steps import tiles
 from bistream.types import FloatArray
 
 WHISPER_FFT = 400
@@ -31,7 +32,9 @@ KALDI_LOW_HZ = 20.0
 KALDI_PREEMPHASIS = 0.97
 
 MEL_FFT = 1920
-MEL_HIGH_HZ = 8000.0
+MEL_HIGH_HZ = 8000.0  # of CosyVoice2; another family may have another one
+# The Fourier transform holds the GIL, and the orchestrator's process has other sessions to serve: 30 s at once would stop them all.
+MEL_BLOCK_FRAMES = 64
 
 
 def log_mel_16k(waveform: FloatArray) -> FloatArray:
@@ -50,7 +53,7 @@ def log_mel_16k(waveform: FloatArray) -> FloatArray:
     return np.ascontiguousarray(((log_mel + 4.0) / 4.0).T, dtype=np.float32)
 
 
-def mel_24k(waveform: FloatArray) -> FloatArray:
+def mel_24k(waveform: FloatArray, high_hz: float = MEL_HIGH_HZ) -> FloatArray:
     """Mel frames of the flow. waveform float32 [N], 24 kHz, N > 720 -> float32 [N // 480, 80].
 
     Reflection by 720 on both sides, frames not centred, magnitude sqrt(re^2 + im^2 + 1e-9), natural log with floor 1e-5.
@@ -60,8 +63,12 @@ def mel_24k(waveform: FloatArray) -> FloatArray:
     if waveform.shape[-1] <= margin:
         raise InvalidInputError(f"The reference recording holds {waveform.shape[-1]} samples; send a longer one.")
     padded = np.pad(waveform, margin, mode="reflect")
-    magnitude = np.sqrt(_power_spectrum(padded, periodic_hann(MEL_FFT), SAMPLES_PER_MEL_FRAME) + 1e-9)
-    mel = magnitude @ slaney_mel_filters(SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, MEL_HIGH_HZ).T
+    filters = slaney_mel_filters(SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, high_hz).T
+    frames = 1 + (padded.shape[0] - MEL_FFT) // SAMPLES_PER_MEL_FRAME
+    mel = np.empty((frames, MEL_BINS))
+    for block in tiles(frames, MEL_BLOCK_FRAMES):
+        samples = padded[block.start * SAMPLES_PER_MEL_FRAME : (block.stop - 1) * SAMPLES_PER_MEL_FRAME + MEL_FFT]
+        mel[block] = np.sqrt(_power_spectrum(samples, periodic_hann(MEL_FFT), SAMPLES_PER_MEL_FRAME) + 1e-9) @ filters
     return np.ascontiguousarray(np.log(np.maximum(mel, 1e-5)), dtype=np.float32)
 
 

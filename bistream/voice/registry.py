@@ -1,8 +1,8 @@
-"""Registered voices: files in one directory, read by the orchestrator, written by ``scripts/register_voice.py``.
+"""Registered voices: files in one directory, read by the orchestrator, written by ``bistream voices``.
 
 A voice ``ID`` is two files: ``ID.json`` (transcript, and the name of the other file) and ``ID-<digest>.safetensors`` (its
 arrays). The digest is of the content, and the JSON file is replaced atomically, so a running server reads the old or the new
-voice, never a mixture.
+voice, never a mixture. The JSON file also says which speech tokenizer and speaker encoder made the voice: with others it is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 import safetensors.numpy
 
 from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
+from bistream.fingerprint import Fingerprint, from_json
 from bistream.limits import check_speaker_id
 from bistream.types import VoicePrompt
 from bistream.voice.build import make_voice_prompt
@@ -34,14 +35,20 @@ class _Entry:
 
     prompt_text: str
     tensors_name: str
+    made_with: Fingerprint | None
 
 
 class VoiceRegistry:
     """Voices of one directory. Nothing is kept in memory: a voice registered now is found by the next request."""
 
-    def __init__(self, directory: str | Path) -> None:
-        """directory: created by the first ``save``; an empty string for none, so that every speaker is unknown."""
+    def __init__(self, directory: str | Path, made_with: Fingerprint | None = None) -> None:
+        """directory: created by the first ``save``; an empty string for none, so that every speaker is unknown.
+
+        made_with: ``voice_fingerprint`` of the model directory. It is saved with a voice, and a voice saved with another one is refused;
+        None, on either side, is not compared.
+        """
         self._directory = Path(directory) if directory else None
+        self._made_with = made_with
 
     def speaker_ids(self) -> list[str]:
         """Registered ids, sorted."""
@@ -54,7 +61,7 @@ class VoiceRegistry:
         return f"speaker:{self._entry(speaker_id).tensors_name}"
 
     def load(self, speaker_id: str) -> VoicePrompt:
-        """Raises ``UnknownSpeakerError``, and ``CheckpointError`` when the voice's files are damaged."""
+        """Raises ``UnknownSpeakerError``, and ``CheckpointError`` when the files are damaged or the voice belongs to another model."""
         entry = self._entry(speaker_id)
         assert self._directory is not None, "an entry was found in it"
         try:
@@ -79,18 +86,38 @@ class VoiceRegistry:
             raise InvalidInputError("No directory for voices is configured; set voices_dir.")
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
-            previous = self._entry(speaker_id).tensors_name
+            previous = self._read(speaker_id).tensors_name
         except (UnknownSpeakerError, CheckpointError):  # new, or damaged and now replaced
             previous = None
         data = safetensors.numpy.save({name: getattr(voice, name) for name in _ARRAYS})
         tensors_name = f"{speaker_id}-{_digest(data, voice.prompt_text)}.safetensors"
-        header = {"format": FORMAT, "prompt_text": voice.prompt_text, "tensors": tensors_name}
+        header: dict[str, object] = {"format": FORMAT, "prompt_text": voice.prompt_text, "tensors": tensors_name}
+        if self._made_with is not None:
+            header["made_with"] = dict(self._made_with.facts)
         _write_atomically(self._directory / tensors_name, data)
         _write_atomically(self._directory / f"{speaker_id}.json", json.dumps(header, ensure_ascii=False, indent=2).encode("utf-8") + b"\n")
         if previous is not None and previous != tensors_name:
             (self._directory / previous).unlink(missing_ok=True)
 
+    def remove(self, speaker_id: str) -> None:
+        """Forget a voice, a damaged one too. Raises ``UnknownSpeakerError``."""
+        try:
+            tensors_name = self._read(speaker_id).tensors_name
+        except CheckpointError:
+            tensors_name = None
+        assert self._directory is not None, "an entry was found in it"
+        (self._directory / f"{speaker_id}.json").unlink(missing_ok=True)
+        if tensors_name is not None:
+            (self._directory / tensors_name).unlink(missing_ok=True)
+
     def _entry(self, speaker_id: str) -> _Entry:
+        """Of a voice that this model can speak."""
+        entry = self._read(speaker_id)
+        if entry.made_with is not None and self._made_with is not None:
+            entry.made_with.require(self._made_with, f"The registered voice {speaker_id!r}", "register it again with this model")
+        return entry
+
+    def _read(self, speaker_id: str) -> _Entry:
         unknown = UnknownSpeakerError(f"No voice is registered as {speaker_id[:64]!r}; register it or use another speaker_id.")
         if self._directory is None or not SPEAKER_ID_PATTERN.match(speaker_id):  # an id is never a path
             raise unknown
@@ -102,10 +129,13 @@ class VoiceRegistry:
             raise _damaged(speaker_id) from error
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise _damaged(speaker_id)
-        text, name = header.get("prompt_text"), header.get("tensors")
+        text, name, facts = header.get("prompt_text"), header.get("tensors"), header.get("made_with")
         if not isinstance(text, str) or not isinstance(name, str) or not _TENSORS_NAME.match(name):
             raise _damaged(speaker_id)
-        return _Entry(text, name)
+        try:
+            return _Entry(text, name, None if facts is None else from_json(facts))
+        except ValueError as error:
+            raise _damaged(speaker_id) from error
 
 
 def _damaged(speaker_id: str) -> CheckpointError:

@@ -1,16 +1,14 @@
-"""S3TokenizerV2 in PyTorch: log-mel frames of several recordings in, 25 Hz speech tokens out.
+"""The S3 speech tokenizer, version 2 or 3, in PyTorch: log-mel frames of several recordings in, 25 Hz speech tokens out.
 
-A batched alternative to the ONNX file for a process that already has torch (and a GPU); serving uses
-``speech_tokenizer.SpeechTokenizer``. It also serves to check that file: ``scripts/make_checkpoint.py`` writes its random ONNX
-model from this network's weights, and a test compares both.
+The batched form of the ONNX file for a GPU (``torch_tokenizers``), with that file's weights (``s3_weights``).
+``scripts/make_checkpoint.py`` writes its random ONNX model from this network's weights, and a test compares both.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +20,27 @@ from bistream.errors import CheckpointError
 HEAD_SIZE = 64  # fixed by the model's rotary table
 ROTARY_BASE = 10_000.0
 FSMN_KERNEL = 31
-CODE_DIGITS = 8  # base-3 digits of a speech token
+CODE_BASE = 3
 DIGIT_SCALE = 0.9990000128746033  # upstream's; keeps values inside (-1, 1) when tanh saturates
 
 
 @dataclass(frozen=True)
 class S3Config:
-    """Sizes of the network; the defaults are the released model's (123,714,568 parameters)."""
+    """Sizes of the network; the defaults are those of version 2 (123,714,568 parameters). Version 3 has 12 layers. digits: of a speech
+    token, in base 3. attention_norm_eps: of the LayerNorms before attention, which no weight tells."""
 
     mel_bins: int = 128
     width: int = 1280
     layers: int = 6
+    digits: int = 8
+    attention_norm_eps: float = 1e-6
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> S3Config:
+        """Sizes of the network with these weights; ``state`` has the first and the last layer."""
+        width, mel_bins = state["encoder.conv1.weight"].shape[:2]
+        layers = {match[1] for key in state if (match := re.match(r"encoder\.blocks\.(\d+)\.", key))}
+        return cls(mel_bins, width, len(layers), len(state["quantizer._codebook.project_down.weight"]))
 
     @property
     def heads(self) -> int:
@@ -62,8 +70,8 @@ def expected_shapes(config: S3Config) -> dict[str, tuple[int, ...]]:
         }
         for name in ("attn_ln", "mlp_ln"):
             shapes |= {f"{block}.{name}.weight": (width,), f"{block}.{name}.bias": (width,)}
-    shapes["quantizer._codebook.project_down.weight"] = (CODE_DIGITS, width)
-    shapes["quantizer._codebook.project_down.bias"] = (CODE_DIGITS,)
+    shapes["quantizer._codebook.project_down.weight"] = (config.digits, width)
+    shapes["quantizer._codebook.project_down.bias"] = (config.digits,)
     return shapes
 
 
@@ -114,10 +122,10 @@ class _Attention(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, attention_norm_eps: float) -> None:
         super().__init__()
         self.attn = _Attention(width)
-        self.attn_ln = nn.LayerNorm(width, eps=1e-6)
+        self.attn_ln = nn.LayerNorm(width, eps=attention_norm_eps)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.mlp_ln = nn.LayerNorm(width, eps=1e-5)
 
@@ -132,7 +140,7 @@ class _Encoder(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv1d(config.mel_bins, config.width, 3, stride=2, padding=1)
         self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
-        self.blocks = nn.ModuleList(_Block(config.width) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(_Block(config.width, config.attention_norm_eps) for _ in range(config.layers))
 
     def forward(self, mel: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """mel [B, 128, T], lengths int [B] -> hidden [B, ceil(T / 4), D] and its lengths."""
@@ -155,19 +163,18 @@ class S3Network(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = _Encoder(config)
-        project_down = nn.Linear(config.width, CODE_DIGITS)
+        project_down = nn.Linear(config.width, config.digits)
         self.quantizer = nn.ModuleDict({"_codebook": nn.ModuleDict({"project_down": project_down})})
         self._project_down = [project_down]  # in a list, so that it is not a second entry of the state dict
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> S3Network:
-        """Sizes are read from the tensors. Raises ``CheckpointError`` for a missing, extra or misshapen key."""
-        first = state.get("encoder.conv1.weight")
-        if first is None or first.dim() != 3:
-            raise CheckpointError("The speech tokenizer's weights lack encoder.conv1.weight; use the released speech_tokenizer_v2.onnx.")
-        layers = {match[1] for key in state if (match := re.match(r"encoder\.blocks\.(\d+)\.", key))}
-        config = S3Config(mel_bins=first.shape[1], width=first.shape[0], layers=len(layers))
-        check_state_dict("speech_tokenizer_v2.onnx", state, expected_shapes(config))
+    def from_state_dict(cls, state: dict[str, Tensor], attention_norm_eps: float = S3Config.attention_norm_eps) -> S3Network:
+        """Sizes are read from the tensors; attention_norm_eps is the family's. Raises ``CheckpointError`` for a key that does not fit."""
+        for key, dimensions in (("encoder.conv1.weight", 3), ("quantizer._codebook.project_down.weight", 2)):
+            if key not in state or state[key].dim() != dimensions:
+                raise CheckpointError(f"The speech tokenizer's weights lack {key}; use the released ONNX file.")
+        config = replace(S3Config.of(state), attention_norm_eps=attention_norm_eps)
+        check_state_dict("the speech tokenizer", state, expected_shapes(config))
         with torch.device("meta"):
             network = cls(config)
         network.load_state_dict(state, assign=True)
@@ -181,7 +188,7 @@ class S3Network(nn.Module):
 
     @torch.inference_mode()
     def digits(self, hidden: Tensor) -> Tensor:
-        """Values before rounding, in (-1, 1): [B, T', D] -> float32 [B, T', 8]."""
+        """Values before rounding, in (-1, 1): [B, T', D] -> float32 [B, T', digits]."""
         projected: Tensor = self._project_down[0](hidden)
         return projected.float().tanh() * DIGIT_SCALE
 
@@ -189,59 +196,6 @@ class S3Network(nn.Module):
     def tokens(self, mel: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """mel float32 [B, 128, T], lengths int [B] -> codes int32 [B, ceil(T / 4)] and their lengths [B]."""
         hidden, token_lengths = self.hidden(mel, lengths)
-        powers = 3 ** torch.arange(CODE_DIGITS, device=hidden.device)  # the first digit is the least significant one
+        powers = CODE_BASE ** torch.arange(self.config.digits, device=hidden.device)  # the first digit is the least significant one
         codes = ((self.digits(hidden).round().long() + 1) * powers).sum(dim=-1)
         return codes.int(), token_lengths
-
-
-# Names that the exporter generated in the released ONNX file (S3Tokenizer's loader uses the same ones).
-ONNX_INITIALIZERS = {
-    "onnx::Conv_2216": "encoder.conv1.weight",
-    "onnx::Conv_2217": "encoder.conv1.bias",
-    "onnx::Conv_2218": "encoder.conv2.weight",
-    "onnx::Conv_2219": "encoder.conv2.bias",
-    "onnx::MatMul_2536": "quantizer._codebook.project_down.weight",
-    "quantizer.project_in.bias": "quantizer._codebook.project_down.bias",
-}
-
-
-def state_dict_from_onnx(path: Path) -> dict[str, Tensor]:
-    """The network's weights from ``speech_tokenizer_v2.onnx``; matrices there are anonymous and found by node name.
-
-    Needs the ``onnx`` package. Raises ``CheckpointError`` naming the file when it cannot be read.
-    """
-    import onnx  # noqa: PLC0415  (only this alternative path needs it)
-    from onnx import numpy_helper  # noqa: PLC0415
-
-    try:
-        graph = onnx.load(str(path)).graph
-    except Exception as error:  # protobuf and onnx have exception types of their own
-        raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); download it again.") from error
-    arrays = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
-    state: dict[str, Tensor] = {}
-    for node in graph.node:
-        for position, name in enumerate(node.input):
-            key = _state_key(node, position, name) if name in arrays else None
-            if key is not None:
-                tensor = torch.from_numpy(arrays[name].copy())
-                state[key] = tensor.t().contiguous() if node.op_type == "MatMul" else tensor
-    return state
-
-
-_ONNX_NODE = re.compile(
-    r"/blocks\.(?P<layer>\d+)/(?:attn/(?P<attention>query|key|value|out|fsmn_block)|(?P<norm>attn_ln|mlp_ln)|mlp/mlp\.(?P<mlp>[02]))"
-    r"/(?P<operation>MatMul|Add|LayerNormalization|Conv)\Z"
-)
-
-
-def _state_key(node: Any, position: int, initializer: str) -> str | None:
-    """Key of the tensor that ``node`` reads at ``position``; None for a constant that is not a weight."""
-    if initializer in ONNX_INITIALIZERS:
-        return ONNX_INITIALIZERS[initializer]
-    match = _ONNX_NODE.match(node.name)
-    if match is None:
-        return None
-    if match["norm"]:
-        return f"encoder.blocks.{match['layer']}.{match['norm']}.{'weight' if position == 1 else 'bias'}"
-    part = f"attn.{match['attention']}" if match["attention"] else f"mlp.{match['mlp']}"
-    return f"encoder.blocks.{match['layer']}.{part}.{'bias' if match['operation'] == 'Add' else 'weight'}"

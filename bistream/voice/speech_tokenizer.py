@@ -1,34 +1,206 @@
-"""Reference recording in, speech tokens out: the Whisper log-mel, then ``speech_tokenizer_v2.onnx``."""
+"""Reference recordings in, speech tokens out: the Whisper log-mel, then the network of the family's ONNX file.
+
+Three programs can run that network (parameter ``speech_tokenizer``): onnxruntime, our PyTorch form of it, and the package ``s3tokenizer``.
+``auto`` is PyTorch on a GPU, where the file has the released network, and onnxruntime otherwise. The log-mel is computed here for all
+of them: it takes 1.5 ms of CPU for 5 s.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from bistream.checkpoint_files import family_of
+from bistream.config import RuntimeConfig
+from bistream.errors import CheckpointError, EngineError
+from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.types import FloatArray, IntArray
-from bistream.voice.features import log_mel_16k
+from bistream.voice import onnx_session
+from bistream.voice.batching import MOST, Batching, groups
+from bistream.voice.features import WHISPER_MEL_BINS, log_mel_16k
+from bistream.voice.onnx_providers import OnnxSettings, ShapeRange
 from bistream.voice.onnx_session import OnnxModel
 
-SPEECH_TOKENIZER_FILE = "speech_tokenizer_v2.onnx"
+logger = logging.getLogger(__name__)
+
+FRAMES_PER_TOKEN = 2 * MEL_FRAMES_PER_TOKEN  # Whisper's frames are 10 ms
+_FRAMES = (20, 500, 3000)  # of recordings: the shortest for TensorRT's engines, the usual one, the longest that the network takes
+RANGES = (
+    ShapeRange((1, WHISPER_MEL_BINS, _FRAMES[0]), (1, WHISPER_MEL_BINS, _FRAMES[1]), (MOST, WHISPER_MEL_BINS, _FRAMES[2])),
+    ShapeRange((1,), (1,), (MOST,)),
+)
+_CHECKED_FRAMES = ((101, 64), (80, 80))  # of two recordings: padded, of equal length
+# Digits of codes that may differ between two programs: rounding turns about one in 10,000; a network that is not the file's turns most.
+_MOST_DIFFERENT = 0.01
+
+
+class TokenNetwork(Protocol):
+    """Thread-safe. takes_batches: whether more than one recording at a time has a meaning to it."""
+
+    takes_batches: bool
+
+    def codes(self, mels: FloatArray, lengths: IntArray) -> NDArray[Any]:
+        """mels float32 [B, 128, T], lengths int32 [B] -> codes int [B, at least ceil(T / 4)]. Raises ``EngineError``."""
+
+
+class OnnxNetwork:
+    def __init__(self, model: OnnxModel) -> None:
+        self._model = model
+        self.takes_batches = model.takes_batches
+
+    def codes(self, mels: FloatArray, lengths: IntArray) -> NDArray[Any]:
+        return self._model.run(mels, lengths)
 
 
 class SpeechTokenizer:
     """25 tokens per second of a 16 kHz recording. Thread-safe."""
 
-    def __init__(self, model: OnnxModel) -> None:
-        self._model = model
+    def __init__(self, network: TokenNetwork) -> None:
+        self._network = network
+        self.batching = choose_batching(network)
+        logger.info("recordings are tokenized %s", f"together, {self.batching.value}" if self.batching is not Batching.ALONE else "alone")
 
     @classmethod
     def from_model_dir(cls, model_dir: str | Path, device: str = "auto", num_threads: int = 0) -> SpeechTokenizer:
         """device: auto | cpu | cuda | cuda:N; num_threads: 0 is onnxruntime's default. Raises ``CheckpointError``, ``ConfigError``."""
-        return cls(OnnxModel(model_dir, SPEECH_TOKENIZER_FILE, inputs=2, device=device, num_threads=num_threads))
+        return cls.from_config(RuntimeConfig(model_dir=str(model_dir), device=device, num_threads=num_threads))
+
+    @classmethod
+    def from_config(cls, config: RuntimeConfig, before_cpu: Callable[[], None] = lambda: None) -> SpeechTokenizer:
+        """before_cpu: called before the first computation if that is on the CPU. Raises ``CheckpointError`` and ``ConfigError``."""
+        return cls(_open_network(config, before_cpu))
 
     def tokens(self, waveform: FloatArray) -> IntArray:
-        """waveform float32 [N], 16 kHz, at most 30 s -> int32 [ceil((N // 160) / 4)], raw codes 0..6560.
+        """waveform float32 [N], 16 kHz, at most 30 s -> int32 [ceil((N // 160) / 4)], raw codes (released model: 0..6560).
 
         Raises ``InvalidInputError`` for a recording too short for one frame.
         """
-        log_mel = log_mel_16k(waveform)
-        length = np.array([log_mel.shape[1]], dtype=np.int32)
-        return self._model.run(log_mel[None], length).reshape(-1).astype(np.int32)
+        return self.tokens_of([waveform])[0]
+
+    def tokens_of(self, waveforms: Sequence[FloatArray]) -> list[IntArray]:
+        """``tokens`` of each, in as few calls of the network as give the same codes. Raises as ``tokens`` does, for all of them."""
+        mels = [log_mel_16k(waveform) for waveform in waveforms]
+        found: dict[int, IntArray] = {}
+        for group in groups([mel.shape[1] for mel in mels], self.batching):
+            found.update(zip(group, _together(self._network, [mels[position] for position in group]), strict=True))
+        return [found[position] for position in range(len(mels))]
+
+
+def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork:
+    if config.speech_tokenizer in ("torch", "s3tokenizer") or (config.speech_tokenizer == "auto" and _may_use_cuda(config.device)):
+        network = _open_in_torch(config, before_cpu)
+        if network is not None:
+            return network
+    settings = OnnxSettings.of(config)
+    if onnx_session.computes_on_cpu(settings):
+        before_cpu()
+    return _open_in_onnx(config, settings)
+
+
+def _open_in_onnx(config: RuntimeConfig, settings: OnnxSettings) -> OnnxNetwork:
+    return OnnxNetwork(OnnxModel(config.model_dir, family_of(config.model_dir).speech_tokenizer_file, RANGES, settings))
+
+
+def _open_in_torch(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork | None:
+    """``None``: ``auto``, and onnxruntime is to run the file."""
+    from bistream.device import resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
+    from bistream.voice import torch_tokenizers  # noqa: PLC0415
+
+    is_auto, name = config.speech_tokenizer == "auto", family_of(config.model_dir).speech_tokenizer_file
+    device = resolve_device(config.device)
+    if device.type == "cpu":
+        if is_auto:
+            return None
+        before_cpu()
+    try:
+        network = torch_tokenizers.load(config, device)
+        on_cpu = OnnxSettings("cpu", config.num_threads)
+        logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
+        check_same_codes(name, network, _open_in_onnx(config, on_cpu))
+    except CheckpointError as error:
+        if not is_auto:
+            raise
+        logger.warning("onnxruntime runs the speech tokenizer: %s", error.sentence)
+        return None
+    logger.info("%s runs in PyTorch on %s%s", name, device, " (speech_tokenizer is auto)" if is_auto else "")
+    return network
+
+
+def _may_use_cuda(device: str) -> bool:
+    """Whether it is worth while to load torch in order to look for a GPU."""
+    if device != "auto":
+        return device.startswith("cuda")
+    try:
+        ctypes.CDLL("libcuda.so.1")  # the driver's library, without which there is no CUDA
+    except OSError:
+        return False
+    return True
+
+
+def check_same_codes(name: str, network: TokenNetwork, original: TokenNetwork) -> None:
+    """Whether ``network``, in a batch with padding, computes what ``original`` does for each alone. Raises ``CheckpointError``.
+
+    name: of the file. The graph's layers may all have their places while something without weights differs: an activation, the
+    positions, the mask.
+    """
+    mels = _random_mels((300, 180))
+    ours = np.concatenate(_together(network, mels))
+    theirs = np.concatenate([_together(original, [mel])[0] for mel in mels])
+    different = float((_digits(ours) != _digits(theirs)).mean())
+    if different > _MOST_DIFFERENT:
+        raise CheckpointError(
+            f"{name} gives other codes in PyTorch than in onnxruntime ({different:.0%} of their digits), "
+            "so it holds another network than the released one; set speech_tokenizer to onnx."
+        )
+
+
+def _digits(codes: IntArray) -> NDArray[Any]:
+    """In base 3: [T] -> [T, 20], enough for any int32."""
+    return codes[:, None] // 3 ** np.arange(20, dtype=np.int64) % 3
+
+
+def _random_mels(frames: Sequence[int]) -> list[FloatArray]:
+    generator = np.random.default_rng(0)
+    return [generator.standard_normal((WHISPER_MEL_BINS, count)).astype(np.float32) for count in frames]
+
+
+def choose_batching(network: TokenNetwork) -> Batching:
+    """The widest form of batch in which two recordings get the codes that each gets alone, tried out.
+
+    That a file has an open batch axis does not say that it masks what is beyond a recording's length in every layer, nor that its
+    shapes inside follow the axis.
+    """
+    if not network.takes_batches:
+        return Batching.ALONE
+    if _gives_equal_codes(network, _CHECKED_FRAMES[0]):
+        return Batching.PADDED
+    return Batching.EQUAL if _gives_equal_codes(network, _CHECKED_FRAMES[1]) else Batching.ALONE
+
+
+def _gives_equal_codes(network: TokenNetwork, frames: Sequence[int]) -> bool:
+    mels = _random_mels(frames)
+    alone = [_together(network, [mel])[0] for mel in mels]
+    try:
+        together = _together(network, mels)
+    except EngineError:
+        return False
+    return all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def _together(network: TokenNetwork, mels: Sequence[FloatArray]) -> list[IntArray]:
+    """One call: mels float32 [128, T] each -> codes int32 [ceil(T / 4)] each."""
+    lengths = np.array([mel.shape[1] for mel in mels], dtype=np.int32)
+    batch = np.zeros((len(mels), WHISPER_MEL_BINS, int(lengths.max())), dtype=np.float32)
+    for row, mel in zip(batch, mels, strict=True):
+        row[:, : mel.shape[1]] = mel
+    codes = network.codes(batch, lengths)
+    if codes.size % len(mels):
+        raise EngineError(f"The speech tokenizer returned {codes.size} tokens for {len(mels)} recordings; use the released file.")
+    rows = codes.reshape(len(mels), -1)
+    return [row[: -(-length // FRAMES_PER_TOKEN)].astype(np.int32) for row, length in zip(rows, lengths.tolist(), strict=True)]

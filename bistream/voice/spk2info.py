@@ -1,4 +1,4 @@
-"""Reads upstream's ``spk2info.pt``: named speakers in, ``VoicePrompt`` per speaker out. Needs torch; run by a script.
+"""Reads upstream's ``spk2info.pt``: named speakers in, ``VoicePrompt`` per speaker out. Needs torch.
 
 Three forms of an entry are known:
 
@@ -10,6 +10,7 @@ Three forms of an entry are known:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from bistream.types import VoicePrompt
 from bistream.voice.build import make_voice_prompt
 from bistream.voice.features import MEL_BINS
 
+logger = logging.getLogger(__name__)
+
 DecodeText = Callable[[Sequence[int]], str]
 
 
@@ -31,6 +34,21 @@ def read_spk2info(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]
     Read with ``weights_only=True``: no code from the file is run. Raises ``CheckpointError`` naming the file, and the speaker
     where one entry is the cause.
     """
+    return {name: _voice(path.name, name, entry, decode_text) for name, entry in _read_table(path).items()}
+
+
+def read_presets(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]:
+    """``read_spk2info`` for a server: an entry of an unknown form is left out, with a warning in the log."""
+    voices = {}
+    for name, entry in _read_table(path).items():
+        try:
+            voices[name] = _voice(path.name, name, entry, decode_text)
+        except CheckpointError as error:
+            logger.warning("a speaker is left out: %s", error)
+    return voices
+
+
+def _read_table(path: Path) -> dict[str, Any]:
     import torch  # noqa: PLC0415  (nothing else in this module imports it)
 
     if not path.is_file():
@@ -43,7 +61,7 @@ def read_spk2info(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]
         ) from error
     if not isinstance(speakers, dict):
         raise CheckpointError(f"{path.name} does not hold a table of speakers; name another file.")
-    return {str(name): _voice(path.name, str(name), entry, decode_text) for name, entry in speakers.items()}
+    return {str(name): entry for name, entry in speakers.items()}
 
 
 def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) -> VoicePrompt:

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError, InvalidInputError
-from bistream.text.text_in import KEEP_CHARS, WINDOW_CHARS, TextIn, TextToken, starts_segment
-from bistream.text.tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, TextTokenizer
-from scripts._tokenizer_files import FULL_VOCAB_SIZE, SPECIAL_TOKEN_COUNT, make_vocabulary, write_tokenizer_files
+from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
+from bistream.text.text_in import KEEP_CHARS, WINDOW_CHARS, TextIn, is_complete, is_run_of_letters, starts_segment
+from bistream.text.tokenizer import TextTokenizer
+from scripts._tokenizer_files import FULL_VOCAB_SIZE, make_vocabulary, special_token_count, write_tokenizer_files
+from tests.unit.text.pieces import byte_symbol, stream
 
 VOCAB_SIZE = 2200
 # Every pair of these bytes is a merge, so that nearly any other cut of a text changes its ids: spaces, punctuation, letters
@@ -39,26 +41,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def byte_symbol(byte: int) -> str:
-    """The symbol that stands for a byte: printable bytes for themselves, the others from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [other for other in range(256) if other not in printable]
-    return chr(byte) if byte in printable else chr(256 + others.index(byte))
-
-
 @pytest.fixture(scope="module")
 def tokenizer(model_dir: Path) -> TextTokenizer:
     return TextTokenizer.from_model_dir(model_dir)
-
-
-def stream(tokenizer: TextTokenizer, data: bytes, cuts: list[int]) -> list[TextToken]:
-    text_in = TextIn(tokenizer)
-    tokens: list[TextToken] = []
-    start = 0
-    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
-        tokens += text_in.push(data[start:cut])
-        start = cut
-    return tokens + text_in.finish()
 
 
 SNIPPETS = (
@@ -80,7 +65,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 
 
 def within_bound(tokenizer: TextTokenizer, text: str) -> bool:
-    """Whether every run of the text is shorter than the bound, so that the ids must be those of the whole text."""
+    """Whether every run but those of letters is shorter than the bound, so that the ids must be those of the whole text."""
     while text:
         index, special = tokenizer.find_special(text, final=True)
         plain = text[:index]
@@ -92,7 +77,8 @@ def within_bound(tokenizer: TextTokenizer, text: str) -> bool:
                 return False
         normalized = tokenizer.normalize(plain)
         ends = [0, *(end for _, end in tokenizer.pre_tokenize(normalized))]
-        if any(end - start >= WINDOW_CHARS for start, end in zip(ends, ends[1:], strict=False)):
+        matches = [normalized[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+        if any(len(match) >= WINDOW_CHARS and not is_run_of_letters(match) for match in matches):
             return False
         white_run = 0
         for character in normalized:
@@ -168,6 +154,13 @@ def test_the_held_back_text_is_bounded(tokenizer: TextTokenizer, text: str) -> N
         assert index + 1 - end_char <= longest_special + WINDOW_CHARS * (WINDOW_CHARS + 1)
 
 
+@given(text=st.text(st.sampled_from("\u4eca\u5929\u7532\u4e59\u6c14aetoinsh\u304b\u3099"), max_size=150), cuts=CUTS)
+@settings(max_examples=200, deadline=None)
+def test_a_run_of_letters_of_any_length_has_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
+    for places in (cuts, list(range(3 * len(text)))):
+        assert [token.id for token in stream(tokenizer, text.encode(), places)] == tokenizer.encode(text)
+
+
 def test_a_chinese_paragraph_without_punctuation_is_spoken_before_it_ends(tokenizer: TextTokenizer) -> None:
     text_in = TextIn(tokenizer)
     paragraph = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u6211\u4eec\u4e00\u8d77\u53bb\u516c\u56ed\u6563\u6b65\u5427" * 20
@@ -221,7 +214,7 @@ def test_a_cut_by_the_bound_lies_between_bpe_tokens(tokenizer: TextTokenizer) ->
 @pytest.mark.parametrize(
     ("pieces", "certain"),
     [
-        ((b"hel", b"lo"), []),  # the word may continue
+        ((b"hel", b"lo"), ["he"]),  # the word may continue, but no entry of the vocabulary joins its first token to what follows
         ((b"hello", b" "), ["hello"]),
         ((b"hello w",), ["hello"]),
         ((b"it's",), ["it"]),  # 's is decided, but it is not yet certain that the text continues after it
@@ -271,7 +264,7 @@ def test_invalid_utf8_is_an_error_at_the_first_impossible_byte(tokenizer: TextTo
 def test_an_open_utf8_sequence_is_an_error_at_the_end(tokenizer: TextTokenizer) -> None:
     text_in = TextIn(tokenizer)
     text_in.push("\u4f60".encode()[:2])
-    with pytest.raises(InvalidInputError, match="ends inside a UTF-8 sequence"):
+    with pytest.raises(InvalidInputError, match="ends inside a UTF-8 character"):
         text_in.finish()
 
 
@@ -288,6 +281,20 @@ def test_a_segment_start_is_independent_of_what_precedes_it() -> None:
     for first in before:
         composed = unicodedata.normalize("NFC", first)
         assert all(unicodedata.normalize("NFC", first + second) == composed + second for second in starters)
+
+
+def test_no_character_composes_with_a_complete_one() -> None:
+    """Against every composition and every mark in Unicode."""
+    marks = [chr(code) for code in range(0x80, 0x31000) if unicodedata.combining(chr(code))]
+    firsts = {
+        unicodedata.normalize("NFD", chr(code))[0] for code in range(0x80, 0x31000) if len(unicodedata.normalize("NFD", chr(code))) > 1
+    }
+    assert not any(is_complete(first) for first in firsts)
+    for code in (*range(0x3400, 0xA000, 97), 0x20000, 0x2A6DF):
+        character = chr(code)
+        if is_complete(character):
+            assert unicodedata.normalize("NFC", character) == character
+            assert all(unicodedata.normalize("NFC", character + mark) == character + unicodedata.normalize("NFC", mark) for mark in marks)
 
 
 def test_composing_does_not_change_the_class_of_a_character() -> None:
@@ -321,7 +328,7 @@ class TestTokenizerFiles:
     def test_special_tokens_follow_the_base_vocabulary_in_upstreams_order(self, tokenizer: TextTokenizer) -> None:
         expected = {token: VOCAB_SIZE + index for index, token in enumerate(BASE_SPECIAL_TOKENS + ADDED_SPECIAL_TOKENS)}
         assert tokenizer.special_tokens == expected
-        assert tokenizer.size == VOCAB_SIZE + SPECIAL_TOKEN_COUNT
+        assert tokenizer.size == VOCAB_SIZE + special_token_count()
 
     def test_the_full_size_has_the_ids_of_the_released_model(self, tmp_path: Path) -> None:
         write_tokenizer_files(tmp_path, FULL_VOCAB_SIZE)

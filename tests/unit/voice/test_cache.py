@@ -1,99 +1,77 @@
-"""The cache keeps the most recent voices, builds each once for any number of concurrent callers, and does not keep failures."""
+"""The cache keeps what is used again, whatever is used once, and stays within its bounds."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
-
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.errors import EngineError
-from bistream.types import VoicePrompt
-from bistream.voice.cache import VoiceCache
+from bistream.voice.cache import AGAIN_SHARE, VoiceCache, voice_bytes
 from tests.unit.voice.voices import random_voice
 
-WAIT_S = 20.0
+VOICES = {name: random_voice(seed=index, tokens=5 + 20 * index) for index, name in enumerate("abcdefgh")}
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["get", "put"]), st.sampled_from("abcdefgh")), max_size=60)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(size=st.integers(1, 4), keys=st.lists(st.sampled_from("abcdef"), max_size=40))
-def test_behaves_as_a_least_recently_used_table(size: int, keys: list[str]) -> None:
-    cache, model, voice = VoiceCache(size), OrderedDict[str, None](), random_voice()
-    for key in keys:
-        built: list[str] = []
-
-        def build(key: str = key, built: list[str] = built) -> VoicePrompt:
-            built.append(key)
-            return voice
-
-        assert cache.get_or_build(key, build) is voice
-        assert built == ([] if key in model else [key])
-        model[key] = None
-        model.move_to_end(key)
-        if len(model) > size:
-            model.popitem(last=False)
-        assert len(cache) == len(model)
+@settings(max_examples=100, deadline=None)
+@given(size=st.integers(1, 6), max_bytes=st.integers(1000, 200_000), operations=OPERATIONS)
+def test_stays_within_its_bounds_and_answers_with_the_right_voice(size: int, max_bytes: int, operations: list[tuple[str, str]]) -> None:
+    cache, known = VoiceCache(size, max_bytes), set[str]()
+    for operation, name in operations:
+        if operation == "put":
+            cache.put(name, VOICES[name])
+            known.add(name)
+        else:
+            assert cache.get(name) in ((None, VOICES[name]) if name in known else (None,))
+        assert len(cache) <= size and cache.bytes <= max_bytes
+    assert sum(voice_bytes(VOICES[name]) for name in VOICES if cache.get(name) is not None) == cache.bytes
 
 
-def test_one_build_for_many_concurrent_callers() -> None:
-    cache, asked, release = VoiceCache(2), threading.Semaphore(0), threading.Event()
-    builds: list[int] = []
-
-    def build() -> VoicePrompt:
-        builds.append(1)
-        assert release.wait(WAIT_S)
-        return random_voice()
-
-    def ask() -> VoicePrompt:
-        asked.release()
-        return cache.get_or_build("voice", build)
-
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(ask) for _ in range(8)]
-        for _ in futures:
-            assert asked.acquire(timeout=WAIT_S)
-        assert not any(future.done() for future in futures)
-        release.set()
-        voices = {id(future.result(WAIT_S)) for future in futures}
-    assert len(voices) == 1
-    assert builds == [1]
+@settings(max_examples=60, deadline=None)
+@given(st.integers(4, 12), st.integers(1, 40), st.data())
+def test_new_voices_do_not_displace_those_that_are_used_again(size: int, newcomers: int, data: st.DataObject) -> None:
+    cache, voice = VoiceCache(size), random_voice()
+    regulars = [f"regular {index}" for index in range(data.draw(st.integers(1, int(AGAIN_SHARE * size))))]
+    for name in regulars:
+        cache.put(name, voice)
+        assert cache.get(name) is voice
+    for index in range(newcomers):
+        cache.put(f"newcomer {index}", voice)
+        assert cache.get(regulars[index % len(regulars)]) is voice
+    assert all(cache.get(name) is voice for name in regulars)
 
 
-def test_a_slow_voice_does_not_delay_another() -> None:
-    cache, release = VoiceCache(2), threading.Event()
-
-    def slow() -> VoicePrompt:
-        assert release.wait(WAIT_S)
-        return random_voice()
-
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(cache.get_or_build, "slow", slow)
-        cache.get_or_build("quick", random_voice)
-        assert not future.done()
-        release.set()
-        future.result(WAIT_S)
-    assert len(cache) == 2
+def test_nor_do_their_bytes() -> None:
+    large = random_voice(tokens=400)
+    cache = VoiceCache(100, max_bytes=4 * voice_bytes(large))
+    for _ in range(2):
+        cache.get_or_build("regular", lambda: large)
+    for index in range(20):
+        cache.put(f"newcomer {index}", large)
+    assert cache.get("regular") is large
+    assert cache.get("newcomer 19") is large and cache.get("newcomer 2") is None
 
 
-def test_failure_reaches_all_waiting_callers_and_is_forgotten() -> None:
-    cache, entered, release = VoiceCache(2), threading.Event(), threading.Event()
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 8), st.lists(st.integers(0, 20), max_size=40))
+def test_the_latest_voice_is_always_there(size: int, names: list[int]) -> None:
+    cache, voice = VoiceCache(size), random_voice()
+    for name in names:
+        cache.get_or_build(str(name), lambda: voice)
+        assert cache.get(str(name)) is voice
 
-    def fail() -> VoicePrompt:
-        entered.set()
-        assert release.wait(WAIT_S)
-        raise EngineError("no")
 
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(cache.get_or_build, "voice", fail)
-        assert entered.wait(WAIT_S)
-        second = pool.submit(cache.get_or_build, "voice", fail)
-        release.set()
-        for future in (first, second):
-            with pytest.raises(EngineError):
-                future.result(WAIT_S)
-    assert len(cache) == 0
-    voice = random_voice()
-    assert cache.get_or_build("voice", lambda: voice) is voice
+def test_regulars_that_are_no_longer_used_give_way() -> None:
+    cache, voice = VoiceCache(4), random_voice()
+    for generation in range(5):
+        for index in range(3):
+            name = f"{generation} {index}"
+            cache.put(name, voice)
+            assert cache.get(name) is voice
+    assert [cache.get(f"4 {index}") for index in range(3)] == [voice] * 3
+    assert cache.get("0 0") is None
+
+
+def test_a_voice_larger_than_the_cache_is_not_kept() -> None:
+    cache = VoiceCache(4, max_bytes=100)
+    assert cache.get_or_build("a", random_voice) is not cache.get_or_build("a", random_voice)
+    assert len(cache) == cache.bytes == 0

@@ -11,15 +11,19 @@ import pytest
 import torch
 
 from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.errors import CheckpointError, ConfigError, InvalidInputError
+from bistream.errors import CheckpointError, InvalidInputError
+from bistream.family import COSYVOICE2
 from bistream.types import FloatArray
 from bistream.voice.features import log_mel_16k
-from bistream.voice.onnx_session import CPU, CUDA, choose_providers
-from bistream.voice.s3_network import S3Network, state_dict_from_onnx
-from bistream.voice.speaker_encoder import SPEAKER_ENCODER_FILE, SpeakerEncoder
-from bistream.voice.speech_tokenizer import SPEECH_TOKENIZER_FILE, SpeechTokenizer
+from bistream.voice.made_with import SPEAKER_ENCODER_FILE
+from bistream.voice.s3_network import S3Network
+from bistream.voice.s3_weights import state_dict_from_onnx
+from bistream.voice.speaker_encoder import SpeakerEncoder
+from bistream.voice.speech_tokenizer import SpeechTokenizer
 from scripts._onnx_models import speaker_encoder_model
 from tests.unit.voice.voices import noise
+
+SPEECH_TOKENIZER_FILE = COSYVOICE2.speech_tokenizer_file
 
 LOADERS: dict[str, type[SpeechTokenizer] | type[SpeakerEncoder]] = {
     SPEECH_TOKENIZER_FILE: SpeechTokenizer,
@@ -96,16 +100,3 @@ def test_embedding_of_another_size(tiny_model_dir: Path, tmp_path: Path) -> None
     onnx.save(speaker_encoder_model(weights, np.ones((8, 100), dtype=np.float32)), str(tmp_path / SPEAKER_ENCODER_FILE))
     with pytest.raises(CheckpointError, match="100 values, not 192"):
         SpeakerEncoder.from_model_dir(tmp_path, device="cpu").embedding(noise(16_000))
-
-
-def test_providers() -> None:
-    both = [CUDA, CPU]
-    assert choose_providers("auto", [CPU]) == [CPU]
-    assert choose_providers("cpu", both) == [CPU]
-    assert choose_providers("auto", both) == choose_providers("cuda", both) == [(CUDA, {"device_id": "0"}), CPU]
-    assert choose_providers("cuda:3", both)[0] == (CUDA, {"device_id": "3"})
-    with pytest.raises(ConfigError, match="onnxruntime-gpu"):
-        choose_providers("cuda", [CPU])
-    for device in ("gpu", "cuda:", "cuda:x", "cpu:1", ""):
-        with pytest.raises(ConfigError, match="auto, cpu, cuda or cuda:N"):
-            choose_providers(device, both)

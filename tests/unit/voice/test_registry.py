@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerError
+from bistream.fingerprint import Fingerprint
 from bistream.voice.registry import VoiceRegistry
 from tests.unit.voice.voices import assert_same_voice, random_voice
 
@@ -118,3 +119,32 @@ def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
             assert_same_voice(voice, voices[voice.prompt_text])
     finally:
         writer.join()
+
+
+def test_a_voice_of_another_model_is_refused_and_can_be_replaced(tmp_path: Path) -> None:
+    ours, theirs = Fingerprint({"campplus.onnx": "aa", "tokens": "1"}), Fingerprint({"campplus.onnx": "bb", "tokens": "1"})
+    VoiceRegistry(tmp_path, theirs).save("anna", random_voice())
+    registry = VoiceRegistry(tmp_path, ours)
+    for ask in (registry.load, registry.content_key):
+        with pytest.raises(CheckpointError, match=r"^The registered voice 'anna' .*\(campplus\.onnx bb, here aa\); register it again with"):
+            ask("anna")
+    assert_same_voice(VoiceRegistry(tmp_path, theirs).load("anna"), random_voice())
+    assert_same_voice(VoiceRegistry(tmp_path).load("anna"), random_voice())
+    registry.save("anna", random_voice(1))
+    assert_same_voice(registry.load("anna"), random_voice(1))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_voice_without_fingerprint_is_spoken(tmp_path: Path) -> None:
+    VoiceRegistry(tmp_path).save("anna", random_voice())
+    assert_same_voice(VoiceRegistry(tmp_path, Fingerprint({"a": "1"})).load("anna"), random_voice())
+
+
+def test_a_fingerprint_that_is_none_is_damage(tmp_path: Path) -> None:
+    registry = VoiceRegistry(tmp_path, Fingerprint({"a": "1"}))
+    registry.save("anna", random_voice())
+    header_path, _ = _voice_files(tmp_path)
+    header = json.loads(header_path.read_text(encoding="utf-8"))
+    header_path.write_text(json.dumps(header | {"made_with": {"a": 1}}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="damaged"):
+        registry.load("anna")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bistream.errors import CheckpointError
-from bistream.voice.spk2info import read_spk2info
+from bistream.voice.spk2info import read_presets, read_spk2info
 from tests.unit.voice.voices import assert_same_voice, random_voice
 
 VOICE = random_voice(text="5 6 7")
@@ -111,3 +111,12 @@ def test_no_code_of_the_file_is_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="more than tensors"):
         read_spk2info(save(tmp_path, {"anna": _Trap(tmp_path / "trapped")}), spell)
     assert not (tmp_path / "trapped").exists()
+
+
+def test_a_server_leaves_out_what_it_does_not_know(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save(tmp_path, {"good": triton_entry(), "strange": {"colour": "red"}, "\u4e2d\u6587\u5973": {"embedding": rows()[2]}})
+    assert list(read_presets(path, spell)) == ["good", "\u4e2d\u6587\u5973"]
+    assert "'strange'" in caplog.text
+    path.write_bytes(b"PK damaged")
+    with pytest.raises(CheckpointError, match="spk2info.pt"):
+        read_presets(path, spell)

@@ -1,0 +1,146 @@
+"""Text normalisation of a session: numbers, dates, units, currencies, addresses and abbreviations as the words that are spoken.
+
+Text in, in any pieces; normalised characters out, as soon as nothing that follows can change them. ``spans.py`` decides what is an
+expression, the library ``wetext`` (WeTextProcessing's grammars, which CosyVoice's own front end uses too) how it is read. Each expression
+is normalised alone, whether the text streams or is whole, so both give the same by construction. Optional: the package is imported by the
+first session that asks for it (0.3 s and 45 MB once). The library's own ``StreamNormalizer`` was measured and is not used: up to 275 ms
+for a character, it holds back whole English sentences, and raises on blanks (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bistream.errors import InvalidInputError
+from bistream.text.front_end import between_tokens, contains_chinese, replace_corner_mark, spell_out_number
+from bistream.text.spans import Language, Span, SpanCutter
+
+logger = logging.getLogger(__name__)
+
+ReadOut = Callable[[str, Language], str]  # an expression as it is spoken
+
+
+@dataclass(frozen=True)
+class NormalizedCharacter:
+    """source_characters: of the text before it that are covered once this one is, beyond those of the characters before it."""
+
+    character: str
+    source_characters: int
+
+
+class TextNormalizer:
+    """One text. read_out: of ``load_read_out``, or a test's."""
+
+    def __init__(self, mode: str, first_language: Language, read_out: ReadOut) -> None:
+        """mode: auto | zh | en. first_language: what to take an expression for where the text has shown no script yet."""
+        self._cutter = SpanCutter(None if mode == "auto" else "zh" if mode == "zh" else "en", first_language)
+        self._read_out = read_out
+
+    def push(self, characters: str) -> list[NormalizedCharacter]:
+        """What these characters decide."""
+        return [one for character in characters for span in self._cutter.push(character) for one in self._normalized(span)]
+
+    def finish(self) -> list[NormalizedCharacter]:
+        """The rest, where the text ends or a special token interrupts it; more may follow."""
+        return [one for span in self._cutter.finish() for one in self._normalized(span)]
+
+    def _normalized(self, span: Span) -> list[NormalizedCharacter]:
+        spoken = span.text if span.language is None else self._read_out(span.text, span.language)
+        return aligned(span.text, spoken if spoken.strip() else span.text)
+
+
+def aligned(source: str, spoken: str) -> list[NormalizedCharacter]:
+    """What both begin and end with is covered character by character, all between with the last character between."""
+    if source == spoken:
+        return [NormalizedCharacter(character, 1) for character in spoken]
+    shorter = min(len(source), len(spoken)) - 1  # one character is left between them, to carry what is in neither
+    head = _common_length(source, spoken, shorter)
+    tail = _common_length(source[::-1], spoken[::-1], shorter - head)
+    covered = [1] * head + [0] * (len(spoken) - head - tail) + [1] * tail
+    covered[len(spoken) - tail - 1] += len(source) - head - tail
+    return [NormalizedCharacter(*pair) for pair in zip(spoken, covered, strict=True)]
+
+
+def _common_length(first: str, second: str, most: int) -> int:
+    count = 0
+    while count < most and first[count] == second[count]:
+        count += 1
+    return count
+
+
+def normalize_text(text: str, mode: str, read_out: ReadOut) -> str:
+    """A whole text without special tokens, exactly as a session speaks it that gets it in pieces."""
+    normalizer = TextNormalizer(mode, first_language(text), read_out)
+    return "".join(one.character for one in (*normalizer.push(text), *normalizer.finish()))
+
+
+def make_normalizer(mode: str, transcript: str) -> TextNormalizer | None:
+    """Of a session's text; None for mode off. Raises ``InvalidInputError`` where the package is missing."""
+    return None if mode == "off" else TextNormalizer(mode, first_language(transcript), load_read_out())
+
+
+@functools.lru_cache(maxsize=256)
+def read_transcript(transcript: str, mode: str, as_written: frozenset[str] = frozenset()) -> str:
+    """The transcript of a recording, read out as the session's text is. as_written: tokens that stay. Raises as ``make_normalizer``."""
+    if mode == "off":
+        return transcript
+    read_out = load_read_out()
+    return between_tokens(transcript, as_written, lambda part: normalize_text(part, mode, read_out))
+
+
+def first_language(text: str) -> Language:
+    """Of a session with this transcript, until its own text shows a script."""
+    return "zh" if contains_chinese(text) else "en"
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("wetext") is not None
+
+
+@functools.cache
+def load_read_out() -> ReadOut:
+    """Load the grammars, once per process. Raises ``InvalidInputError`` where the package is missing."""
+    if not is_installed():
+        raise InvalidInputError(
+            "text_normalization needs the Python package wetext, which this server lacks; install requirements/server.txt, "
+            "or send text_normalization off."
+        )
+    from wetext import Normalizer  # noqa: PLC0415 - tens of megabytes, only for sessions that ask for it
+
+    by_language = {"zh": Normalizer(lang="zh", operator="tn"), "en": Normalizer(lang="en", operator="tn")}
+    lock = threading.Lock()  # the library does not say that it is safe to use from several threads
+
+    def read_out(expression: str, language: Language) -> str:
+        prepared = _PREPARE[language](expression)
+        try:
+            with lock:
+                spoken = by_language[language].normalize(prepared)
+        except Exception as error:  # its grammars have no path for some texts, and it says so by an assertion
+            logger.debug("an expression of %d characters was not normalised: %r", len(expression), error)
+            spoken = prepared
+        return replace_corner_mark(spoken) if language == "zh" else spell_out_number(spoken)
+
+    return read_out
+
+
+_GROUPED = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_DECADE = re.compile(r"\b(1[1-9]|20)([1-9]0)s\b")
+
+
+def _prepare_chinese(expression: str) -> str:
+    """The Chinese grammar reads each group of 1,234,567 as a number of its own."""
+    return _GROUPED.sub(lambda match: match[0].replace(",", ""), expression)
+
+
+def _prepare_english(expression: str) -> str:
+    """The English one takes the 1990s for 1990 seconds, and raises on blanks in a row."""
+    return _DECADE.sub(r"\1 \2s", " ".join(expression.split()))
+
+
+_PREPARE: dict[Language, Callable[[str], str]] = {"zh": _prepare_chinese, "en": _prepare_english}

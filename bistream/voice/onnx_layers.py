@@ -1,0 +1,150 @@
+"""The layers with weights of an ONNX graph, and which of them feeds which. No name is looked at: exporters make them up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from bistream.errors import CheckpointError
+
+GRAPH_INPUT = -1  # number of the graph's first input among the layers
+
+
+class Kind(Enum):
+    CONVOLUTION = "convolution"
+    LINEAR = "linear layer"
+    NORM = "layer norm"
+
+
+@dataclass
+class Layer:
+    """weight: convolution [out, in / groups, K], linear [out, in], norm [D]. feeds: numbers of the layers (``GRAPH_INPUT``: the first
+    input) whose values reach this one through nodes without weights."""
+
+    kind: Kind
+    weight: NDArray[Any]
+    bias: NDArray[Any] | None
+    feeds: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """In an order in which each comes after those that feed it. output: what feeds the graph's first output."""
+
+    layers: tuple[Layer, ...]
+    output: frozenset[int]
+
+
+def read_layers(path: Path) -> Layers:
+    """Raises ``CheckpointError`` for a file that is no ONNX graph."""
+    try:
+        graph = onnx.load(str(path)).graph
+        return _Reader(graph).layers()
+    except Exception as error:  # protobuf, onnx and numpy have exception types of their own
+        raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); download it again.") from error
+
+
+class _Reader:
+    """One pass over the nodes, which the format keeps in topological order."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._constants: dict[str, NDArray[Any]] = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
+        self._feeds: dict[str, frozenset[int]] = {}
+        self._made_by: dict[str, int] = {}  # outputs of layers to which a bias may still be added
+        self._quotients: set[str] = set()  # where the weight of a layer norm may come, when it is not one node
+        self._layers: list[Layer] = []
+
+    def layers(self) -> Layers:
+        inputs = [item.name for item in self._graph.input if item.name not in self._constants]
+        self._feeds[inputs[0]] = frozenset({GRAPH_INPUT})
+        for node in self._graph.node:
+            if not self._fold(node):
+                self._visit(node)
+        return Layers(tuple(self._layers), self._feeds.get(self._graph.output[0].name, frozenset()))
+
+    def _fold(self, node: Any) -> bool:
+        """Whether the node is a constant, or a constant in another form."""
+        if node.op_type == "Constant":
+            value = next((item.t for item in node.attribute if item.name == "value"), None)
+            if value is not None:
+                self._constants[node.output[0]] = numpy_helper.to_array(value)
+            return True
+        array = self._constant(node, 0) if node.op_type in ("Identity", "Cast", "Transpose") else None
+        if array is None:
+            return False
+        self._constants[node.output[0]] = array.transpose(_attribute(node, "perm")) if node.op_type == "Transpose" else array
+        return True
+
+    def _visit(self, node: Any) -> None:
+        feeds: frozenset[int] = frozenset()
+        if node.op_type not in ("Shape", "Size"):  # sizes carry no values
+            feeds = feeds.union(*(self._feeds.get(name, frozenset()) for name in _reads(node)))
+        layer = self._layer(node, feeds)
+        if layer is not None:
+            self._layers.append(layer)
+            feeds = frozenset({len(self._layers) - 1})
+            if layer.bias is None:
+                self._made_by[node.output[0]] = len(self._layers) - 1
+        else:
+            self._add_bias(node)
+        if node.op_type == "Div" or (node.op_type == "Cast" and node.input[0] in self._quotients):
+            self._quotients.add(node.output[0])
+        self._feeds |= dict.fromkeys(node.output, feeds)
+
+    def _layer(self, node: Any, feeds: frozenset[int]) -> Layer | None:
+        weight = self._constant(node, 1)
+        if node.op_type == "Mul":  # of a layer norm that is written as arithmetic
+            return self._norm_of_arithmetic(node, feeds)
+        if weight is None:
+            return None
+        if node.op_type == "Conv":
+            return Layer(Kind.CONVOLUTION, weight, self._constant(node, 2), feeds)
+        if node.op_type == "MatMul" and weight.ndim == 2:
+            return Layer(Kind.LINEAR, weight.T, None, feeds)
+        if node.op_type == "Gemm":
+            return Layer(Kind.LINEAR, weight if _attribute(node, "transB") else weight.T, self._constant(node, 2), feeds)
+        return Layer(Kind.NORM, weight, self._constant(node, 2), feeds) if node.op_type == "LayerNormalization" else None
+
+    def _norm_of_arithmetic(self, node: Any, feeds: frozenset[int]) -> Layer | None:
+        for position in (0, 1):
+            weight = self._constant(node, position)
+            if weight is not None and weight.ndim == 1 and weight.size > 1 and node.input[1 - position] in self._quotients:
+                return Layer(Kind.NORM, weight, None, feeds)
+        return None
+
+    def _add_bias(self, node: Any) -> None:
+        """Takes a vector that is added right after a layer as this layer's bias."""
+        for position in (0, 1) if node.op_type == "Add" else ():
+            bias, number = self._constant(node, position), self._made_by.get(node.input[1 - position])
+            if bias is not None and number is not None and bias.ndim == 1 and bias.size > 1:
+                self._layers[number].bias = bias
+
+    def _constant(self, node: Any, position: int) -> NDArray[Any] | None:
+        return self._constants.get(node.input[position]) if len(node.input) > position else None
+
+
+def _attribute(node: Any, name: str) -> Any:
+    """Its value; None where it is not set."""
+    return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), None)
+
+
+def _reads(node: Any) -> Iterator[str]:
+    """Names of the tensors that a node reads, also in its branches."""
+    yield from node.input
+    for item in node.attribute:
+        for inner in item.g.node:
+            yield from _reads(inner)
+
+
+def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """A copy, in one piece: the file's arrays are read-only, and may be float16."""
+    return np.array(array, dtype=np.float32, order="C")

@@ -1,0 +1,79 @@
+"""The speech tokenizer's network in PyTorch, with the ONNX file's weights: ours (``s3_network``) or that of the package ``s3tokenizer``.
+
+On a GPU they need no onnxruntime-gpu. Loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bistream.checkpoint import find_file
+from bistream.checkpoint_files import family_of
+from bistream.config import RuntimeConfig
+from bistream.errors import CheckpointError, ConfigError, EngineError
+from bistream.gpu.precision import exact_float32
+from bistream.types import FloatArray, IntArray
+from bistream.voice.s3_network import S3Network
+from bistream.voice.s3_weights import state_dict_from_onnx
+
+PACKAGE = "s3tokenizer"
+_PACKAGE_FILE, _PACKAGE_NAME = "speech_tokenizer_v2.onnx", "speech_tokenizer_v2_25hz"  # the package's name of this network
+
+
+class TorchTokens:
+    """network: ``(mels [B, 128, T], lengths [B]) -> (codes [B, T'], their lengths)``.
+
+    On a GPU the host queues everything and waits once, for the codes. Always float32: TF32 or half precision would turn digits.
+    """
+
+    takes_batches = True
+
+    def __init__(self, network: Any, device: torch.device) -> None:
+        self._network = network
+        self._device = device
+
+    @torch.inference_mode()
+    def codes(self, mels: FloatArray, lengths: IntArray) -> NDArray[Any]:
+        try:
+            with exact_float32():
+                codes: Tensor = self._network(torch.from_numpy(mels).to(self._device), torch.from_numpy(lengths).long().to(self._device))[0]
+                array: NDArray[Any] = codes.cpu().numpy()
+        except RuntimeError as error:
+            raise EngineError(f"The speech tokenizer failed on this recording ({type(error).__name__}); try another recording.") from error
+        return array
+
+
+def load(config: RuntimeConfig, device: torch.device) -> TorchTokens:
+    """Ours, or the package's where ``config.speech_tokenizer`` is s3tokenizer. Raises ``CheckpointError`` and ``ConfigError``."""
+    family = family_of(config.model_dir)
+    path = find_file(config.model_dir, family.speech_tokenizer_file)
+    ours = S3Network.from_state_dict(state_dict_from_onnx(path), family.tokenizer_norm_eps)  # checks the file for both
+    if config.speech_tokenizer == "s3tokenizer":
+        if path.name != _PACKAGE_FILE:
+            raise ConfigError(f"Parameter 'speech_tokenizer' is {PACKAGE!r}, which runs {_PACKAGE_FILE} alone; set it to onnx or torch.")
+        return TorchTokens(_load_package(path, ours).to(device).quantize, device)
+    return TorchTokens(ours.to(device).tokens, device)
+
+
+def _load_package(path: Path, ours: S3Network) -> Any:
+    try:
+        module = importlib.import_module(f"{PACKAGE}.model_v2")
+    except Exception as error:  # of torchaudio, which the package imports, a library may be missing
+        raise ConfigError(
+            f"Parameter 'speech_tokenizer' is {PACKAGE!r}, but this package cannot be imported ({type(error).__name__}); "
+            "install it with a torchaudio that fits torch, or set the parameter to onnx or torch."
+        ) from error
+    sizes = ours.config
+    config = module.ModelConfig(n_mels=sizes.mel_bins, n_audio_state=sizes.width, n_audio_head=sizes.heads, n_audio_layer=sizes.layers)
+    network = module.S3TokenizerV2(_PACKAGE_NAME, config)
+    try:
+        network.init_from_onnx(str(path))
+    except Exception as error:  # it relies on names in the file, and asserts
+        raise CheckpointError(f"{PACKAGE} cannot read {path.name} ({type(error).__name__}); set speech_tokenizer to onnx.") from error
+    return network.eval()

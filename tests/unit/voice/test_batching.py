@@ -1,0 +1,164 @@
+"""Several recordings in one call of a network: every one gets what it gets alone, whatever the network can do."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bistream.config import RuntimeConfig
+from bistream.errors import ConfigError, EngineError
+from bistream.family import COSYVOICE2
+from bistream.types import FloatArray, IntArray
+from bistream.voice.batching import MOST, Batching, groups
+from bistream.voice.features import log_mel_16k
+from bistream.voice.made_with import SPEAKER_ENCODER_FILE
+from bistream.voice.onnx_providers import OnnxSettings
+from bistream.voice.onnx_session import OnnxModel
+from bistream.voice.s3_network import S3Network
+from bistream.voice.s3_weights import state_dict_from_onnx
+from bistream.voice.speaker_encoder import RANGES, SpeakerEncoder
+from bistream.voice.speech_tokenizer import FRAMES_PER_TOKEN, SpeechTokenizer, choose_batching
+from tests.unit.voice.voices import noise
+
+SPEECH_TOKENIZER_FILE = COSYVOICE2.speech_tokenizer_file
+
+LENGTHS = st.lists(st.integers(0, 12), max_size=30)
+
+
+@given(LENGTHS, st.sampled_from(Batching), st.integers(1, 5))
+def test_every_recording_is_in_one_group(lengths: list[int], batching: Batching, most: int) -> None:
+    found = groups(lengths, batching, most)
+    assert sorted(position for group in found for position in group) == list(range(len(lengths)))
+    assert all(1 <= len(group) <= (1 if batching is Batching.ALONE else most) for group in found)
+    if batching is Batching.EQUAL:
+        assert all(len({lengths[position] for position in group}) == 1 for group in found)
+        counts = Counter(lengths)
+        assert len(found) == sum(-(-count // most) for count in counts.values()), "no call more than needed"
+    if batching is Batching.PADDED:
+        assert len(found) == -(-len(lengths) // most)
+
+
+class CountingNetwork:
+    """A network whose code of a token is the sum over its frames. spill: it also counts the padding; fails: it refuses batches."""
+
+    takes_batches = True
+
+    def __init__(self, spill: float = 0.0, fails: bool = False) -> None:
+        self.spill, self.fails = spill, fails
+        self.sizes: list[int] = []
+
+    def codes(self, mels: FloatArray, lengths: IntArray) -> NDArray[Any]:
+        self.sizes.append(len(mels))
+        if self.fails and len(mels) > 1:
+            raise EngineError("one at a time")
+        padded = np.pad(mels, ((0, 0), (0, 0), (0, -mels.shape[2] % FRAMES_PER_TOKEN)))
+        padding = mels.shape[2] - lengths[:, None]
+        tokens: NDArray[Any] = np.abs(padded).sum(axis=1).reshape(len(mels), -1, FRAMES_PER_TOKEN).sum(axis=2) + self.spill * padding
+        return tokens.astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("network", "batching"),
+    [
+        (CountingNetwork(), Batching.PADDED),
+        (CountingNetwork(spill=1.0), Batching.EQUAL),
+        (CountingNetwork(fails=True), Batching.ALONE),
+    ],
+)
+def test_the_widest_batch_that_gives_equal_codes(network: CountingNetwork, batching: Batching) -> None:
+    assert choose_batching(network) is batching
+    tokenizer = SpeechTokenizer(network)
+    waveforms = [noise(count) for count in (9000, 8000, 9000, 8500, 9000)]
+    network.sizes.clear()
+    found = tokenizer.tokens_of(waveforms)
+    assert sorted(network.sizes) == {Batching.PADDED: [5], Batching.EQUAL: [1, 1, 3], Batching.ALONE: [1] * 5}[batching]
+    for waveform, tokens in zip(waveforms, found, strict=True):
+        np.testing.assert_array_equal(tokens, tokenizer.tokens(waveform))
+
+
+def test_a_file_for_one_recording_gets_one(tiny_model_dir: Path, tmp_path: Path) -> None:
+    model = onnx.load(str(tiny_model_dir / SPEECH_TOKENIZER_FILE))
+    for item in (*model.graph.input, *model.graph.output):
+        item.type.tensor_type.shape.dim[0].Clear()
+        item.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, str(tmp_path / SPEECH_TOKENIZER_FILE))
+    tokenizer = SpeechTokenizer.from_model_dir(tmp_path, "cpu", 1)
+    assert tokenizer.batching is Batching.ALONE
+    whole = SpeechTokenizer.from_model_dir(tiny_model_dir, "cpu", 1)
+    for waveform, tokens in zip((noise(8000), noise(9000)), tokenizer.tokens_of([noise(8000), noise(9000)]), strict=True):
+        np.testing.assert_array_equal(tokens, whole.tokens(waveform))
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tiny_model_dir: Path) -> dict[str, SpeechTokenizer]:
+    names = ("onnx", "torch")
+    config = {name: RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", num_threads=1, speech_tokenizer=name) for name in names}
+    return {name: SpeechTokenizer.from_config(config[name]) for name in names}
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(samples=st.lists(st.integers(400, 24_000), min_size=1, max_size=MOST + 1), name=st.sampled_from(["onnx", "torch"]))
+def test_codes_are_those_of_each_alone(tokenizers: dict[str, SpeechTokenizer], samples: list[int], name: str) -> None:
+    tokenizer = tokenizers[name]
+    assert tokenizer.batching is Batching.PADDED
+    for count, tokens in zip(samples, tokenizer.tokens_of([noise(count) for count in samples]), strict=True):
+        np.testing.assert_array_equal(tokens, tokenizer.tokens(noise(count)))
+
+
+def clear_tokens(model_dir: Path, waveform: FloatArray) -> NDArray[Any]:
+    """Which tokens no rounding can change: all digits are far from where they would round to another one."""
+    import torch  # noqa: PLC0415
+
+    network = S3Network.from_state_dict(state_dict_from_onnx(model_dir / SPEECH_TOKENIZER_FILE))
+    log_mel = torch.from_numpy(log_mel_16k(waveform))[None]
+    digits = network.digits(network.hidden(log_mel, torch.tensor([log_mel.shape[2]]))[0])[0]
+    clear: NDArray[Any] = ((digits.abs() - 0.5).abs() > 1e-3).all(dim=-1).numpy()
+    return clear
+
+
+def test_the_package_s3tokenizer_gives_the_same_codes(tiny_model_dir: Path, tokenizers: dict[str, SpeechTokenizer]) -> None:
+    try:
+        importlib.import_module("s3tokenizer")
+    except Exception as error:  # its torchaudio may lack a library
+        pytest.skip(f"s3tokenizer cannot be imported: {type(error).__name__}")
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", speech_tokenizer="s3tokenizer")
+    package = SpeechTokenizer.from_config(config)
+    waveforms = [noise(count) for count in (8000, 16_001, 48_000)]
+    for waveform, found, expected in zip(waveforms, package.tokens_of(waveforms), tokenizers["onnx"].tokens_of(waveforms), strict=True):
+        clear = clear_tokens(tiny_model_dir, waveform)
+        assert clear.mean() > 0.9
+        np.testing.assert_array_equal(found[clear], expected[clear])
+
+
+def test_a_package_that_cannot_be_imported(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bistream.voice.torch_tokenizers.PACKAGE", "no_such_package")
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", speech_tokenizer="s3tokenizer")
+    with pytest.raises(ConfigError, match=r"cannot be imported \(ModuleNotFoundError\); install it .* or set the parameter to onnx"):
+        SpeechTokenizer.from_config(config)
+    with pytest.raises(ConfigError, match="'speech_tokenizer' is 'whisper'; set it to auto, onnx, torch, s3tokenizer"):
+        RuntimeConfig(speech_tokenizer="whisper")
+
+
+def test_embeddings_are_those_of_each_alone(tiny_model_dir: Path) -> None:
+    encoder = SpeakerEncoder.from_model_dir(tiny_model_dir, "cpu", 1)
+    assert encoder.batching is Batching.EQUAL
+    waveforms = [noise(16_000), noise(9000), 0.5 * noise(16_000), noise(16_010)]
+    for waveform, embedding in zip(waveforms, encoder.embeddings_of(waveforms), strict=True):
+        alone = encoder.embedding(waveform)
+        np.testing.assert_allclose(embedding, alone, rtol=0, atol=1e-5 * float(np.abs(alone).max()))
+
+
+def test_an_encoder_whose_batches_differ_gets_one_recording(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = OnnxModel(tiny_model_dir, SPEAKER_ENCODER_FILE, RANGES, OnnxSettings("cpu", 1))
+    run = model.run
+    monkeypatch.setattr(model, "run", lambda frames: run(frames) + (0.1 if len(frames) > 1 else 0.0))
+    assert SpeakerEncoder(model, 192).batching is Batching.ALONE

@@ -1,0 +1,168 @@
+"""The tokenizer's weights come out of any graph with its structure, whatever the names, and out of no other graph."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bistream.errors import CheckpointError
+from bistream.voice.made_with import SPEAKER_ENCODER_FILE
+from bistream.voice.s3_network import S3Config, S3Network
+from bistream.voice.s3_weights import state_dict_from_onnx
+from tests.unit.voice.graph_forms import (
+    SMALL,
+    hidden_behind,
+    in_half_precision,
+    model_of,
+    random_state,
+    renamed,
+    reordered,
+    weighted_nodes,
+)
+
+STATE = random_state()
+Change = Callable[[onnx.ModelProto, random.Random], Any]
+FORMS: dict[str, Change] = {
+    "names": renamed,
+    "order": reordered,
+    **{operator: hidden_behind(operator) for operator in ("Identity", "Transpose", "Cast")},
+}
+
+
+def read_back(model: onnx.ModelProto, folder: Path) -> dict[str, Tensor]:
+    path = folder / "speech_tokenizer_v2.onnx"
+    onnx.save(model, str(path))
+    return state_dict_from_onnx(path)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(forms=st.lists(st.sampled_from(sorted(FORMS)), unique=True), seed=st.integers(0, 1000))
+def test_weights_of_the_same_graph_in_any_form(tmp_path_factory: pytest.TempPathFactory, forms: list[str], seed: int) -> None:
+    model, rng = model_of(STATE), random.Random(seed)
+    for form in forms:
+        FORMS[form](model, rng)
+    state = read_back(model, tmp_path_factory.mktemp("graph"))
+    assert state.keys() == STATE.keys()
+    assert all(torch.equal(state[key], tensor) for key, tensor in STATE.items())
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    state = read_back(in_half_precision(model_of(STATE), random.Random(0)), tmp_path)
+    halves = sum(torch.equal(state[key], tensor.half().float()) and not torch.equal(state[key], tensor) for key, tensor in STATE.items())
+    assert halves > 3
+    for key, tensor in STATE.items():
+        assert state[key].dtype == torch.float32
+        torch.testing.assert_close(state[key], tensor, atol=1e-3, rtol=1e-3)
+
+
+class _Exported(nn.Module):
+    """``S3Network.tokens`` as an exporter sees a network: in a module of another name."""
+
+    def __init__(self, network: S3Network) -> None:
+        super().__init__()
+        self.inner = network
+
+    def forward(self, mels: Tensor, lengths: Tensor) -> Tensor:
+        hidden, _ = self.inner.encoder(mels, lengths)
+        project = self.inner.quantizer["_codebook"]["project_down"]  # type: ignore[index]
+        digits = (project(hidden).tanh() * 0.999).round() + 1.0
+        codes: Tensor = (digits * 3.0 ** torch.arange(SMALL.digits)).sum(dim=-1).int()
+        return codes
+
+
+@pytest.mark.parametrize("opset", [14, 17])
+def test_weights_of_an_export_by_torch(tmp_path: Path, opset: int) -> None:
+    """Opset 14 has no layer norm as a node; both leave the matrices transposed and without names."""
+    path = tmp_path / "speech_tokenizer_v2.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this exporter is deprecated; the released file was made with it
+        torch.onnx.export(
+            _Exported(S3Network.from_state_dict(STATE)),
+            (torch.randn(2, SMALL.mel_bins, 40), torch.tensor([40, 30])),
+            str(path),
+            opset_version=opset,
+            dynamo=False,
+        )
+    state = state_dict_from_onnx(path)
+    assert state.keys() == STATE.keys()
+    assert all(torch.equal(state[key], tensor) for key, tensor in STATE.items())
+
+
+@pytest.mark.parametrize(("layers", "digits"), [(1, 8), (3, 4)])
+def test_sizes_are_read_from_the_weights(tmp_path: Path, layers: int, digits: int) -> None:
+    config = S3Config(mel_bins=8, width=64, layers=layers, digits=digits)
+    network = S3Network.from_state_dict(read_back(model_of(random_state(config)), tmp_path))
+    assert network.config == config
+    codes, lengths = network.tokens(torch.randn(1, 8, 200), torch.tensor([200]))
+    assert lengths.tolist() == [50] and codes.min() >= 0 and codes.max() < 3**digits
+
+
+def _without(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Its output is its input."""
+    for reader in model.graph.node:
+        reader.input[:] = [node.input[0] if name == node.output[0] else name for name in reader.input]
+    model.graph.node.remove(node)
+
+
+def _twice(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Once more on its own output."""
+    again = onnx.NodeProto()
+    again.CopyFrom(node)
+    again.input[0], again.output[0] = node.output[0], f"{node.output[0]}_again"
+    for reader in model.graph.node:
+        reader.input[:] = [again.output[0] if name == node.output[0] else name for name in reader.input]
+    model.graph.node.insert(list(model.graph.node).index(node) + 1, again)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(change=st.sampled_from([_without, _twice]), choice=st.integers(0, 1000))
+def test_another_structure_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, change: Callable[[onnx.ModelProto, onnx.NodeProto], None], choice: int
+) -> None:
+    model = model_of(STATE)
+    nodes = [node for node, _ in weighted_nodes(model)]
+    change(model, nodes[choice % len(nodes)])
+    with pytest.raises(CheckpointError, match=r"is not built like the released speech tokenizer \(.+\); set speech_tokenizer to onnx"):
+        read_back(model, tmp_path_factory.mktemp("graph"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("encoder.blocks.1.attn.query.bias", None, "query, key and value of encoder.blocks.1 cannot be told apart"),
+        ("encoder.conv2.weight", torch.zeros(128, 128, 5), r"encoder.conv2.weight has shape \[128, 128, 5\], not \[128, 128, 3\]"),
+        ("encoder.blocks.0.mlp.0.bias", None, "encoder.blocks.0.mlp.0.bias is missing"),
+    ],
+)
+def test_the_reason_is_named(tmp_path: Path, key: str, value: Tensor | None, reason: str) -> None:
+    model = model_of(STATE)
+    for item in model.graph.initializer:
+        if value is not None and list(item.dims) == list(STATE[key].shape):
+            item.CopyFrom(onnx.numpy_helper.from_array(value.numpy(), item.name))
+    for node in list(model.graph.node):
+        if value is None and key in node.input:  # the addition of the bias: pass its product through
+            _without_bias(model, node, key)
+    with pytest.raises(CheckpointError, match=reason):
+        read_back(model, tmp_path)
+
+
+def _without_bias(model: onnx.ModelProto, node: onnx.NodeProto, bias: str) -> None:
+    (product,) = (name for name in node.input if name != bias)
+    for reader in model.graph.node:
+        reader.input[:] = [product if name == node.output[0] else name for name in reader.input]
+    model.graph.node.remove(node)
+
+
+def test_a_graph_of_something_else(tiny_model_dir: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"{SPEAKER_ENCODER_FILE} is not built like the released speech tokenizer"):
+        state_dict_from_onnx(tiny_model_dir / SPEAKER_ENCODER_FILE)

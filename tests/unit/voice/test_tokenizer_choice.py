@@ -1,0 +1,133 @@
+"""Which program runs the speech tokenizer, what the log says about it, and that PyTorch serves no file whose codes it does not give."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from bistream.config import RuntimeConfig
+from bistream.errors import CheckpointError
+from bistream.family import COSYVOICE2
+from bistream.voice import speech_tokenizer, torch_tokenizers
+from bistream.voice.batching import Batching
+from bistream.voice.s3_network import ROTARY_BASE
+from bistream.voice.speech_tokenizer import OnnxNetwork, SpeechTokenizer
+from bistream.voice.torch_tokenizers import TorchTokens
+from tests.unit.voice.voices import noise
+
+SPEECH_TOKENIZER_FILE = COSYVOICE2.speech_tokenizer_file
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has a GPU, as far as the choice goes; what would run there runs on the CPU."""
+    load = torch_tokenizers.load
+    monkeypatch.setattr("bistream.device.resolve_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(speech_tokenizer, "_may_use_cuda", lambda name: True)
+    monkeypatch.setattr(torch_tokenizers, "load", lambda config, device: load(config, torch.device("cpu")))
+
+
+def config(model_dir: Path, program: str = "auto", device: str = "auto") -> RuntimeConfig:
+    return RuntimeConfig(model_dir=str(model_dir), device=device, num_threads=1, speech_tokenizer=program)
+
+
+def network(tokenizer: SpeechTokenizer) -> object:
+    return tokenizer._network
+
+
+def with_other_positions(model_dir: Path, folder: Path) -> Path:
+    """The file with all layers in place, but with other rotary positions."""
+    model = onnx.load(str(model_dir / SPEECH_TOKENIZER_FILE))
+    for node in model.graph.node:
+        value = next((item.t for item in node.attribute if item.name == "value"), None)
+        if value is not None and list(value.dims) == [64]:
+            array = numpy_helper.to_array(value)
+            assert np.isclose(array[1], ROTARY_BASE ** (-1 / 32))
+            value.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array**2)))
+    onnx.save(model, str(folder / SPEECH_TOKENIZER_FILE))
+    return folder
+
+
+def test_auto_is_pytorch_on_a_gpu(tiny_model_dir: Path, gpu: None, caplog: pytest.LogCaptureFixture) -> None:
+    yielded: list[bool] = []
+    with caplog.at_level(logging.INFO):
+        tokenizer = SpeechTokenizer.from_config(config(tiny_model_dir), lambda: yielded.append(True))
+    assert isinstance(network(tokenizer), TorchTokens) and not yielded
+    assert tokenizer.batching is Batching.PADDED
+    assert f"{SPEECH_TOKENIZER_FILE} runs in PyTorch on cuda (speech_tokenizer is auto)" in caplog.text
+
+
+def other_layers(model_dir: Path, folder: Path) -> Path:
+    """A file with a convolution more, which onnxruntime computes like any other."""
+    model = onnx.load(str(model_dir / SPEECH_TOKENIZER_FILE))
+    convolution = next(node for node in model.graph.node if node.op_type == "Conv")
+    bins = 128
+    one = np.zeros((bins, bins, 1), dtype=np.float32)
+    one[range(bins), range(bins)] = 1.0
+    model.graph.initializer.append(numpy_helper.from_array(one, "one"))
+    before = onnx.helper.make_node("Conv", [convolution.input[0], "one"], ["filtered"], kernel_shape=[1])
+    convolution.input[0] = "filtered"
+    model.graph.node.insert(list(model.graph.node).index(convolution), before)
+    onnx.save(model, str(folder / SPEECH_TOKENIZER_FILE))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (other_layers, "is not built like the released speech tokenizer"),
+        (with_other_positions, r"gives other codes in PyTorch than in onnxruntime \(\d+% of their digits\)"),
+    ],
+)
+def test_a_file_with_another_network(
+    tiny_model_dir: Path, tmp_path: Path, gpu: None, caplog: pytest.LogCaptureFixture, change: Callable[[Path, Path], Path], reason: str
+) -> None:
+    """``auto`` leaves it to onnxruntime and says why; ``torch`` refuses it."""
+    model_dir = change(tiny_model_dir, tmp_path)
+    with caplog.at_level(logging.INFO):
+        tokenizer = SpeechTokenizer.from_config(config(model_dir, device="cpu"))
+    assert re.search(f"onnxruntime runs the speech tokenizer: {SPEECH_TOKENIZER_FILE} {reason}", caplog.text)
+    assert isinstance(network(tokenizer), OnnxNetwork)
+    assert len(tokenizer.tokens(noise(8000))) == 13
+    with pytest.raises(CheckpointError, match=reason):
+        SpeechTokenizer.from_config(config(model_dir, "torch"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_auto_is_onnxruntime_without_a_gpu(tiny_model_dir: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    yielded: list[bool] = []
+    tokenizer = SpeechTokenizer.from_config(config(tiny_model_dir, device=device), lambda: yielded.append(True))
+    assert isinstance(network(tokenizer), OnnxNetwork) and yielded == [True]
+
+
+def test_a_host_without_a_gpu_does_not_load_torch(tiny_model_dir: Path) -> None:
+    """It would cost the process seconds and 200 MB."""
+    code = (
+        "import sys; from bistream.config import RuntimeConfig; from bistream.voice.speech_tokenizer import SpeechTokenizer; "
+        "SpeechTokenizer.from_config(RuntimeConfig(model_dir=sys.argv[1], device='cpu')); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_model_dir)], check=True)
+
+
+def test_pytorch_on_a_cpu_yields_the_cores_first(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    load = torch_tokenizers.load
+
+    def loading(chosen: RuntimeConfig, device: torch.device) -> TorchTokens:
+        order.append("load")
+        return load(chosen, device)
+
+    monkeypatch.setattr(torch_tokenizers, "load", loading)
+    SpeechTokenizer.from_config(config(tiny_model_dir, "torch", "cpu"), lambda: order.append("yield"))
+    assert order == ["yield", "load"]

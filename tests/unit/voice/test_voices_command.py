@@ -1,0 +1,169 @@
+"""``bistream voices``, run as its users run it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from bistream.commands.voice_making import read_recording, text_decoder
+from bistream.commands.voices import main
+from bistream.config import RuntimeConfig
+from bistream.errors import CheckpointError, InvalidInputError
+from bistream.text.tokenizer import TextTokenizer
+from bistream.voice.made_with import SPEAKER_ENCODER_FILE, open_registry
+from bistream.voice.registry import VoiceRegistry
+from scripts.make_checkpoint import make_checkpoint
+
+ROOT = Path(__file__).parents[3]
+REFERENCE = ROOT / "assets" / "reference.wav"
+
+
+def run(*arguments: str | Path) -> int:
+    return main(["add", *map(str, arguments)])
+
+
+def test_recording(tiny_model_dir: Path, tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, "-m", "bistream", "voices", "add", "anna"]
+    command += ["--model-dir", tiny_model_dir, "--voices-dir", tmp_path]
+    command += ["--reference-audio", REFERENCE, "--reference-text", " The morning train. "]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    voice = VoiceRegistry(tmp_path).load("anna")
+    assert voice.prompt_text == "The morning train."
+    assert abs(voice.speech_tokens.shape[0] / 25 - soundfile.info(REFERENCE).duration) < 0.05
+    assert np.unique(voice.speech_tokens).size > 20
+    assert f"{voice.speech_tokens.shape[0] / 25:.2f} s" in finished.stdout
+
+
+def test_voices_are_listed_and_removed(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    voices = ["--voices-dir", str(tmp_path / "voices")]
+    assert main(["list", *voices]) == 0
+    assert "no voice is registered" in capsys.readouterr().err
+    spk2info: tuple[str | Path, ...] = ("--model-dir", tiny_model_dir, *voices, "--import-spk2info", tiny_model_dir / "spk2info.pt")
+    assert run(*spk2info) == 0 and run(*spk2info, "--rename", "001=narrator") == 0
+    capsys.readouterr()
+    assert main(["list", *voices]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["001", "narrator"]
+    assert main(["remove", "001", *voices]) == 0
+    assert VoiceRegistry(tmp_path / "voices").speaker_ids() == ["narrator"]
+    assert len(list((tmp_path / "voices").iterdir())) == 2, "one voice is two files"
+    assert main(["remove", "001", *voices]) == 1
+    assert "No voice is registered as '001'" in capsys.readouterr().err
+    assert main(["remove", "../narrator", *voices]) == 1
+
+
+def test_a_damaged_voice_is_listed_as_such_and_can_be_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "anna.json").write_text("{", encoding="utf-8")
+    assert main(["list", "--voices-dir", str(tmp_path)]) == 0
+    assert "'anna' are damaged" in capsys.readouterr().out
+    assert main(["remove", "anna", "--voices-dir", str(tmp_path)]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "import sys, bistream.commands.voices; print([name for name in ('torch', 'onnxruntime') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_import(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--model-dir", tiny_model_dir, "--voices-dir", tmp_path, "--import-spk2info", tiny_model_dir / "spk2info.pt")
+    assert run(*common) == 0
+    assert run(*common, "--rename", "001=narrator") == 0
+    registry = VoiceRegistry(tmp_path)
+    assert registry.speaker_ids() == ["001", "narrator"]
+    assert registry.load("001").speech_tokens.shape == (50,)
+    assert run(*common, "--rename", "002=x") == 1
+    assert "no speaker '002'" in capsys.readouterr().err
+
+
+def test_import_of_a_voice_of_another_model(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"anna": {"embedding": torch.zeros(1, 191)}}, tmp_path / "spk2info.pt")
+    arguments = ("--model-dir", tiny_model_dir, "--voices-dir", tmp_path / "voices", "--import-spk2info", tmp_path / "spk2info.pt")
+    assert run(*arguments) == 1
+    assert "'anna' belongs to another model" in capsys.readouterr().err
+    assert not (tmp_path / "voices").exists()
+
+
+def test_import_of_an_illegal_name(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"a b": {"embedding": torch.zeros(1, 192)}}, tmp_path / "spk2info.pt")
+    common = ("--model-dir", tiny_model_dir, "--voices-dir", tmp_path / "voices", "--import-spk2info", tmp_path / "spk2info.pt")
+    assert run(*common) == 1
+    assert "--rename a b=ID" in capsys.readouterr().err
+    assert run(*common, "--rename", "a b=a_b") == 0
+    assert VoiceRegistry(tmp_path / "voices").speaker_ids() == ["a_b"]
+
+
+@pytest.mark.parametrize("text", ["Hello, world: 12 trains.", "你好，世界", "a\n b\U0001f600<|endofprompt|>[breath]"])
+def test_text_ids_are_decoded(tiny_model_dir: Path, text: str) -> None:
+    assert text_decoder(tiny_model_dir)(TextTokenizer.from_model_dir(tiny_model_dir).encode(text)) == text
+
+
+def test_any_rate_and_channels_become_16_khz_mono(tmp_path: Path) -> None:
+    tone = np.sin(2 * np.pi * 440 * np.arange(44_100) / 44_100)
+    soundfile.write(tmp_path / "stereo.flac", np.stack([tone, 0 * tone], axis=1), 44_100)
+    waveform = read_recording(tmp_path / "stereo.flac")
+    assert waveform.dtype == np.float32
+    assert waveform.shape == (16_000,)
+    assert abs(np.abs(waveform).max() - 0.5) < 0.01
+
+
+def test_recordings_that_are_refused(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "slow.wav", np.zeros(8000), 8000)
+    with pytest.raises(InvalidInputError, match="8000 samples per second"):
+        read_recording(tmp_path / "slow.wav")
+    (tmp_path / "text.wav").write_text("no sound", encoding="utf-8")
+    for name in ("text.wav", "absent.wav"):
+        with pytest.raises(InvalidInputError, match=name):
+            read_recording(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("../x", "--reference-audio", REFERENCE, "--reference-text", "a"), "speaker_id"),
+        (("a", "--reference-audio", REFERENCE, "--reference-text", "  "), "transcript"),
+        (("a", "--reference-audio", "absent.wav", "--reference-text", "a"), "absent.wav"),
+        (("--import-spk2info", "absent.pt"), "absent.pt"),
+    ],
+)
+def test_mistakes_end_with_a_sentence(
+    tiny_model_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str | Path, ...],
+    words: str,
+) -> None:
+    assert run("--model-dir", tiny_model_dir, "--voices-dir", tmp_path / "voices", *arguments) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "voices").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("a",), ("--import-spk2info", "f", "--reference-text", "a"), ("a", "--rename", "a=b"), ("--rename", "a")],
+)
+def test_arguments_that_do_not_go_together(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run("--model-dir", "m", "--voices-dir", "v", *arguments)
+    assert stopped.value.code == 2
+
+
+def test_a_voice_remembers_its_networks(tiny_model_dir: Path, tmp_path: Path) -> None:
+    voices, other = tmp_path / "voices", tmp_path / "other"
+    shutil.copytree(tiny_model_dir, other)
+    make_checkpoint(tmp_path / "seed1", "tiny", seed=1)
+    shutil.copy(tmp_path / "seed1" / SPEAKER_ENCODER_FILE, other)
+    spk2info = tiny_model_dir / "spk2info.pt"
+    assert run("--model-dir", tiny_model_dir, "--voices-dir", voices, "--import-spk2info", spk2info) == 0
+    same = RuntimeConfig(model_dir=str(tiny_model_dir), voices_dir=str(voices))
+    assert open_registry(same).load("001").speech_tokens.size
+    with pytest.raises(CheckpointError, match=r"'001' .*\(campplus\.onnx "):
+        open_registry(replace(same, model_dir=str(other))).load("001")
