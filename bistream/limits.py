@@ -9,8 +9,16 @@ from __future__ import annotations
 import math
 
 from bistream.errors import InvalidInputError
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.types import Sampling
-from bistream.wire import SESSION_ID_PATTERN, SPEAKER_ID_PATTERN
+from bistream.wire import (
+    REFERENCE_HASH_PATTERN,
+    SESSION_ID_PATTERN,
+    SESSION_SECRET_PATTERN,
+    SPEAKER_ID_PATTERN,
+    SPEAKER_NAME_PATTERN,
+    TEXT_NORMALIZATIONS,
+)
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this range the result is no longer speech
 MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
@@ -22,9 +30,28 @@ def check_session_id(session_id: str) -> None:
         raise InvalidInputError("session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another.")
 
 
+def check_session_secret(secret: object) -> None:
+    if not isinstance(secret, str) or SESSION_SECRET_PATTERN.match(secret) is None:
+        raise InvalidInputError(
+            "The parameter session_secret must be a string of 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another."
+        )
+
+
 def check_speaker_id(speaker_id: str) -> None:
     if SPEAKER_ID_PATTERN.match(speaker_id) is None:
         raise InvalidInputError("speaker_id must be 1 to 64 of the characters A-Z a-z 0-9 _ and -; correct it.")
+
+
+def check_speaker_name(speaker_id: str) -> None:
+    """The ``speaker_id`` of a request, which may be a preset's."""
+    if SPEAKER_NAME_PATTERN.match(speaker_id) is None:
+        raise InvalidInputError("speaker_id must be 1 to 64 letters, digits, _ and -; correct it.")
+
+
+def check_reference_hash(value: str) -> None:
+    """The value is no part of the sentence: whoever knows a hash may speak with its voice."""
+    if REFERENCE_HASH_PATTERN.match(value) is None:
+        raise InvalidInputError("reference_hash must be 64 lower-case hexadecimal digits; compute it as the wire protocol says.")
 
 
 def check_seed(seed: int) -> None:
@@ -62,6 +89,20 @@ def check_speed(speed: float) -> None:
         raise InvalidInputError(f"speed is {speed:g}; set it between {MIN_SPEED:g} and {MAX_SPEED:g}.")
 
 
+def check_text_normalization(value: str) -> None:
+    if value not in TEXT_NORMALIZATIONS:
+        raise InvalidInputError(f"text_normalization must be one of {', '.join(TEXT_NORMALIZATIONS)}; correct it.")
+
+
+def check_offline_length(tokens: int, max_offline_tokens: int) -> None:
+    """tokens: speech tokens of an utterance that is rendered as a whole."""
+    if tokens > max_offline_tokens:
+        seconds = max_offline_tokens / SPEECH_TOKENS_PER_SECOND
+        raise InvalidInputError(
+            f"The speech is longer than {seconds:g} s, too long to be rendered as a whole; split the text or stream it."
+        )
+
+
 def count_characters(data: bytes) -> int:
     """Characters that begin in a piece of UTF-8; a split sequence counts in the piece where it begins."""
     return sum((byte & 0xC0) != 0x80 for byte in data)
@@ -77,3 +118,9 @@ def check_transcript_length(characters: int, max_text_chars: int) -> None:
     """characters: length of ``reference_text``."""
     if characters > max_text_chars:
         raise InvalidInputError(f"The reference text is longer than {max_text_chars} characters; use a shorter reference.")
+
+
+def check_instruction_length(characters: int, max_text_chars: int) -> None:
+    """characters: length of ``instruct_text``."""
+    if characters > max_text_chars:
+        raise InvalidInputError(f"instruct_text is longer than {max_text_chars} characters; shorten it.")

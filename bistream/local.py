@@ -5,21 +5,23 @@ A text and a voice go in, a waveform or a stream of audio chunks comes out. Call
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError, UnknownSessionError
+from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.orchestration.orchestrator import Orchestrator
 from bistream.orchestration.ports import BistreamRequest, Ports
+from bistream.stage_times import StageTimes
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
@@ -30,40 +32,24 @@ DEFAULT_SAMPLING = Sampling()
 
 @dataclass(frozen=True)
 class VoiceChoice:
-    """A recording (float32 [N], 16 kHz mono) with its transcript, or the id of a registered voice, or neither: the default speaker."""
+    """A recording (float32 [N], 16 kHz mono) with its transcript, or the id of a registered voice, or neither: the default speaker.
+
+    instruct_text: how to speak. is_cross_lingual: leave the transcript aside, as for a recording without one.
+    """
 
     reference_wav: FloatArray | None = None
     reference_text: str | None = None
     speaker_id: str | None = None
-
-
-class StageTimes:
-    """Seconds spent in each stage, summed over all sessions; stages run concurrently, so the sum can exceed the wall time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seconds = {"voice": 0.0, "language_model": 0.0, "token2wav": 0.0}
-
-    @contextmanager
-    def measure(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._seconds[stage] += time.perf_counter() - begin
-
-    def seconds(self) -> dict[str, float]:
-        with self._lock:
-            return dict(self._seconds)
+    instruct_text: str | None = None
+    is_cross_lingual: bool = False
 
 
 class LocalVoice:
     """``ports.VoicePort``."""
 
     def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
-        self._tokenizer = SpeechTokenizer.from_model_dir(config.model_dir, config.device, config.num_threads)
-        self._encoder = SpeakerEncoder.from_model_dir(config.model_dir, config.device, config.num_threads)
+        self._tokenizer = SpeechTokenizer.from_config(config)
+        self._encoder = SpeakerEncoder.from_config(config)
         self._times = times
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
@@ -81,30 +67,35 @@ class LocalLanguageModel:
     def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
         self._service = SpeechTokenService(config)
         self._times = times
+        self._messages: dict[str, asyncio.Queue[SpeechTokens | BistreamError]] = {}  # by session
 
-    def stream(self, start: LanguageModelStart, wanted_tokens: Callable[[], int]) -> Iterator[SpeechTokens]:
-        messages: queue.SimpleQueue[SpeechTokens | BistreamError] = queue.SimpleQueue()
-        self._service.start(start, messages.put)
-        return self._messages(messages)
+    async def start(self, start: LanguageModelStart) -> None:
+        loop, messages = asyncio.get_running_loop(), asyncio.Queue[SpeechTokens | BistreamError]()
 
-    def _messages(self, messages: queue.SimpleQueue[SpeechTokens | BistreamError]) -> Iterator[SpeechTokens]:
-        is_final = False
-        while not is_final:
-            with self._times.measure("language_model"):
-                message = messages.get()
-            if isinstance(message, BistreamError):
-                raise message.renewed(message.session_id)
-            yield message
-            is_final = message.is_final
+        def sink(message: SpeechTokens | BistreamError) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
+                loop.call_soon_threadsafe(messages.put_nowait, message)
 
-    def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        self._service.start(start, sink)
+        self._messages[start.session_id] = messages
+
+    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
+        """As they come."""
+        with self._times.measure("language_model"):
+            message = await self._messages[session_id].get()
+        if isinstance(message, BistreamError):
+            raise message.renewed(message.session_id)
+        if message.is_final:
+            del self._messages[session_id]
+        return message
+
+    async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
         self._service.append(session_id, text, is_end)
 
-    def cancel(self, session_id: str) -> None:
-        try:
+    async def cancel(self, session_id: str) -> None:
+        with suppress(UnknownSessionError, CancelledError):  # it has ended
             self._service.cancel(session_id)
-        except UnknownSessionError:
-            pass  # it has ended by itself
+        self._messages.pop(session_id, None)
 
     def close(self) -> None:
         self._service.close()
@@ -117,16 +108,19 @@ class LocalToken2Wav:
         self._service = Token2Wav(config)
         self._times = times
 
-    def hop(self, hop: Token2WavHop) -> FloatArray:
+    async def hop(self, hop: Token2WavHop) -> FloatArray:
         with self._times.measure("token2wav"):
-            return self._service.hop(hop).result()
+            return await asyncio.wrap_future(self._service.hop(hop))
 
-    def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float) -> FloatArray:
+    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
         with self._times.measure("token2wav"):
-            return self._service.synthesize(token_ids, prompt, seed, speed).result()
+            return await asyncio.wrap_future(self._service.synthesize(token_ids, prompt, seed, speed, session_id))
 
-    def cancel(self, session_id: str) -> None:
+    async def cancel(self, session_id: str) -> None:
         self._service.cancel(session_id)
+
+    def report(self) -> LoadReport | None:
+        return self._service.report()
 
     def close(self) -> None:
         self._service.close()
@@ -138,8 +132,11 @@ class QueueSender:
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[AudioChunk | BistreamError | None] = queue.SimpleQueue()
 
-    def send(self, chunk: AudioChunk) -> None:
+    async def send(self, chunk: AudioChunk) -> None:
         self.events.put(chunk)
+
+    def report(self, heard: AudioChunk) -> None:
+        self.events.put(heard)
 
     def finish(self, error: BistreamError | None) -> None:
         self.events.put(error)
@@ -189,6 +186,13 @@ class LocalPipeline:
             whole = b"".join(map(_to_bytes, pieces))
             return self._stream(_start(whole, None, True, voice, sampling), ())
         return self._stream(_start(b"", uuid.uuid4().hex, False, voice, sampling), pieces)
+
+    def convert(
+        self, source_wav: FloatArray, voice: VoiceChoice, sampling: Sampling = DEFAULT_SAMPLING, speed: float = 1.0, offline: bool = False
+    ) -> Iterator[AudioChunk]:
+        """The words of a recording (float32 [N], 16 kHz mono) in another voice; offline: computed as a whole. Raises ``BistreamError``."""
+        start = _start(b"", None, True, voice, sampling, speed=speed, offline=offline)
+        return self._stream(replace(start, source_wav=source_wav), ())
 
     def _stream(self, start: BistreamRequest, pieces: Iterable[str | bytes]) -> Iterator[AudioChunk]:
         sender = QueueSender()
@@ -269,7 +273,9 @@ def _start(
     return BistreamRequest(
         target_text=text,
         reference_wav=voice.reference_wav,
-        reference_text=None if voice.reference_text is None else voice.reference_text.encode("utf-8"),
+        reference_text=_encoded(voice.reference_text),
+        instruct_text=_encoded(voice.instruct_text),
+        is_cross_lingual=voice.is_cross_lingual,
         speaker_id=voice.speaker_id,
         session_id=session_id,
         is_end=is_end,
@@ -277,6 +283,10 @@ def _start(
         speed=speed,
         offline=offline,
     )
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8")
 
 
 def _to_bytes(piece: str | bytes) -> bytes:

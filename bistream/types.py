@@ -35,6 +35,20 @@ class Sampling:
     top_p: float | None = None
 
 
+class TokenDemand(int):
+    """How many speech tokens are useful to a caller now, and how urgent they are.
+
+    slack_s: audio seconds that its listener has, those of the tokens included that the caller has; None: unknown, or nobody listens yet.
+    """
+
+    slack_s: float | None
+
+    def __new__(cls, tokens: int, slack_s: float | None) -> TokenDemand:
+        demand = super().__new__(cls, tokens)
+        demand.slack_s = slack_s
+        return demand
+
+
 @dataclass(frozen=True)
 class VoicePrompt:
     """Everything the stages need to speak in one voice.
@@ -58,12 +72,16 @@ class SpeechTokens:
     text_consumed: characters of the session's own text (prompt text excluded) that are certainly spoken once all tokens
     up to and including this message are.
     is_resting: no further tokens until more text arrives.
+    text_fed: characters whose text tokens the model had been given when it made these tokens: it cannot have spoken further ones.
+    text_tokens_fed: how many text tokens that were.
     """
 
     token_ids: tuple[int, ...]
     text_consumed: int = 0
     finish_reason: FinishReason | None = None
     is_resting: bool = False
+    text_fed: int = 0
+    text_tokens_fed: int = 0
 
     @property
     def is_final(self) -> bool:
@@ -72,8 +90,12 @@ class SpeechTokens:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """waveform: float32 [N], 24 kHz mono in [-0.99, 0.99]; chunks of a session are played one after another."""
+    """waveform: float32 [N], 24 kHz mono in [-0.99, 0.99]; chunks of a session are played one after another.
+
+    In characters of the session's text, at the end of the chunk: text_consumed is certainly spoken, text_position estimated.
+    """
 
     waveform: FloatArray
     sequence_number: int
     text_consumed: int
+    text_position: int = 0

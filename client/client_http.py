@@ -1,112 +1,13 @@
-"""Offline synthesis over HTTP: one request, one WAV, with the tensors of upstream's runtime (model ``cosyvoice2``, not decoupled).
-
-    python client/client_http.py --text "Hello." --reference-audio voice.wav --reference-text "What is said in it." --output hello.wav
-
-Needs numpy, soundfile and the bistream package (``pip install .``). For streaming, and for long recordings, use client_grpc.py.
-Exit codes: 0 spoken, 1 the server refused or failed, 2 wrong usage, 3 no connection, 130 interrupted.
-"""
+"""``bistream say-http`` as a script, for a checkout: see ``bistream/client/say_http.py``."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.errors import BistreamError, InvalidInputError
-from bistream.wire import COSYVOICE2, parse_error
-from client.audio import WavWriter, read_reference
-from client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
-
-MAX_BODY_BYTES = 1_000_000  # this Triton release crashes on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB
-SAMPLE_DECIMALS = 5  # finer than a 16-bit step (3.1e-5), and a third of the bytes of a full float
-
-
-def request_body(text: str, reference_wav: NDArray[np.float32] | None, reference_text: str | None) -> bytes:
-    """Upstream's request: plain JSON, ``inputs`` only. Raises ``InvalidInputError`` when it would be too large for the server."""
-    inputs: list[dict[str, Any]] = []
-    if reference_wav is not None:
-        samples = [round(float(sample), SAMPLE_DECIMALS) for sample in reference_wav]
-        inputs.append({"name": "reference_wav", "shape": [1, len(samples)], "datatype": "FP32", "data": [samples]})
-        inputs.append({"name": "reference_wav_len", "shape": [1, 1], "datatype": "INT32", "data": [[len(samples)]]})
-    if reference_text is not None:
-        inputs.append({"name": "reference_text", "shape": [1, 1], "datatype": "BYTES", "data": [reference_text]})
-    inputs.append({"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": [text]})
-    body = json.dumps({"inputs": inputs}, separators=(",", ":")).encode("utf-8")
-    if len(body) > MAX_BODY_BYTES:
-        raise InvalidInputError(
-            f"The request would be {len(body) / 1e6:.1f} MB of JSON, which can crash the server; "
-            "use a reference recording of at most 6 seconds, or client_grpc.py."
-        )
-    return body
-
-
-def synthesize(server: str, model_name: str, body: bytes, timeout_s: float) -> NDArray[np.float32]:
-    """float32 [N], 24 kHz. Raises ``BistreamError`` and ``ConnectionError``."""
-    base = server if "://" in server else f"http://{server}"
-    request = urllib.request.Request(
-        f"{base}/v2/models/{model_name}/infer?request_id=0", data=body, headers={"Content-Type": "application/json"}, method="POST"
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            answer = json.load(response)
-    except urllib.error.HTTPError as error:
-        raise _refusal(error) from None
-    except (OSError, ValueError) as error:  # URLError and timeouts are OSError
-        raise ConnectionError(f"The request to {base} failed: {getattr(error, 'reason', error)}; check that a server is running.") from None
-    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
-    return np.asarray(outputs["waveform"], dtype=np.float32).reshape(-1)
-
-
-def _refusal(error: urllib.error.HTTPError) -> BistreamError:
-    try:
-        message = str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError):
-        message = f"The server answered with status {error.code}."
-    return parse_error(message)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Speak a text through the server's HTTP port and write a WAV file.")
-    parser.add_argument("--text", required=True, help="the text to speak")
-    parser.add_argument(
-        "--reference-audio", metavar="FILE", help="a recording of the voice, 0.5 to 6 s; without it the server's default voice"
-    )
-    parser.add_argument("--reference-text", help="transcript of the recording")
-    parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
-    parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")
-    parser.add_argument("--model-name", default=COSYVOICE2.name, help="default: %(default)s")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="default: %(default)s")
-    options = parser.parse_args(arguments)
-    if (options.reference_audio is None) != (options.reference_text is None):
-        parser.error("--reference-audio and --reference-text belong together")
-    try:
-        reference_wav = read_reference(options.reference_audio) if options.reference_audio is not None else None
-        body = request_body(options.text, reference_wav, options.reference_text)
-    except (ValueError, InvalidInputError) as error:
-        return fail(str(error), EXIT_USAGE)
-    try:
-        waveform = synthesize(options.server, options.model_name, body, options.timeout)
-        with WavWriter(options.output) as wav:
-            wav.write(waveform)
-    except BistreamError as error:
-        return fail(f"{error.code}: {error.sentence}", EXIT_SERVER)
-    except ConnectionError as error:
-        return fail(str(error), EXIT_CONNECTION)
-    except OSError as error:
-        return fail(str(error), EXIT_USAGE)
-    except KeyboardInterrupt:
-        return fail("interrupted", EXIT_INTERRUPTED)
-    return EXIT_OK
-
+from bistream.client.say_http import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Text files of a model directory: ``cosyvoice2.yaml`` (HyperPyYAML, inference sections) and ``CosyVoice-BlankEN/config.json``.
+"""Text files of a model directory: the family's yaml (HyperPyYAML, inference sections) and ``CosyVoice-BlankEN/config.json``.
 
 A ``CheckpointConfig`` goes in, file contents come out; ``bistream.checkpoint.read_config`` reads the same sizes back.
 Called by ``make_checkpoint.py``.
@@ -7,18 +7,22 @@ Called by ``make_checkpoint.py``.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bistream.config import CheckpointConfig, FlowConfig, LanguageModelConfig, VocoderConfig
+from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
+from bistream.family import COSYVOICE2, Family, FlowKind, VocoderKind
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
 
+_DIT_SIZES = ("dim", "depth", "heads", "dim_head", "ff_mult", "mel_dim", "mu_dim", "spk_dim")
 
-def cosyvoice2_yaml(config: CheckpointConfig) -> str:
+
+def checkpoint_yaml(config: CheckpointConfig) -> str:
     """The sections that inference reads, with the tags and class names of the released file."""
-    flow = config.flow
+    flow, family = config.flow, config.family
+    version = "" if family is COSYVOICE2 else f"\n    version: {family.tokenizer_version}"
     return f"""\
-# Random weights made by scripts/make_checkpoint.py; the inference sections of a CosyVoice2 configuration.
+# Random weights made by scripts/make_checkpoint.py; the inference sections of a {family.title} configuration.
 sample_rate: {SAMPLE_RATE}
 llm_input_size: {config.language_model.hidden_size}
 llm_output_size: {config.language_model.hidden_size}
@@ -26,15 +30,15 @@ spk_embed_dim: {flow.spk_embed_dim}
 qwen_pretrain_path: ''
 token_frame_rate: {SPEECH_TOKENS_PER_SECOND}
 token_mel_ratio: {flow.token_mel_ratio}
-chunk_size: {flow.encoder.static_chunk_size} # of streaming inference, in tokens
+chunk_size: {flow.chunk_tokens} # of streaming inference, in tokens
 num_decoding_left_chunks: -1 # below 0: all
 
-{_llm_section(config.language_model)}
-{_flow_section(flow)}
-{_hift_section(config.vocoder)}
+{_llm_section(config.language_model, family)}
+{_FLOW_SECTIONS[family.flow](flow)}
+{_HIFT_SECTIONS[family.vocoder](config.vocoder)}
 get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
     token_path: !ref <qwen_pretrain_path>
-    skip_special_tokens: True
+    skip_special_tokens: True{version}
 allowed_special: 'all'
 feat_extractor: !name:matcha.utils.audio.mel_spectrogram
     n_fft: {4 * SAMPLES_PER_MEL_FRAME}
@@ -43,7 +47,7 @@ feat_extractor: !name:matcha.utils.audio.mel_spectrogram
     hop_size: {SAMPLES_PER_MEL_FRAME}
     win_size: {4 * SAMPLES_PER_MEL_FRAME}
     fmin: 0
-    fmax: 8000
+    fmax: {_upper_end(family)}
     center: False
 """
 
@@ -53,9 +57,14 @@ def _numbers(values: Sequence[Any]) -> str:
     return json.dumps(values)
 
 
-def _llm_section(llm: LanguageModelConfig) -> str:
+def _upper_end(family: Family) -> str:
+    """Of the mel; the released file has null for all frequencies."""
+    return "null" if family.mel_high_hz == SAMPLE_RATE / 2 else f"{family.mel_high_hz:g}"
+
+
+def _llm_section(llm: LanguageModelConfig, family: Family) -> str:
     return f"""\
-llm: !new:cosyvoice.llm.llm.Qwen2LM
+llm: !new:cosyvoice.llm.llm.{family.language_model}
     llm_input_size: !ref <llm_input_size>
     llm_output_size: !ref <llm_output_size>
     speech_token_size: {llm.speech_token_size}
@@ -72,13 +81,27 @@ llm: !new:cosyvoice.llm.llm.Qwen2LM
 """
 
 
-def _flow_section(flow: FlowConfig) -> str:
+def _own_key(indent: int, name: str, value: int, released: int) -> str:
+    """A line for a key that upstream's yaml does not have, where the value is not upstream's."""
+    return "" if value == released else f"\n{indent * ' '}{name}: {value} # {released} in the released model, which has no such key"
+
+
+def _cfm_params(flow: FlowConfig) -> str:
+    steps = _own_key(16, "n_timesteps", flow.n_timesteps, 10)
+    return f"""\
+        cfm_params: !new:omegaconf.DictConfig
+            content:
+                sigma_min: 1e-06
+                solver: 'euler'
+                t_scheduler: 'cosine'
+                training_cfg_rate: 0.2
+                inference_cfg_rate: {flow.inference_cfg_rate}{steps}
+                reg_loss_type: 'l1'"""
+
+
+def _unet_flow_section(flow: FlowConfig) -> str:
     encoder, estimator = flow.encoder, flow.estimator
-    up_blocks = (
-        ""
-        if encoder.num_up_blocks == 4
-        else f"\n        num_up_blocks: {encoder.num_up_blocks} # 4 in the released model, which has no such key"
-    )
+    up_blocks = _own_key(8, "num_up_blocks", encoder.num_up_blocks, 4)
     return f"""\
 flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
     input_size: {flow.input_size}
@@ -110,14 +133,7 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
         in_channels: 240
         n_spks: 1
         spk_emb_dim: 80
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: 1e-06
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: 0.2
-                inference_cfg_rate: {flow.inference_cfg_rate}
-                reg_loss_type: 'l1'
+{_cfm_params(flow)}
         estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
             in_channels: {estimator.in_channels}
             out_channels: {estimator.out_channels}
@@ -133,9 +149,50 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
 """
 
 
-def _hift_section(vocoder: VocoderConfig) -> str:
+def _dit_flow_section(flow: FlowConfig) -> str:
+    assert isinstance(flow, DitFlowConfig)
+    sizes = "\n".join(f"            {name}: {getattr(flow.dit, name)}" for name in _DIT_SIZES)
     return f"""\
-hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
+    input_size: {flow.input_size}
+    output_size: {flow.output_size}
+    spk_embed_dim: !ref <spk_embed_dim>
+    output_type: 'mel'
+    vocab_size: {flow.vocab_size}
+    input_frame_rate: !ref <token_frame_rate>
+    only_mask_loss: True
+    token_mel_ratio: !ref <token_mel_ratio>
+    pre_lookahead_len: {flow.pre_lookahead_len}
+    pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
+        in_channels: {flow.input_size}
+        channels: {flow.lookahead_channels}
+        pre_lookahead_len: {flow.pre_lookahead_len}
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        in_channels: 240
+        n_spks: 1
+        spk_emb_dim: 80
+{_cfm_params(flow)}
+        estimator: !new:cosyvoice.flow.DiT.dit.DiT
+{sizes}
+            out_channels: {flow.output_size}
+            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
+            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
+"""
+
+
+def _hift_section(vocoder: VocoderConfig) -> str:
+    return _vocoder_section(vocoder, "HiFTGenerator", "ConvRNNF0Predictor", "")
+
+
+def _causal_hift_section(vocoder: VocoderConfig) -> str:
+    assert isinstance(vocoder, CausalVocoderConfig)
+    look_right = f"\n    conv_pre_look_right: {vocoder.conv_pre_look_right}"
+    return _vocoder_section(vocoder, "CausalHiFTGenerator", "CausalConvRNNF0Predictor", look_right)
+
+
+def _vocoder_section(vocoder: VocoderConfig, generator: str, f0_predictor: str, own_keys: str) -> str:
+    return f"""\
+hift: !new:cosyvoice.hifigan.generator.{generator}
     in_channels: {vocoder.in_channels}
     base_channels: {vocoder.base_channels}
     nb_harmonics: {vocoder.nb_harmonics}
@@ -153,12 +210,16 @@ hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
     source_resblock_kernel_sizes: {_numbers(vocoder.source_resblock_kernel_sizes)}
     source_resblock_dilation_sizes: {_numbers(vocoder.source_resblock_dilation_sizes)}
     lrelu_slope: {vocoder.lrelu_slope}
-    audio_limit: {vocoder.audio_limit}
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
+    audio_limit: {vocoder.audio_limit}{own_keys}
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{f0_predictor}
         num_class: 1
         in_channels: {vocoder.in_channels}
         cond_channels: {vocoder.f0_channels}
 """
+
+
+_FLOW_SECTIONS: dict[FlowKind, Callable[[FlowConfig], str]] = {"unet": _unet_flow_section, "dit": _dit_flow_section}
+_HIFT_SECTIONS: dict[VocoderKind, Callable[[VocoderConfig], str]] = {"hift": _hift_section, "causal_hift": _causal_hift_section}
 
 
 def qwen2_config_json(llm: LanguageModelConfig) -> str:

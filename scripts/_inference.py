@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from bistream.client.audio import read_reference
+from bistream.client.voice_options import add_manner_arguments
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
-from bistream.types import Sampling
-from client.audio import read_reference
+from bistream.types import FloatArray, Sampling
+from bistream.wire import TEXT_NORMALIZATIONS
+from scripts._dataset import Row, read_lines, read_manifest, read_rows
 
 
 @dataclass(frozen=True)
@@ -21,19 +24,34 @@ class Utterance:
     name: str  # of the WAV file
     text: str
     voice: VoiceChoice
+    speech_tokens: tuple[int, ...] = ()  # of the text, where the data set has them
+    source_wav: FloatArray | None = None  # voice conversion: float32 [N], 16 kHz, instead of a text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model-dir", required=True, metavar="DIR", help="CosyVoice2-0.5B, or a result of scripts/make_checkpoint.py")
+    """Of the two scripts."""
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text", help="one text to speak")
     text.add_argument("--text-file", metavar="FILE", help="texts to speak, one per line (UTF-8)")
     text.add_argument("--manifest", metavar="FILE", help="lines utt|prompt_text|prompt_wav|target_text; paths relative to the manifest")
-    parser.add_argument("--prompt-text", help="transcript of the recording (with --text and --text-file)")
-    parser.add_argument("--prompt-audio", metavar="FILE", help="a recording of the voice")
-    parser.add_argument("--speaker-id", help="a registered voice instead of a recording")
+    text.add_argument("--dataset", metavar="SET", help="Parquet, JSONL, folder or name on the hub (scripts/_dataset.py)")
+    text.add_argument("--source-audio", metavar="FILE", help="voice conversion: a recording whose words are spoken in the voice")
+    parser.add_argument("--split", help="of the data set, where it has several, e.g. wenetspeech4tts")
+    parser.add_argument("--reference-text", help="transcript of the recording (with --text and --text-file); without it: cross-lingual")
+    parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice")
+    parser.add_argument("--speaker-id", help="a registered voice, or a preset of spk2info.pt, instead of a recording")
+    add_manner_arguments(parser)
     parser.add_argument("--voices-dir", default="", metavar="DIR", help="where the registered voices are")
+    parser.add_argument(
+        "--text-normalization", choices=TEXT_NORMALIZATIONS, default="off", help="read out numbers, dates and units (default: %(default)s)"
+    )
     parser.add_argument("--output-dir", default="output", metavar="DIR", help="where the WAV files and log.json go (default: %(default)s)")
+    add_model_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """What ``runtime_config`` and ``sampling`` read, the voices aside."""
+    parser.add_argument("--model-dir", required=True, metavar="DIR", help="CosyVoice2-0.5B, or a result of scripts/make_checkpoint.py")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads; 0 is the library's default")
@@ -49,7 +67,8 @@ def runtime_config(options: argparse.Namespace, max_sessions: int) -> RuntimeCon
         device=options.device,
         dtype=options.dtype,
         num_threads=options.num_threads,
-        voices_dir=options.voices_dir,
+        voices_dir=getattr(options, "voices_dir", ""),
+        text_normalization=getattr(options, "text_normalization", "off"),
         max_sessions=max_sessions,
     )
 
@@ -61,50 +80,48 @@ def sampling(options: argparse.Namespace) -> Sampling:
 def utterances(options: argparse.Namespace) -> list[Utterance]:
     """Raises ``InvalidInputError`` naming the line or file that is wrong."""
     if options.manifest is not None:
-        return read_manifest(Path(options.manifest))
-    voice = _voice(options)
+        return [_utterance(row, options) for row in read_manifest(Path(options.manifest))]
+    if options.dataset is not None:
+        with TemporaryDirectory() as recordings:
+            return [_utterance(row, options) for row in read_rows(options.dataset, options.split, Path(recordings))]
+    voice = _in_manner(_voice(options), options)
+    if options.source_audio is not None:
+        if options.instruct_text is not None:
+            raise InvalidInputError("--source-audio brings how its words are spoken; leave --instruct-text out.")
+        return [Utterance(Path(options.source_audio).stem, "", voice, source_wav=_samples(Path(options.source_audio)))]
     if options.text is not None:
         return [Utterance("utterance", options.text, voice)]
-    lines = [line.strip() for line in _read_lines(Path(options.text_file))]
+    lines = [line.strip() for line in read_lines(Path(options.text_file))]
     return [Utterance(f"{number:04d}", line, voice) for number, line in enumerate(lines, 1) if line]
 
 
-def read_manifest(path: Path) -> list[Utterance]:
-    """Lines ``utt|prompt_text|prompt_wav|target_text``, as in upstream; empty lines are skipped. Recordings are read here."""
-    found: dict[str, Utterance] = {}
-    for number, line in enumerate(_read_lines(path), 1):
-        if not line.strip():
-            continue
-        fields = [field.strip() for field in line.split("|")]
-        if len(fields) != 4 or not all(fields):
-            raise InvalidInputError(f"Line {number} of {path} is not utt|prompt_text|prompt_wav|target_text; correct it.")
-        name, prompt_text, prompt_wav, text = fields
-        if name in found or Path(name).name != name:
-            raise InvalidInputError(f"Line {number} of {path} has the name {name!r}, which is taken or not a file name; choose another.")
-        found[name] = Utterance(name, text, _recording(path.parent / prompt_wav, prompt_text))
-    return list(found.values())
+def _utterance(row: Row, options: argparse.Namespace) -> Utterance:
+    """With its recording, which is read here."""
+    voice = _in_manner(recording(row.prompt_audio, row.prompt_text), options)
+    return Utterance(row.id, row.target_text, voice, row.target_tokens)
 
 
 def _voice(options: argparse.Namespace) -> VoiceChoice:
     if options.speaker_id is not None:
         return VoiceChoice(speaker_id=options.speaker_id)
-    if options.prompt_audio is None or options.prompt_text is None:
-        raise InvalidInputError("The voice is missing; give --prompt-audio with --prompt-text, or --speaker-id with --voices-dir.")
-    return _recording(Path(options.prompt_audio), options.prompt_text)
+    if options.reference_audio is None:
+        raise InvalidInputError("The voice is missing; give --reference-audio with --reference-text, or --speaker-id.")
+    return recording(Path(options.reference_audio), options.reference_text)
 
 
-def _recording(path: Path, transcript: str) -> VoiceChoice:
+def _in_manner(voice: VoiceChoice, options: argparse.Namespace) -> VoiceChoice:
+    return replace(voice, instruct_text=options.instruct_text, is_cross_lingual=options.cross_lingual)
+
+
+def recording(path: Path, transcript: str | None) -> VoiceChoice:
+    return VoiceChoice(_samples(path), transcript)
+
+
+def _samples(path: Path) -> FloatArray:
     try:
-        return VoiceChoice(read_reference(path), transcript)
+        return read_reference(path)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
-
-
-def _read_lines(path: Path) -> Sequence[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} could not be read as UTF-8 text ({error}); name another file.") from None
 
 
 def write_log(log: dict[str, Any], output: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,39 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bistream.voice.s3_network import CODE_DIGITS, DIGIT_SCALE, FSMN_KERNEL, HEAD_SIZE, ONNX_INITIALIZERS, ROTARY_BASE
+from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.voice.s3_network import CODE_BASE, DIGIT_SCALE, FSMN_KERNEL, HEAD_SIZE, ROTARY_BASE
 
 OPSET = 17
 IR_VERSION = 8
 
+# Names that the exporter generated in the released file, and on which the package s3tokenizer relies.
+RELEASED_NAMES = {
+    "onnx::Conv_2216": "encoder.conv1.weight",
+    "onnx::Conv_2217": "encoder.conv1.bias",
+    "onnx::Conv_2218": "encoder.conv2.weight",
+    "onnx::Conv_2219": "encoder.conv2.bias",
+    "onnx::MatMul_2536": "quantizer._codebook.project_down.weight",
+    "quantizer.project_in.bias": "quantizer._codebook.project_down.bias",
+}
 Weights = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class TokenizerForm:
+    """How the released file of a version is written. has_own_names: the initialisers of convolutions and quantizer are called as in
+    ``RELEASED_NAMES``. has_norm_nodes: a layer norm is one node, and not arithmetic that ends in ``Mul`` and ``Add``."""
+
+    name: str
+    attention_norm_eps: float
+    has_own_names: bool
+    has_norm_nodes: bool
+
+
+FORMS = {
+    COSYVOICE2.speech_tokenizer_file: TokenizerForm("speech_tokenizer_v2", COSYVOICE2.tokenizer_norm_eps, True, True),
+    COSYVOICE3.speech_tokenizer_file: TokenizerForm("speech_tokenizer_v3", COSYVOICE3.tokenizer_norm_eps, False, False),
+}
 
 
 class GraphBuilder:
@@ -60,9 +88,16 @@ class GraphBuilder:
 class _SpeechTokenizerGraph(GraphBuilder):
     """Node and initializer names follow the released file where its public loaders rely on them."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, form: TokenizerForm) -> None:
         super().__init__()
         self.weights = weights
+        self.form = form
+
+    def named_weight(self, name: str) -> str:
+        """name: a key of ``RELEASED_NAMES``."""
+        key = RELEASED_NAMES[name]
+        own = name if self.form.has_own_names else key.replace("quantizer._codebook.project_down", "quantizer.project_in")
+        return self.weight(own, self.weights[key].T if "MatMul" in name else self.weights[key])
 
     def gelu(self, x: str) -> str:
         scaled = self.add("Div", x, self.constant(np.sqrt(2.0), np.float32))
@@ -76,7 +111,13 @@ class _SpeechTokenizerGraph(GraphBuilder):
     def layer_norm(self, x: str, key: str, node: str, epsilon: float) -> str:
         scale = self.weight(f"{key}.weight", self.weights[f"{key}.weight"])
         shift = self.weight(f"{key}.bias", self.weights[f"{key}.bias"])
-        return self.add("LayerNormalization", x, scale, shift, name=f"{node}/LayerNormalization", axis=-1, epsilon=epsilon)
+        if self.form.has_norm_nodes:
+            return self.add("LayerNormalization", x, scale, shift, name=f"{node}/LayerNormalization", axis=-1, epsilon=epsilon)
+        centred = self.add("Sub", x, self.add("ReduceMean", x, axes=[-1]), name=f"{node}/Sub")
+        square = self.add("Pow", centred, self.constant(2.0, np.float32), name=f"{node}/Pow")
+        variance = self.add("Add", self.add("ReduceMean", square, axes=[-1]), self.constant(epsilon, np.float32), name=f"{node}/Add")
+        quotient = self.add("Div", centred, self.add("Sqrt", variance), name=f"{node}/Div")
+        return self.add("Add", self.add("Mul", quotient, scale, name=f"{node}/Mul"), shift, name=f"{node}/Add_1")
 
     def size(self, x: str, axis: int) -> str:
         return self.add("Gather", self.add("Shape", x), self.constant(axis, np.int64), axis=0)
@@ -91,8 +132,9 @@ class _SpeechTokenizerGraph(GraphBuilder):
 
     def convolution(self, x: str, lengths: str, names: tuple[str, str]) -> str:
         masked = self.add("Mul", x, self.add("Unsqueeze", self.mask(lengths, x, 2), self.constant([1], np.int64)))
-        weight, bias = (self.weight(name, self.weights[ONNX_INITIALIZERS[name]]) for name in names)
-        return self.gelu(self.add("Conv", masked, weight, bias, kernel_shape=[3], strides=[2], pads=[1, 1]))
+        weight, bias = map(self.named_weight, names)
+        node = f"/{RELEASED_NAMES[names[0]].split('.')[1]}/Conv"
+        return self.gelu(self.add("Conv", masked, weight, bias, name=node, kernel_shape=[3], strides=[2], pads=[1, 1]))
 
     def halve(self, lengths: str) -> str:
         one, two = self.constant(1, np.int64), self.constant(2, np.int64)
@@ -139,32 +181,30 @@ class _SpeechTokenizerGraph(GraphBuilder):
 
     def block(self, x: str, layer: int, mask: str, bias: str, rotary: tuple[str, str], width: int) -> str:
         key, node = f"encoder.blocks.{layer}", f"/blocks.{layer}"
-        normed = self.layer_norm(x, f"{key}.attn_ln", f"{node}/attn_ln", 1e-6)
+        normed = self.layer_norm(x, f"{key}.attn_ln", f"{node}/attn_ln", self.form.attention_norm_eps)
         x = self.add("Add", x, self.attention(normed, layer, mask, bias, rotary, width))
         normed = self.layer_norm(x, f"{key}.mlp_ln", f"{node}/mlp_ln", 1e-5)
         inner = self.gelu(self.linear(normed, f"{key}.mlp.0", f"{node}/mlp/mlp.0"))
         return self.add("Add", x, self.linear(inner, f"{key}.mlp.2", f"{node}/mlp/mlp.2"))
 
     def quantize(self, x: str) -> None:
-        """The last nodes: 8 base-3 digits per frame to ``indices``."""
-        weight, bias = "onnx::MatMul_2536", "quantizer.project_in.bias"
-        product = self.add("MatMul", x, self.weight(weight, self.weights[ONNX_INITIALIZERS[weight]].T), name="/quantizer/project_in/MatMul")
-        projected = self.add("Add", self.weight(bias, self.weights[ONNX_INITIALIZERS[bias]]), product, name="/quantizer/project_in/Add")
+        """The last nodes: base-3 digits of each frame to ``indices``."""
+        product = self.add("MatMul", x, self.named_weight("onnx::MatMul_2536"), name="/quantizer/project_in/MatMul")
+        projected = self.add("Add", self.named_weight("quantizer.project_in.bias"), product, name="/quantizer/project_in/Add")
         digits = self.add("Round", self.add("Mul", self.add("Tanh", projected), self.constant(DIGIT_SCALE, np.float32)))
-        weighted = self.add(
-            "Mul", self.add("Add", digits, self.constant(1.0, np.float32)), self.constant(3.0 ** np.arange(CODE_DIGITS), np.float32)
-        )
+        powers = self.constant(float(CODE_BASE) ** np.arange(self.weights["quantizer._codebook.project_down.bias"].size), np.float32)
+        weighted = self.add("Mul", self.add("Add", digits, self.constant(1.0, np.float32)), powers)
         codes = self.add("ReduceSum", weighted, self.constant([-1], np.int64), keepdims=0)
         self.add("Cast", codes, output="indices", to=TensorProto.INT32)
 
 
-def speech_tokenizer_model(weights: Weights) -> onnx.ModelProto:
-    """``speech_tokenizer_v2.onnx`` from the state dict of ``S3Network``.
+def speech_tokenizer_model(weights: Weights, file_name: str = COSYVOICE2.speech_tokenizer_file) -> onnx.ModelProto:
+    """``file_name``, as its version is released, from the state dict of ``S3Network``.
 
     Inputs ``feats`` float32 [B, 128, T] and ``feats_length`` int32 [B]; output ``indices`` int32 [B, ceil(T / 4)].
     """
     width, mel_bins, _ = weights["encoder.conv1.weight"].shape
-    graph = _SpeechTokenizerGraph(weights)
+    graph = _SpeechTokenizerGraph(weights, FORMS[file_name])
     lengths = graph.add("Cast", "feats_length", to=TensorProto.INT64)
     x = graph.convolution("feats", lengths, ("onnx::Conv_2216", "onnx::Conv_2217"))
     lengths = graph.halve(lengths)
@@ -181,7 +221,7 @@ def speech_tokenizer_model(weights: Weights) -> onnx.ModelProto:
         x = graph.block(x, layer, mask, bias, rotary, width)
     graph.quantize(x)
     return graph.model(
-        "speech_tokenizer_v2",
+        FORMS[file_name].name,
         [
             helper.make_tensor_value_info("feats", TensorProto.FLOAT, ["batch", mel_bins, "frames"]),
             helper.make_tensor_value_info("feats_length", TensorProto.INT32, ["batch"]),

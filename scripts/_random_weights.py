@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bistream.config import VocoderConfig
+from bistream.checkpoint_config import CausalVocoderConfig, VocoderConfig
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -135,7 +135,7 @@ def _kernel_norm(key: str, shapes: Shapes, config: VocoderConfig) -> float:
     """Norm over all dimensions but the first that keeps the variance of the activations."""
     module = key.split(".parametrizations")[0]
     parts = module.split(".")
-    if parts[0] == "ups":  # [in, out, kernel]; each output sample gets kernel / rate taps
+    if parts[0] == "ups" and not isinstance(config, CausalVocoderConfig):  # [in, out, kernel]; an output sample gets kernel / rate taps
         channels_in, channels_out, _ = shapes[f"{module}.parametrizations.weight.original1"]
         return math.sqrt(config.upsample_rates[int(parts[1])] * channels_out / channels_in)
     return RESIDUAL_GAIN if "resblocks" in module else 1.0

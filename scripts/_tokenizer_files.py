@@ -12,11 +12,12 @@ from collections import Counter
 from pathlib import Path
 
 from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.text.tokenizer import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS, make_pre_tokenizer
+from bistream.family import COSYVOICE2, TokenizerVersion
+from bistream.text.special_tokens import ADDED_TOKENS, BASE_SPECIAL_TOKENS
+from bistream.text.tokenizer import make_pre_tokenizer
 
 MIN_VOCAB_SIZE = 256  # the byte symbols alone
 FULL_VOCAB_SIZE = 151_643  # base entries of the released model; its special tokens start at this id
-SPECIAL_TOKEN_COUNT = len(BASE_SPECIAL_TOKENS) + len(ADDED_SPECIAL_TOKENS)  # ids that follow the base vocabulary
 
 _MIN_PAIR_COUNT = 2  # a pair that occurs once is a whole word of the corpus, not a regularity of the language
 _CORPUS = """
@@ -41,6 +42,11 @@ Hello world. How are you today? Thank you very much, that is very kind of you. G
 你好，世界。你今天好吗？非常感谢，你真是太客气了。晚安，我们明天再见！
 我们的人工智能可以合成语音，大家都可以用它来说话，也可以用它来读书。
 """
+
+
+def special_token_count(version: TokenizerVersion = COSYVOICE2.tokenizer_version) -> int:
+    """Ids that follow the base vocabulary."""
+    return len(BASE_SPECIAL_TOKENS) + len(ADDED_TOKENS[version])
 
 
 def byte_symbols() -> list[str]:
@@ -121,8 +127,8 @@ def tokenizer_config(vocab_size: int) -> dict[str, object]:
 def write_tokenizer_files(directory: Path, vocab_size: int) -> None:
     """Write the three tokenizer files into ``directory``/CosyVoice-BlankEN, or into ``directory`` itself if it has that name.
 
-    vocab_size: base entries, the special tokens not counted: they take the next ``SPECIAL_TOKEN_COUNT`` ids, so the text
-    embedding needs at least ``vocab_size + SPECIAL_TOKEN_COUNT`` rows. Raises ``ValueError`` below ``MIN_VOCAB_SIZE``.
+    vocab_size: base entries, the special tokens not counted: they take the next ``special_token_count`` ids, so the text
+    embedding needs at least so many rows more. Raises ``ValueError`` below ``MIN_VOCAB_SIZE``.
     """
     target = directory if directory.name == QWEN_DIRECTORY else directory / QWEN_DIRECTORY
     target.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Make a CosyVoice2 model directory with random weights: every file of the released one, in its format and key names.
+"""Make a model directory with random weights: every file of the released one, in its format and key names.
 
-Two sizes: ``tiny`` loads in a moment and speaks faster than real time on two CPU cores (tests, the demo); ``full`` has the
-shapes of CosyVoice2-0.5B (benchmarks). Its speech is noise. Same seed, same tensors.
+Two families, each in two sizes: ``tiny`` loads in a moment and speaks faster than real time on two CPU cores (tests, the demo);
+``full`` has the released shapes (benchmarks). Its speech is noise. Same seed, same tensors.
 
 Example:  python scripts/make_checkpoint.py --size tiny build/tiny_checkpoint
 """
@@ -14,33 +14,41 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import onnx
 import torch
+from tqdm import tqdm
 
 from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.config import (
+from bistream.checkpoint_config import (
+    CausalVocoderConfig,
     CheckpointConfig,
+    DitConfig,
+    DitFlowConfig,
     EstimatorConfig,
     FlowConfig,
     FlowEncoderConfig,
     LanguageModelConfig,
     VocoderConfig,
 )
+from bistream.family import COSYVOICE2, COSYVOICE3, FlowKind, VocoderKind
 from bistream.mel2wav import weights as vocoder_weights
 from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import weights as flow_weights
 from bistream.voice import s3_network
 from bistream.voice.features import KALDI_MEL_BINS
-from scripts._checkpoint_text import cosyvoice2_yaml, qwen2_config_json
+from scripts import _cosyvoice3_flow
+from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._onnx_models import speaker_encoder_model, speech_tokenizer_model
 from scripts._random_weights import Drawer, Scale, common_scale, fan_in_scale, flow_state, language_model_state, vocoder_state
-from scripts._tokenizer_files import FULL_VOCAB_SIZE, SPECIAL_TOKEN_COUNT, write_tokenizer_files
+from scripts._tokenizer_files import FULL_VOCAB_SIZE, special_token_count, write_tokenizer_files
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class CheckpointSize:
     speech_tokenizer: s3_network.S3Config
     speaker_encoder_width: int
     speaker_encoder_layers: int  # convolutions after the first one
+    has_speaker_table: bool = True  # ``spk2info.pt``
 
 
 TINY = CheckpointSize(
@@ -82,12 +91,31 @@ FULL = CheckpointSize(
 )
 SIZES = {"tiny": TINY, "full": FULL}
 
+
+def _of_cosyvoice3(size: CheckpointSize, flow: DitFlowConfig, vocoder: CausalVocoderConfig, tokenizer_layers: int) -> CheckpointSize:
+    """The same body of the language model and the same speaker encoder, with CosyVoice3's rows, flow, vocoder and tokenizer."""
+    family = COSYVOICE3
+    language_model = replace(size.checkpoint.language_model, rows=family.rows, head_has_bias=family.head_has_bias)
+    tokenizer = replace(size.speech_tokenizer, layers=tokenizer_layers, attention_norm_eps=family.tokenizer_norm_eps)
+    checkpoint = CheckpointConfig(language_model, flow, vocoder, family)
+    return replace(size, checkpoint=checkpoint, speech_tokenizer=tokenizer, has_speaker_table=False)
+
+
+TINY3 = _of_cosyvoice3(
+    TINY,
+    DitFlowConfig(dit=DitConfig(dim=64, depth=2, heads=4, dim_head=16), lookahead_channels=48),
+    CausalVocoderConfig(base_channels=48, f0_channels=32),
+    tokenizer_layers=2,
+)
+FULL3 = _of_cosyvoice3(FULL, DitFlowConfig(), CausalVocoderConfig(), COSYVOICE3.tokenizer_layers)
+FAMILY_SIZES = {COSYVOICE2.name: SIZES, COSYVOICE3.name: {"tiny": TINY3, "full": FULL3}}
+
 PARTIAL_SUFFIX = ".partial"
 DEFAULT_SPEAKER_ID = "001"  # the key that upstream's Triton runtime looks up
 DEFAULT_SPEAKER_TOKENS = 50
 
 
-def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: str = "cpu") -> None:
+def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: str = "cpu", family: str = COSYVOICE2.name) -> None:
     """Write the model directory ``directory``; it appears under its name only when it is complete.
 
     Raises ``FileExistsError`` when ``directory`` exists already.
@@ -98,36 +126,59 @@ def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: 
     partial = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", suffix=PARTIAL_SUFFIX, dir=directory.parent))
     try:
         partial.chmod(0o755)  # mkdtemp makes it private
-        _write_files(partial, SIZES[size], Drawer(seed, device))
+        _write_files(partial, FAMILY_SIZES[family][size], Drawer(seed, device))
         partial.rename(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
-    config = size.checkpoint
-    (directory / "cosyvoice2.yaml").write_text(cosyvoice2_yaml(config), encoding="utf-8")
+    config, family = size.checkpoint, size.checkpoint.family
+    (directory / family.yaml_names[0]).write_text(checkpoint_yaml(config), encoding="utf-8")
     qwen = directory / QWEN_DIRECTORY
     qwen.mkdir()
     (qwen / "config.json").write_text(qwen2_config_json(config.language_model), encoding="utf-8")
-    write_tokenizer_files(qwen, _base_vocabulary(config.language_model.text_vocab_size))
-    torch.save(language_model_state(drawer, language_model_weights.expected_shapes(config.language_model)), directory / "llm.pt")
-    torch.save(flow_state(drawer, flow_weights.expected_shapes(config.flow)), directory / "flow.pt")
-    torch.save(vocoder_state(drawer, vocoder_weights.expected_shapes(config.vocoder), config.vocoder), directory / "hift.pt")
-    onnx.save(_random_speech_tokenizer(size, drawer), str(directory / "speech_tokenizer_v2.onnx"))
-    onnx.save(_random_speaker_encoder(size, drawer), str(directory / "campplus.onnx"))
-    torch.save({DEFAULT_SPEAKER_ID: _random_speaker(config, drawer)}, directory / "spk2info.pt")
+    special_tokens = special_token_count(family.tokenizer_version)
+    write_tokenizer_files(qwen, min(FULL_VOCAB_SIZE, config.language_model.text_vocab_size - special_tokens))
+    writers: dict[str, Callable[[Path], object]] = {
+        "llm.pt": lambda path: torch.save(
+            language_model_state(drawer, language_model_weights.expected_shapes(config.language_model)), path
+        ),
+        "flow.pt": lambda path: torch.save(FLOW_STATES[family.flow](config, drawer), path),
+        "hift.pt": lambda path: torch.save(VOCODER_STATES[family.vocoder](config, drawer), path),
+        family.speech_tokenizer_file: lambda path: onnx.save(_random_speech_tokenizer(size, drawer), str(path)),
+        "campplus.onnx": lambda path: onnx.save(_random_speaker_encoder(size, drawer), str(path)),
+    }
+    if size.has_speaker_table:
+        writers["spk2info.pt"] = lambda path: torch.save({DEFAULT_SPEAKER_ID: _random_speaker(config, drawer)}, path)
+    for name, write in tqdm(writers.items(), desc="drawing weights", unit="file", leave=False, delay=2, disable=None):
+        write(directory / name)
 
 
-def _base_vocabulary(embedding_rows: int) -> int:
-    """Tokenizer entries without the special tokens: the released number, or what a smaller text embedding has room for."""
-    return min(FULL_VOCAB_SIZE, embedding_rows - SPECIAL_TOKEN_COUNT)
+State = dict[str, torch.Tensor]
+Sizes = TypeVar("Sizes")
+
+
+def _of(kind: type[Sizes], sizes: object) -> Sizes:
+    assert isinstance(sizes, kind), "the family says which it is"
+    return sizes
+
+
+FLOW_STATES: dict[FlowKind, Callable[[CheckpointConfig, Drawer], State]] = {
+    "unet": lambda config, drawer: flow_state(drawer, flow_weights.expected_shapes(config.flow)),
+    "dit": lambda config, drawer: _cosyvoice3_flow.flow_state(_of(DitFlowConfig, config.flow), drawer),
+}
+VOCODER_STATES: dict[VocoderKind, Callable[[CheckpointConfig, Drawer], State]] = {
+    "hift": lambda config, drawer: vocoder_state(drawer, vocoder_weights.expected_shapes(config.vocoder), config.vocoder),
+    "causal_hift": lambda config, drawer: _cosyvoice3_flow.hift_state(_of(CausalVocoderConfig, config.vocoder), drawer),
+}
 
 
 def _random_speech_tokenizer(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:
     shapes = s3_network.expected_shapes(size.speech_tokenizer)
-    state = drawer.state_dict("speech_tokenizer_v2.onnx", shapes, common_scale)
-    return speech_tokenizer_model({key: tensor.numpy() for key, tensor in state.items()})
+    name = size.checkpoint.family.speech_tokenizer_file
+    state = drawer.state_dict(name, shapes, common_scale)
+    return speech_tokenizer_model({key: tensor.numpy() for key, tensor in state.items()}, name)
 
 
 def _random_speaker_encoder(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:
@@ -157,10 +208,11 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="CosyVoice-BlankEN/ gets its configuration and tokenizer files but no model weights: nothing reads them, as llm.pt holds "
-        "the whole language model. The tokenizer is made for this size and is not Qwen2's. speech_tokenizer_v2.onnx has the released "
-        "network's architecture, campplus.onnx only its inputs, outputs and (full) size.",
+        "the whole language model. The tokenizer is made for this size and is not Qwen2's. The speech tokenizer's file has the released "
+        "network's architecture, campplus.onnx only its inputs, outputs and (full) size. spk2info.pt is made for CosyVoice2 alone.",
     )
     parser.add_argument("directory", type=Path, metavar="OUT", help="directory to make; must not exist")
+    parser.add_argument("--family", choices=sorted(FAMILY_SIZES), default=COSYVOICE2.name, help="whose files (default: %(default)s)")
     parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="network sizes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default: %(default)s)")
     parser.add_argument(
@@ -176,7 +228,7 @@ def main() -> int:
     arguments = _arguments()
     started = time.monotonic()
     try:
-        make_checkpoint(arguments.directory, arguments.size, arguments.seed, arguments.device)
+        make_checkpoint(arguments.directory, arguments.size, arguments.seed, arguments.device, arguments.family)
     except FileExistsError as error:
         print(error, file=sys.stderr)
         return 1

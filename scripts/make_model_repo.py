@@ -20,8 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
+from bistream.model_dir import check_model_dir
+from bistream.text2token.tensorrt_llm.preflight import check_installed
+from bistream.text2token.tensorrt_llm.sequences import CACHE_PER_ADMITTED
 from scripts.fill_template import TemplateError, fill, parse_settings, placeholders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +78,8 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
         raise RepositoryError(
             f"--set {unused[0]}: no template has this placeholder; there are {', '.join(sorted(set().union(*wanted.values())))}."
         )
+    if any("model_family" in given for given in (shared, *own.values())):
+        raise RepositoryError("--set model_family: it follows from the model directory; leave it out.")
     base = {**default_values(root), **PROFILES[profile], **shared}
     if not base.get("model_dir"):
         raise RepositoryError("The model directory is not set; give --model-dir.")
@@ -81,13 +87,37 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
     for model, names in wanted.items():
         known = {key: value for key, value in base.items() if key in names}
         values[model] = {**known, **own[model]}
+    if "token2wav" in values and not any("shared_kv_cache_tokens" in given for given in (shared, own["token2wav"])):
+        values["token2wav"]["shared_kv_cache_tokens"] = str(shared_kv_cache_tokens(values))
     return values
+
+
+def shared_kv_cache_tokens(values: Mapping[str, Mapping[str, str]]) -> int:
+    """Positions of the language model's KV cache that ``token2wav`` leaves memory for: 0 where they have different devices."""
+    model = values.get("llm_bistream")
+    if model is None or model["device"] != values["token2wav"]["device"]:
+        return 0
+    check_runtime_config(model)
+    tokens = int(model["kv_cache_tokens"]) or int(model["max_sessions"]) * int(model["max_session_tokens"])
+    return tokens * (CACHE_PER_ADMITTED if model["engine"] == "tensorrt_llm" else 1)
 
 
 def check_runtime_config(values: Mapping[str, str]) -> None:
     """Reject values that the model would reject when it loads. Raises ``ConfigError``."""
     fields = {field.name for field in dataclasses.fields(RuntimeConfig)}
     RuntimeConfig.from_strings({key: value for key, value in values.items() if key in fields})
+
+
+def check_engine(values: Mapping[str, Mapping[str, str]]) -> None:
+    """Reject an engine that this Python, which runs the models, does not have. Raises ``ConfigError``."""
+    if values.get("llm_bistream", {}).get("engine") == "tensorrt_llm":
+        check_installed()
+
+
+def check_model_dirs(values: Mapping[str, Mapping[str, str]]) -> None:
+    """Reject what the server would refuse after minutes and in the midst of its log. Raises ``CheckpointError``."""
+    for model_dir in sorted({given["model_dir"] for given in values.values() if "model_dir" in given}):
+        check_model_dir(Path(model_dir))
 
 
 def read_template(model: str, root: Path = ROOT) -> str:
@@ -115,6 +145,7 @@ def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) 
 
 
 def write_model(folder: Path, model: str, values: Mapping[str, str], root: Path) -> None:
+    values = {**values, "model_family": family_of(values["model_dir"]).name}
     check_runtime_config(values)
     text = fill(read_template(model, root), values, origin=f"templates/{model}/config.pbtxt")
     shutil.copytree(root / "model_repo" / model, folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -133,7 +164,7 @@ def check_generated(out: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "model_repo", help="folder to write (default build/model_repo)")
-    parser.add_argument("--model-dir", help="the CosyVoice2-0.5B directory, or one made by scripts/make_checkpoint.py")
+    parser.add_argument("--model-dir", help="a directory of CosyVoice2 or CosyVoice3, or one made by scripts/make_checkpoint.py")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="torch", help="engine of the language model (default torch)")
     parser.add_argument("--models", default="", help="only these, separated by commas (default all)")
     parser.add_argument(
@@ -145,7 +176,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.model_dir:
             settings["model_dir"] = str(Path(options.model_dir).resolve())
         models = [name for name in options.models.split(",") if name] or model_names()
-        make(options.out, model_values(models, settings, options.profile))
+        values = model_values(models, settings, options.profile)
+        check_engine(values)
+        check_model_dirs(values)
+        make(options.out, values)
     except (RepositoryError, TemplateError, BistreamError, OSError) as error:
         print(f"make_model_repo.py: {error}", file=sys.stderr)
         return 1

@@ -1,11 +1,14 @@
 """Speak texts offline, in this process and without a server: every utterance as a whole, several at a time.
 
 Examples:
-    offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --prompt-audio voice.wav --prompt-text "What is said in it."
+    offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --reference-audio voice.wav --reference-text "What is said in it."
     offline_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --concurrency 16
+    offline_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --reference-audio voice.wav --instruct-text "Speak happily."
+    offline_inference.py --model-dir CosyVoice2-0.5B --source-audio speech.wav --reference-audio voice.wav
 
-Texts are prepared as in upstream's library: numbers are spelled out, the text is split into sentences of a length that suits the model,
-and each is spoken separately (--no-text-front-end passes the text unchanged, in one piece, as the server does).
+Texts are prepared as in upstream's library: numbers are spelled out (with --text-normalization dates, units and more, too), the text is
+split into sentences of a length that suits the model, and each is spoken separately (--no-text-front-end passes the text unsplit, in one
+piece, as the server does).
 Writes one WAV per utterance and log.json with the stages' times and the real-time factor.
 """
 
@@ -21,14 +24,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tqdm import tqdm
+
+from bistream.client.audio import WavWriter
+from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
 from bistream.limits import MAX_SPEED, MIN_SPEED
 from bistream.local import LocalPipeline
 from bistream.rates import SAMPLE_RATE
 from bistream.text.front_end import prepare_text
+from bistream.text.normalization import load_read_out, normalize_text
 from bistream.text.tokenizer import TextTokenizer
 from bistream.types import FloatArray
-from client.audio import WavWriter
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
 
 
@@ -36,7 +43,7 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], opti
     """Write the WAV; returns the utterance's log entry. An error goes into the entry, so that the other utterances are spoken."""
     begin = time.perf_counter()
     try:
-        spoken: list[FloatArray] = [pipeline.synthesize(piece, utterance.voice, sampling(options), options.speed) for piece in pieces]
+        spoken = _spoken(pipeline, utterance, pieces, options)
     except BistreamError as error:
         return {"name": utterance.name, "error": f"{error.code}: {error.sentence}"}
     wall_s = time.perf_counter() - begin
@@ -47,11 +54,21 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], opti
     return {"name": utterance.name, "pieces": pieces, "audio_s": audio_s, "wall_s": wall_s, "error": None}
 
 
+def _spoken(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], options: argparse.Namespace) -> list[FloatArray]:
+    how = (utterance.voice, sampling(options), options.speed)
+    if utterance.source_wav is not None:
+        return [chunk.waveform for chunk in pipeline.convert(utterance.source_wav, *how, offline=True)]
+    return [pipeline.synthesize(piece, *how) for piece in pieces]
+
+
 def text_pieces(utterance: Utterance, options: argparse.Namespace, tokenizer: TextTokenizer) -> list[str]:
     """The pieces to speak, one after another."""
-    if not options.text_front_end:
+    if not options.text_front_end or utterance.source_wav is not None:
         return [utterance.text]
-    return prepare_text(utterance.text, lambda text: len(tokenizer.encode(text))) or [utterance.text]
+    mode, text = options.text_normalization, utterance.text
+    if mode != "off":  # first, as upstream does: the rules that follow would take the dot of 1.5 for the end of a sentence
+        text = normalize_text(text, mode, load_read_out())
+    return prepare_text(text, lambda text: len(tokenizer.encode(text)), tokenizer.spoken_tokens) or [utterance.text]
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -61,10 +78,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     tokenizer = TextTokenizer.from_model_dir(options.model_dir)
-    with LocalPipeline(runtime_config(options, options.concurrency)) as pipeline:
+    with Waiting("the models are loaded"):
+        pipeline = LocalPipeline(runtime_config(options, options.concurrency))
+    with pipeline:
         loaded = time.perf_counter()
         with ThreadPoolExecutor(options.concurrency) as pool:
-            entries = list(pool.map(lambda one: speak(pipeline, one, text_pieces(one, options, tokenizer), options, output), todo))
+            spoken = pool.map(lambda one: speak(pipeline, one, text_pieces(one, options, tokenizer), options, output), todo)
+            entries = list(tqdm(spoken, total=len(todo), unit="utterance", leave=False, delay=2, disable=None))
         wall_s = time.perf_counter() - loaded
         times = pipeline.times.seconds()
     audio_s = sum(entry.get("audio_s", 0.0) for entry in entries)

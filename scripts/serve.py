@@ -1,38 +1,57 @@
 #!/usr/bin/env python3
-"""Starts Triton on a model repository and keeps it running; drains and stops it with everything it started on SIGTERM or Ctrl-C.
+"""Starts Triton on a model repository, and the gate that clients reach in its place, and keeps both running; drains and stops them with
+everything they started on SIGTERM or Ctrl-C.
 
     serve.py --model-repository build/model_repo
+    serve.py --model-repository build/model_repo --grpc-address 0.0.0.0 --keys-file keys --tls-certificate chain.pem --tls-key key.pem
     serve.py --model-repository build/model_repo --free-ports -- python client/client_grpc.py --server {grpc} --text "Hello."
+
+The gate (docs/gateway.md) has the public addresses; Triton listens on loopback only, at ports of its own. With --direct there is no gate,
+and clients reach Triton.
 
 The first signal drains: new sessions are refused with SHUTTING_DOWN, running ones get --drain-timeout-s to finish. The second ends all.
 With a command after --, the server runs as long as the command, and a signal ends both without a drain; {grpc} and {http} in the
-command become the server's addresses.
-When a model's process dies or stops answering, the server is restarted. Exit codes: 0 ended as requested, 1 the server failed (the reason
-is in the last lines), 130 interrupted while a command ran, else the exit code of the command.
+command become the public addresses.
+When a model's process dies or stops answering, the server is restarted; a gate that does is restarted alone. Exit codes: 0 ended as
+requested, 1 the server or the gate failed (the reason is in the last lines), 130 interrupted while a command ran, else the exit code of the
+command.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bistream.commands.waiting import Waiting
+from bistream.keeper.gate import KeptGate
+from bistream.keeper.gate_plan import LOOPBACK, fit_limits, inner_ports
+from bistream.keeper.golden_check import GoldenCheck
 from bistream.keeper.gpu_sharing import MODES, shared_gpu
 from bistream.keeper.health import HealthServer
 from bistream.keeper.host import ServerError
+from bistream.keeper.host_limits import prepare_host
+from bistream.keeper.metrics import KeeperMetrics
+from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
+from bistream.keeper.server_start import Verify, verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
+from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
+from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 DEFAULT_SERVER = BUILD / "triton" / "wheel" / "pytriton" / "tritonserver" / "bin" / "tritonserver"
+LOG_NAME = "server.log"
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
-def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     server, keeper = ServerSettings, SupervisorSettings
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="made by make_model_repo.py")
@@ -43,16 +62,23 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         default=os.environ.get("TRITON_BACKENDS", BUILD / "triton" / "backends"),
         help="or $TRITON_BACKENDS",
     )
-    parser.add_argument("--http-address", default=server.http_address, help="default %(default)s: HTTP and metrics are not protected")
+    parser.add_argument("--direct", action="store_true", help="no gate: clients reach Triton, and any of them can end it")
+    parser.add_argument(
+        "--http-address", default=server.http_address, help="default %(default)s; with --direct also of the metrics, which nothing protects"
+    )
     parser.add_argument("--grpc-address", default=server.grpc_address, help="default %(default)s; 0.0.0.0 serves other machines")
     parser.add_argument("--http-port", type=int, default=8000)
     parser.add_argument("--grpc-port", type=int, default=8001)
-    parser.add_argument("--metrics-port", type=int, default=8002)
-    parser.add_argument("--free-ports", action="store_true", help="choose three free ports instead")
+    parser.add_argument("--metrics-port", type=int, default=8002, help="Triton's metrics, on loopback")
+    parser.add_argument("--free-ports", action="store_true", help="choose free ports instead")
     parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while new sessions are accepted")
-    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready and /v2/health/live there, over HTTP (default: nowhere)")
+    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready, /v2/health/live and /metrics there (default: nowhere)")
     parser.add_argument("--health-address", default="127.0.0.1", help="default %(default)s; 0.0.0.0 answers other machines")
-    parser.add_argument("--log-file", type=Path, help="the server's own log (default: standard error)")
+    parser.add_argument(
+        "--log-file",
+        type=Path,
+        help=f"the server's own log (default: {LOG_NAME} beside the model repository); - is standard error. At 64 MiB it becomes FILE.1",
+    )
     parser.add_argument("--start-timeout-s", type=float, default=server.start_timeout_s)
     parser.add_argument(
         "--drain-timeout-s", type=float, default=keeper.drain_timeout_s, help="how long running sessions may continue; default %(default)s"
@@ -65,22 +91,63 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--mps", choices=MODES, default="auto", help="models share the GPU through NVIDIA's MPS; auto (default): if that works"
     )
-    parser.add_argument("--max-restarts", type=int, default=keeper.max_restarts, help="in a row; 0: end when the server fails")
+    parser.add_argument("--hang-timeout-s", type=float, default=keeper.hang_timeout_s, help="default %(default)s; 0 for debuggers")
+    parser.add_argument("--state-dir", type=Path, help="what is compared at later starts (default: `state` beside the model repository)")
+    parser.add_argument("--no-golden", action="store_true", help="do not compare the golden utterance before the server is ready")
+    parser.add_argument("--max-restarts", type=int, default=keeper.max_restarts, help="in 10 min, then one a minute; 0: end instead")
+    add_client_arguments(parser)
     parser.add_argument("command", nargs="*", help="a command to run alongside the server, after --")
-    return parser.parse_args(arguments)
+    return parser
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    check_client_arguments(parser, options)
+    if options.direct and (options.keys_file or options.tls_certificate or limits_of(options) != Limits()):
+        parser.error("API keys, TLS and limits are the gate's, and --direct serves without it; leave out either")
+    return options
 
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:
+    """Behind a gate, Triton has loopback ports that stay the same over its restarts, for the gate to find it again."""
+    ports = None if options.free_ports else Ports(options.http_port, options.grpc_port, options.metrics_port)
+    if not options.direct:
+        others = (options.http_port, options.grpc_port, options.health_port)
+        ports = inner_ports(None if options.free_ports else options.metrics_port, others)
     return ServerSettings(
-        model_repository=options.model_repository.resolve(),
+        model_repository=options.model_repository.absolute(),
         executable=Path(options.tritonserver),
-        backend_directory=Path(options.backend_directory),
-        ports=None if options.free_ports else Ports(options.http_port, options.grpc_port, options.metrics_port),
-        http_address=options.http_address,
-        grpc_address=options.grpc_address,
+        backend_directory=Path(options.backend_directory).absolute(),
+        ports=ports,
+        http_address=options.http_address if options.direct else LOOPBACK,
+        grpc_address=options.grpc_address if options.direct else LOOPBACK,
         start_timeout_s=options.start_timeout_s,
         exit_timeout_s=options.exit_timeout_s,
-        log_path=options.log_file,
+        log_path=log_path(options),
+    )
+
+
+def log_path(options: argparse.Namespace) -> Path | None:
+    """Where Triton and its models log, some hundred lines at each start; ``None`` is standard error, where the keeper logs."""
+    if options.log_file == Path("-"):
+        return None
+    given: Path | None = options.log_file
+    return given or Path(options.model_repository).absolute().parent / LOG_NAME
+
+
+def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file: Path) -> GateSettings:
+    """Paths are made absolute: the gate runs in another folder. hold_file: closes the gate while the server is looked at."""
+    assert server.ports is not None
+    tls = tls_of(options)
+    return GateSettings(
+        upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}", hold_file=hold_file),
+        limits=fit_limits(limits_of(options), server.model_repository),
+        grpc=Listen(options.grpc_address, 0 if options.free_ports else options.grpc_port),
+        http=Listen(options.http_address, 0 if options.free_ports else options.http_port),
+        tls=tls and TlsSettings(tls.certificate.resolve(), tls.private_key.resolve(), tls.client_ca and tls.client_ca.resolve()),
+        keys_file=options.keys_file and options.keys_file.resolve(),
+        drain_timeout_s=options.drain_timeout_s,
     )
 
 
@@ -99,49 +166,85 @@ def supervisor_settings(options: argparse.Namespace) -> SupervisorSettings:
         probe_interval_s=options.probe_interval_s,
         probe_timeout_s=options.probe_timeout_s,
         max_restarts=options.max_restarts,
+        hang_timeout_s=options.hang_timeout_s,
         drain_timeout_s=options.drain_timeout_s,
     )
 
 
-def make_supervisor(options: argparse.Namespace) -> Supervisor:
-    settings = server_settings(options)
+def verification(options: argparse.Namespace) -> Verify:
+    """What a server must pass before it is ready."""
+    if options.no_golden:
+        return verify_nothing
+    return GoldenCheck(options.state_dir or options.model_repository.absolute().parent / "state", options.probe_timeout_s)
 
-    def announce(server: TritonServer) -> None:
-        addresses = {"grpc": server.grpc_url, "http": server.http_url, "metrics": f"{settings.http_address}:{server.ports.metrics}"}
+
+class Service:
+    """The server, and the gate that clients reach in its place unless ``--direct`` is given."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        settings = server_settings(options)
+        check_files(settings)
+        prepare_host(settings)
+        self._options = options
+        self._waiting: Waiting | None = None
+        self._ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+        self._folder = tempfile.TemporaryDirectory(prefix="bistream-keeper-")
+        hold_file = Path(self._folder.name) / "hold"
+        self._gate = None if options.direct else KeptGate(gate_settings(options, settings, hold_file))
+        self.supervisor = Supervisor(
+            settings, supervisor_settings(options), self._announce, self._withdraw, gate=self._gate, verify=verification(options)
+        )
+
+    def run(self) -> int:
+        options, supervisor = self._options, self.supervisor
+        with contextlib.ExitStack() as stack:
+            self._waiting = Waiting("the server starts")
+            stack.callback(self._waiting.done)
+            stack.enter_context(self._folder)
+            stack.enter_context(shared_gpu(options.mps))
+            if options.health_port is not None:
+                metrics = KeeperMetrics(supervisor)
+                health = HealthServer(
+                    options.health_address, options.health_port, lambda: supervisor.is_ready, metrics.text, lambda: supervisor.state
+                )
+                stack.enter_context(health)
+            stack.enter_context(supervisor.open_gate())
+            if options.command:
+                return supervisor.run_command(self._command)
+            supervisor.run()
+            return 0
+
+    def _addresses(self, server: TritonServer) -> dict[str, str]:
+        public = self._gate or server
+        metrics = f"{server.settings.http_address}:{server.ports.metrics}"
+        return {"grpc": public.grpc_url, "http": public.http_url, "metrics": metrics, "triton": server.grpc_url}
+
+    def _command(self, server: TritonServer) -> list[str]:
+        addresses = self._addresses(server)
+        return [word.replace("{grpc}", addresses["grpc"]).replace("{http}", addresses["http"]) for word in self._options.command]
+
+    def _announce(self, server: TritonServer) -> None:
+        addresses = self._addresses(server)
+        if self._waiting is not None:
+            self._waiting.done()
         logging.info("serving: gRPC %(grpc)s, HTTP %(http)s, metrics %(metrics)s", addresses)
-        if options.ready_file:
-            options.ready_file.write_text(json.dumps(addresses), encoding="utf-8")
+        if self._ready_file is not None:
+            self._ready_file.announce(addresses)
 
-    def withdraw() -> None:
-        if options.ready_file:
-            with contextlib.suppress(OSError):  # the server must be stopped properly even if the file is gone
-                options.ready_file.unlink()
-
-    check_files(settings)
-    return Supervisor(settings, supervisor_settings(options), on_ready=announce, on_unready=withdraw)
-
-
-def serve(supervisor: Supervisor, options: argparse.Namespace) -> int:
-    def command(server: TritonServer) -> list[str]:
-        return [word.replace("{grpc}", server.grpc_url).replace("{http}", server.http_url) for word in options.command]
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(shared_gpu(options.mps))
-        if options.health_port is not None:
-            stack.enter_context(HealthServer(options.health_address, options.health_port, lambda: supervisor.is_ready))
-        if options.command:
-            return supervisor.run_command(command)
-        supervisor.run()
-        return 0
+    def _withdraw(self) -> None:
+        if self._ready_file is not None:
+            self._ready_file.withdraw()
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve: %(message)s", stream=sys.stderr)
+    if (log := log_path(options)) is not None:
+        logging.info("the server's own log: %s", log)
     try:
-        supervisor = make_supervisor(options)
-        supervisor.handle_signals()
-        return serve(supervisor, options)
+        service = Service(options)
+        service.supervisor.handle_signals()
+        return service.run()
     except ServerError as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return EXIT_FAILED

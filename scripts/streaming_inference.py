@@ -1,10 +1,12 @@
 """Speak texts as they stream, in this process and without a server: text in pieces goes in while audio comes out.
 
 Examples:
-    streaming_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --prompt-audio voice.wav --prompt-text "What is said in it."
+    streaming_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --reference-audio voice.wav --reference-text "What is said in it."
     streaming_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --text-rate 20
+    streaming_inference.py --model-dir CosyVoice2-0.5B --dataset yuekai/seed_tts_cosy2 --split wenetspeech4tts --strategy exponential
 
-Writes one WAV per utterance and log.json with the time to the first audio, every chunk's time, and the real-time factor.
+Writes one WAV per utterance and log.json with the time to the first audio, every chunk's time, and the real-time factor. With --strategy
+only token2wav streams, in chunks of a fixed schedule as upstream's script of this name; the log then also has the score of every joint.
 """
 
 from __future__ import annotations
@@ -13,18 +15,25 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tqdm import tqdm
+
+from bistream.client.audio import WavWriter
+from bistream.client.report import ChunkRecord, SessionReport
+from bistream.client.say import paced, split_pieces
+from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline
 from bistream.rates import SAMPLE_RATE
-from client.audio import WavWriter
-from client.client_grpc import paced, split_pieces
-from client.report import ChunkRecord, SessionReport
+from bistream.types import AudioChunk
+from scripts._chunk_strategy import STRATEGIES, stream_all
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
+from scripts._stages import Stages
 
 
 def text_pieces(text: str, text_rate: float | None) -> Iterator[str]:
@@ -42,9 +51,14 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Names
         yield from text_pieces(utterance.text, options.text_rate)
         report.text_ended_s = time.monotonic() - begin
 
+    def chunks() -> Iterator[AudioChunk]:
+        if utterance.source_wav is not None:
+            return pipeline.convert(utterance.source_wav, utterance.voice, sampling(options))
+        return pipeline.stream(pieces(), utterance.voice, sampling(options), is_whole=options.whole_text)
+
     try:
         with WavWriter(output / f"{utterance.name}.wav") as wav:
-            for chunk in pipeline.stream(pieces(), utterance.voice, sampling(options), is_whole=options.whole_text):
+            for chunk in chunks():
                 arrived_s = time.monotonic() - begin
                 wav.write(chunk.waveform)
                 report.chunks.append(ChunkRecord(arrived_s, len(chunk.waveform) / SAMPLE_RATE, chunk.text_consumed))
@@ -60,12 +74,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     output = Path(options.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     reports = []
-    with LocalPipeline(runtime_config(options, max_sessions=2)) as pipeline:
-        for utterance in todo:
+    with Waiting("the models are loaded"):
+        pipeline = LocalPipeline(runtime_config(options, max_sessions=2))
+    with pipeline:
+        for utterance in tqdm(todo, unit="utterance", leave=False, delay=2, disable=None):
             report = speak(pipeline, utterance, options, output)
-            print(f"{utterance.name}: {report.error or report.as_text()}")
+            tqdm.write(f"{utterance.name}: {report.error or report.as_text()}")
             for chunk in report.chunks:
-                print(f"  {chunk.arrived_s:8.3f} s  {chunk.audio_s:6.3f} s of audio  {chunk.text_consumed} characters spoken")
+                tqdm.write(f"  {chunk.arrived_s:8.3f} s  {chunk.audio_s:6.3f} s of audio  {chunk.text_consumed} characters spoken")
             reports.append(report)
         times = pipeline.times.seconds()
     log = {
@@ -79,16 +95,50 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return log
 
 
+def run_strategy(options: argparse.Namespace) -> dict[str, Any]:
+    """``run`` with chunks of a fixed schedule."""
+    todo = utterances(options)
+    output = Path(options.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    needs_tokens = any(not utterance.speech_tokens for utterance in todo)
+    with Waiting("the models are loaded"):
+        stages = Stages(runtime_config(options, max_sessions=1), with_language_model=needs_tokens)
+    with closing(stages):
+        log = stream_all(stages, todo, options.strategy, sampling(options), output)
+    write_log({"arguments": vars(options), **log}, output)
+    for entry in log["utterances"]:
+        print(f"{entry['name']}: {entry['error'] or summary(entry)}")
+    if log["real_time_factor"] is not None:
+        times = f"{log['first_pass_s']:.2f} s, then {log['second_pass_s']:.2f} s with voices that the flow knows"
+        print(f"{log['audio_s']:.2f} s of audio in {log['chunks']} chunks: {times}, real-time factor {log['real_time_factor']:.3f}")
+    return log
+
+
+def summary(entry: dict[str, Any]) -> str:
+    """A line about an utterance of ``run_strategy``."""
+    first, seams = entry["first_chunk_s"], entry["seams"]
+    return (
+        f"{entry['audio_s']:.2f} s of audio in {len(entry['chunks'])} chunks, the first after {first['first_pass']:.3f} s, then "
+        f"{first['second_pass']:.3f} s with a known voice; worst joint: click {seams['worst_click_db']:.2f} dB, "
+        f"level step {seams['worst_level_step_db']:.2f} dB"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--text-rate", type=float, metavar="N", help="feed N words per second (default: as fast as they are consumed)")
     parser.add_argument("--whole-text", action="store_true", help="send the text as one request: the one-shot layout, no bi-streaming")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="stream token2wav alone, in chunks of 25 tokens or of 25, 50, 100, ...")
     options = parser.parse_args(arguments)
+    if options.source_audio is not None and (options.text_rate is not None or options.whole_text or options.strategy is not None):
+        parser.error("--source-audio excludes --text-rate, --whole-text and --strategy")
     if options.text_rate is not None and (options.text_rate <= 0 or options.whole_text):
         parser.error("--text-rate must be above 0 and excludes --whole-text")
+    if options.strategy is not None and (options.text_rate is not None or options.whole_text):
+        parser.error("--strategy excludes --text-rate and --whole-text: the speech tokens are made beforehand")
     try:
-        log = run(options)
+        log = run(options) if options.strategy is None else run_strategy(options)
     except (BistreamError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

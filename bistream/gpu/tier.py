@@ -52,14 +52,21 @@ class TierChoice:
         return f"{self.stage}: {_NAMES[self.tier]} on {self.device}{reasons}"
 
 
-def choose_tier(stage: str, requested: str, device: torch.device, dtype: torch.dtype, kernels_need: Sequence[str] = ()) -> TierChoice:
+def choose_tier(
+    stage: str,
+    requested: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels_need: Sequence[str] = (),
+    graphs_need: Sequence[str] = (),
+) -> TierChoice:
     """The tier that serves ``stage``; logs the choice in one line.
 
     requested: the parameter ``kernels`` (auto | kernels | graphs | plain).
-    kernels_need: requirements of our kernels that the network's sizes or dtype do not meet, as noun phrases.
+    kernels_need: requirements of our kernels that the network's sizes or dtype do not meet, as noun phrases. graphs_need: those of both.
     Raises ``ConfigError`` when the requested tier cannot serve.
     """
-    against_graphs = _against_graphs(device, dtype)
+    against_graphs = _against_graphs(device, dtype) or tuple(f"recorded graphs need {need}" for need in graphs_need)
     against_kernels = against_graphs or _against_kernels(device, kernels_need)
     against = {Tier.KERNELS: against_kernels, Tier.GRAPHS: against_graphs, Tier.PLAIN: ()}
     if requested == "auto":

@@ -1,0 +1,121 @@
+"""What the files of a model directory are, by their names and a few bytes: another model, a placeholder, half a download."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+from bistream.errors import CheckpointError
+from bistream.family import COSYVOICE2, FAMILIES, Family
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_LANGUAGE_MODEL = re.compile(r"^llm: *!new:[\w.]*\.(\w+)", re.MULTILINE)  # upstream's class
+_OTHER_MODELS = {"TransformerLM": "CosyVoice"}
+_OTHER_FILES = {"speech_tokenizer_v1.onnx": "CosyVoice"}
+
+
+def family_of(model_dir: str | Path) -> Family:
+    """The family whose yaml the directory has; the yaml names the class of its language model, which is compared.
+
+    Without a yaml, the family whose speech tokenizer it has, or CosyVoice2: what is missing is for others to say. Raises
+    ``CheckpointError`` for a directory of CosyVoice, which has files of the same names, and for a yaml of another family.
+    """
+    if not str(model_dir):  # a process that is given none
+        return COSYVOICE2
+    model_dir = Path(model_dir)
+    for family in FAMILIES:
+        for name in family.yaml_names:
+            path = model_dir / name
+            if not path.is_file():
+                continue
+            found = _LANGUAGE_MODEL.search(path.read_text(encoding="utf-8", errors="replace"))
+            if found is not None and (title := _title_of(found[1])) not in (None, family.title):
+                raise _other_model(str(title), f"{name} names its language model {found[1]}")
+            if found is not None or name == family.yaml_names[0]:
+                return family
+    for name, title in _OTHER_FILES.items():
+        if (model_dir / name).is_file():
+            raise _other_model(title, f"it has {name}")
+    return family_of_names({path.name for path in model_dir.iterdir()} if model_dir.is_dir() else set())
+
+
+def family_of_names(names: set[str]) -> Family:
+    """The family of a directory with these files, by their names alone: of the yaml, else of the speech tokenizer; else CosyVoice2."""
+    for family in FAMILIES:
+        if names & set(family.yaml_names):
+            return family
+    return next((family for family in FAMILIES if family.speech_tokenizer_file in names), COSYVOICE2)
+
+
+def _title_of(language_model: str) -> str | None:
+    """The model whose yaml names this class; None for a class that is not known."""
+    served = {family.language_model: family.title for family in FAMILIES}
+    return (served | _OTHER_MODELS).get(language_model)
+
+
+def _other_model(title: str, reason: str) -> CheckpointError:
+    served = " or ".join(family.title for family in FAMILIES)
+    return CheckpointError(f"The model directory holds {title} ({reason}), whose networks are others; name a whole directory of {served}.")
+
+
+def check_content(path: Path) -> None:
+    """Raises ``CheckpointError`` for a file of Git LFS in which only the address of the content is."""
+    with path.open("rb") as file:
+        start = file.read(len(_LFS_POINTER))
+    if start == _LFS_POINTER:
+        raise CheckpointError(f"{path.name} is a Git LFS pointer and not the file itself; run `git lfs pull` in the model directory.")
+
+
+def check_whole(path: Path) -> None:
+    """Raises ``CheckpointError`` for an empty file, a placeholder, and for a ``.pt`` or ``.onnx`` file whose end is missing."""
+    check_content(path)
+    size = path.stat().st_size
+    if not size:
+        raise CheckpointError(f"{path.name} is empty; download it again.")
+    if path.suffix == ".pt" and not (zipfile.is_zipfile(path) or _is_old_archive(path)):
+        raise CheckpointError(
+            f"{path.name} has no end after its {size / 1e6:.1f} MB, as after a download that was cut off; download it again."
+        )
+    if path.suffix == ".onnx":
+        with path.open("rb") as file:
+            if not _ends_with_a_field(file, size):
+                raise CheckpointError(f"{path.name} is damaged or was cut off after {size / 1e6:.1f} MB; download it again.")
+
+
+def _is_old_archive(path: Path) -> bool:
+    """PyTorch's format before version 1.6: a pickle, whose end cannot be seen without reading it."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x80\x02"
+
+
+def _ends_with_a_field(file: BinaryIO, size: int) -> bool:
+    """Whether the fields of a protobuf message, which an ONNX file is, fill the file: their lengths are added up, no content is read."""
+    try:
+        while file.tell() < size:
+            kind = _varint(file) & 7
+            if kind == 0:
+                _varint(file)
+            elif kind in (1, 5):
+                file.seek(8 if kind == 1 else 4, 1)
+            elif kind == 2:
+                file.seek(_varint(file), 1)
+            else:
+                return False
+    except EOFError:
+        return False
+    return file.tell() == size
+
+
+def _varint(file: BinaryIO) -> int:
+    value = shift = 0
+    while shift < 64:
+        byte = file.read(1)
+        if not byte:
+            raise EOFError
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+        shift += 7
+    raise EOFError

@@ -1,0 +1,150 @@
+"""Audio of the clients: reads a reference recording, writes a file or stream that grows while audio arrives."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import wave
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.resample import resample
+
+INT16_MAX = 32767
+FORMATS = ("wav", "pcm")
+STANDARD_OUTPUT = "-"
+
+
+def read_reference(path: str | Path) -> NDArray[np.float32]:
+    """float32 [N], 16 kHz mono in [-1, 1], from any file that soundfile reads. Raises ``ValueError`` with a sentence for the user."""
+    try:
+        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)  # [N, channels]
+    except (OSError, soundfile.LibsndfileError) as error:
+        raise ValueError(f"{path} could not be read as audio ({error}); give a WAV or FLAC file.") from None
+    if len(samples) == 0:
+        raise ValueError(f"{path} contains no audio; give a recording of 0.5 to 30 seconds.")
+    mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)
+    return mono if rate == REFERENCE_SAMPLE_RATE else resample(mono, rate, REFERENCE_SAMPLE_RATE)
+
+
+class AudioWriter(ABC):
+    """Takes 24 kHz mono audio as it arrives; a file is made with the first sample, so that a refused request changes nothing."""
+
+    @abstractmethod
+    def write(self, waveform: NDArray[np.float32]) -> None:
+        """float32 [N] in [-1, 1]. Raises ``OSError``."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class WavWriter(AudioWriter):
+    """A WAV file of 16 bit. After every ``write`` it is complete and playable, whatever happens next."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises ``OSError`` where the file could not be written."""
+        self._path = _writable(path)
+        self._wave: wave.Wave_write | None = None
+        self._file: BinaryIO | None = None
+
+    def write(self, waveform: NDArray[np.float32]) -> None:
+        if self._wave is None or self._file is None:
+            if not len(waveform):
+                return
+            self._file = open(self._path, "wb")
+            self._wave = wave.open(self._file, "wb")
+            _describe(self._wave)
+        self._wave.writeframes(pcm16(waveform))  # corrects the sizes in the header
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._wave is not None and self._file is not None:
+            self._wave.close()
+            self._file.close()
+
+
+class StreamWriter(AudioWriter):
+    """Samples of 16 bit in a stream that cannot be rewound: raw, or after the header of a WAV of unknown length."""
+
+    def __init__(self, stream: BinaryIO, has_header: bool) -> None:
+        self._stream = stream
+        self._header = _header_of_unknown_length() if has_header else b""
+
+    def write(self, waveform: NDArray[np.float32]) -> None:
+        if len(waveform):
+            header, self._header = self._header, b""
+            self._stream.write(header + pcm16(waveform))
+            self._stream.flush()
+
+    def close(self) -> None:
+        """The stream is its owner's."""
+
+
+class RawWriter(AudioWriter):
+    """A file of raw samples of 16 bit."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises ``OSError`` where the file could not be written."""
+        self._path = _writable(path)
+        self._file: BinaryIO | None = None
+
+    def write(self, waveform: NDArray[np.float32]) -> None:
+        if len(waveform):
+            self._file = self._file or open(self._path, "wb")
+            self._file.write(pcm16(waveform))
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def open_output(name: str, audio_format: str) -> AudioWriter:
+    """name: a path, or ``-`` for the standard output. audio_format: one of ``FORMATS``. Raises ``OSError``."""
+    if name == STANDARD_OUTPUT:
+        return StreamWriter(sys.stdout.buffer, has_header=audio_format == "wav")
+    return WavWriter(name) if audio_format == "wav" else RawWriter(name)
+
+
+def _writable(path: str | Path) -> Path:
+    path = Path(path)
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+        raise OSError(f"{path} cannot be written; name a file in a folder that exists and is yours to write to.")
+    return path
+
+
+def pcm16(waveform: NDArray[np.float32]) -> bytes:
+    """Little-endian samples of 16 bit."""
+    samples: bytes = np.rint(np.clip(waveform, -1.0, 1.0) * INT16_MAX).astype("<i2").tobytes()
+    return samples
+
+
+def _describe(target: wave.Wave_write) -> None:
+    target.setnchannels(1)
+    target.setsampwidth(2)
+    target.setframerate(SAMPLE_RATE)
+
+
+def _header_of_unknown_length() -> bytes:
+    """Players read to the end of the stream where both sizes, four bytes each, are the largest number."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as header:
+        _describe(header)
+    data = bytearray(buffer.getvalue())
+    data[4:8] = data[-4:] = b"\xff\xff\xff\xff"
+    return bytes(data)

@@ -1,0 +1,143 @@
+"""What a server answers about itself, over gRPC or HTTP: the same dictionaries from both. Used by ``health``, ``info`` and ``stats``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from bistream.client.connection import ClientSecurity, add_security_arguments, security_of
+from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
+from bistream.client.server_errors import server_error
+from bistream.client.translation import no_answer, stream_error
+from bistream.errors import BistreamError
+from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
+
+MODELS = (COSYVOICE2_BISTREAM.name, COSYVOICE2.name)
+
+
+class Inquiry(Protocol):
+    """Every call raises ``BistreamError`` and ``ConnectionError``."""
+
+    def is_live(self) -> bool: ...
+
+    def is_ready(self, model: str | None = None) -> bool:
+        """Of the whole server, or of one model."""
+        ...
+
+    def metadata(self, model: str | None = None) -> dict[str, Any]: ...
+
+    def statistics(self, model: str) -> dict[str, Any]: ...
+
+
+class GrpcInquiry:
+    def __init__(self, address: str, security: ClientSecurity, timeout_s: float) -> None:
+        self._address = address
+        self._connection = triton.InferenceServerClient(address, **security.grpc_options())
+        self._options: dict[str, Any] = {"headers": security.headers(), "client_timeout": timeout_s}
+
+    def is_live(self) -> bool:
+        return bool(self._ask(self._connection.is_server_live))
+
+    def is_ready(self, model: str | None = None) -> bool:
+        if model is None:
+            return bool(self._ask(self._connection.is_server_ready))
+        return bool(self._ask(self._connection.is_model_ready, model))
+
+    def metadata(self, model: str | None = None) -> dict[str, Any]:
+        if model is None:
+            return dict(self._ask(self._connection.get_server_metadata, as_json=True))
+        return dict(self._ask(self._connection.get_model_metadata, model, as_json=True))
+
+    def statistics(self, model: str) -> dict[str, Any]:
+        return dict(self._ask(self._connection.get_inference_statistics, model, as_json=True))
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options, **self._options)
+        except InferenceServerException as error:
+            raise stream_error(error, self._address) from None
+
+
+class HttpInquiry:
+    def __init__(self, address: str, security: ClientSecurity, timeout_s: float) -> None:
+        self._base = address if "://" in address else f"{'https' if security.tls else 'http'}://{address}"
+        self._security = security
+        self._timeout_s = timeout_s
+
+    def is_live(self) -> bool:
+        return self._status("/v2/health/live")
+
+    def is_ready(self, model: str | None = None) -> bool:
+        return self._status("/v2/health/ready" if model is None else f"/v2/models/{model}/ready")
+
+    def metadata(self, model: str | None = None) -> dict[str, Any]:
+        return self._json("/v2" if model is None else f"/v2/models/{model}")
+
+    def statistics(self, model: str) -> dict[str, Any]:
+        return self._json(f"/v2/models/{model}/stats")
+
+    def _status(self, path: str) -> bool:
+        try:
+            self._get(path)
+        except urllib.error.HTTPError:
+            return False
+        return True
+
+    def _json(self, path: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._get(path)))
+        except urllib.error.HTTPError as error:
+            raise server_error(_message(error)) from None
+
+    def _get(self, path: str) -> bytes:
+        request = urllib.request.Request(self._base + path)
+        for name, value in self._security.headers().items():
+            request.add_unredirected_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._security.http_context()) as response:
+                body: bytes = response.read()
+                return body
+        except urllib.error.HTTPError:
+            raise
+        except OSError as error:
+            raise no_answer(self._base, str(getattr(error, "reason", error))) from None
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"The server answered with status {error.code}."
+
+
+def ask(description: str, arguments: list[str] | None, answer: Callable[[Inquiry, argparse.Namespace], int]) -> int:
+    """The command line of an inquiry. answer: prints, and returns the exit code."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--server", metavar="HOST:PORT", help="default: localhost:8001, with --http localhost:8000")
+    parser.add_argument("--http", action="store_true", help="ask over HTTP instead of gRPC")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_security_arguments(parser)
+    options = parser.parse_args(arguments)
+    kind = HttpInquiry if options.http else GrpcInquiry
+    address = options.server or ("localhost:8000" if options.http else "localhost:8001")
+    try:
+        return answer(kind(address, security_of(parser, options), options.timeout), options)
+    except BistreamError as error:
+        return fail(f"{error.code}: {error.sentence}", EXIT_SERVER)
+    except ConnectionError as error:
+        return fail(str(error), EXIT_CONNECTION)
+
+
+def show(value: dict[str, Any]) -> None:
+    """One JSON object on the standard output."""
+    json.dump(value, sys.stdout, ensure_ascii=False)
+    print()

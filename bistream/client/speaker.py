@@ -1,0 +1,53 @@
+"""With which voice a voice agent speaks, and how: what every session of it begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.client.audio import read_reference
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """speaker_id: a registered voice or a preset of the server; or reference_wav, float32 [N], 16 kHz mono in [-1, 1], 0.5 to 30 s
+    (``recorded`` reads a file), with what is said in it. The others by their names in the wire contract;
+    speed other than 1 needs the whole text at once."""
+
+    speaker_id: str | None = None
+    reference_wav: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
+    reference_text: str | None = field(default=None, repr=False)
+    instruct_text: str | None = None
+    is_cross_lingual: bool = False
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    speed: float = 1.0
+    text_normalization: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.speaker_id is None) == (self.reference_wav is None):
+            raise ValueError("A speaker is either a speaker_id or a reference recording; give one of them.")
+
+    @classmethod
+    def recorded(cls, path: str | Path, reference_text: str, **options: Any) -> Self:
+        """The voice of a sound file. Raises ``ValueError`` with a sentence for the user."""
+        return cls(reference_wav=read_reference(path), reference_text=reference_text, **options)
+
+    @property
+    def wants_whole_text(self) -> bool:
+        return self.speed != 1.0
+
+    def arguments(self) -> dict[str, Any]:
+        """Of ``AsyncBistreamClient.start``; older servers lack some inputs, so what is not asked for is left out."""
+        options = {name: getattr(self, name) for name in ("seed", "temperature", "top_k", "top_p", "text_normalization")}
+        given = {name: value for name, value in options.items() if value is not None}
+        if self.wants_whole_text:
+            given["speed"] = self.speed
+        voice = {name: getattr(self, name) for name in ("speaker_id", "reference_wav", "reference_text")}
+        return {**voice, "instruct_text": self.instruct_text, "is_cross_lingual": self.is_cross_lingual, **given}

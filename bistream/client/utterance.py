@@ -1,0 +1,253 @@
+"""One text in pieces of a voice agent, with pauses of any length, spoken by one session after another:
+
+    utterance = Utterance(client, Speaker(speaker_id="anna"))
+    asyncio.create_task(feed(utterance))     # await utterance.push_text("Hel"); ...; await utterance.end_text()
+    async for spoken in utterance:
+        play(spoken.waveform)                # float32, 24 kHz
+
+A server speaks the last words of a text when it knows that the text ends there. So a *segment*, the text up to a ``flush`` or up to a
+pause of ``speak_after_s``, is a session of its own; the next one begins with the text that comes afterwards, in the same voice, when all
+audio of the segment has come. Text that is there as a whole when its session begins is sent as a whole. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
+from bistream.client.exchange import Chunk, Heard
+from bistream.client.speaker import Speaker
+from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
+from bistream.rates import SAMPLE_RATE
+from bistream.refusals import nothing_to_speak
+
+SILENCE_S = 0.1  # in place of text without anything to speak: agents take text without audio for a failure
+CANCEL_TIMEOUT_S = 0.5  # for the server's answer to a cancel; the stream is closed in any case
+MAX_RETRY_WAIT_S = 5.0  # where a server that is full names a later time
+_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script, as the servers decide
+_OVER = "The utterance is over; start another one for more text."
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """waveform: float32 [N], 24 kHz mono. At its end, in characters of the utterance: text_consumed is certainly spoken, text_position
+    estimates where the voice is (where a server does not tell it: the same number)."""
+
+    waveform: NDArray[np.float32]
+    text_consumed: int
+    text_position: int
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """speak_after_s: a pause in the text after which what is there is spoken to its end; 0: never. answer_timeout_s: for which a server may
+    say nothing; None: as the client is set. retry_waits_s: before each new attempt of a segment of which nothing was heard, and which
+    failed with an error that may pass. retries_first: also of the first segment, else its error is raised to callers that repeat it all."""
+
+    speak_after_s: float = 2.0
+    answer_timeout_s: float | None = None
+    retry_waits_s: tuple[float, ...] = ()
+    retries_first: bool = True
+
+
+@dataclass
+class _Segment:
+    """text: all of it so far. begins_at: its first character in the utterance."""
+
+    begins_at: int
+    text: str = ""
+    is_ended: bool = False
+    session: AsyncClientSession | None = None
+
+    @property
+    def is_speakable(self) -> bool:
+        return _SPEAKABLE.search(self.text) is not None
+
+
+class Utterance:
+    """``push_text``, ``flush``, ``end_text`` at any time; iterate once for the audio; ``cancel`` or ``close`` ends it in any state."""
+
+    def __init__(self, client: AsyncBistreamClient, speaker: Speaker, pacing: Pacing | None = None) -> None:
+        self.text = ""  # all of it so far
+        self.heard: Heard | None = None  # after ``cancel``: as of a session, in characters of the utterance
+        self._client = client
+        self._speaker = speaker
+        self._pacing = pacing or Pacing()
+        self._segments: deque[_Segment] = deque()
+        self._changed = asyncio.Event()
+        self._has_ended = False  # no more text
+        self._closed = asyncio.Event()
+        self._has_spoken = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def push_text(self, piece: str) -> None:
+        """More text, cut anywhere; it is sent as it is. Raises ``CancelledError`` after the end."""
+        if self._has_ended or self._closed.is_set():
+            raise CancelledError(_OVER)
+        if not piece:
+            return
+        if not self._segments or self._segments[-1].is_ended:
+            self._segments.append(_Segment(len(self.text)))
+        segment = self._segments[-1]
+        self.text += piece
+        segment.text += piece
+        if segment.session is not None:
+            with contextlib.suppress(BistreamError, ConnectionError):  # the iteration raises it
+                await segment.session.push_text(piece)
+        self._changed.set()
+        self._restart_timer(segment)
+
+    async def flush(self) -> None:
+        """What is there is spoken to its end."""
+        self._stop_timer()
+        if self._segments and not self._segments[-1].is_ended:
+            segment = self._segments[-1]
+            segment.is_ended = True
+            if segment.session is not None:
+                with contextlib.suppress(BistreamError, ConnectionError):
+                    await segment.session.end_text()
+        self._changed.set()
+
+    async def end_text(self, piece: str = "") -> None:
+        """No more text; the iteration ends when all is spoken. Idempotent."""
+        if piece:
+            await self.push_text(piece)
+        self._has_ended = True
+        await self.flush()
+
+    async def cancel(self) -> None:
+        """Stop speaking (barge-in): the server is told, and says how much was heard (``heard``). Then as ``close``."""
+        if self._closed.is_set():
+            return
+        self._stop_timer()
+        self._has_ended = True
+        self._closed.set()
+        self._changed.set()
+        segment = next((one for one in self._segments if one.session is not None), None)
+        if segment is None or segment.session is None:
+            return
+        session = segment.session
+        with contextlib.suppress(BistreamError, OSError):  # TimeoutError and ConnectionError are among them
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                await session.cancel()
+                await session.wait_over()
+        if session.heard is not None:
+            begin = segment.begins_at
+            self.heard = Heard(begin + session.heard.text_consumed, begin + session.heard.text_position)
+        await session.close()
+
+    async def close(self) -> None:
+        """Stops at once, without a word to the server but the end of the stream. Idempotent."""
+        self._stop_timer()
+        self._has_ended = True
+        self._closed.set()
+        self._changed.set()
+        for session in [segment.session for segment in self._segments if segment.session is not None]:
+            await session.close()
+
+    async def __aiter__(self) -> AsyncGenerator[Spoken, None]:
+        """Raises ``BistreamError`` (``CancelledError`` after ``cancel`` and ``close``), ``ConnectionError`` and ``TimeoutError``."""
+        while (segment := await self._next_segment()) is not None:
+            async with contextlib.aclosing(self._speak(segment)) as chunks:
+                async for chunk in chunks:
+                    self._has_spoken = True
+                    position = chunk.text_consumed if chunk.text_position is None else chunk.text_position
+                    consumed, position = (segment.begins_at + min(count, len(segment.text)) for count in (chunk.text_consumed, position))
+                    yield Spoken(chunk.waveform, consumed, position)
+            self._segments.popleft()
+
+    async def _next_segment(self) -> _Segment | None:
+        """The oldest one, once it can be spoken or has ended; None: all is spoken."""
+        while True:
+            if self._closed.is_set():
+                raise CancelledError("The utterance was cancelled.")
+            if self._segments:
+                first = self._segments[0]
+                if first.is_ended or (first.is_speakable and not self._speaker.wants_whole_text):
+                    return first
+            elif self._has_ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _speak(self, segment: _Segment) -> AsyncGenerator[Chunk, None]:
+        """Again where nothing was heard of it, as ``Pacing`` says."""
+        if segment.is_ended and not segment.is_speakable:
+            if segment.text.strip():
+                yield _silence(len(segment.text))
+            return
+        waits_s = iter(self._pacing.retry_waits_s if self._has_spoken or self._pacing.retries_first else ())
+        is_heard = False
+        while True:
+            try:
+                async with contextlib.aclosing(self._speak_once(segment)) as chunks:
+                    async for chunk in chunks:
+                        is_heard = True
+                        yield chunk
+                return
+            except (BistreamError, OSError) as error:
+                if self._closed.is_set():
+                    raise CancelledError("The utterance was cancelled.") from None
+                if isinstance(error, InvalidInputError) and error.sentence == nothing_to_speak().sentence:
+                    yield _silence(len(segment.text))  # marks that only the server knows as such
+                    return
+                wait_s = None if is_heard or not may_pass(error) else next(waits_s, None)
+                if wait_s is None:
+                    raise
+                wait_s = max(wait_s, retry_after_s(error))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), wait_s)
+
+    async def _speak_once(self, segment: _Segment) -> AsyncGenerator[Chunk, None]:
+        if self._closed.is_set():
+            return
+        start: dict[str, Any] = self._speaker.arguments()
+        session = self._client.start(text=segment.text, is_end=segment.is_ended, **start)
+        if (timeout_s := self._pacing.answer_timeout_s) is not None and self._pacing.speak_after_s > 0:
+            session.silence_timeout_s = max(timeout_s, 2 * self._pacing.speak_after_s)  # a pause of the text is no silence of the server
+        try:
+            async with session:
+                segment.session = session  # from here on pieces go to it directly
+                async for chunk in session:
+                    yield chunk
+        finally:
+            segment.session = None
+
+    def _restart_timer(self, segment: _Segment) -> None:
+        self._stop_timer()
+        if self._pacing.speak_after_s > 0 and segment.is_speakable:
+            self._timer = asyncio.get_running_loop().call_later(self._pacing.speak_after_s, self._pause)
+
+    def _pause(self) -> None:
+        """Nothing has come for a while: what is there is spoken."""
+        self._timer = None
+        task = asyncio.ensure_future(self.flush())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed a moment later."""
+    return error.retryable if isinstance(error, BistreamError) else isinstance(error, ConnectionError | TimeoutError)
+
+
+def retry_after_s(error: BaseException) -> float:
+    """For which a server that is full asks to wait, at most ``MAX_RETRY_WAIT_S``; 0 where it does not say."""
+    return min(error.retry_after_s or 0.0, MAX_RETRY_WAIT_S) if isinstance(error, BusyError) else 0.0
+
+
+def _silence(text_consumed: int) -> Chunk:
+    return Chunk(np.zeros(round(SILENCE_S * SAMPLE_RATE), np.float32), 0, text_consumed, 0.0)

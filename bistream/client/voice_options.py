@@ -1,0 +1,21 @@
+"""Options of the client's commands that say in which voice and manner to speak."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_manner_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--instruct-text", metavar="TEXT", help="how to speak: an emotion, a dialect, a speed, such as 用四川话说")
+    parser.add_argument("--cross-lingual", action="store_true", help="leave the voice's transcript aside: the text is in another language")
+
+
+def check_voice(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program with a sentence where the options of the voice contradict each other."""
+    if options.reference_text is not None and options.reference_audio is None:
+        parser.error("--reference-text is the transcript of --reference-audio; give that too")
+    if options.reference_audio is not None and options.speaker_id is not None:
+        parser.error("give either a recording or --speaker-id")
+    for name in ("reference_text", "instruct_text"):
+        if getattr(options, name) is not None and not getattr(options, name).strip():
+            parser.error(f"--{name.replace('_', '-')} is empty; leave it out")

@@ -1,0 +1,46 @@
+"""When each word of a session's text is spoken, from the positions that came with its audio: estimates, as those are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from bistream.client.exchange import Chunk
+from bistream.rates import SAMPLE_RATE
+
+# A character of a script without spaces between words counts as one: Chinese, Japanese.
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+
+
+@dataclass(frozen=True)
+class WordTime:
+    """word: with the punctuation that follows it. begin_s, end_s: in the session's audio."""
+
+    word: str
+    begin_s: float
+    end_s: float
+
+
+def word_times(text: str, chunks: Iterable[Chunk]) -> list[WordTime]:
+    """The words of ``text``, all of the session's, that have begun by the end of ``chunks``, all since its first one.
+
+    Between two positions the time is proportional to the characters. Empty for chunks of a server that tells no positions.
+    """
+    seconds, positions = [0.0], [0]
+    for chunk in chunks:
+        if chunk.text_position is None:
+            return []
+        seconds.append(seconds[-1] + chunk.waveform.size / SAMPLE_RATE)
+        positions.append(max(positions[-1], chunk.text_position))
+    # Where the position stands still the last of the equal ones counts: what follows is spoken after it.
+    ends = [index for index in range(len(positions)) if index + 1 == len(positions) or positions[index + 1] > positions[index]]
+    found = []
+    for match in WORD.finditer(text):
+        if match.start() >= positions[-1]:
+            break
+        begin_s, end_s = np.interp((match.start(), match.end()), [positions[i] for i in ends], [seconds[i] for i in ends])
+        found.append(WordTime(match.group(), float(begin_s), float(end_s)))
+    return found

@@ -1,0 +1,1 @@
+"""The command ``bistream`` and its sub-commands."""

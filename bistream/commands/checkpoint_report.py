@@ -1,0 +1,84 @@
+"""What the files of a model directory hold, for ``bistream doctor``: sizes, checksums, keys and shapes, inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import onnx
+
+from bistream.checkpoint import check_state_dict, load_state_dict
+from bistream.checkpoint_config import CheckpointConfig
+from bistream.commands.waiting import Waiting
+from bistream.errors import CheckpointError
+from bistream.hub.download import check_directory
+from bistream.hub.listing import DownloadError, required_files
+from bistream.mel2wav import weights as vocoder
+from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
+from bistream.model_dir import check_model_dir
+from bistream.text2token import weights as language_model
+from bistream.token2mel import factory as flow_factory
+from bistream.token2mel import weights as flow
+from bistream.voice.made_with import SPEAKER_ENCODER_FILE
+
+NO_RECORD = "not compared: the directory has no record of a download (bash run.sh 0 0 makes one), and no released checksum is known here"
+
+
+def describe(model_dir: Path) -> Iterator[str]:
+    """Lines for the user, while the files are read. Raises ``CheckpointError`` at the first fault."""
+    sizes = check_model_dir(model_dir)
+    for names in required_files(sizes.family):
+        path = next(model_dir / name for name in names if (model_dir / name).is_file())
+        yield f"{path.relative_to(model_dir).as_posix():36}{path.stat().st_size:>16,} bytes"
+    yield f"checksums: {_checksums(model_dir)}"
+    yield from _weights(model_dir, sizes)
+    yield _graph(model_dir / SPEAKER_ENCODER_FILE, 1)
+    yield _graph(model_dir / sizes.family.speech_tokenizer_file, 2)
+
+
+def _checksums(model_dir: Path) -> str:
+    try:
+        known = check_directory(model_dir)
+    except DownloadError as error:
+        raise CheckpointError(str(error)) from None
+    return NO_RECORD if known is None else f"all as recorded, of {known.repo_id} at {known.commit}"
+
+
+def _weights(model_dir: Path, sizes: CheckpointConfig) -> Iterator[str]:
+    expected = {
+        language_model.FILE_NAME: language_model.expected_shapes(sizes.language_model),
+        flow.FILE_NAME: flow_factory.expected_shapes(sizes.flow),
+        vocoder.FILE_NAME: vocoder_shapes(sizes.vocoder),
+    }
+    for name, shapes in expected.items():
+        with Waiting(f"reading {name}"):
+            sentence = _file(model_dir, name, shapes)
+        yield sentence
+
+
+def _file(model_dir: Path, name: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    state = load_state_dict(model_dir / name)
+    if name == vocoder.FILE_NAME:
+        state = vocoder.canonical_keys(state)
+    check_state_dict(name, state, shapes)
+    for key, tensor in state.items():
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(f"{name}: key {key} contains NaN or infinity; the file is damaged, download it again.")
+    numbers = sum(tensor.numel() for tensor in state.values())
+    kinds = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}))
+    return f"{name}: all {len(state)} keys and shapes are right, {numbers / 1e6:.1f} million numbers, {kinds}"
+
+
+def _graph(path: Path, inputs: int) -> str:
+    """Names are shown and not compared: nothing depends on them, and those of the released files are not known for certain."""
+    try:
+        graph = onnx.load(str(path), load_external_data=False).graph
+    except Exception as error:  # protobuf's and onnx's own types
+        raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); the file is damaged, download it again.") from error
+    weights = {item.name for item in graph.initializer}
+    taken = [item.name for item in graph.input if item.name not in weights]
+    if len(taken) != inputs:
+        raise CheckpointError(
+            f"{path.name} has the inputs {', '.join(taken)} and should have {inputs}; it is not the released model's file."
+        )
+    return f"{path.name}: {', '.join(taken)} -> {', '.join(item.name for item in graph.output)}"

@@ -1,0 +1,85 @@
+"""Makes voices for ``bistream voices add``: of a recording, or of upstream's ``spk2info.pt``. Loads networks and torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import soundfile
+from tokenizers import decoders
+
+from bistream.checkpoint import QWEN_DIRECTORY, find_file, read_config
+from bistream.checkpoint_files import family_of
+from bistream.client.audio import read_reference
+from bistream.commands.waiting import Waiting
+from bistream.config import RuntimeConfig
+from bistream.errors import InvalidInputError
+from bistream.limits import check_speaker_id
+from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.text.tokenizer import TextTokenizer
+from bistream.token2mel.checks import check_prompt
+from bistream.types import FloatArray, VoicePrompt
+from bistream.voice.build import build_voice_prompt
+from bistream.voice.reference_audio import check_reference_audio
+from bistream.voice.registry import VoiceRegistry
+from bistream.voice.speaker_encoder import SpeakerEncoder
+from bistream.voice.speech_tokenizer import SpeechTokenizer
+from bistream.voice.spk2info import read_spk2info
+
+
+def add_recording(model_dir: Path, registry: VoiceRegistry, speaker_id: str, path: Path, transcript: str) -> None:
+    """Register the voice of a recording. Raises ``BistreamError``."""
+    check_speaker_id(speaker_id)
+    voice = analyse(model_dir, path, transcript)
+    check_prompt(voice, read_config(model_dir).flow)
+    registry.save(speaker_id, voice)
+
+
+def analyse(model_dir: Path, path: Path, transcript: str) -> VoicePrompt:
+    """The voice of a recording. Raises ``BistreamError``."""
+    if not transcript.strip():
+        raise InvalidInputError("The transcript is empty; give the words of the recording with --reference-text.")
+    waveform = check_reference_audio(read_recording(path), None, RuntimeConfig())
+    with Waiting("1 of 2: speech tokens") as waiting:
+        tokens = SpeechTokenizer.from_model_dir(model_dir).tokens(waveform)
+        waiting.goes_on("2 of 2: speaker embedding")
+        embedding = SpeakerEncoder.from_model_dir(model_dir).embedding(waveform)
+    return build_voice_prompt(waveform, transcript.strip(), tokens, embedding, family_of(model_dir).mel_high_hz)
+
+
+def read_recording(path: Path) -> FloatArray:
+    """An audio file of at least 16 kHz as float32 [N] at 16 kHz, channels averaged. Raises ``InvalidInputError``."""
+    try:
+        recording = read_reference(path)
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from None
+    if (rate := soundfile.info(path).samplerate) < REFERENCE_SAMPLE_RATE:
+        raise InvalidInputError(f"{path} has {rate} samples per second; record at {REFERENCE_SAMPLE_RATE} or more.")
+    return recording
+
+
+def text_decoder(model_dir: Path) -> Callable[[Sequence[int]], str]:
+    """Text ids to text, with the tokenizer of the model directory."""
+    symbols: dict[str, int] = json.loads(find_file(model_dir, f"{QWEN_DIRECTORY}/vocab.json").read_text(encoding="utf-8"))
+    by_id = {index: symbol for symbol, index in (symbols | TextTokenizer.from_model_dir(model_dir).special_tokens).items()}
+    byte_level = decoders.ByteLevel()
+    return lambda ids: str(byte_level.decode([by_id[index] for index in ids]))
+
+
+def add_speakers(model_dir: Path, registry: VoiceRegistry, path: Path, renamed: dict[str, str]) -> list[str]:
+    """Register every speaker of a ``spk2info.pt``. Returns the ids. Raises ``BistreamError``."""
+    voices, flow = read_spk2info(path, text_decoder(model_dir)), read_config(model_dir).flow
+    for name in renamed:
+        if name not in voices:
+            raise InvalidInputError(f"{path.name} has no speaker {name!r}; it has {', '.join(map(repr, voices))}.")
+    for name, voice in voices.items():
+        try:
+            check_prompt(voice, flow)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"Speaker {name!r} belongs to another model; import it with that one. ({error})") from error
+        try:
+            registry.save(renamed.get(name, name), voice)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"Speaker {name!r} cannot keep its name; give it another with --rename {name}=ID. ({error})") from error
+    return [renamed.get(name, name) for name in voices]

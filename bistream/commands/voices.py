@@ -1,0 +1,110 @@
+"""Registered voices, which callers name by speaker_id instead of sending a recording. A running server finds changes by itself.
+
+    bistream voices add anna --model-dir CosyVoice2-0.5B --voices-dir voices --reference-audio anna.wav --reference-text "What she says."
+    bistream voices add --model-dir CosyVoice2-0.5B --voices-dir voices --import-spk2info CosyVoice2-0.5B/spk2info.pt
+    bistream voices list --voices-dir voices
+    bistream voices remove anna --voices-dir voices
+
+Exit codes: 0 done, 1 not, for the reason in the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bistream.errors import BistreamError
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.voice.made_with import voice_fingerprint
+from bistream.voice.registry import VoiceRegistry
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+def _rename(text: str) -> tuple[str, str]:
+    name, separator, speaker_id = text.rpartition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW")
+    return name, speaker_id
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="add | list | remove")
+    add = verbs.add_parser("add", help="register a voice, or replace it")
+    add.add_argument("speaker_id", nargs="?", metavar="SPEAKER_ID", help="its name: 1 to 64 of A-Z a-z 0-9 _ -")
+    add.add_argument("--reference-audio", type=Path, metavar="FILE", help="a recording of the voice, 0.5 to 30 s, 16 kHz or more")
+    add.add_argument("--reference-text", help="what is said in it")
+    add.add_argument("--import-spk2info", type=Path, metavar="FILE", help="all speakers of upstream's spk2info.pt instead")
+    add.add_argument("--rename", type=_rename, action="append", default=[], metavar="OLD=NEW", help="other id for an imported speaker")
+    list_ = verbs.add_parser("list", help="the registered voices, with seconds and words of their recordings")
+    remove = verbs.add_parser("remove", help="forget a voice; running sessions keep it")
+    remove.add_argument("speaker_id", metavar="SPEAKER_ID")
+    for verb in (add, list_, remove):
+        verb.add_argument("--voices-dir", type=Path, required=True, metavar="DIR", help="directory of voices: voices_dir of the server")
+        verb.add_argument(
+            "--model-dir", type=Path, required=verb is add, metavar="DIR", help="CosyVoice2-0.5B, with whose networks it is made"
+        )
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.verb != "add":
+        return
+    single = (options.speaker_id, options.reference_audio, options.reference_text)
+    if options.import_spk2info is None and None in single:
+        parser.error("give SPEAKER_ID, --reference-audio and --reference-text, or --import-spk2info")
+    if options.import_spk2info is not None and any(value is not None for value in single):
+        parser.error("--import-spk2info goes without SPEAKER_ID, --reference-audio and --reference-text")
+    if options.rename and options.import_spk2info is None:
+        parser.error("--rename goes with --import-spk2info")
+
+
+def _add(options: argparse.Namespace, registry: VoiceRegistry) -> None:
+    from bistream.commands.voice_making import add_recording, add_speakers  # noqa: PLC0415  (loads torch, which the other verbs do without)
+
+    if options.import_spk2info is not None:
+        speaker_ids = add_speakers(options.model_dir, registry, options.import_spk2info, dict(options.rename))
+    else:
+        add_recording(options.model_dir, registry, options.speaker_id, options.reference_audio, options.reference_text)
+        speaker_ids = [options.speaker_id]
+    for speaker_id in speaker_ids:
+        print(f"{speaker_id}: {_seconds(registry, speaker_id):.2f} s of prompt in {options.voices_dir}")
+
+
+def _seconds(registry: VoiceRegistry, speaker_id: str) -> float:
+    return registry.load(speaker_id).speech_tokens.shape[0] / SPEECH_TOKENS_PER_SECOND
+
+
+def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
+    speaker_ids = registry.speaker_ids()
+    if not speaker_ids:
+        print(f"no voice is registered in {options.voices_dir}; add one with: bistream voices add", file=sys.stderr)
+    for speaker_id in speaker_ids:
+        try:
+            print(f"{speaker_id}: {_seconds(registry, speaker_id):.2f} s, {registry.load(speaker_id).prompt_text!r}")
+        except BistreamError as error:
+            print(f"{speaker_id}: {error.sentence}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    _check(parser, options)
+    try:
+        registry = VoiceRegistry(options.voices_dir, voice_fingerprint(options.model_dir) if options.model_dir else None)
+        if options.verb == "add":
+            _add(options, registry)
+        elif options.verb == "list":
+            _list(options, registry)
+        else:
+            registry.remove(options.speaker_id)
+            print(f"{options.speaker_id} is removed from {options.voices_dir}")
+    except BistreamError as error:
+        print(f"error: {error.sentence}", file=sys.stderr)
+        return EXIT_FAILED
+    except OSError as error:
+        print(f"error: {options.voices_dir} cannot be changed ({error.strerror}); choose another --voices-dir.", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Downloads CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512 from Hugging Face or ModelScope, or checks a directory that is there.
+
+    download_checkpoint.py build/CosyVoice2-0.5B
+    download_checkpoint.py build/CosyVoice2-0.5B --hub modelscope --revision master
+    download_checkpoint.py build/Fun-CosyVoice3-0.5B-2512 --family cosyvoice3
+    download_checkpoint.py --check build/CosyVoice2-0.5B
+
+Only what the server reads is fetched (about 3 GB), with a progress bar for each file. A run that was cut off is continued by the same
+command. Sizes and checksums are compared with those of the hub and recorded in download_manifest.json; the directory appears under its
+name only when it is complete. --check compares the files with that record.
+
+The libraries of the two hubs are in requirements/hub.txt. HF_ENDPOINT and MODELSCOPE_ENDPOINT name a mirror, HF_TOKEN and
+MODELSCOPE_API_TOKEN a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bistream.checkpoint_files import family_of
+from bistream.errors import CheckpointError
+from bistream.family import COSYVOICE2, FAMILIES, Family
+from bistream.hub.download import check_directory, download
+from bistream.hub.huggingface import HuggingFace
+from bistream.hub.listing import DownloadError, Hub
+from bistream.hub.modelscope import ModelScope
+from bistream.model_dir import check_model_dir
+
+FAMILIES_BY_NAME = {family.name: family for family in FAMILIES}
+HUBS: dict[str, type[HuggingFace] | type[ModelScope]] = {"huggingface": HuggingFace, "modelscope": ModelScope}
+# The names in upstream's README.
+OWNERS = {(COSYVOICE2, "modelscope"): "iic"}
+OWNER = "FunAudioLLM"  # of all others
+REVISIONS = {"huggingface": "main", "modelscope": "master"}
+
+
+def model_id(family: Family, hub: str) -> str:
+    """OWNER/NAME of the released checkpoint."""
+    return f"{OWNERS.get((family, hub), OWNER)}/{family.repository}"
+
+
+def run(options: argparse.Namespace) -> str:
+    """Download or check; returns the sentence that says what is there now. Raises ``DownloadError`` and ``CheckpointError``."""
+    directory: Path = options.directory
+    if options.check:
+        if not directory.is_dir():
+            raise DownloadError(f"{directory} does not exist; download it first, or correct the name.")
+        family_of(directory)
+        known = check_directory(directory)
+        if known is None:
+            check_model_dir(directory)
+            return f"{directory} has every file of a checkpoint; it has no record of a download, so no checksum was compared"
+        return f"{directory} is {known.repo_id} of {known.hub} at {known.commit}: {len(known.files)} files, all checksums right"
+    hub: Hub = HUBS[options.hub]()
+    made = download(
+        hub,
+        options.model_id or model_id(FAMILIES_BY_NAME[options.family], options.hub),
+        options.revision or REVISIONS[options.hub],
+        directory,
+        options.all,
+        lambda sentence: print(sentence, file=sys.stderr, flush=True),
+    )
+    return f"made {directory}: {made.repo_id} of {made.hub} at {made.commit}, {len(made.files)} files, {made.total_bytes / 1e6:.1f} MB"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the model directory to make or to check")
+    parser.add_argument("--hub", choices=sorted(HUBS), default="huggingface", help="default: %(default)s")
+    parser.add_argument("--family", choices=sorted(FAMILIES_BY_NAME), default=COSYVOICE2.name, help="default: %(default)s")
+    parser.add_argument("--model-id", metavar="OWNER/NAME", help="default: the released checkpoint of the family")
+    parser.add_argument("--revision", help="branch, tag or commit; a commit pins the version (default: the main branch)")
+    parser.add_argument("--all", action="store_true", help="all files of the repository, also those that the server does not read")
+    parser.add_argument("--check", action="store_true", help="download nothing; compare the directory with its record")
+    options = parser.parse_args(arguments)
+    try:
+        print(run(options))
+    except KeyboardInterrupt:
+        print("download_checkpoint.py: stopped; the same command continues where it stopped.", file=sys.stderr)
+        return 130
+    except ImportError as error:
+        print(f"download_checkpoint.py: {error.name} is not installed; run: pip install -r requirements/hub.txt", file=sys.stderr)
+        return 1
+    except (DownloadError, CheckpointError, OSError) as error:
+        print(f"download_checkpoint.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

