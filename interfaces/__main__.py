@@ -1,0 +1,168 @@
+"""``python -m interfaces``: see ``--help`` and docs/interfaces.md."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from bistream.client.connection import API_KEY_VARIABLE
+from bistream.errors import BistreamError, ConfigError
+from bistream.limits import check_speaker_id
+from gateway.keys import Keys
+from gateway.listening import listening_socket
+from interfaces.audio.recordings import decode_recording
+from interfaces.core.servers import Servers
+from interfaces.core.service import SpeechService
+from interfaces.core.voices import Voice, VoiceStore
+from interfaces.options import parse_arguments
+from interfaces.settings import Settings
+from interfaces.web.access import Access
+from interfaces.web.app import make_app
+from interfaces.web.http_protocol import http_protocol
+from interfaces.web.socket_protocol import SocketProtocol
+
+logger = logging.getLogger("interfaces")
+
+EXIT_OK, EXIT_FAILED = 0, 1
+FAREWELL_S = 3  # for sockets and responses, after the last utterance
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to this module."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_voices(settings: Settings) -> VoiceStore:
+    """Raises ``ConfigError`` for a recording that cannot be used."""
+    fixed: list[Voice] = []
+    limits = settings.limits
+    for recording in settings.recordings:
+        try:
+            samples = decode_recording(recording.audio.read_bytes(), limits.min_recording_s, limits.max_recording_s)
+        except (OSError, BistreamError) as error:
+            raise ConfigError(f"The recording {recording.audio} of --recording cannot be used: {error}") from None
+        fixed.append(Voice(recording.name, recording.name, samples, recording.transcript))
+    for speaker in settings.speakers:
+        check_speaker_id(speaker)
+        fixed.append(Voice(speaker, speaker, speaker_id=speaker))
+    return VoiceStore(
+        tuple(fixed), settings.voices_folder, settings.default_voice, settings.aliases, settings.accepts_any_voice, limits.max_voices
+    )
+
+
+async def serve(settings: Settings) -> None:
+    """Until the process was asked to end and what was being spoken is over. Raises ``ConfigError`` at the start."""
+    keys = None if settings.keys_file is None else Keys.read(settings.keys_file)
+    limits = settings.limits
+    servers = Servers(settings.servers, settings.server_key)
+    service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s)
+    access = Access(keys, settings.allowed_origins, limits.max_sockets, limits.sockets_per_address)
+    listener = listening_socket(settings.address, settings.port, "HTTP")
+    server = _Server(_config(settings, make_app(service, access, limits, settings.allowed_origins)))
+    first, second = _signals()
+    watching = asyncio.create_task(servers.watch())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        _announce(settings, listener.getsockname()[1])
+        asked = asyncio.create_task(first.wait())
+        await asyncio.wait([asked, serving], return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        await _drain(service, settings.drain_timeout_s, second)
+        server.should_exit = True
+        await serving
+    finally:
+        if settings.ready_file is not None:
+            settings.ready_file.unlink(missing_ok=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await servers.close()
+
+
+async def _drain(service: SpeechService, timeout_s: float, second: asyncio.Event) -> None:
+    logger.info("draining: %d utterances are under way", service.open_speeches)
+    draining, impatient = asyncio.create_task(service.drain(timeout_s)), asyncio.create_task(second.wait())
+    await asyncio.wait([draining, impatient], return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, impatient):
+        task.cancel()
+    await asyncio.gather(draining, impatient, return_exceptions=True)
+    await service.drain(0.0)
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """The first and the second time that the process is asked to end."""
+    first, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
+    return first, second
+
+
+def _config(settings: Settings, app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=http_protocol(settings.limits.connections_per_address),
+        ws=SocketProtocol,
+        ws_max_size=settings.limits.max_message_bytes,
+        ws_per_message_deflate=False,  # of audio it makes nothing smaller
+        lifespan="off",
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=FAREWELL_S,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+
+
+def _announce(settings: Settings, port: int) -> None:
+    host = "127.0.0.1" if settings.address in ("0.0.0.0", "::") else settings.address
+    url = f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{port}"
+    logger.info("the page and the interfaces are at %s, for the servers %s", url, ", ".join(settings.servers))
+    if settings.ready_file is not None:
+        try:
+            settings.ready_file.write_text(url, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"The ready file {settings.ready_file} cannot be written ({error.strerror}); choose another one.") from None
+
+
+def _log_utterances() -> None:
+    """Their lines are JSON and nothing else, as the servers' are."""
+    logger = logging.getLogger("interfaces.utterances")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def main(arguments: list[str] | None = None) -> int:
+    settings = parse_arguments(arguments, os.environ.get(API_KEY_VARIABLE) or None)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s interfaces: %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    _log_utterances()
+    gc.freeze()  # what the imports made is never garbage, and messages come and go without cycles: look for them seldom
+    gc.set_threshold(20_000, 20, 50)
+    try:
+        uvloop.run(serve(settings))
+    except BistreamError as error:
+        sys.stderr.write(f"interfaces: {error.sentence}\n")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Errors of this process, beside those of ``bistream.errors`` and of the gate, whose classes and sentences it uses where they fit.
+
+BistreamError
+├── UnauthenticatedError   UNAUTHENTICATED    no valid API key                                    (the gate's)
+├── InvalidInputError
+│   └── TooLargeError      INVALID_INPUT      a body, message or upload is beyond its limit       (the gate's)
+├── UnknownSpeakerError    UNKNOWN_SPEAKER    there is no voice of this name: ``unknown_voice``
+├── UnreachableError       UNREACHABLE        no server answers                                   (retryable)
+└── SlowReaderError        SLOW_READER        the client does not read what it asked for
+"""
+
+from __future__ import annotations
+
+from bistream.errors import BistreamError, UnknownSpeakerError
+from gateway.refusals import TooLargeError, UnauthenticatedError
+
+__all__ = ["SlowReaderError", "TooLargeError", "UnauthenticatedError", "UnreachableError", "unknown_voice"]
+
+
+class UnreachableError(BistreamError):
+    code = "UNREACHABLE"
+    retryable = True
+
+
+class SlowReaderError(BistreamError):
+    code = "SLOW_READER"
+
+
+def unknown_voice(name: str) -> UnknownSpeakerError:
+    return UnknownSpeakerError(f"There is no voice {name[:64]!r}; list the voices with GET /v1/audio/voices, or upload one.")

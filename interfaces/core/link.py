@@ -1,0 +1,89 @@
+"""The connections to one server: HTTP/2 in this event loop, made when they are needed. grpc's asyncio library would move every message
+between three threads (docs/interfaces.md has what that costs)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from bistream.client.translation import no_answer
+from gateway.http2.client import CallFailed, ClientCall, ClientConnection, connect
+
+SERVICE = "inference.GRPCInferenceService"
+CALLS_PER_CONNECTION = 64  # far below what servers allow
+CLOSE_TIMEOUT_S = 2.0
+
+
+class Link:
+    """metadata: of every call, such as the API key."""
+
+    def __init__(self, address: str, metadata: Mapping[str, str] | None = None) -> None:
+        self.address = address
+        self._metadata = dict(metadata or {})
+        self.connections: list[ClientConnection] = []
+        self._connecting = asyncio.Lock()
+        self._all_lost = asyncio.Event()
+
+    async def call(self, method: str, metadata: Mapping[str, str] | None = None) -> ClientCall:
+        """Begin a call. Raises ``ConnectionError`` where the server cannot be reached."""
+        connection = self._free()
+        if connection is None:
+            async with self._connecting:
+                connection = self._free() or await self._connect()
+        fields = {**self._metadata, **(metadata or {})}
+        return connection.call(f"/{SERVICE}/{method}", [(name.encode("ascii"), value.encode("latin-1")) for name, value in fields.items()])
+
+    async def ask(self, method: str, request: Any, response_type: Any, timeout_s: float) -> Any:
+        """One question. Raises ``ConnectionError``, ``TimeoutError`` and ``CallFailed``."""
+        async with asyncio.timeout(timeout_s):
+            call = await self.call(method)
+            try:
+                await call.write(request.SerializeToString())
+                call.finish()
+                answer = await call.read()
+                while await call.read() is not None:
+                    pass
+            finally:
+                call.cancel()
+        return response_type.FromString(answer or b"")
+
+    def _free(self) -> ClientConnection | None:
+        usable = (one for one in self.connections if not one.is_leaving and not one.is_over())
+        return next((one for one in usable if len(one.streams) < CALLS_PER_CONNECTION), None)
+
+    async def _connect(self) -> ClientConnection:
+        try:
+            connection = await connect(self.address, self._lost)
+        except OSError as error:  # TimeoutError is one
+            raise no_answer(self.address, "timed out" if isinstance(error, TimeoutError) else "Connection refused") from None
+        self.connections.append(connection)
+        return connection
+
+    def _lost(self, connection: ClientConnection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+        if not self.connections:
+            self._all_lost.set()
+
+    async def close(self) -> None:
+        """With all calls."""
+        if not self.connections:
+            return
+        self._all_lost.clear()
+        for connection in self.connections:
+            connection.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._all_lost.wait()
+        except TimeoutError:  # a server that takes nothing
+            for connection in list(self.connections):
+                connection.abort()
+
+
+def failure_of(failed: CallFailed, address: str) -> tuple[str, str | None]:
+    """Words and status, as ``stream_error`` reads them."""
+    is_bare = failed.status == grpc.StatusCode.UNAVAILABLE and not failed.details
+    return (failed.details or (f"the stream to {address} broke" if is_bare else failed.status.name)), str(failed.status)

@@ -1,0 +1,153 @@
+"""The core as every protocol sees it: ``open`` an utterance, voices, limits, readiness, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from bistream.errors import BusyError, ShuttingDownError
+from bistream.limits import check_seed, check_speed, check_temperature, check_top_k, check_top_p
+from interfaces.core.record import log_line
+from interfaces.core.servers import Servers
+from interfaces.core.speech import Speech, SpeechOptions
+from interfaces.core.trace import Trace
+from interfaces.core.voices import VoiceStore
+from interfaces.settings import Limits
+
+DRAIN_RETRY_AFTER_S = 5
+FIRST_AUDIO_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. key: the name of its API key, None where none are wanted; address: its network address; trace: of this request."""
+
+    key: str | None
+    address: str
+    trace: Trace = field(default_factory=Trace, compare=False)
+
+
+@dataclass
+class Counts:
+    """Since the start, for the metrics."""
+
+    speeches: int = 0
+    refused: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    audio_s: float = 0.0
+    characters: int = 0
+    first_audio: list[int] = field(default_factory=lambda: [0] * (len(FIRST_AUDIO_BUCKETS_S) + 1))  # the last: beyond all of them
+    first_audio_s: float = 0.0  # the sum
+
+    def add(self, speech: Speech) -> None:
+        """An utterance is over."""
+        self.characters += speech.characters
+        if (waited_s := speech.record.first_audio_s) is not None:
+            self.first_audio[bisect.bisect_left(FIRST_AUDIO_BUCKETS_S, waited_s)] += 1
+            self.first_audio_s += waited_s
+
+
+class SpeechService:
+    def __init__(self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0) -> None:
+        self.servers = servers
+        self.voices = voices
+        self.limits = limits
+        self.speak_after_s = speak_after_s
+        self.counts = Counts()
+        self.drains = asyncio.Event()
+        self._open: set[Speech] = set()
+        self._by_key: Counter[str] = Counter()
+        self._by_address: Counter[str] = Counter()
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+
+    @property
+    def open_speeches(self) -> int:
+        return len(self._open)
+
+    def is_ready(self) -> bool:
+        return not self.drains.is_set() and self.servers.any_ready()
+
+    def check_serving(self) -> None:
+        """Raises ``ShuttingDownError`` in a drain."""
+        if self.drains.is_set():
+            raise ShuttingDownError("The gateway is shutting down and takes no new requests; connect to another one.")
+
+    def open(self, voice: str, caller: Caller, values: dict[str, int | float] | None = None, speak_after_s: float | None = None) -> Speech:
+        """voice: a name, empty for the default. values: as ``SpeechOptions``. speak_after_s: None for the setting.
+
+        Raises ``BistreamError``: draining, a limit, an unknown voice, a value out of range.
+        """
+        try:
+            self.check_serving()
+            self._check_room(caller)
+            check_values(values or {})
+            found = self.voices.find(voice, caller.key)
+        except Exception:
+            self.counts.refused += 1
+            raise
+        options = SpeechOptions(dict(values or {}), self.speak_after_s if speak_after_s is None else speak_after_s)
+        speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
+        self._open.add(speech)
+        self._all_closed.clear()
+        self._by_key[caller.key or ""] += 1
+        self._by_address[caller.address] += 1
+        self.counts.speeches += 1
+        return speech
+
+    @contextlib.asynccontextmanager
+    async def opened(self, voice: str, caller: Caller, values: dict[str, int | float]) -> AsyncIterator[Speech]:
+        """``open`` that closes by itself."""
+        speech = self.open(voice, caller, values)
+        try:
+            yield speech
+        finally:
+            await speech.close()
+
+    def _check_room(self, caller: Caller) -> None:
+        limits = self.limits
+        for taken, limit in (
+            (len(self._open), limits.max_speeches),
+            (self._by_key[caller.key or ""] if caller.key else 0, limits.speeches_per_key),
+            (self._by_address[caller.address], limits.speeches_per_address),
+        ):
+            if limit and taken >= limit:
+                raise BusyError(f"All {limit} places for utterances are taken; try again in 1.0 s.")
+
+    def _closed(self, speech: Speech, caller: Caller) -> None:
+        self._open.discard(speech)
+        self.counts.add(speech)
+        log_line(speech)
+        for counter, name in ((self._by_key, caller.key or ""), (self._by_address, caller.address)):
+            counter[name] -= 1
+            if counter[name] <= 0:
+                del counter[name]
+        if not self._open:
+            self._all_closed.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new, and returns when all utterances are over; those that are left after ``timeout_s`` are ended."""
+        self.drains.set()
+        try:
+            await asyncio.wait_for(self._all_closed.wait(), timeout_s)
+        except TimeoutError:
+            await asyncio.gather(*(speech.close() for speech in list(self._open)))
+
+
+def check_values(values: dict[str, int | float]) -> None:
+    """Raises ``InvalidInputError``."""
+    if "seed" in values:
+        check_seed(int(values["seed"]))
+    if "temperature" in values:
+        check_temperature(values["temperature"])
+    if "top_k" in values:
+        check_top_k(int(values["top_k"]))
+    if "top_p" in values:
+        check_top_p(values["top_p"])
+    if "speed" in values:
+        check_speed(values["speed"])

@@ -1,0 +1,115 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from interfaces.settings import Limits, Recording, Settings
+
+_LIMIT_HELP = {
+    "max_text_chars": "characters of one utterance",
+    "max_message_bytes": "of one WebSocket message",
+    "max_body_bytes": "of the body of a request",
+    "max_upload_bytes": "of an uploaded recording",
+    "max_recording_s": "of an uploaded recording",
+    "min_recording_s": "of an uploaded recording",
+    "max_voices": "uploaded voices, of all keys",
+    "max_speeches": "utterances under way",
+    "speeches_per_key": "utterances under way of one API key; 0: no limit",
+    "speeches_per_address": "utterances under way of one address; 0: no limit",
+    "max_sockets": "open WebSockets; 0: no limit",
+    "sockets_per_address": "open WebSockets of one address; 0: no limit",
+    "connections_per_address": "open HTTP connections of one address; 0: no limit",
+    "contexts_per_socket": "ElevenLabs or Cartesia contexts beside each other",
+    "idle_socket_s": "a WebSocket without utterance and messages is closed after it; 0: never",
+    "body_timeout_s": "for the body of a request; 0: no limit",
+    "send_timeout_s": "a client that takes nothing is left after it; 0: never",
+}
+_SERVER = re.compile(r"[^/\s]+:\d+(/\d+)?")
+_SERVER_HELP = "gRPC of a server; several: the emptiest one is taken, with its keeper's health port by its load, else by sessions from here"
+_NOTE = """The first SIGTERM or SIGINT drains: new requests get 503, what is being spoken may end for --drain-timeout-s.
+The second ends at once. The API key towards the servers is read from BISTREAM_API_KEY.
+Exit codes: 0 ended as asked, 1 cannot start, 2 wrong usage."""
+
+
+def parse_arguments(arguments: Sequence[str] | None, server_key: str | None = None) -> Settings:
+    parser = argparse.ArgumentParser(
+        prog="python -m interfaces",
+        description="OpenAI, ElevenLabs, Deepgram, Cartesia and DashScope protocols and a web page, in front of bistream servers.",
+        epilog=_NOTE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_arguments(parser)
+    limits = parser.add_argument_group("limits")
+    for field in fields(Limits):
+        kind = float if isinstance(field.default, float) else int
+        text = f"{_LIMIT_HELP[field.name]} (default %(default)s)"
+        limits.add_argument(_flag(field.name), type=kind, default=field.default, metavar="N", help=text)
+    options = parser.parse_args(arguments)
+    _check(parser, options)
+    return Settings(
+        servers=tuple(options.server or Settings.servers),
+        address=options.address,
+        port=options.port,
+        tls_certificate=options.tls_certificate,
+        tls_key=options.tls_key,
+        keys_file=options.keys_file,
+        server_key=server_key,
+        voices_folder=options.voices_folder,
+        recordings=tuple(Recording(name, Path(audio), transcript) for name, audio, transcript in options.recording),
+        speakers=tuple(options.speaker),
+        default_voice=options.default_voice,
+        aliases=tuple(tuple(alias.split("=", 1)) for alias in options.alias),
+        accepts_any_voice=options.any_voice,
+        speak_after_s=options.speak_after_s,
+        allowed_origins=tuple(options.allow_origin),
+        drain_timeout_s=options.drain_timeout_s,
+        ready_file=options.ready_file,
+        limits=Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)}),
+    )
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    several: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument("--server", action="append", metavar="HOST:PORT[/HEALTH_PORT]", help=_SERVER_HELP)
+    parser.add_argument("--address", default=Settings.address, help="default %(default)s; 0.0.0.0 serves other machines")
+    parser.add_argument("--port", type=int, default=Settings.port, help="default %(default)s; 0: a free one")
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    parser.add_argument("--keys-file", type=Path, help="API keys, one per line with an optional name; without it everybody is let in")
+    parser.add_argument("--voices-folder", type=Path, metavar="DIR", help="keeps uploaded voices; several processes may share it")
+    parser.add_argument(
+        "--recording", nargs=3, metavar=("NAME", "FILE", "TEXT"), help="a voice: its recording and what is said in it", **several
+    )
+    parser.add_argument("--speaker", metavar="ID", help="a voice that is registered in the servers", **several)
+    parser.add_argument("--default-voice", metavar="NAME", help="for OpenAI's voice names and where none is named (default: the first)")
+    parser.add_argument("--alias", metavar="NAME=VOICE", help="another name of a voice, e.g. alloy=anna", **several)
+    parser.add_argument("--any-voice", action="store_true", help="unknown voices speak with the default one instead of an error")
+    text = "text is spoken to its end when nothing more has come for so long (default %(default)s); 0: only when the client asks"
+    parser.add_argument("--speak-after-s", type=float, default=Settings.speak_after_s, metavar="S", help=text)
+    parser.add_argument("--allow-origin", metavar="URL", help="web pages of this origin may use the gateway; * for all", **several)
+    parser.add_argument("--drain-timeout-s", type=float, default=Settings.drain_timeout_s, metavar="S", help="default %(default)s")
+    parser.add_argument("--ready-file", type=Path, help="holds the address once the port is open")
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        parser.error("--tls-certificate and --tls-key belong together")
+    if any(_SERVER.fullmatch(server) is None for server in options.server or ()):
+        parser.error("--server has the form HOST:PORT or HOST:PORT/HEALTH_PORT")
+    if any("=" not in alias for alias in options.alias):
+        parser.error("--alias has the form NAME=VOICE")
+    negative = [field.name for field in fields(Limits) if getattr(options, field.name) < 0]
+    if negative:
+        parser.error(f"{_flag(negative[0])} must be 0 or more")
+    if options.speak_after_s < 0 or options.drain_timeout_s < 0:
+        parser.error("times must be 0 or more")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

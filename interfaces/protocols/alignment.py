@@ -1,0 +1,47 @@
+"""When each character is spoken, as ElevenLabs' clients want it, made from ``text_consumed``. Pure.
+
+``text_consumed`` is a lower bound at the end of each chunk: characters are spread evenly over the audio since the last ones, and never come
+earlier than the bound allows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Alignment:
+    """One utterance. The times of one message begin at its own start, or with ``is_cumulative`` at that of the utterance."""
+
+    def __init__(self, is_cumulative: bool) -> None:
+        self._is_cumulative = is_cumulative
+        self._text: list[str] = []
+        self._consumed = 0
+        self._aligned_ms = 0  # of the audio up to the last character that was given out
+        self._audio_ms = 0.0
+
+    def append(self, text: str) -> None:
+        self._text.extend(text)
+
+    def hold(self, duration_ms: float) -> None:
+        """Audio for which the encoder has given no bytes yet."""
+        self._audio_ms += duration_ms
+
+    def next(self, duration_ms: float, text_consumed: int) -> dict[str, Any] | None:
+        """For the audio that follows; None where no more characters are known to be spoken.
+
+        Audio without characters is added to the next ones: a client that sums up the messages' durations stays with the audio.
+        """
+        self._audio_ms += duration_ms
+        chars = self._text[self._consumed : text_consumed]
+        if not chars:
+            return None
+        self._consumed += len(chars)
+        start, end = self._aligned_ms, max(self._aligned_ms, round(self._audio_ms))
+        self._aligned_ms = end
+        bounds = [(end - start) * number // len(chars) for number in range(len(chars) + 1)]
+        shift = start if self._is_cumulative else 0
+        return {
+            "chars": chars,
+            "charStartTimesMs": [shift + bound for bound in bounds[:-1]],
+            "charDurationsMs": [right - left for left, right in zip(bounds, bounds[1:], strict=False)],
+        }

@@ -1,0 +1,60 @@
+"""Settings of the process, as its command line gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Limits:
+    """0 is no limit, where the help says so."""
+
+    max_text_chars: int = 4096  # of one utterance, all pieces together
+    max_message_bytes: int = 256 * 1024
+    max_body_bytes: int = 1024 * 1024
+    max_upload_bytes: int = 10 * 1024 * 1024
+    max_recording_s: float = 30.0
+    min_recording_s: float = 0.5
+    max_voices: int = 1000
+    max_speeches: int = 1024
+    speeches_per_key: int = 256
+    speeches_per_address: int = 256
+    max_sockets: int = 4096
+    sockets_per_address: int = 512
+    connections_per_address: int = 512
+    contexts_per_socket: int = 16
+    idle_socket_s: float = 600.0
+    body_timeout_s: float = 60.0
+    send_timeout_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A voice that the command line brings: a file that can be decoded, and what is said in it."""
+
+    name: str
+    audio: Path
+    transcript: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    servers: tuple[str, ...] = ("127.0.0.1:8001",)
+    address: str = "127.0.0.1"
+    port: int = 8080
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    keys_file: Path | None = None
+    server_key: str | None = field(default=None, repr=False)  # API key towards the servers
+    voices_folder: Path | None = None  # None: uploads live as long as the process
+    recordings: tuple[Recording, ...] = ()
+    speakers: tuple[str, ...] = ()  # voices that are registered in the servers
+    default_voice: str | None = None  # None: the first one
+    aliases: tuple[tuple[str, str], ...] = ()
+    accepts_any_voice: bool = False
+    speak_after_s: float = 2.0  # 0: never
+    allowed_origins: tuple[str, ...] = ()
+    drain_timeout_s: float = 30.0
+    ready_file: Path | None = None
+    limits: Limits = Limits()

@@ -1,0 +1,233 @@
+"""Runs one protocol on one socket: messages to the state machine, its actions to utterances and back to the socket. Knows no framework."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from bistream.errors import BistreamError, CancelledError, ShuttingDownError
+from bistream.rates import SAMPLE_RATE
+from interfaces.audio.encoder import Encoder
+from interfaces.core.errors import SlowReaderError
+from interfaces.core.service import Caller, SpeechService
+from interfaces.core.speech import Flushed, Speech
+from interfaces.protocols.actions import Action, Append, Cancel, Close, End, Flush, Made, Open, Send, SocketProtocol
+
+logger = logging.getLogger("interfaces")
+
+MAX_PIECE_S = 0.5  # of audio in one message: clients bound the size of a message
+GOING_AWAY = 1001
+TRY_AGAIN_LATER = 1013
+INTERNAL_ERROR = 1011
+
+
+class Socket(Protocol):
+    """A WebSocket that was accepted. ``receive`` returns None when the client is gone; ``send`` and ``close`` never raise for that."""
+
+    async def receive(self) -> str | bytes | None: ...
+
+    async def send(self, message: str | bytes) -> None: ...
+
+    async def close(self, code: int, reason: str) -> None: ...
+
+
+class _Utterance:
+    def __init__(self, speech: Speech, encoder: Encoder) -> None:
+        self.speech = speech
+        self.encoder = encoder
+        self.pump: asyncio.Task[None] | None = None
+        self.is_cancelled = False
+
+
+class Conversation:
+    """``run`` until the client is gone, the protocol closes the socket, or the process drains and nothing is under way."""
+
+    def __init__(self, socket: Socket, protocol: SocketProtocol, service: SpeechService, caller: Caller) -> None:
+        self._socket = socket
+        self._protocol = protocol
+        self._service = service
+        self._caller = caller
+        self._utterances: dict[str, _Utterance] = {}
+        self._turn = asyncio.Lock()  # the state machine and the socket's order of messages
+        self._closed = asyncio.Event()
+        self._heard_at = 0.0  # the time of the last message
+
+    async def run(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        tasks = [asyncio.create_task(coroutine) for coroutine in (self._read(), self._watch(), self._leave_on_drain())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pumps = [utterance.pump for utterance in self._utterances.values() if utterance.pump is not None]
+            for task in (*tasks, *pumps):
+                task.cancel()
+            for utterance in list(self._utterances.values()):
+                await utterance.speech.close()
+            for result in await asyncio.gather(*tasks, *pumps, return_exceptions=True):
+                if isinstance(result, Exception):
+                    logger.error("a conversation failed: %s", type(result).__name__, exc_info=result)
+
+    async def _read(self) -> None:
+        async with self._turn:
+            await self._carry_out(self._protocol.opened())
+        while (message := await self._socket.receive()) is not None:
+            self._heard_at = asyncio.get_running_loop().time()
+            async with self._turn:
+                await self._carry_out(self._protocol.received(message))
+            if self._closed.is_set():
+                return
+
+    async def _watch(self) -> None:
+        """Until the socket is closed, from here or because it is idle. One timer for the socket: one for each message would cost as much
+        as the message."""
+        limit_s, loop = self._service.limits.idle_socket_s, asyncio.get_running_loop()
+        while not self._closed.is_set():
+            try:
+                async with asyncio.timeout_at(self._heard_at + limit_s if limit_s else None):
+                    await self._closed.wait()
+            except TimeoutError:
+                if loop.time() < self._heard_at + limit_s:
+                    continue
+                if self._protocol.is_idle:
+                    await self._close(Close(GOING_AWAY, "no message for too long"))
+                self._heard_at = loop.time()  # it listens
+
+    async def _leave_on_drain(self) -> None:
+        await self._service.drains.wait()
+        while self._utterances:
+            await asyncio.wait([utterance.pump for utterance in self._utterances.values() if utterance.pump is not None])
+            await asyncio.sleep(0)
+        await self._close(Close(GOING_AWAY, "the gateway is shutting down"))
+
+    async def _carry_out(self, actions: Sequence[Action]) -> None:
+        """In order; a failure of an utterance drops the rest of what was to be done."""
+        for action in actions:
+            if self._closed.is_set():
+                return
+            try:
+                await self._do(action)
+            except SlowReaderError:
+                return  # the socket is given up
+            except BistreamError as error:
+                await self._fail(getattr(action, "speech", ""), error)
+                return
+
+    async def _do(self, action: Action) -> None:
+        match action:
+            case Send(message):
+                await self._send(message)
+            case Close():
+                await self._close(action)
+            case Open():
+                self._open(action)
+            case Cancel(name):
+                await self._cancel(name)
+            case Append(name, text):
+                if (utterance := self._utterances.get(name)) is not None:
+                    await utterance.speech.append(text)
+            case Flush(name):
+                if (utterance := self._utterances.get(name)) is not None:
+                    await utterance.speech.flush()
+            case End(name):
+                if (utterance := self._utterances.get(name)) is not None:
+                    await utterance.speech.end()
+
+    def _open(self, action: Open) -> None:
+        encoder = Encoder(action.format, action.gain)
+        speech = self._service.open(action.voice, self._caller, action.values)
+        utterance = self._utterances[action.speech] = _Utterance(speech, encoder)
+        utterance.pump = asyncio.create_task(self._pump(action.speech, utterance))
+
+    async def _cancel(self, name: str) -> None:
+        utterance = self._utterances.pop(name, None)
+        if utterance is not None:
+            utterance.is_cancelled = True
+            self._service.counts.cancelled += 1
+            await utterance.speech.close()
+
+    async def _fail(self, name: str, error: BistreamError) -> None:
+        """The protocol says it to the client."""
+        utterance = self._utterances.pop(name, None)
+        if utterance is not None:
+            utterance.is_cancelled = True
+            await utterance.speech.close()
+        self._service.counts.failed += 1
+        if self._closed.is_set():
+            return  # nobody is left to tell
+        await self._carry_out(self._protocol.failed(name, error))
+
+    async def _pump(self, name: str, utterance: _Utterance) -> None:
+        try:
+            async with contextlib.aclosing(_pieces(utterance, self._service)) as pieces:
+                async for piece in pieces:
+                    if not await self._tell(utterance, functools.partial(self._on_piece, name, piece)):
+                        return
+            await utterance.speech.close()
+            await self._tell(utterance, functools.partial(self._finish, name))
+        except BistreamError as error:
+            if not utterance.is_cancelled:
+                reason = ShuttingDownError("The gateway is shutting down.") if self._ends_by_drain(error) else error
+                async with self._turn:
+                    if not utterance.is_cancelled:
+                        await self._fail(name, reason)
+
+    def _ends_by_drain(self, error: BistreamError) -> bool:
+        return isinstance(error, CancelledError) and self._service.drains.is_set()
+
+    async def _tell(self, utterance: _Utterance, act: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Whether the utterance goes on."""
+        async with self._turn:
+            if not utterance.is_cancelled and not self._closed.is_set():
+                await act()
+        return not utterance.is_cancelled and not self._closed.is_set()
+
+    async def _on_piece(self, name: str, piece: Made | Flushed) -> None:
+        if isinstance(piece, Flushed):
+            await self._carry_out(self._protocol.flushed(name))
+        else:
+            await self._carry_out(self._protocol.audio(name, piece))
+
+    async def _finish(self, name: str) -> None:
+        self._utterances.pop(name, None)
+        await self._carry_out(self._protocol.finished(name))
+
+    async def _send(self, message: dict[str, Any] | bytes) -> None:
+        data = message if isinstance(message, bytes) else json.dumps(message, separators=(",", ":"))
+        try:
+            async with asyncio.timeout(self._service.limits.send_timeout_s or None):
+                await self._socket.send(data)
+        except TimeoutError:
+            self._closed.set()
+            raise SlowReaderError("The client does not read.") from None
+
+    async def _close(self, action: Close) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._service.limits.send_timeout_s or None):
+                await self._socket.close(action.code, action.reason[:120])
+
+
+async def _pieces(utterance: _Utterance, service: SpeechService) -> AsyncGenerator[Made | Flushed, None]:
+    """Encoded, in messages of bounded length. Only the last piece of a chunk carries the chunk's text."""
+    consumed, position, size = 0, None, round(MAX_PIECE_S * SAMPLE_RATE)
+    async with contextlib.aclosing(utterance.speech.__aiter__()) as parts:
+        async for part in parts:
+            if isinstance(part, Flushed):
+                yield part
+                continue
+            service.counts.audio_s += len(part.samples) / SAMPLE_RATE
+            for begin in range(0, len(part.samples), size):
+                samples = part.samples[begin : begin + size]
+                if begin + size >= len(part.samples):
+                    consumed, position = part.text_consumed, part.text_position
+                yield Made(utterance.encoder.feed(samples), 1000 * len(samples) / SAMPLE_RATE, consumed, position)
+    rest = utterance.encoder.finish()
+    if rest:
+        yield Made(rest, 0.0, consumed, position)

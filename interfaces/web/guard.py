@@ -1,0 +1,136 @@
+"""What every request meets first: its id, the origin of a browser, the API key, and the size of its body. An ASGI middleware."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from bistream.errors import BistreamError, InvalidInputError, SessionTimeoutError, ShuttingDownError
+from interfaces.core.errors import TooLargeError
+from interfaces.core.service import Caller, SpeechService
+from interfaces.core.trace import trace_of
+from interfaces.settings import Limits
+from interfaces.web.access import Access
+from interfaces.web.answers import error_answer
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+OPEN_PATHS = ("/", "/health/live", "/health/ready", "/favicon.ico")
+OPEN_PREFIX = "/page/"
+KEY_IN_MESSAGE = re.compile(r"/v1/text-to-speech/[^/]+/(multi-)?stream-input\Z")  # WebSockets whose first message may have the key
+UPLOADS = "/v1/audio/voices"
+FORM_BYTES = 64 * 1024  # beside the file in an upload
+
+
+class Guard:
+    def __init__(self, app: Any, access: Access, service: SpeechService, limits: Limits) -> None:
+        self._app = app
+        self._access = access
+        self._service = service
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        trace = trace_of(headers)
+        named = _naming(send, trace.request_id)
+        state = scope.setdefault("state", {})
+        state["trace"] = trace
+        try:
+            self._check(scope, headers, state)
+            if state["caller"] is not None:
+                state["caller"] = replace(state["caller"], trace=trace)
+        except BistreamError as error:
+            answer = error_answer(error)
+            await refuse(scope, receive, named, JSONResponse(answer.body, answer.status, answer.headers))
+            return
+        if scope["type"] == "http":
+            await self._app(scope, _bounded(receive, self._body_limit(scope["path"]), self._limits.body_timeout_s), named)
+        else:
+            await self._app(scope, receive, named)
+
+    def _check(self, scope: Scope, headers: dict[str, str], state: dict[str, Any]) -> None:
+        if not self._access.allows_origin(headers.get("origin"), headers.get("host")):
+            raise _ForeignOriginError("Pages of this origin may not use the gateway; start it with --allow-origin to let them.")
+        address = (scope.get("client") or ("unknown", 0))[0]
+        path = scope["path"]
+        is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
+        if is_open:
+            state["caller"] = Caller(None, address)
+        else:
+            state["caller"], state["subprotocol"] = self._identify(scope, headers, address)
+        if scope["type"] == "http" and not is_open:
+            _check_length(headers.get("content-length"), self._body_limit(path))
+        if self._service.drains.is_set() and not is_open and path != "/metrics":
+            raise ShuttingDownError("The gateway is shutting down and takes no new requests; connect to another one.")
+
+    def _identify(self, scope: Scope, headers: dict[str, str], address: str) -> tuple[Caller | None, str | None]:
+        """The caller is None where the first message of the WebSocket has to say who it is."""
+        offered = scope.get("subprotocols", ())
+        if scope["type"] == "websocket" and KEY_IN_MESSAGE.match(scope["path"]) and self._access.wants_key_in_message(headers, offered):
+            return None, None
+        identity = self._access.identify(headers, address, offered)
+        return identity.caller, identity.subprotocol
+
+    def _body_limit(self, path: str) -> int:
+        return self._limits.max_upload_bytes + FORM_BYTES if path == UPLOADS else self._limits.max_body_bytes
+
+
+class _ForeignOriginError(InvalidInputError):
+    code = "FOREIGN_ORIGIN"
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
+    """Also a WebSocket before it is accepted, with the status and the sentence where the server can (else 403)."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await response(scope, receive, send)
+
+
+def _check_length(content_length: str | None, limit: int) -> None:
+    if content_length is not None and content_length.isdecimal() and int(content_length) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"The body of the request is larger than {limit} bytes; send less.")
+
+
+def _bounded(receive: Receive, limit: int, timeout_s: float) -> Receive:
+    """The body in size and in time; what follows it (that the client is gone) may be waited for."""
+    received, is_complete = 0, False
+    deadline = asyncio.get_running_loop().time() + timeout_s if timeout_s else None
+
+    async def bounded() -> MutableMapping[str, Any]:
+        nonlocal received, is_complete
+        try:
+            async with asyncio.timeout_at(None if is_complete else deadline):
+                message = await receive()
+        except TimeoutError:
+            raise SessionTimeoutError(f"The body of the request was not complete after {timeout_s:g} s; send it faster.") from None
+        received += len(message.get("body", b""))
+        is_complete = not message.get("more_body", False)
+        if received > limit:
+            raise _too_large(limit)
+        return message
+
+    return bounded
+
+
+def _naming(send: Send, request_id: str) -> Send:
+    async def named(message: MutableMapping[str, Any]) -> None:
+        if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
+            message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode("ascii"))]
+        await send(message)
+
+    return named

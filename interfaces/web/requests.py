@@ -1,0 +1,103 @@
+"""Bodies of HTTP requests, checked by pydantic; unknown fields are ignored, as clients send those of other servers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+
+from bistream.errors import InvalidInputError
+
+Model = TypeVar("Model", bound=BaseModel)
+VoiceName = Annotated[str, StringConstraints(max_length=128)]
+
+
+class FieldError(InvalidInputError):
+    """param: the field at fault."""
+
+    def __init__(self, sentence: str, session_id: str | None = None, param: str | None = None) -> None:
+        super().__init__(sentence, session_id)
+        self.param = param
+
+
+class VoiceId(BaseModel):
+    id: VoiceName
+
+
+class SpeechRequest(BaseModel):
+    """``POST /v1/audio/speech``. instructions are accepted and have no effect."""
+
+    model: Annotated[str, StringConstraints(max_length=128)]
+    input: Annotated[str, StringConstraints(min_length=1)]
+    voice: VoiceName | VoiceId
+    instructions: str | None = None
+    response_format: str = "mp3"
+    speed: float | None = None
+    stream_format: Literal["audio", "sse"] = "audio"
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: Annotated[int, Field(lt=2**31)] | None = None
+    top_p: float | None = None
+
+    @property
+    def voice_name(self) -> str:
+        return self.voice if isinstance(self.voice, str) else self.voice.id
+
+    @property
+    def values(self) -> dict[str, int | float]:
+        """For the core."""
+        names = ("seed", "temperature", "top_k", "top_p", "speed")
+        given: dict[str, int | float | None] = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None and (name, value) != ("speed", 1.0)}
+
+
+class VoiceSettings(BaseModel):
+    speed: float | None = None
+
+
+class ElevenLabsRequest(BaseModel):
+    """``POST /v1/text-to-speech/{voice_id}``."""
+
+    text: Annotated[str, StringConstraints(min_length=1)]
+    voice_settings: VoiceSettings | None = None
+    seed: int | None = None
+
+    @property
+    def values(self) -> dict[str, int | float]:
+        speed = None if self.voice_settings is None else self.voice_settings.speed
+        given: dict[str, int | float | None] = {"seed": self.seed, "speed": None if speed == 1.0 else speed}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class DeepgramRequest(BaseModel):
+    """``POST /v1/speak``."""
+
+    text: Annotated[str, StringConstraints(min_length=1)]
+
+
+class CartesiaRequest(BaseModel):
+    """``POST /tts/bytes`` and ``/tts/sse``; what the WebSocket has, too, is read as there."""
+
+    transcript: Annotated[str, StringConstraints(min_length=1)]
+    voice: VoiceName | dict[str, Any]
+    output_format: dict[str, Any]
+    generation_config: dict[str, Any] | None = None
+    add_timestamps: bool | None = None
+    context_id: VoiceName | None = None
+
+
+def parse(kind: type[Model], body: bytes) -> Model:
+    """Raises ``FieldError``."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _field_error(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def _field_error(problem: Any) -> FieldError:
+    """The first problem, without what the client sent."""
+    names = [str(part) for part in problem["loc"] if isinstance(part, str | int)]
+    if not names:
+        return FieldError("The body is not a JSON object; send one with `content-type: application/json`.")
+    what = str(problem["msg"]).rstrip(".")
+    return FieldError(f"{names[0]}: {what}; correct it.", param=names[0])

@@ -1,0 +1,135 @@
+"""The WebSocket routes: each makes its protocol from the address and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fastapi import APIRouter, WebSocket
+from starlette.responses import JSONResponse
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from bistream.errors import BistreamError
+from interfaces.audio.formats import deepgram_format, elevenlabs_format
+from interfaces.core.service import Caller, SpeechService
+from interfaces.protocols.actions import SocketProtocol
+from interfaces.protocols.cartesia import Cartesia
+from interfaces.protocols.dashscope import DashScope
+from interfaces.protocols.deepgram import Deepgram, DeepgramOptions, deepgram_speed
+from interfaces.protocols.deepgram_v1 import DeepgramV1
+from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
+from interfaces.settings import Limits
+from interfaces.web.access import Access, network_of
+from interfaces.web.answers import error_answer
+from interfaces.web.conversation import Conversation, Socket
+from interfaces.web.first_message import identified
+from interfaces.web.guard import refuse
+
+logger = logging.getLogger("interfaces")
+
+
+class FastApiSocket:
+    """``conversation.Socket`` on a WebSocket of Starlette's."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+
+    async def receive(self) -> str | bytes | None:
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        text = message.get("text")
+        return text if text is not None else bytes(message.get("bytes") or b"")
+
+    async def send(self, message: str | bytes) -> None:
+        if self._websocket.application_state is not WebSocketState.CONNECTED:
+            return
+        try:
+            await (self._websocket.send_bytes(message) if isinstance(message, bytes) else self._websocket.send_text(message))
+        except (WebSocketDisconnect, RuntimeError):
+            pass  # gone; ``receive`` says so
+
+    async def close(self, code: int, reason: str) -> None:
+        if self._websocket.application_state is WebSocketState.CONNECTED:
+            try:
+                await self._websocket.close(code, reason)
+            except (WebSocketDisconnect, RuntimeError):
+                pass
+
+
+class _Runner:
+    def __init__(self, service: SpeechService, access: Access) -> None:
+        self._service = service
+        self._access = access
+
+    async def run(self, websocket: WebSocket, make: Callable[[], SocketProtocol], voice: str | None = None) -> None:
+        """voice: refused before the socket opens where there is none of this name, unless it is not known yet who asks."""
+        known: Caller | None = websocket.state.caller
+        caller = known or Caller(None, network_of(websocket.client.host if websocket.client else "unknown"), websocket.state.trace)
+        try:
+            protocol = make()
+            if voice is not None and known is not None:
+                await asyncio.to_thread(self._service.voices.find, voice, caller.key)
+            self._access.enter(caller)
+        except BistreamError as error:
+            answer = error_answer(error)
+            response = JSONResponse(answer.body, answer.status, answer.headers)
+            await refuse(websocket.scope, websocket.receive, websocket.send, response)
+            return
+        try:
+            await websocket.accept(websocket.state.subprotocol)
+            await self._converse(FastApiSocket(websocket), protocol, known, caller)
+        finally:
+            self._access.leave(caller)
+
+    async def _converse(self, socket: Socket, protocol: SocketProtocol, known: Caller | None, stranger: Caller) -> None:
+        found = (socket, known) if known is not None else await identified(socket, self._access, stranger)
+        if found is not None:
+            await Conversation(found[0], protocol, self._service, found[1]).run()
+
+
+def routes(service: SpeechService, access: Access) -> APIRouter:
+    router = APIRouter()
+    runner = _Runner(service, access)
+    limits = service.limits
+
+    @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
+    async def stream_input(websocket: WebSocket, voice_id: str) -> None:
+        await runner.run(websocket, lambda: ElevenLabs(_elevenlabs_options(websocket, voice_id, False, limits)), voice_id)
+
+    @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
+    async def multi_stream_input(websocket: WebSocket, voice_id: str) -> None:
+        await runner.run(websocket, lambda: ElevenLabs(_elevenlabs_options(websocket, voice_id, True, limits)), voice_id)
+
+    @router.websocket("/v1/speak")
+    async def deepgram_v1(websocket: WebSocket) -> None:
+        await runner.run(websocket, lambda: DeepgramV1(_deepgram_options(websocket, limits)), websocket.query_params.get("model", ""))
+
+    @router.websocket("/v2/speak")
+    async def deepgram(websocket: WebSocket) -> None:
+        await runner.run(websocket, lambda: Deepgram(_deepgram_options(websocket, limits)), websocket.query_params.get("model", ""))
+
+    @router.websocket("/tts/websocket")
+    async def cartesia(websocket: WebSocket) -> None:
+        await runner.run(websocket, lambda: Cartesia(limits.contexts_per_socket))
+
+    @router.websocket("/api-ws/v1/inference")
+    @router.websocket("/api-ws/v1/inference/")
+    async def dashscope(websocket: WebSocket) -> None:
+        await runner.run(websocket, DashScope)
+
+    return router
+
+
+def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, limits: Limits) -> ElevenLabsOptions:
+    query = websocket.query_params
+    target = elevenlabs_format(query.get("output_format", "mp3_44100_128"))
+    has_sentences, is_cumulative = (query.get(name, "").lower() == "true" for name in ("auto_mode", "sync_alignment"))
+    return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, limits.contexts_per_socket)
+
+
+def _deepgram_options(websocket: WebSocket, limits: Limits) -> DeepgramOptions:
+    query = websocket.query_params
+    target = deepgram_format(query.get("encoding", "linear16"), query.get("sample_rate", ""))
+    return DeepgramOptions(query.get("model", ""), target, deepgram_speed(query.get("speed", "1")), limits.max_text_chars)

@@ -1,0 +1,111 @@
+"""Text-to-speech over HTTP as ElevenLabs, Deepgram and Cartesia have it: whole texts, spoken while they are made."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from interfaces.audio.formats import cartesia_format, deepgram_file_format, elevenlabs_format
+from interfaces.core.service import SpeechService
+from interfaces.protocols.cartesia import Cartesia, cartesia_values, cartesia_voice
+from interfaces.protocols.deepgram import deepgram_speed
+from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
+from interfaces.web.exchange import ExchangeResponse
+from interfaces.web.http_routes import at, caller_of, check_text, spoken
+from interfaces.web.requests import CartesiaRequest, DeepgramRequest, ElevenLabsRequest, parse
+
+
+def routes(service: SpeechService) -> APIRouter:
+    router = APIRouter()
+    _add_elevenlabs(router, service)
+    _add_deepgram(router, service)
+    _add_cartesia(router, service)
+    return router
+
+
+def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
+    @router.get("/v1/voices")
+    async def voices(request: Request) -> dict[str, Any]:
+        found = service.voices.all_of(caller_of(request).key)
+        kinds = ((voice, "cloned" if voice.owner is not None or voice.created_at else "premade") for voice in found)
+        return {"voices": [{"voice_id": voice.id, "name": voice.name, "category": kind} for voice, kind in kinds]}
+
+    @router.post("/v1/text-to-speech/{voice_id}")
+    @router.post("/v1/text-to-speech/{voice_id}/stream")
+    async def text_to_speech(request: Request, voice_id: str) -> Response:
+        given = parse(ElevenLabsRequest, await request.body())
+        name = request.query_params.get("output_format", "mp3_44100_128")
+        target = at("output_format", lambda: elevenlabs_format(name))
+        check_text(service, "text", given.text, given.values)
+        return await spoken(service, request, voice_id, given.text, target, given.values)
+
+    @router.post("/v1/text-to-speech/{voice_id}/stream/with-timestamps")
+    async def with_timestamps(request: Request, voice_id: str) -> Response:
+        """Lines of JSON; times count from the start of the audio."""
+        given = parse(ElevenLabsRequest, await request.body())
+        name = request.query_params.get("output_format", "mp3_44100_128")
+        target = at("output_format", lambda: elevenlabs_format(name))
+        check_text(service, "text", given.text, given.values)
+        options = ElevenLabsOptions(voice_id, target, is_multi=False, has_cumulative_alignment=True, values=given.values)
+        messages = [{"text": given.text}, {"text": ""}]
+        return ExchangeResponse(service, caller_of(request), ElevenLabs(options), messages, _timed_line, "application/json")
+
+
+def _timed_line(message: dict[str, Any]) -> bytes:
+    if not message.get("audio"):
+        return b""
+    alignment = message["alignment"] and _in_seconds(message["alignment"])
+    line = {"audio_base64": message["audio"], "alignment": alignment, "normalized_alignment": alignment}
+    return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _in_seconds(alignment: dict[str, Any]) -> dict[str, Any]:
+    starts, durations = alignment["charStartTimesMs"], alignment["charDurationsMs"]
+    return {
+        "characters": alignment["chars"],
+        "character_start_times_seconds": [start / 1000 for start in starts],
+        "character_end_times_seconds": [(start + duration) / 1000 for start, duration in zip(starts, durations, strict=True)],
+    }
+
+
+def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
+    @router.post("/v1/speak")
+    async def speak(request: Request) -> Response:
+        given, query = parse(DeepgramRequest, await request.body()), request.query_params
+        container, sample_rate, bit_rate = (query.get(name, "") for name in ("container", "sample_rate", "bit_rate"))
+        target = deepgram_file_format(query.get("encoding", "linear16"), container, sample_rate, bit_rate)
+        speed = at("speed", lambda: deepgram_speed(query.get("speed", "1")))
+        values: dict[str, int | float] = {} if speed == 1 else {"speed": speed}
+        check_text(service, "text", given.text, values)
+        return await spoken(service, request, query.get("model", ""), given.text, target, values)
+
+
+def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
+    def checked(given: CartesiaRequest) -> tuple[dict[str, Any], dict[str, int | float], float]:
+        """The request as a message of the WebSocket, and its values and gain."""
+        message = given.model_dump(exclude_none=True)
+        at("voice", lambda: cartesia_voice(message))
+        values, gain = at("generation_config", lambda: cartesia_values(message))
+        check_text(service, "transcript", given.transcript, values)
+        return message, values, gain
+
+    @router.post("/tts/bytes")
+    async def as_bytes(request: Request) -> Response:
+        given = parse(CartesiaRequest, await request.body())
+        message, values, gain = checked(given)
+        target = at("output_format", lambda: cartesia_format(given.output_format))
+        return await spoken(service, request, cartesia_voice(message), given.transcript, target, values, gain=gain)
+
+    @router.post("/tts/sse")
+    async def as_events(request: Request) -> Response:
+        given = parse(CartesiaRequest, await request.body())
+        message, _, _ = checked(given)
+        at("output_format", lambda: cartesia_format(given.output_format, is_raw=True))
+        message["context_id"] = given.context_id or caller_of(request).trace.request_id
+        return ExchangeResponse(service, caller_of(request), Cartesia(), [message], _event, "text/event-stream")
+
+
+def _event(message: dict[str, Any]) -> bytes:
+    return f"event: {message['type']}\ndata: {json.dumps(message, separators=(',', ':'))}\n\n".encode("ascii")

@@ -1,0 +1,5 @@
+"""Of the package, as the framework logs it."""
+
+from importlib.metadata import version
+
+__version__ = version("livekit-plugins-bistream")

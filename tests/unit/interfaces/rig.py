@@ -1,0 +1,102 @@
+"""The interfaces on real sockets in this process, before a server whose speech is as long as its text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from tritonclient.grpc import service_pb2
+
+from gateway.keys import Keys
+from interfaces.__main__ import _config
+from interfaces.core.servers import Servers
+from interfaces.core.service import SpeechService
+from interfaces.core.voices import Voice, VoiceStore
+from interfaces.settings import Limits, Settings
+from interfaces.web.access import Access
+from interfaces.web.app import make_app
+from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER as SAMPLES_PER_CHARACTER
+from tests.unit.client.fake_server import FakeServer, Reader
+
+START_TIMEOUT_S = 20.0
+ANNA = Voice("anna", "anna", speaker_id="anna")
+
+
+@dataclass
+class Running:
+    """A server process's worth of objects. Use ``service`` only from tests that know it runs in another thread."""
+
+    port: int
+    service: SpeechService
+    access: Access
+    loop: asyncio.AbstractEventLoop
+    server: uvicorn.Server = field(repr=False)
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def ws(self) -> str:
+        return f"ws://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def running(
+    *addresses: str,
+    limits: Limits | None = None,
+    keys: Keys | None = None,
+    voices: VoiceStore | None = None,
+    speak_after_s: float = 0.0,
+    origins: tuple[str, ...] = (),
+    settings: Settings | None = None,
+) -> Iterator[Running]:
+    limits = limits or Limits()
+    made: list[Running] = []
+    started = threading.Event()
+
+    async def serve() -> None:
+        servers = Servers(addresses)
+        await servers.check()
+        service = SpeechService(servers, voices or VoiceStore((ANNA,)), limits, speak_after_s)
+        access = Access(keys, origins, limits.max_sockets, limits.sockets_per_address)
+        config = _config(settings or Settings(port=0, limits=limits), make_app(service, access, limits, origins))
+        config.port = 0
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            assert not serving.done(), "the server has ended"
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        made.append(Running(port, service, access, asyncio.get_running_loop(), server))
+        started.set()
+        await serving
+        await servers.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert started.wait(START_TIMEOUT_S)
+    try:
+        yield made[0]
+    finally:
+        made[0].server.should_exit = True
+        thread.join(START_TIMEOUT_S)
+
+
+class ReadyServer(FakeServer):
+    def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[FakeServer]:
+    server = ReadyServer(Reader())
+    try:
+        yield server
+    finally:
+        server.stop()

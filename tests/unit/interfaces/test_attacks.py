@@ -1,0 +1,217 @@
+"""Callers with bad intentions: endless and slow heads and bodies, many connections, frames without end, and keys that are not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+import gateway.http_server
+from gateway.http_server import MAX_HEAD_BYTES
+from gateway.keys import Keys
+from interfaces.core.service import Caller
+from interfaces.core.voices import VoiceStore
+from interfaces.settings import Limits
+from tests.unit.client.fake_server import FakeServer
+from tests.unit.interfaces.rig import ANNA, Running, reading, running
+from tests.unit.interfaces.test_gone_clients import wait_in_loop
+
+WAIT_S = 20.0
+SPEAK = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"
+SPEECH = "/v1/audio/speech"
+MINE, THEIRS = "a-key-of-the-tests-1", "a-key-of-the-tests-2"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with reading() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def front(server: FakeServer) -> Iterator[Running]:
+    with running(server.address, limits=Limits(max_message_bytes=5000)) as made:
+        yield made
+
+
+def exchange(front: Running, *parts: bytes) -> bytes:
+    """All that comes back until the connection is closed."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as peer:
+        try:
+            for part in parts:
+                peer.sendall(part)
+            while data := peer.recv(65_536):
+                answer += data
+        except ConnectionError:
+            pass
+    return answer
+
+
+def statuses(answer: bytes) -> set[bytes]:
+    return {part[1:4] for part in answer.split(b"HTTP/1.1")[1:]}
+
+
+UPGRADE = (
+    b"Host: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+HUGE = 64 * MAX_HEAD_BYTES
+HEADS = {
+    "a field without end": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + HUGE * b"a",
+    "many fields": b"GET / HTTP/1.1\r\nHost: x\r\n" + (HUGE // 6) * b"a: b\r\n",
+    "a long line": b"GET /" + HUGE * b"a",
+    "many fields of a socket": b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE + (HUGE // 6) * b"a: b\r\n",
+    "a long field of a socket": b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE + b"X: " + 2 * MAX_HEAD_BYTES * b"a" + b"\r\n\r\n",
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + 500 * b"\xff",
+    "a body of two lengths": b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
+    "a length that is none": b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n{}",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_over_the_limit_or_malformed_is_refused(front: Running, name: str) -> None:
+    assert statuses(exchange(front, HEADS[name])) <= {b"400"}
+
+
+def test_a_head_that_does_not_come_to_its_end_is_given_up(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.http_server, "HEADER_TIMEOUT_S", 0.05)
+    with running(server.address) as front:
+        for head in (b"", b"GET / HTTP/1.1\r\nHos", b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE):
+            assert exchange(front, head) == b""
+
+
+def test_a_body_that_does_not_come_to_its_end_is_a_408(server: FakeServer) -> None:
+    with running(server.address, limits=Limits(body_timeout_s=0.05)) as front:
+        for path, kind in ((SPEECH, "application/json"), ("/v1/audio/voices", "multipart/form-data; boundary=b")):
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: 100\r\n\r\n--b\r\n"
+            assert statuses(exchange(front, head.encode())) == {b"408"}
+        body = json.dumps({"model": "tts-1", "voice": "anna", "input": "x" * 400, "response_format": "pcm"})
+        client = http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)
+        client.request("POST", SPEECH, body)
+        assert len(client.getresponse().read()) == 400 * 960  # the answer may take longer than the body
+        client.close()
+
+
+def test_connections_of_an_address_are_bounded_and_given_back(server: FakeServer) -> None:
+    with running(server.address, limits=Limits(connections_per_address=2)) as front:
+        for _ in range(3):
+            idle = [socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) for _ in range(2)]
+            wait_in_loop(front, lambda: len(front.server.server_state.connections) == 2)
+            assert exchange(front, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == b""
+            for one in idle:
+                one.close()
+            wait_in_loop(front, lambda: not front.server.server_state.connections)
+            assert statuses(exchange(front, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")) == {b"200"}
+        with connect(front.ws + SPEAK), connect(front.ws + SPEAK), connect(front.ws + SPEAK):
+            pass  # sockets have a limit of their own
+
+
+def frame(opcode: int, payload: bytes, is_final: bool) -> bytes:
+    return struct.pack(">BBH4x", (0x80 if is_final else 0) | opcode, 0x80 | 126, len(payload)) + payload
+
+
+def test_a_message_in_frames_without_end_closes_the_socket(front: Running) -> None:
+    for first, rest in ((frame(1, b"x" * 4000, False), frame(0, b"x" * 4000, False)), (frame(2, b"", False), frame(0, b"x", False))):
+        with connect(front.ws + SPEAK) as client:
+            client.recv(timeout=WAIT_S)
+            with pytest.raises((ConnectionClosed, OSError)):
+                client.socket.sendall(first)
+                for _ in range(100_000):
+                    client.socket.sendall(rest)
+        wait_in_loop(front, lambda: front.access.open_sockets == 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (struct.pack(">BBQ", 0x82, 0xFF, 2**63 - 1), 1009),
+        (b"\x81\x03abc", 1002),
+        (b"\xf1\x80\0\0\0\0", 1002),
+        (frame(1, b"\xff", True), 1007),
+    ],
+    ids=["an enormous frame", "without a mask", "with reserved bits", "no UTF-8"],
+)
+def test_frames_that_no_client_sends_close_the_socket(front: Running, data: bytes, code: int) -> None:
+    with connect(front.ws + SPEAK) as client:
+        client.recv(timeout=WAIT_S)
+        client.socket.sendall(data)
+        with pytest.raises(ConnectionClosed) as caught:
+            client.recv(timeout=WAIT_S)
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == code
+
+
+def test_compression_is_not_spoken(front: Running) -> None:
+    with connect(front.ws + SPEAK, compression="deflate") as client:
+        assert not client.protocol.extensions  # no message that is larger than it was sent
+
+
+def test_utterances_and_voices_of_different_keys_cannot_touch_each_other(server: FakeServer) -> None:
+    limits = Limits(speeches_per_key=1, speeches_per_address=0)
+    voices = VoiceStore((ANNA,))
+    voice = voices.add("mine", np.zeros(16000, np.float32), "What is said.", "one")
+    with running(server.address, limits=limits, voices=voices, keys=Keys({MINE: "one", THEIRS: "two"})) as front:
+
+        def ask(method: str, path: str, key: str, body: Any = None) -> tuple[int, Any]:
+            client = http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT_S)
+            client.request(method, path, None if body is None else json.dumps(body), {"authorization": f"Bearer {key}"})
+            answer = client.getresponse()
+            data = answer.read()
+            client.close()
+            return answer.status, data
+
+        speech = {"model": "tts-1", "voice": voice.id, "input": "Hello.", "response_format": "pcm"}
+        assert ask("POST", SPEECH, MINE, speech)[0] == 200 and ask("POST", SPEECH, THEIRS, speech)[0] == 404
+        assert ask("DELETE", f"/v1/audio/voices/{voice.id}", THEIRS)[0] == 404
+        assert voice.id.encode() not in ask("GET", "/v1/audio/voices", THEIRS)[1]
+        with pytest.raises(InvalidStatus):
+            connect(front.ws + f"/v2/speak?model={voice.id}", additional_headers={"xi-api-key": THEIRS}).__enter__()
+        held = asyncio.run_coroutine_threadsafe(hold(front, "one"), front.loop).result(WAIT_S)
+        speech["voice"] = "anna"
+        assert ask("POST", SPEECH, MINE, speech)[0] == 429 and ask("POST", SPEECH, THEIRS, speech)[0] == 200
+        asyncio.run_coroutine_threadsafe(held.close(), front.loop).result(WAIT_S)
+        path = "/v1/text-to-speech/anna/multi-stream-input?output_format=pcm_24000"
+        with (
+            connect(front.ws + path, additional_headers={"xi-api-key": MINE}) as mine,
+            connect(front.ws + path, additional_headers={"xi-api-key": THEIRS}) as theirs,
+        ):
+            for client, text in ((mine, "First"), (theirs, "Second one")):  # the same name of a context
+                client.send(json.dumps({"text": text, "context_id": "c", "flush": True}))
+            theirs.send(json.dumps({"context_id": "c", "close_context": True}))
+            spoken = ""
+            while spoken != "First":
+                spoken += "".join((json.loads(mine.recv(timeout=WAIT_S)).get("alignment") or {}).get("chars", ()))
+
+
+async def hold(front: Running, key: str) -> Any:
+    return front.service.open("anna", Caller(key, "10.0.0.1"))
+
+
+def test_keys_texts_and_paths_are_in_no_log_and_no_answer(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    answers = b""
+    secret_text = b'{"model": "m", "voice": "../../etc", "input": "A secret text."}'
+    with caplog.at_level(logging.INFO), running(server.address, keys=Keys({MINE: "one"})) as front:
+        for key, body in ((MINE, b'{"model": 1'), (MINE, secret_text), (THEIRS, b"{}")):
+            head = f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n"
+            answers += exchange(front, f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        for path in ("/page/../../../../etc/passwd", "/page/%2e%2e/%2e%2e/app.py", "/v1/text-to-speech/..%2f..%2fetc/stream"):
+            answers += exchange(front, f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nxi-api-key: {MINE}\r\n\r\n".encode())
+        with connect(front.ws + SPEAK, subprotocols=["token", MINE]) as client:  # type: ignore[list-item]
+            client.send('{"type": "Speak", "text": "A secret text."}')
+            client.send("no JSON")
+    assert statuses(answers) <= {b"400", b"401", b"404", b"405"} and b"root:" not in answers and b"import " not in answers
+    written = [record.getMessage() for record in caplog.records if record.name.startswith(("interfaces", "uvicorn", "bistream", "gateway"))]
+    for secret in (MINE, THEIRS, "A secret text"):
+        assert not any(secret in line for line in written), secret
+    for place in (b"Traceback", b'File "', os.getcwd().encode()):
+        assert place not in answers

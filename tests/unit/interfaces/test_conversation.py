@@ -1,0 +1,155 @@
+"""A conversation without a network: a client that does not read, one that is silent, messages at random between audio and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import EngineError
+from interfaces.audio.formats import AudioFormat
+from interfaces.core.servers import Servers
+from interfaces.core.service import Caller, SpeechService
+from interfaces.core.speech import Audio, Flushed, Speech
+from interfaces.core.voices import VoiceStore
+from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
+from interfaces.settings import Limits
+from interfaces.web.conversation import Conversation
+from tests.unit.interfaces.rig import ANNA
+from tests.unit.interfaces.test_hostile_messages import HOSTILE, MAKERS, MESSAGES
+
+WAIT_S = 20.0
+
+
+class MemorySocket:
+    """The test puts the client's messages in; None: the client is gone."""
+
+    def __init__(self, reads: bool = True) -> None:
+        self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self.sent: list[str | bytes] = []
+        self.closed: tuple[int, str] | None = None
+        self._reads = reads
+
+    async def receive(self) -> str | bytes | None:
+        return await self.incoming.get()
+
+    async def send(self, message: str | bytes) -> None:
+        assert self.closed is None, "nothing follows a close"
+        if not self._reads and isinstance(message, bytes):
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    async def close(self, code: int, reason: str) -> None:
+        self.closed = (code, reason)
+
+
+class ScriptedSpeech(Speech):
+    """40 ms of sound for each piece, without a server; a piece with an x fails."""
+
+    async def __aiter__(self) -> AsyncGenerator[Audio | Flushed, None]:
+        while (segment := await self._next_segment()) is not None:
+            await asyncio.sleep(0)
+            if "x" in segment.text:
+                raise EngineError("Computing failed; try again.")
+            self._spoken_before += len(segment.text)
+            yield Audio(np.zeros(960, np.float32), self._joiner.heard(self._spoken_before))
+            segment.text = ""
+            if segment.is_ended:
+                self._segments.popleft()
+                if segment.is_announced:
+                    yield Flushed()
+
+
+class ScriptedService(SpeechService):
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(Servers(()), VoiceStore((ANNA,)), limits)
+
+    def open(self, voice: str, caller: Caller, values: Any = None, speak_after_s: float | None = None) -> Speech:
+        speech = super().open(voice, caller, values, speak_after_s)
+        speech.__class__ = ScriptedSpeech
+        return speech
+
+
+def converse(protocol: Any, socket: MemorySocket, service: SpeechService) -> Conversation:
+    return Conversation(socket, protocol, service, Caller(None, "10.0.0.1"))
+
+
+def speak(text: str) -> str:
+    return json.dumps({"type": "Speak", "text": text})
+
+
+def test_a_client_that_does_not_read_is_left() -> None:
+    async def run() -> None:
+        socket, service = MemorySocket(reads=False), ScriptedService(Limits(send_timeout_s=0.05))
+        socket.incoming.put_nowait(speak("Hello"))
+        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run(), WAIT_S)
+        assert service.open_speeches == 0 and not any(isinstance(message, bytes) for message in socket.sent)
+
+    asyncio.run(run())
+
+
+def test_an_idle_socket_is_closed_and_a_speaking_one_is_not() -> None:
+    async def run() -> None:
+        socket, service = MemorySocket(), ScriptedService(Limits(idle_socket_s=0.05))
+        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run(), WAIT_S)
+        assert socket.closed is not None and socket.closed[0] == 1001
+        socket = MemorySocket()
+        socket.incoming.put_nowait(speak("Hello"))
+        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run())
+        await asyncio.sleep(0.3)
+        assert socket.closed is None and service.open_speeches == 1
+        socket.incoming.put_nowait(None)
+        await asyncio.wait_for(running, WAIT_S)
+        assert service.open_speeches == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_life_of_a_conversation_ends_without_a_failure_of_its_own(name: str, data: st.DataObject) -> None:
+    messages = data.draw(st.lists(MESSAGES[name].map(json.dumps) | MESSAGES[name].map(json.dumps) | HOSTILE | st.just(None), max_size=12))
+    faults: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: faults.append(record.getMessage())  # type: ignore[method-assign]
+
+    async def run() -> None:
+        socket, service = MemorySocket(), ScriptedService(Limits(max_text_chars=40, max_speeches=2))
+        conversation = asyncio.ensure_future(converse(MAKERS[name](), socket, service).run())
+        for message in messages:
+            if message is None:
+                for _ in range(3):
+                    await asyncio.sleep(0)  # others go on
+            else:
+                socket.incoming.put_nowait(message)
+        socket.incoming.put_nowait(None)
+        await asyncio.wait_for(conversation, WAIT_S)
+        assert service.open_speeches == 0
+
+    logger = logging.getLogger("interfaces")
+    logger.addHandler(handler)
+    try:
+        asyncio.run(run())
+    finally:
+        logger.removeHandler(handler)
+    assert faults == []
+
+
+def test_errors_are_said_with_the_protocols_own_code() -> None:
+    async def run() -> None:
+        socket, service = MemorySocket(), ScriptedService(Limits())
+        socket.incoming.put_nowait(speak("x1"))
+        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run(), WAIT_S)
+        event = json.loads(socket.sent[-1])
+        assert event == {"type": "Error", "code": "NET-0000", "description": "Computing failed; try again."}
+        assert socket.closed is not None and socket.closed[0] == 1011
+
+    asyncio.run(run())

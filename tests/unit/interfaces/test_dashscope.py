@@ -1,0 +1,161 @@
+"""DashScope's duplex tasks, with what its SDK sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bistream.errors import BusyError
+from interfaces.protocols.actions import Made
+from interfaces.protocols.dashscope import DashScope
+from tests.unit.interfaces.machine import Player
+
+
+def send(one: Player, action: str, given: dict[str, Any] | None = None, task: str = "t1", **parameters: Any) -> list[Any]:
+    header = {"action": action, "task_id": task, "streaming": "duplex"}
+    return one.receive(json.dumps({"header": header, "payload": {"input": given or {}, "parameters": parameters}}))
+
+
+def events(messages: list[Any]) -> list[str]:
+    return ["audio" if isinstance(message, bytes) else message["header"]["event"] for message in messages]
+
+
+def started(**parameters: Any) -> Player:
+    one = Player(DashScope())
+    given = {"voice": "anna", "format": "pcm", "sample_rate": 24000, "rate": 1.0, "volume": 50, "pitch": 1.0, "seed": 0, **parameters}
+    assert events(send(one, "run-task", **given)) == ["task-started"]
+    return one
+
+
+def test_a_task_from_start_to_end() -> None:
+    one = started()
+    for piece in ("你好", "，今天"):
+        assert send(one, "continue-task", {"text": piece}) == []
+    assert one.texts == {"1": "你好，今天"} and one.opened[0].values == {"seed": 0}
+    assert events(one.audio("1", Made(b"xx", 400.0, 2))) == ["result-generated", "result-generated", "audio"]
+    assert events(one.audio("1", Made(b"xx", 400.0, 5))) == ["result-generated", "audio"]
+    send(one, "continue-task", {"flush": True})
+    assert one.flushes == {"1": 1}
+    send(one, "finish-task")
+    assert events(one.finished("1")) == ["result-generated", "task-finished"]
+    assert events(send(one, "run-task", task="t2")) == ["task-started"]  # the same socket
+
+
+def test_a_client_without_a_format_gets_mp3() -> None:
+    chosen = started(format="Default", sample_rate=0).opened[0].format
+    assert (chosen.codec, chosen.sample_rate) == ("mp3", 22050)
+
+
+def test_what_the_sdk_adds_is_tolerated() -> None:
+    one = started(enable_ssml=True, hot_fix={"a": 1}, language_hints=["zh"], instruction="calm", bit_rate=64000)
+    assert one.opened[0].format.codec == "pcm_s16le"
+
+
+@pytest.mark.parametrize(("volume", "gain"), [(None, 1.0), (50, 1.0), (0, 0.0), (100, 2.0), (25, 0.5)])
+def test_volume_scales_the_samples(volume: int | None, gain: float) -> None:
+    assert started(volume=volume).opened[0].gain == gain
+
+
+@pytest.mark.parametrize("volume", [-1, 101, "loud", float("nan")])
+def test_a_volume_out_of_range_is_refused(volume: Any) -> None:
+    one = Player(DashScope())
+    assert events(send(one, "run-task", volume=volume)) == ["task-failed"] and one.opened == []
+
+
+def sentences(messages: list[Any]) -> list[dict[str, Any]]:
+    outputs = [message["payload"].get("output") for message in messages if not isinstance(message, bytes)]
+    return [output for output in outputs if output and output["type"] != "sentence-synthesis"]
+
+
+def test_the_text_up_to_a_flush_is_a_sentence() -> None:
+    one = started()
+    send(one, "continue-task", {"text": "First. "})
+    send(one, "continue-task", {"flush": True})
+    send(one, "continue-task", {"text": "Second."})  # while the first one is spoken
+    one.audio("1", Made(b"xx", 400.0, 7))
+    one.flushed("1")
+    one.audio("1", Made(b"xx", 400.0, 14))
+    send(one, "finish-task")
+    one.finished("1")
+    told = [(output["type"], output["sentence"]["index"], output["original_text"]) for output in sentences(one.sent)]
+    assert told == [
+        ("sentence-begin", 0, "First. "),
+        ("sentence-end", 0, "First. "),
+        ("sentence-begin", 1, "Second."),
+        ("sentence-end", 1, "Second."),
+    ]
+    assert one.sent[-1]["payload"] == {"usage": {"characters": 14}}
+
+
+def test_a_flush_without_text_is_no_sentence() -> None:
+    one = started()
+    for _ in range(2):
+        send(one, "continue-task", {"flush": True})
+        one.flushed("1")
+    send(one, "continue-task", {"text": "One."})
+    one.audio("1", Made(b"xx", 400.0, 4))
+    send(one, "finish-task")
+    one.finished("1")
+    assert [output["type"] for output in sentences(one.sent)] == ["sentence-begin", "sentence-end"]
+
+
+def test_words_have_times_in_the_audio_of_the_task_and_places_in_their_sentence() -> None:
+    one = started(word_timestamp_enabled=True)
+    send(one, "continue-task", {"text": "好。"})
+    send(one, "continue-task", {"flush": True})
+    send(one, "continue-task", {"text": "Yes "})
+    one.audio("1", Made(b"xx", 400.0, 0, 2))
+    one.flushed("1")
+    one.audio("1", Made(b"xx", 300.0, 2, 6))
+    send(one, "continue-task", {"text": "no."})
+    one.audio("1", Made(b"xx", 300.0, 6, 9))
+    send(one, "finish-task")
+    one.finished("1")
+    ends = [output["sentence"]["words"] for output in sentences(one.sent) if output["type"] == "sentence-end"]
+    told = [[(word["text"], word["begin_index"], word["end_index"], word["begin_time"], word["end_time"]) for word in end] for end in ends]
+    assert told == [[("好", 0, 1, 0, 200), ("。", 1, 2, 200, 400)], [("Yes", 0, 3, 400, 625), ("no.", 4, 7, 700, 1000)]]
+
+
+def test_words_are_left_out_unless_they_are_asked_for() -> None:
+    one = started()
+    send(one, "continue-task", {"text": "Yes."})
+    one.audio("1", Made(b"xx", 400.0, 4, 4))
+    send(one, "finish-task")
+    one.finished("1")
+    assert all(output["sentence"]["words"] == [] for output in sentences(one.sent))
+
+
+@pytest.mark.parametrize("bit_rate", [32, 32000])
+def test_opus_has_a_bit_rate_in_kbit(bit_rate: int) -> None:
+    assert started(format="opus", sample_rate=16000, bit_rate=bit_rate).opened[0].format.bit_rate == 32000
+
+
+def test_cancel_discards_the_rest_and_is_answered_with_task_finished() -> None:
+    one = started()
+    send(one, "continue-task", {"text": "long"})
+    assert events(send(one, "finish-task", {"directive": "cancel"})) == ["task-finished"]
+    assert one.cancelled == ["1"] and send(one, "finish-task", {"directive": "cancel"}) == []
+
+
+def test_a_failure_is_task_failed_and_the_socket_stays() -> None:
+    one = started()
+    (event,) = one.failed("1", BusyError("Full; try again in 2.5 s."))
+    assert event["header"]["event"] == "task-failed" and event["header"]["error_code"] == "Throttling"
+    assert "Full" in event["header"]["error_message"] and one.closed is None
+
+
+def test_out_of_order_messages_fail_and_close() -> None:
+    for messages in (["continue-task"], ["run-task", "run-task"], ["jump"], ["run-task", "finish-task", "continue-task"]):
+        one = Player(DashScope())
+        for action in messages:
+            send(one, action, {"text": "x"} if action == "continue-task" else None)
+        assert one.closed is not None and one.closed.code == 1008 and events(one.sent)[-1] == "task-failed"
+
+
+def test_a_task_with_all_its_text_at_once() -> None:
+    one = Player(DashScope())
+    header = {"action": "run-task", "task_id": "t", "streaming": "out"}
+    one.receive(json.dumps({"header": header, "payload": {"input": {"text": "Hello"}, "parameters": {"voice": "anna"}}}))
+    assert one.texts == {"1": "Hello"} and one.ended == {"1"}

@@ -1,0 +1,453 @@
+"""The WebSocket protocols over real connections, with keys, limits, drain, and clients that vanish or do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Iterator
+from socket import SHUT_RDWR
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from gateway.keys import Keys
+from interfaces.core.service import Caller
+from interfaces.core.voices import VoiceStore
+from interfaces.settings import Limits
+from interfaces.web.access import Access
+from interfaces.web.first_message import identified
+from tests.unit.client.fake_server import FakeServer, Received, Stream
+from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
+
+WAIT_S = 20.0
+KEY = "a-key-of-the-tests"
+BYTES_PER_CHARACTER = 2 * SAMPLES_PER_CHARACTER
+MULTI = "/v1/text-to-speech/anna/multi-stream-input?output_format=pcm_24000"
+SINGLE = "/v1/text-to-speech/anna/stream-input?output_format=pcm_24000"
+DEEPGRAM = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"
+DEEPGRAM_V1 = "/v1/speak?model=anna&encoding=linear16&sample_rate=24000"
+CARTESIA = "/tts/websocket?cartesia_version=2025-04-16"
+DASHSCOPE = "/api-ws/v1/inference"
+ALL = [DEEPGRAM, DEEPGRAM_V1, MULTI, SINGLE, CARTESIA, DASHSCOPE]
+CARTESIA_SETTINGS = {
+    "model_id": "sonic-3",
+    "voice": {"mode": "id", "id": "anna"},
+    "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeServer]:
+    with reading() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def front(server: FakeServer) -> Iterator[Running]:
+    with running(server.address, limits=Limits(max_message_bytes=5000)) as made:
+        yield made
+
+
+def opened(front: Running, path: str, **options: Any) -> ClientConnection:
+    made: ClientConnection = connect(front.ws + path, open_timeout=WAIT_S, close_timeout=WAIT_S, **options)
+    return made
+
+
+def send(socket: ClientConnection, **message: Any) -> None:
+    socket.send(json.dumps(message))
+
+
+def receive(socket: ClientConnection) -> Any:
+    message = socket.recv(timeout=WAIT_S)
+    return message if isinstance(message, bytes) else json.loads(message)
+
+
+def until(socket: ClientConnection, kind: str) -> tuple[list[Any], bytes]:
+    """Events up to the one of this type, and the audio between."""
+    events: list[Any] = []
+    audio = b""
+    while not events or events[-1].get("type") != kind:
+        message = receive(socket)
+        if isinstance(message, bytes):
+            audio += message
+        else:
+            events.append(message)
+    return events, audio
+
+
+def task(action: str, given: dict[str, Any] | None = None, **parameters: Any) -> str:
+    header = {"action": action, "task_id": "t", "streaming": "duplex"}
+    return json.dumps({"header": header, "payload": {"input": given or {}, "parameters": parameters}})
+
+
+def test_deepgram_speaks_turn_after_turn_and_closes(front: Running) -> None:
+    with opened(front, DEEPGRAM) as socket:
+        assert receive(socket)["type"] == "Connected"
+        for text in ("Hello world.", "Again."):
+            for piece in (text[:3], text[3:]):
+                send(socket, type="Speak", text=piece)
+            send(socket, type="Flush")
+            events, audio = until(socket, "SpeechMetadata")
+            assert [event["type"] for event in events] == ["SpeechStarted", "Flushed", "SpeechMetadata"]
+            assert len(audio) == len(text) * BYTES_PER_CHARACTER
+        send(socket, type="Interrupt", playback_offset={"type": "time_ms", "value": 300})
+        assert receive(socket)["type"] == "SpeechInterrupted"
+        send(socket, type="Close")
+        assert receive(socket)["type"] == "SessionMetadata"
+        with pytest.raises(ConnectionClosed) as caught:
+            receive(socket)
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
+
+
+def test_deepgram_v1_speaks_clears_and_closes(front: Running) -> None:
+    with opened(front, DEEPGRAM_V1) as socket:
+        assert receive(socket)["type"] == "Metadata"
+        for text in ("Hello world. ", "Again. "):
+            for piece in (text[:3], text[3:]):
+                send(socket, type="Speak", text=piece)
+            send(socket, type="Flush")
+            events, audio = until(socket, "Flushed")
+            assert len(events) == 1 and len(audio) == len(text) * BYTES_PER_CHARACTER
+        send(socket, type="Speak", text="Never mind. ")
+        send(socket, type="Clear")
+        assert until(socket, "Cleared")
+        send(socket, type="Close")
+        with pytest.raises(ConnectionClosed) as caught:
+            while True:
+                receive(socket)
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
+
+
+def test_cartesia_contexts_speak_beside_each_other_with_words(front: Running) -> None:
+    with opened(front, CARTESIA) as socket:
+        texts = {"c1": "First one.", "c2": "And 你好 too."}
+        for name, text in texts.items():
+            for piece in (text[:3], text[3:]):
+                send(socket, **CARTESIA_SETTINGS, transcript=piece, context_id=name, add_timestamps=True, **{"continue": True})
+            send(socket, **CARTESIA_SETTINGS, transcript="", context_id=name, **{"continue": False})
+        audio, words = {"c1": b"", "c2": b""}, dict[str, list[str]](c1=[], c2=[])
+        done: list[str] = []
+        while len(done) < 2:
+            message = receive(socket)
+            name = message["context_id"]
+            assert name not in done
+            if message["type"] == "chunk":
+                audio[name] += base64.b64decode(message["data"])
+            elif message["type"] == "timestamps":
+                words[name] += message["word_timestamps"]["words"]
+            else:
+                assert message["type"] == "done"
+                done.append(name)
+        assert {name: len(data) for name, data in audio.items()} == {name: len(text) * BYTES_PER_CHARACTER for name, text in texts.items()}
+        assert words == {"c1": ["First", "one."], "c2": ["And", "你", "好", "too."]}
+
+
+def test_cartesia_cancels_without_an_answer(endless: FakeServer) -> None:
+    with running(endless.address) as front, opened(front, CARTESIA) as socket:
+        send(socket, **CARTESIA_SETTINGS, transcript="Hello", context_id="c1", **{"continue": True})
+        assert receive(socket)["type"] == "chunk"
+        send(socket, context_id="c1", cancel=True)
+        assert endless.stream_gone.wait(WAIT_S)
+        wait_until(lambda: front.service.open_speeches == 0)
+        send(socket, **CARTESIA_SETTINGS, transcript="", context_id="c2")
+        assert receive(socket) == {"type": "done", "context_id": "c2", "done": True, "status_code": 200}
+
+
+def test_elevenlabs_contexts_speak_beside_each_other_with_alignment(front: Running) -> None:
+    with opened(front, MULTI) as socket:
+        for name, text in (("c1", "First."), ("c2", "Second one.")):
+            send(socket, text=" ", context_id=name)
+            send(socket, text=text, context_id=name)
+            send(socket, context_id=name, flush=True)
+            send(socket, context_id=name, close_context=True)
+        audio, chars = {"c1": b"", "c2": b""}, {"c1": "", "c2": ""}
+        finals: list[str] = []
+        durations = {"c1": 0, "c2": 0}
+        while len(finals) < 2:
+            message = receive(socket)
+            name = message["contextId"]
+            if message.get("isFinal"):
+                finals.append(name)
+            else:
+                audio[name] += base64.b64decode(message["audio"])
+                chars[name] += "".join(message["alignment"]["chars"])
+                durations[name] += sum(message["alignment"]["charDurationsMs"])
+        assert chars == {"c1": "First.", "c2": "Second one."}
+        assert {name: len(data) / 48 for name, data in audio.items()} == pytest.approx(durations, abs=1)
+        send(socket, close_socket=True)
+        with pytest.raises(ConnectionClosed) as caught:
+            receive(socket)
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
+
+
+def test_elevenlabs_stream_input_closes_with_1000(front: Running) -> None:
+    with opened(front, SINGLE) as socket:
+        for text in (" ", "Hello ", "world ", ""):
+            send(socket, text=text)
+        data = b""
+        with pytest.raises(ConnectionClosed) as caught:
+            while True:
+                data += base64.b64decode(receive(socket).get("audio") or "")
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
+        assert len(data) == len("Hello world ") * BYTES_PER_CHARACTER
+
+
+def test_dashscope_runs_task_after_task(front: Running) -> None:
+    with opened(front, DASHSCOPE) as socket:
+        for _ in range(2):
+            socket.send(task("run-task", voice="anna", format="pcm", sample_rate=24000))
+            for piece in ("你好， ", "今天"):
+                socket.send(task("continue-task", {"text": piece}))
+            socket.send(task("finish-task"))
+            audio, event = b"", ""
+            while event != "task-finished":
+                message = receive(socket)
+                if isinstance(message, bytes):
+                    audio += message
+                else:
+                    event = message["header"]["event"]
+            assert len(audio) == 5 * BYTES_PER_CHARACTER  # the blank between the words is no text
+
+
+def test_long_audio_comes_in_messages_of_bounded_size(front: Running) -> None:
+    with opened(front, DEEPGRAM) as socket:
+        send(socket, type="Speak", text="x" * 500)  # 10 s in one chunk of the server
+        send(socket, type="Flush")
+        sizes: list[int] = []
+        while not (sizes and sum(sizes) == 500 * BYTES_PER_CHARACTER):
+            message = receive(socket)
+            sizes += [len(message)] if isinstance(message, bytes) else []
+        assert max(sizes) <= 24000
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_keys_come_in_headers_or_in_the_subprotocol(server: FakeServer, path: str) -> None:
+    with running(server.address, keys=Keys({KEY: "mine"})) as front:
+        for options in (
+            {"additional_headers": {"Authorization": f"Token {KEY}"}},
+            {"additional_headers": {"xi-api-key": KEY}},
+            {"additional_headers": {"X-API-Key": KEY}},
+            {"subprotocols": ["token", KEY]},
+        ):
+            with opened(front, path, **options) as socket:
+                assert socket.subprotocol == ("token" if "subprotocols" in options else None)
+        wrong: list[dict[str, Any]] = [
+            {"subprotocols": ["token", "wrong"]},
+            {"subprotocols": ["token"]},
+            {"additional_headers": {"xi-api-key": "no"}},
+        ]
+        for refused in wrong if path in (MULTI, SINGLE) else [{}, *wrong]:  # ElevenLabs' first message may have the key
+            with pytest.raises(InvalidStatus) as caught:
+                opened(front, path, **refused)
+            assert caught.value.response.status_code == 401
+
+
+@pytest.mark.parametrize("path", [MULTI, SINGLE])
+@pytest.mark.parametrize("key", [{"xi_api_key": KEY}, {"xi-api-key": KEY}, {"authorization": f"Bearer {KEY}"}])
+def test_elevenlabs_keys_come_in_the_first_message(server: FakeServer, path: str, key: dict[str, str]) -> None:
+    with running(server.address, keys=Keys({KEY: "mine"})) as front, opened(front, path) as socket:
+        send(socket, text=" ", context_id="c", **key)
+        send(socket, text="Hello. ", context_id="c", flush=True)
+        assert len(base64.b64decode(receive(socket)["audio"])) == len("Hello. ") * BYTES_PER_CHARACTER
+
+
+@pytest.mark.parametrize("path", [MULTI, SINGLE])
+@pytest.mark.parametrize("first", [{"text": "Hello"}, {"xi_api_key": "wrong"}, {"text": "Hello", "xi_api_key": None}])
+def test_a_first_message_without_a_valid_key_ends_the_connection(server: FakeServer, path: str, first: dict[str, Any]) -> None:
+    with running(server.address, keys=Keys({KEY: "mine"})) as front, opened(front, path) as socket:
+        send(socket, **first)
+        assert "No valid API key" in receive(socket)["error"]
+        with pytest.raises(ConnectionClosed) as caught:
+            send(socket, text="Hello", xi_api_key=KEY)  # too late
+            receive(socket)
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1008
+        assert front.service.counts.speeches == 0
+
+
+def test_a_voice_of_a_key_in_the_first_message_is_that_keys(server: FakeServer) -> None:
+    voices = VoiceStore((ANNA,))
+    samples = np.zeros(16000, np.float32)
+    mine, theirs = (voices.add(name, samples, "Hello.", name) for name in ("mine", "theirs"))
+    with running(server.address, keys=Keys({KEY: "mine"}), voices=voices) as front:
+        for voice, word in ((mine, "audio"), (theirs, "error")):
+            with opened(front, MULTI.replace("anna", voice.id)) as socket:
+                send(socket, text="Hello", context_id="c", xi_api_key=KEY, flush=True)
+                assert receive(socket)[word]
+
+
+def test_a_client_that_never_says_who_it_is_is_sent_away() -> None:
+    class Silent:
+        sent: list[str] = []
+        code = 0
+
+        async def receive(self) -> str:
+            await asyncio.Event().wait()
+            return ""
+
+        async def send(self, message: str | bytes) -> None:
+            self.sent.append(str(message))
+
+        async def close(self, code: int, reason: str) -> None:
+            self.code = code
+
+    silent = Silent()
+    access = Access(Keys({KEY: "mine"}), (), 0, 0)
+    assert asyncio.run(identified(silent, access, Caller(None, "127.0.0.1"), timeout_s=0.01)) is None
+    assert silent.code == 1008 and "No valid API key" in silent.sent[0]
+
+
+def test_what_cannot_be_spoken_is_refused_before_the_socket_opens(front: Running) -> None:
+    for path, status in (
+        ("/v2/speak?model=nobody", 404),
+        ("/v1/speak?model=nobody", 404),
+        ("/v1/speak?model=anna&encoding=opus", 400),
+        ("/v1/speak?model=anna&speed=fast", 400),
+        ("/v2/speak?model=anna&encoding=mp3", 400),
+        ("/v2/speak?model=anna&speed=9", 400),
+        ("/v1/text-to-speech/nobody/multi-stream-input", 404),
+        ("/v1/text-to-speech/anna/stream-input?output_format=pcm_1", 400),
+    ):
+        with pytest.raises(InvalidStatus) as caught:
+            opened(front, path)
+        assert caught.value.response.status_code == status and b"error" in (caught.value.response.body or b"")
+
+
+def test_pages_of_other_sites_get_no_socket(front: Running) -> None:
+    with pytest.raises(InvalidStatus):
+        opened(front, DEEPGRAM, origin="https://evil.example")
+    with opened(front, DEEPGRAM, origin=front.http) as socket:
+        assert receive(socket)["type"] == "Connected"
+
+
+def test_messages_beyond_the_limit_close_the_socket(front: Running) -> None:
+    with opened(front, DEEPGRAM) as socket:
+        receive(socket)
+        socket.send("x" * 6000)
+        with pytest.raises(ConnectionClosed) as caught:
+            receive(socket)
+        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1009
+
+
+def test_text_beyond_the_limit_is_the_protocols_own_error(server: FakeServer) -> None:
+    with running(server.address, limits=Limits(max_text_chars=10)) as front, opened(front, MULTI) as socket:
+        send(socket, text="x" * 11, context_id="c")
+        message = receive(socket)
+        assert message["contextId"] == "c" and "longer than 10 characters" in message["error"]
+        send(socket, text="short", context_id="d", flush=True)
+        assert receive(socket)["isFinal"] and receive(socket)["contextId"] == "d"  # the socket lives
+
+
+def test_sockets_of_an_address_are_bounded(server: FakeServer) -> None:
+    with running(server.address, limits=Limits(sockets_per_address=1)) as front:
+        with opened(front, DEEPGRAM), pytest.raises(InvalidStatus) as caught:
+            opened(front, DEEPGRAM)
+        assert caught.value.response.status_code == 429
+        wait_until(lambda: front.access.open_sockets == 0)
+        with opened(front, DEEPGRAM):
+            pass
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def holding(request: Received, stream: Stream) -> None:
+    """Speaks a little and never ends."""
+    if "is_cancel" not in request.inputs and request.flag("is_start"):
+        stream.audio(request.id, np.zeros(2400), 0, 1)
+
+
+@pytest.fixture
+def endless() -> Iterator[FakeServer]:
+    server = ReadyServer(holding)
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_client_that_vanishes_frees_its_session(endless: FakeServer, path: str) -> None:
+    with running(endless.address) as front, opened(front, path) as client:
+        if path == DASHSCOPE:
+            client.send(task("run-task", voice="anna", format="pcm", sample_rate=24000))
+            client.send(task("continue-task", {"text": "Hello"}))
+        elif path == CARTESIA:
+            send(client, **CARTESIA_SETTINGS, transcript="Hello", context_id="c")
+        else:
+            client.send(json.dumps({"type": "Speak", "text": "Hello", "context_id": "c"}))
+        wait_until(lambda: front.service.counts.audio_s > 0)
+        client.socket.shutdown(SHUT_RDWR)  # without a closing handshake
+        wait_until(lambda: front.service.open_speeches == 0 and front.access.open_sockets == 0)
+        assert endless.stream_gone.wait(WAIT_S)
+
+
+def test_an_interruption_stops_the_session_on_the_server(endless: FakeServer) -> None:
+    with running(endless.address) as front, opened(front, DEEPGRAM) as socket:
+        send(socket, type="Speak", text="Hello")
+        while not isinstance(receive(socket), bytes):
+            pass
+        send(socket, type="Interrupt")
+        assert until(socket, "SpeechInterrupted")
+        assert endless.stream_gone.wait(WAIT_S) and front.service.open_speeches == 0
+
+
+def test_a_drain_lets_turns_end_and_then_closes_with_1001(server: FakeServer) -> None:
+    with running(server.address) as front, opened(front, DEEPGRAM) as socket, opened(front, MULTI) as idle:
+        receive(socket)
+        send(socket, type="Speak", text="Hello ")
+        until_audio = [receive(socket), receive(socket)]
+        assert isinstance(until_audio[-1], bytes)
+        draining = asyncio.run_coroutine_threadsafe(front.service.drain(WAIT_S), front.loop)
+        wait_until(front.service.drains.is_set)
+        with pytest.raises(InvalidStatus) as refused:
+            opened(front, DEEPGRAM)
+        assert refused.value.response.status_code == 503 and "retry-after" in refused.value.response.headers
+        with pytest.raises(ConnectionClosed) as left:
+            receive(idle)
+        send(socket, type="Speak", text="world.")
+        send(socket, type="Flush")
+        assert until(socket, "SpeechMetadata")
+        with pytest.raises(ConnectionClosed) as caught:
+            receive(socket)
+        for closed in (left, caught):
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+        draining.result(WAIT_S)
+
+
+def test_a_pause_of_the_language_model_is_spoken_over(server: FakeServer) -> None:
+    """What LiveKit's 10 s and Pipecat's 3 s without audio would end."""
+    with running(server.address, speak_after_s=0.05) as front, opened(front, DEEPGRAM) as socket:
+        receive(socket)
+        send(socket, type="Speak", text="Let me see, ")
+        wait_until(lambda: any(one.flag("is_end") for one in server.received[-2:]))
+        send(socket, type="Speak", text="yes.")
+        send(socket, type="Flush")
+        assert len(until(socket, "SpeechMetadata")[1]) == len("Let me see, yes.") * BYTES_PER_CHARACTER
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_text_without_speech_is_a_short_silence(front: Running, path: str) -> None:
+    with opened(front, path) as socket:
+        if path == DASHSCOPE:
+            socket.send(task("run-task", voice="anna", format="pcm", sample_rate=24000))
+            socket.send(task("continue-task", {"text": "..."}))
+            socket.send(task("finish-task"))
+        elif path == CARTESIA:
+            send(socket, **CARTESIA_SETTINGS, transcript="...", context_id="c")
+        elif path in (DEEPGRAM, DEEPGRAM_V1):
+            send(socket, type="Speak", text="...")
+            send(socket, type="Flush")
+        else:
+            send(socket, text="...", context_id="c", flush=True)
+        message: Any = {}
+        while not (isinstance(message, bytes) or message.get("audio") or message.get("data")):
+            message = receive(socket)
+        data = message if isinstance(message, bytes) else base64.b64decode(message.get("audio") or message["data"])
+        assert len(data) == 4800 and not any(data)

@@ -1,0 +1,350 @@
+"""The session core alone, before servers with scripted answers: segments, pauses, silence, other servers, cancels, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
+from interfaces.core.errors import UnreachableError
+from interfaces.core.servers import Servers
+from interfaces.core.service import Caller, SpeechService
+from interfaces.core.speech import Audio, Flushed, Speech
+from interfaces.core.voices import VoiceStore
+from interfaces.settings import Limits
+from tests.unit.client.fake_server import FakeServer, Received, Stream
+from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, reading
+
+Result = TypeVar("Result")
+CALLER = Caller("key", "10.0.0.1")
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with reading() as made:
+        yield made
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    async def closing() -> Result:
+        try:
+            return await asyncio.wait_for(main, WAIT_S)
+        finally:
+            while made:
+                await made.pop().close()
+
+    return asyncio.run(closing())
+
+
+made: list[Servers] = []  # by the test that runs
+
+
+def service_for(*addresses: str, speak_after_s: float = 0.0, **limits: int) -> SpeechService:
+    made.append(Servers(addresses))
+    return SpeechService(made[-1], VoiceStore((ANNA,)), Limits(**limits), speak_after_s)
+
+
+async def heard(speech: Speech) -> list[Audio | Flushed]:
+    parts = [part async for part in speech]
+    await speech.close()
+    return parts
+
+
+def texts(server: FakeServer) -> list[tuple[str, bool, bool]]:
+    """(text, is_start, is_end) of all requests."""
+    return [
+        (one.inputs["target_text"].decode(), one.flag("is_start"), one.flag("is_end"))
+        for one in server.received
+        if "is_cancel" not in one.inputs
+    ]
+
+
+def test_a_whole_text_is_one_request(server: FakeServer) -> None:
+    async def speak() -> list[Audio | Flushed]:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        await speech.end("Hello")
+        return await heard(speech)
+
+    (audio,) = run(speak())
+    assert isinstance(audio, Audio) and len(audio.samples) == 5 * SAMPLES_PER_CHARACTER and audio.text_consumed == 5
+    assert texts(server) == [("Hello", True, True)]
+
+
+def test_pieces_reach_the_server_as_they_come(server: FakeServer) -> None:
+    async def speak() -> None:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        parts = speech.__aiter__()
+        await speech.append(" ")  # nothing to speak yet: no session
+        await speech.append("Hel")
+        first = await anext(parts)
+        assert isinstance(first, Audio) and first.text_consumed == 4
+        await speech.append("lo")
+        second = await anext(parts)
+        assert isinstance(second, Audio) and second.text_consumed == 6
+        await speech.end()
+        assert [part async for part in parts] == []
+        await speech.close()
+
+    run(speak())
+    assert texts(server) == [(" Hel", True, False), ("lo", False, False), ("", False, True)]
+
+
+def test_a_flush_is_spoken_to_its_end_and_the_next_text_in_a_session_of_its_own(server: FakeServer) -> None:
+    async def speak() -> list[Audio | Flushed]:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        for piece in ("One.", "Two."):
+            await speech.append(piece)
+            await speech.flush()
+        await speech.end()
+        return await heard(speech)
+
+    parts = run(speak())
+    assert [type(part).__name__ for part in parts] == ["Audio", "Flushed", "Audio", "Flushed"]
+    assert [part.text_consumed for part in parts if isinstance(part, Audio)] == [4, 8]
+    assert [text for text, is_start, is_end in texts(server) if is_start and is_end] == ["One.", "Two."]
+
+
+def test_a_pause_speaks_what_is_there_and_takes_no_place(server: FakeServer) -> None:
+    async def speak() -> None:
+        service = service_for(server.address, speak_after_s=0.05)
+        speech = service.open("anna", CALLER)
+        parts = speech.__aiter__()
+        await speech.append("Wait,")
+        first = await anext(parts)
+        assert isinstance(first, Audio) and first.text_consumed == 5
+        waiting = asyncio.ensure_future(anext(parts))
+        while service.servers.all[0].open_sessions:
+            await asyncio.sleep(0.01)
+        await speech.end(" what?")
+        last = await waiting
+        assert isinstance(last, Audio) and last.text_consumed == 11
+        await speech.close()
+
+    run(speak())
+    assert [text for text, is_start, _ in texts(server) if is_start] == ["Wait,", " what?"]
+    assert [is_end for *_, is_end in texts(server)].count(True) == 2
+
+
+def test_text_without_anything_to_speak_is_a_short_silence_without_a_server() -> None:
+    async def speak(text: str) -> list[Audio | Flushed]:
+        speech = service_for("127.0.0.1:1").open("anna", CALLER)
+        await speech.end(text)
+        return await heard(speech)
+
+    (silence,) = run(speak("..."))
+    assert isinstance(silence, Audio) and not silence.samples.any() and silence.text_consumed == 3 and len(silence.samples) == 2400
+    assert run(speak("  ")) == [] and run(speak("")) == []
+
+
+def test_marks_that_the_server_alone_knows_are_silence_too() -> None:
+    def behave(request: Received, stream: Stream) -> None:
+        sentence = (
+            "The text is empty, or holds nothing that can be spoken, although is_end is true; send words, or is_end false if text follows."
+        )
+        stream.error(request.id, f"INVALID_INPUT: {sentence} [session s]")
+
+    server = FakeServer(behave)
+
+    async def speak() -> list[Audio | Flushed]:
+        speech = service_for(server.address).open("anna", CALLER)
+        await speech.end("<strong></strong>")
+        return await heard(speech)
+
+    try:
+        (silence,) = run(speak())
+        assert isinstance(silence, Audio) and not silence.samples.any()
+    finally:
+        server.stop()
+
+
+def refusing(sentence: str) -> FakeServer:
+    return FakeServer(lambda request, stream: stream.error(request.id, sentence))
+
+
+def test_another_server_speaks_what_a_full_or_dead_one_refuses(server: FakeServer) -> None:
+    full = refusing("BUSY: The server speaks with as many listeners as it can; try again in 2.5 s. [session s]")
+
+    async def speak() -> list[Audio | Flushed]:
+        service = service_for("127.0.0.1:1", full.address, server.address)
+        speech = service.open("anna", CALLER)
+        await speech.append("Hel")
+        await speech.end("lo")
+        parts = await heard(speech)
+        assert [one.is_ready for one in service.servers.all] == [False, None, None]
+        assert service.servers.choose() is service.servers.all[2]  # the full one is asked last
+        return parts
+
+    try:
+        assert sum(len(part.samples) for part in run(speak()) if isinstance(part, Audio)) == 5 * SAMPLES_PER_CHARACTER
+        assert len(full.received) == 1
+    finally:
+        full.stop()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "kind"),
+    [("BUSY: All 4 sessions are taken; try again in 2.5 s.", BusyError), ("INVALID_INPUT: The text is wrong.", InvalidInputError)],
+)
+def test_the_servers_refusal_is_the_answer(sentence: str, kind: type[BistreamError]) -> None:
+    server = refusing(sentence)
+
+    async def speak() -> None:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        await speech.end("Hello")
+        with pytest.raises(kind):
+            await heard(speech)
+        await speech.close()
+        assert service.open_speeches == 0 and service.servers.all[0].open_sessions == 0
+
+    try:
+        run(speak())
+    finally:
+        server.stop()
+
+
+def test_no_server_is_said_without_its_address() -> None:
+    async def speak() -> None:
+        speech = service_for("127.0.0.1:1").open("anna", CALLER)
+        await speech.end("Hello")
+        with pytest.raises(UnreachableError) as caught:
+            await heard(speech)
+        assert "127.0.0.1" not in str(caught.value)
+        await speech.close()
+
+    run(speak())
+
+
+def test_what_was_heard_is_not_said_again_elsewhere(server: FakeServer) -> None:
+    def behave(request: Received, stream: Stream) -> None:
+        stream.audio(request.id, np.ones(100), 0, 1)
+        stream.error(request.id, "BUSY: late")
+
+    broken = FakeServer(behave)
+
+    async def speak() -> None:
+        service = service_for(broken.address, server.address)
+        speech = service.open("anna", CALLER)
+        await speech.end("Hello")
+        with pytest.raises(BusyError):
+            await heard(speech)
+        await speech.close()
+
+    try:
+        run(speak())
+        assert server.received == []
+    finally:
+        broken.stop()
+
+
+def test_close_frees_the_session_on_the_server(server: FakeServer) -> None:
+    async def speak() -> None:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        parts = speech.__aiter__()
+        await speech.append("Hello")
+        await anext(parts)
+        waiting = asyncio.ensure_future(anext(parts))
+        await asyncio.sleep(0)
+        await speech.close()
+        with pytest.raises(CancelledError):
+            await waiting
+        with pytest.raises(CancelledError):
+            await speech.append("more")
+        assert service.open_speeches == 0
+
+    run(speak())
+    assert server.stream_gone.wait(WAIT_S)
+
+
+def test_limits_of_a_key_of_an_address_and_of_a_text(server: FakeServer) -> None:
+    async def speak() -> None:
+        service = service_for(server.address, speeches_per_key=1, speeches_per_address=2, max_text_chars=5)
+        first = service.open("anna", CALLER)
+        with pytest.raises(BusyError):
+            service.open("anna", CALLER)
+        second = service.open("anna", Caller("other", CALLER.address))
+        with pytest.raises(BusyError):
+            service.open("anna", Caller("third", CALLER.address))
+        await first.append("12345")
+        with pytest.raises(InvalidInputError):
+            await first.append("6")
+        await asyncio.gather(first.close(), second.close())
+        await service.open("anna", CALLER).close()
+
+    run(speak())
+
+
+def test_values_and_voices_are_checked_before_a_place_is_taken(server: FakeServer) -> None:
+    async def speak() -> None:
+        service = service_for(server.address)
+        for values in ({"speed": 9.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 0}, {"seed": -1}):
+            with pytest.raises(InvalidInputError):
+                service.open("anna", CALLER, dict(values))
+        with pytest.raises(UnknownSpeakerError):
+            service.open("bob", CALLER)
+        assert service.open_speeches == 0 and service.counts.refused == 6
+
+    run(speak())
+
+
+def test_a_drain_lets_open_utterances_end_and_takes_no_new_ones(server: FakeServer) -> None:
+    async def speak() -> None:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        draining = asyncio.ensure_future(service.drain(WAIT_S))
+        await asyncio.sleep(0)
+        with pytest.raises(ShuttingDownError):
+            service.open("anna", CALLER)
+        assert not service.is_ready() and not draining.done()
+        await speech.end("Hello")
+        assert len(await heard(speech)) == 1
+        await draining
+
+    run(speak())
+
+
+def test_a_drain_ends_what_is_left_at_its_deadline(server: FakeServer) -> None:
+    async def speak() -> None:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        await service.drain(0.01)
+        with pytest.raises(CancelledError):
+            await heard(speech)
+
+    run(speak())
+
+
+def test_sessions_of_one_server_share_a_connection_and_leave_nothing(server: FakeServer) -> None:
+    async def speak() -> None:
+        tasks = len(asyncio.all_tasks())
+        service = service_for(server.address)
+        for _ in range(20):
+            speech = service.open("anna", CALLER)
+            await speech.end("Hi")
+            await heard(speech)
+        assert len(service.servers.all[0].link.connections) == 1
+        await service.servers.close()
+        await asyncio.sleep(0.05)
+        assert len(asyncio.all_tasks()) == tasks
+
+    run(speak())
+
+
+def test_servers_are_ready_only_when_they_have_said_so(server: FakeServer) -> None:
+    async def ask() -> None:
+        service = service_for(server.address, "127.0.0.1:1")
+        assert not service.is_ready()  # nobody was asked
+        await service.servers.check()
+        assert service.is_ready() and [one.is_ready for one in service.servers.all] == [True, False]
+        await service.servers.close()
+
+    run(ask())
