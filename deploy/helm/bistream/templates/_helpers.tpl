@@ -1,0 +1,145 @@
+{{- define "bistream.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{/* At most 40 characters: the longest suffix has 11, and a label may have 63. */}}
+{{- define "bistream.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "bistream.headless" -}}
+{{ include "bistream.fullname" . }}-headless
+{{- end }}
+
+{{- define "bistream.envoy" -}}
+{{ include "bistream.fullname" . }}-envoy
+{{- end }}
+
+{{- define "bistream.interfaces" -}}
+{{ include "bistream.fullname" . }}-interfaces
+{{- end }}
+
+{{/* Of one component: dict "root" $ "component" "server" */}}
+{{- define "bistream.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "bistream.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "bistream.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{ include "bistream.selectorLabels" . }}
+{{- end }}
+
+{{- define "bistream.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "bistream.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "bistream.keysSecret" -}}
+{{- if .Values.apiKeys.existingSecret }}{{ .Values.apiKeys.existingSecret }}
+{{- else if .Values.apiKeys.keys }}{{ include "bistream.fullname" . }}-keys
+{{- end }}
+{{- end }}
+
+{{- define "bistream.checkValues" -}}
+{{- if and .Values.apiKeys.existingSecret .Values.apiKeys.keys }}
+{{- fail "apiKeys: give existingSecret or keys, not both." }}
+{{- end }}
+{{- if and (eq .Values.model.source "persistentVolumeClaim") (not .Values.model.persistentVolumeClaim.claimName) }}
+{{- fail "model.persistentVolumeClaim.claimName is empty; name the claim that holds the checkpoint, or set model.source." }}
+{{- end }}
+{{- if and (eq .Values.kernelCache.type "persistentVolumeClaim") (not .Values.kernelCache.persistentVolumeClaim.claimName) }}
+{{- fail "kernelCache.persistentVolumeClaim.claimName is empty; name a claim, or set kernelCache.type to emptyDir." }}
+{{- end }}
+{{- if and .Values.interfaces.enabled (include "bistream.keysSecret" .) (not .Values.interfaces.keySecret) }}
+{{- fail "interfaces.keySecret is empty; name a Secret whose entry key is one of the API keys, with which the interfaces call the servers." }}
+{{- end }}
+{{- if and .Values.interfaces.enabled .Values.tls.existingSecret (not .Values.envoy.enabled) }}
+{{- fail "interfaces: they call the servers without TLS; enable envoy, which ends it for the other clients, or unset tls.existingSecret." }}
+{{- end }}
+{{- if and .Values.tls.clientCa (not .Values.tls.existingSecret) }}
+{{- fail "tls.clientCa needs tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt." }}
+{{- end }}
+{{- if and (eq .Values.model.source "download") (not .Values.model.directory) }}
+{{- fail "model.directory is empty; the download needs the name of a folder that it makes." }}
+{{- end }}
+{{- if .Values.autoscaling.enabled }}
+{{- if not .Values.autoscaling.prometheusAddress }}
+{{- fail "autoscaling.prometheusAddress is empty; KEDA asks that Prometheus for the open sessions." }}
+{{- end }}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
+{{- fail "autoscaling.minReplicas is greater than autoscaling.maxReplicas." }}
+{{- end }}
+{{- end }}
+{{- if and (eq (int .Values.strategy.maxSurge) 0) (eq (int .Values.strategy.maxUnavailable) 0) }}
+{{- fail "strategy: maxSurge and maxUnavailable are both 0, so no server could ever be replaced." }}
+{{- end }}
+{{- $ports := list (int .Values.ports.grpc) (int .Values.ports.http) (int .Values.ports.health) 8002 }}
+{{- if ne (len ($ports | uniq)) 4 }}
+{{- fail "ports: grpc, http and health must differ, and 8002 is Triton's (metrics on loopback)." }}
+{{- end }}
+{{- if .Values.envoy.enabled }}
+{{- $ports := list (int .Values.ports.grpc) (int .Values.ports.http) (int .Values.envoy.adminPort) (int .Values.envoy.healthPort) }}
+{{- if ne (len ($ports | uniq)) 4 }}
+{{- fail "envoy: adminPort, healthPort, ports.grpc and ports.http must differ." }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Whole numbers come as floats, which would be written as 1.048576e+06. */}}
+{{- define "bistream.text" -}}
+{{- if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}{{ else }}{{ toString . }}{{ end }}
+{{- end }}
+
+{{/* JSON of model -> parameter -> value: maxSessions and voices, then settings. */}}
+{{- define "bistream.settings" -}}
+{{- $own := dict }}
+{{- range $model := list "cosyvoice2" "cosyvoice2_bistream" "llm_bistream" "token2wav" }}
+{{- $_ := set $own $model (dict "max_sessions" $.Values.maxSessions) }}
+{{- end }}
+{{- if .Values.voices.claimName }}
+{{- range $model := list "cosyvoice2" "cosyvoice2_bistream" "token2wav" }}
+{{- $_ := set (get $own $model) "voices_dir" "/voices" }}
+{{- end }}
+{{- end }}
+{{- mergeOverwrite $own (deepCopy .Values.settings) | toJson }}
+{{- end }}
+
+{{/* MiB of /dev/shm, as bistream/keeper/host_limits.py computes it: the recordings of all sessions of both front doors at once, float32
+     samples at 16 kHz, and 6 MiB for each model process. */}}
+{{- define "bistream.sharedMemory" -}}
+{{- if .Values.sharedMemory.sizeLimit }}{{ .Values.sharedMemory.sizeLimit }}{{ else }}
+{{- $settings := include "bistream.settings" . | fromJson }}
+{{- $sessions := 0.0 }}{{ $seconds := 0.0 }}
+{{- range $model := list "cosyvoice2" "cosyvoice2_bistream" }}
+{{- $parameters := get $settings $model }}
+{{- $sessions = addf $sessions (float64 $parameters.max_sessions) }}
+{{- $seconds = maxf $seconds (float64 (default 30 $parameters.max_reference_s)) }}
+{{- end }}
+{{- $processes := add 5 (int64 (float64 (default 1 (get $settings "cosyvoice2").bls_instance_num))) }}
+{{- $recordings := divf (mulf $sessions $seconds 64000.0) 1048576.0 | ceil }}
+{{- add (int64 $recordings) (mul 6 $processes) }}Mi
+{{- end }}
+{{- end }}
+
+{{/* How long a pod may take to end, its preStop hook included. */}}
+{{- define "bistream.gracePeriod" -}}
+{{- with .Values.drain }}{{ add (int .preStopSeconds) (int .timeoutSeconds) (int .exitTimeoutSeconds) 20 }}{{ end }}
+{{- end }}
+
+{{- define "bistream.modelDir" -}}
+{{- if .Values.model.directory }}/models/{{ .Values.model.directory }}{{ else }}/models{{ end }}
+{{- end }}
