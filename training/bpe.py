@@ -1,0 +1,57 @@
+"""The text tokenizer, a byte-level BPE with Qwen2's splitting in the files of ``CosyVoice-BlankEN``, and the ids of the training text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, trainers
+
+from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
+from bistream.text.tokenizer import make_pre_tokenizer
+from scripts._tokenizer_files import byte_symbols, tokenizer_config
+
+DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces
+
+
+def write_tokenizer(texts: Sequence[str], directory: Path, entries: int) -> None:
+    """Learn ``entries`` symbols (special tokens not counted) and write vocab.json, merges.txt and tokenizer_config.json."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = make_pre_tokenizer()
+    trainer = trainers.BpeTrainer(vocab_size=entries, initial_alphabet=byte_symbols(), show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    vocabulary = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
+    for number in range(entries - len(vocabulary)):  # a small text has too few pairs
+        vocabulary[f"<unused_{number}>"] = len(vocabulary)
+    target = directory / QWEN_DIRECTORY
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8", newline="\n")
+    lines = ["#version: 0.2\n", *(f"{left} {right}\n" for left, right in merges)]
+    (target / "merges.txt").write_text("".join(lines), encoding="utf-8", newline="\n")
+    settings = json.dumps(tokenizer_config(entries), indent=2, ensure_ascii=False) + "\n"
+    (target / "tokenizer_config.json").write_text(settings, encoding="utf-8", newline="\n")
+
+
+def num_special_tokens() -> int:
+    return len(BASE_SPECIAL_TOKENS) + len(ADDED_SPECIAL_TOKENS)
+
+
+class TextIds:
+    """Ids of every training text: alone, after a blank, and after a blank with dropout (``variant`` 0, 1, 2)."""
+
+    def __init__(self, texts: Sequence[str], directory: Path) -> None:
+        folder = directory / QWEN_DIRECTORY
+        self._variants = []
+        for blank, dropout in (("", None), (" ", None), (" ", DROPOUT)):
+            model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"), dropout=dropout)
+            tokenizer = Tokenizer(model)
+            tokenizer.pre_tokenizer = make_pre_tokenizer()
+            encoded = tokenizer.encode_batch([blank + text for text in texts], add_special_tokens=False)
+            self._variants.append([entry.ids for entry in encoded])
+
+    def __call__(self, text: int, variant: int) -> list[int]:
+        return self._variants[variant][text]

@@ -1,0 +1,192 @@
+"""The stages of ``make.py``. Each resumes where it stopped, ends by its deadline, and says whether it is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bistream.token2mel.flow import FlowNetwork
+from bistream.voice.s3_network import S3Network
+from training import packages
+from training.bpe import TextIds, write_tokenizer
+from training.corpus import make_corpus, plan_shards
+from training.corpus_data import Corpus, load_corpus, pack_shards
+from training.flow_mels import FlowMels
+from training.flow_task import FlowTask
+from training.language_model_data import Utterances
+from training.language_model_task import LanguageModelTask
+from training.loop import Folders, load_travel, steps_done, train
+from training.sizes import Sizes
+from training.speaker_task import SpeakerNetwork, SpeakerTask
+from training.texts import TextPlan, make_texts, read_texts, write_texts
+from training.tokenizer_task import TokenizerTask, encode_corpus
+from training.vocoder_task import VocoderTask
+from training.voices import VOICES
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where everything is. carried: what a bare machine needs; travel: checkpoints; local: what can be made again.
+
+    deadline: of ``time.monotonic``. hours: scale of the corpus.
+    """
+
+    root: Path
+    sizes: Sizes
+    device: torch.device
+    deadline: float
+    hours: float
+    seed: int
+    processes: int
+
+    @property
+    def carried(self) -> Path:
+        return self.root / "carried"
+
+    @property
+    def archive(self) -> Path:
+        return self.carried / "teachers.tar.xz"
+
+    @property
+    def texts_file(self) -> Path:
+        return self.carried / "texts.jsonl.xz"
+
+    @property
+    def teachers(self) -> Path:
+        return self.root / "work" / "teachers"
+
+    @property
+    def packed(self) -> Path:
+        return self.root / "work" / "packed"
+
+    @property
+    def codes_file(self) -> Path:
+        return self.root / "work" / "codes.npy"
+
+    @cached_property
+    def folders(self) -> Folders:
+        return Folders(_made(self.root / "work" / "local"), _made(self.root / "travel"))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return [text for _, text in read_texts(self.texts_file)]
+
+    def corpus(self, with_audio: bool = True) -> Corpus:
+        return load_corpus(self.packed, self.device if with_audio else torch.device("cpu"), with_audio)
+
+    def codes(self) -> NDArray[np.uint16]:
+        if not self.codes_file.exists():
+            raise FileNotFoundError(f"{self.codes_file} does not exist; run the stage codes first.")
+        codes: NDArray[np.uint16] = np.load(self.codes_file)
+        return codes
+
+    def travelled(self, name: str, module: torch.nn.Module) -> int:
+        """Weights as they will be exported; raises ``FileNotFoundError``."""
+        path = self.folders.travel / f"{name}.pt"
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist; run the stage {name} first.")
+        return load_travel(path, {"network": module.to(self.device)})
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def prepare(work: Work) -> bool:
+    """Packages, text, text tokenizer: the only stage that needs the network and Debian."""
+    downloads, unpacked = work.root / "work" / "packages", work.root / "work" / "unpacked"
+    packages.download([*packages.TEACHERS, *packages.TEXTS], downloads)
+    if not work.archive.exists():
+        packages.unpack(downloads, unpacked)
+        _made(work.carried)
+        packages.pack(unpacked, work.archive)
+    if not work.texts_file.exists():
+        share = unpacked / "usr/share"
+        write_texts(make_texts(share / "wordnet", share / "dict/scowl", TextPlan()), work.texts_file)
+    write_tokenizer(work.texts, work.carried, work.sizes.bpe_entries)
+    size = sum(path.stat().st_size for path in work.carried.rglob("*") if path.is_file())
+    print(f"{work.carried}: {size / 1e6:.1f} MB to carry, {len(work.texts)} texts")
+    return True
+
+
+def corpus(work: Work) -> bool:
+    """Speech of all voices, with phones."""
+    if (work.packed / "index.npz").exists():
+        return True
+    if not (work.teachers / "usr").exists():
+        packages.extract(work.archive, work.teachers)
+    tasks = plan_shards([len(text) for text in work.texts], scale=work.hours)
+    shards = work.root / "work" / "shards"
+    if not make_corpus(work.teachers, shards, work.texts, tasks, work.deadline, work.processes):
+        return False
+    pack_shards(shards, work.packed)
+    return True
+
+
+def tokenizer(work: Work) -> bool:
+    if steps_done(work.folders, "tokenizer") >= work.sizes.plan.tokenizer_steps:  # without loading the corpus
+        return True
+    return train(TokenizerTask(work.corpus(), work.sizes, len(VOICES), work.seed), work.folders, work.deadline)
+
+
+def codes(work: Work) -> bool:
+    """With the float16 weights that travel and are exported, so that every machine gets the same ones."""
+    network = S3Network(work.sizes.tokenizer)
+    step = work.travelled("tokenizer", network)
+    found = encode_corpus(network.eval(), work.corpus(), work.codes_file, 256 if work.device.type == "cuda" else 16)
+    used = np.bincount(found, minlength=1)
+    share = used[used > 0] / used.sum()
+    print(f"codes of tokenizer step {step}: {len(share)} in use, {-(share * np.log2(share)).sum():.2f} bit")
+    return True
+
+
+def speaker(work: Work) -> bool:
+    if steps_done(work.folders, "speaker") >= work.sizes.plan.speaker_steps:
+        return True
+    return train(SpeakerTask(work.corpus(), work.sizes, len(VOICES), work.seed), work.folders, work.deadline)
+
+
+def _speaker_network(work: Work) -> SpeakerNetwork:
+    sizes = work.sizes
+    network = SpeakerNetwork(sizes.speaker_width, sizes.speaker_layers, sizes.checkpoint.flow.spk_embed_dim)
+    work.travelled("speaker", network)
+    return network
+
+
+def language_model(work: Work) -> bool:
+    if steps_done(work.folders, "language_model") >= work.sizes.plan.language_model_steps:
+        return True
+    utterances = Utterances.of(work.corpus(with_audio=False), work.codes())
+    task = LanguageModelTask(utterances, TextIds(work.texts, work.carried), work.sizes, work.device, _piece_seed(work))
+    return train(task, work.folders, work.deadline)
+
+
+def flow(work: Work) -> bool:
+    if steps_done(work.folders, "flow") >= work.sizes.plan.flow_steps:
+        return True
+    task = FlowTask(work.corpus(), work.codes(), _speaker_network(work), work.sizes, _piece_seed(work))
+    return train(task, work.folders, work.deadline)
+
+
+def vocoder(work: Work) -> bool:
+    if steps_done(work.folders, "vocoder") >= work.sizes.plan.vocoder_steps + work.sizes.plan.vocoder_gan_steps:
+        return True
+    data, maker = work.corpus(), None
+    if (work.folders.travel / "flow.pt").exists() and work.codes_file.exists():
+        network = FlowNetwork(work.sizes.checkpoint.flow)
+        step = work.travelled("flow", network)
+        if step > work.sizes.plan.flow_steps // 2:
+            maker = FlowMels(data, work.codes(), network, _speaker_network(work))
+    return train(VocoderTask(data, work.sizes, _piece_seed(work), maker), work.folders, work.deadline)
+
+
+def _piece_seed(work: Work) -> int:
+    """Another one after every piece, or a resumed piece would draw its first batches again."""
+    paths = work.folders.travel.glob("*.pt")
+    return work.seed + sum(int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["step"]) for path in paths)

@@ -1,0 +1,109 @@
+"""Training of the vocoder: the served network (``HiFT``) on mels of the corpus, first with spectral losses, then with discriminators.
+
+The weights are trained plain; ``export.py`` writes them as magnitude and direction. In the spectral stage the source comes from the
+measured pitch, later from the predicted one, as when it is served. In the last part of the steps half of the rows are mels of the
+trained flow, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bistream.mel2wav.hift import HiFT, SourceStart
+from training.corpus_data import FRAMES_PER_TOKEN, Corpus, CropSampler
+from training.discriminators import Discriminators, discriminator_loss, feature_loss, generator_loss
+from training.features import mel_24k, pitch
+from training.loop import adamw, update
+from training.sizes import Sizes
+
+_MARGIN_TOKENS = 3  # of waveform on both sides, so that pitch and mel of a crop are those of the whole
+_RESOLUTIONS = (512, 1024, 2048)
+_MEL_WEIGHT, _FEATURE_WEIGHT, _SPECTRUM_WEIGHT = 15.0, 2.0, 2.0
+_PITCH_WEIGHT = 0.01  # of Hz
+_FLOW_MELS_FROM = 0.85  # of all steps
+MelMaker = Callable[[Tensor, int], Tensor]  # first tokens [B], tokens -> mel [B, 2 tokens, 80] with the recording's timing
+
+
+class VocoderTask:
+    name = "vocoder"
+
+    def __init__(self, corpus: Corpus, sizes: Sizes, seed: int = 0, flow_mels: MelMaker | None = None) -> None:
+        torch.manual_seed(seed)
+        plan = sizes.plan
+        self.network = HiFT(sizes.checkpoint.vocoder).to(corpus.device)
+        self.discriminators = Discriminators(sizes.discriminator_width).to(corpus.device)
+        self._spectral_steps, self.total_steps = plan.vocoder_steps, plan.vocoder_steps + plan.vocoder_gan_steps
+        self.warmup_steps = min(200, self.total_steps // 10)
+        self._rows, self._tokens = plan.vocoder_rows, plan.vocoder_frames // FRAMES_PER_TOKEN
+        self._corpus, self._sampler, self._flow_mels = corpus, CropSampler(corpus, seed), flow_mels
+        self.modules: Mapping[str, nn.Module] = {"network": self.network, "discriminators": self.discriminators}
+        self.optimizers: Mapping[str, torch.optim.Optimizer] = {
+            "generator": adamw(self.network.parameters(), 8e-4, (0.8, 0.99), 0.0),
+            "discriminators": adamw(self.discriminators.parameters(), 4e-4, (0.8, 0.99), 0.0),
+        }
+
+    def step(self, number: int) -> dict[str, Tensor]:
+        is_spectral = number < self._spectral_steps
+        mel, real, f0 = self._crop(number)
+        predicted = self.network.f0(mel)
+        made = self.speak(mel, f0 if is_spectral else predicted.detach())
+        spectrum, mel_loss = spectral_loss(made, real), F.l1_loss(mel_24k(made), mel_24k(real))
+        pitch_loss = F.l1_loss(predicted, f0)
+        loss = _SPECTRUM_WEIGHT * spectrum + _MEL_WEIGHT * mel_loss + _PITCH_WEIGHT * pitch_loss
+        found = {"spectrum": spectrum.detach(), "mel": mel_loss.detach(), "pitch": pitch_loss.detach()}
+        if not is_spectral:
+            against = discriminator_loss(self.discriminators(real), self.discriminators(made.detach()))
+            update(against, self.optimizers["discriminators"], 10.0)
+            self.discriminators.requires_grad_(False)
+            judged = self.discriminators(made)
+            fooled, features = generator_loss(judged), feature_loss(self.discriminators(real), judged)
+            loss = loss + fooled + _FEATURE_WEIGHT * features
+            found |= {"against": against.detach(), "fooled": fooled.detach(), "features": features.detach()}
+        update(loss, self.optimizers["generator"], 10.0)
+        self.discriminators.requires_grad_(True)
+        return found
+
+    def speak(self, mel: Tensor, f0: Tensor) -> Tensor:
+        """mel [B, 80, T], f0 [B, T] -> waveform [B, 480 T], as in the middle of a stream, with random phases and noise."""
+        rows, frames = f0.shape
+        device, source = f0.device, self.network.m_source
+        noise = torch.randn(rows, frames * self.network.samples_per_frame, device=device) * source.noise_gain()
+        start = SourceStart(
+            phase=torch.rand(rows, self.network.config.nb_harmonics + 1, device=device, dtype=torch.float64),
+            anchor=torch.zeros(rows, dtype=torch.int64, device=device),
+            starts=torch.zeros(rows, dtype=torch.bool, device=device),
+            frames=torch.full((rows,), frames, device=device),
+        )
+        excitation, _ = source(f0, noise, start)
+        return self.network.decode(mel, excitation, start.frames)
+
+    @torch.no_grad()
+    def _crop(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """mel [B, 80, T], waveform [B, 480 T], f0 [B, T]."""
+        first, _ = self._sampler.draw(self._rows, self._tokens + 2 * _MARGIN_TOKENS)
+        waveform = self._corpus.waveforms(first, self._tokens + 2 * _MARGIN_TOKENS)
+        margin = _MARGIN_TOKENS * FRAMES_PER_TOKEN
+        inside = slice(margin, margin + self._tokens * FRAMES_PER_TOKEN)
+        mel, f0 = mel_24k(waveform)[:, inside], pitch(waveform)[:, inside]
+        if self._flow_mels is not None and number > _FLOW_MELS_FROM * self.total_steps:
+            half = self._rows // 2
+            mel[:half] = self._flow_mels(first[:half] + _MARGIN_TOKENS, self._tokens)
+        size = self.network.samples_per_frame
+        return mel.transpose(1, 2), waveform[:, inside.start * size : inside.stop * size], f0
+
+
+def spectral_loss(made: Tensor, real: Tensor) -> Tensor:
+    """Log magnitude (L1) and spectral convergence at three resolutions (Yamamoto et al. 2020)."""
+    losses = []
+    for size in _RESOLUTIONS:
+        window = torch.hann_window(size, device=made.device)
+        ours, wanted = (
+            torch.view_as_real(torch.stft(signal, size, size // 4, window=window, return_complex=True)).square().sum(-1).add(1e-7).sqrt()
+            for signal in (made, real)
+        )
+        losses.append(F.l1_loss(ours.log(), wanted.log()) + torch.linalg.norm(ours - wanted) / torch.linalg.norm(wanted))
+    return torch.stack(losses).mean()
