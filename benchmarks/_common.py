@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: the format of a result, and where it is stored.
+"""Shared by the benchmarks: the format of a result, and where it is stored. Loads no torch.
 
 A result is ``{"name", "commit", "date", "hardware", "command", "config", "metrics"}``: the last line that a benchmark prints, and a
 file under ``benchmarks/results/`` when it is given ``--out``.
@@ -14,10 +14,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,9 +32,14 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def hardware(device: torch.device) -> str:
+def hardware(device: torch.device | None = None) -> str:
+    """The host, after the name of a CUDA device."""
     host = f"{os.cpu_count()} x {platform.processor() or platform.machine()}"
-    return f"{torch.cuda.get_device_name(device)}, {host}" if device.type == "cuda" else host
+    if device is None or device.type != "cuda":
+        return host
+    import torch  # noqa: PLC0415  (load tests of a server have the clients' requirements)
+
+    return f"{torch.cuda.get_device_name(device)}, {host}"
 
 
 def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], hardware_name: str) -> dict[str, Any]:
@@ -42,10 +49,26 @@ def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], h
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "hardware": hardware_name,
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *without_api_key(sys.argv[1:])]),
         "config": dict(config),
         "metrics": dict(metrics),
     }
+
+
+def without_api_key(arguments: Sequence[str]) -> list[str]:
+    """The command line without the value of ``--api-key``; argparse takes its abbreviations as well."""
+    kept: list[str] = []
+    for word in arguments:
+        if kept and _is_api_key(kept[-1]):
+            kept.append("KEY")
+        else:
+            option, equals, _ = word.partition("=")
+            kept.append(f"{option}=KEY" if equals and _is_api_key(option) else word)
+    return kept
+
+
+def _is_api_key(option: str) -> bool:
+    return len(option) > 2 and "--api-key".startswith(option)
 
 
 def report(name: str, device: torch.device, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | None) -> None:
@@ -70,4 +93,6 @@ def table(rows: Sequence[Sequence[object]]) -> None:
 
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
+        import torch  # noqa: PLC0415  (as in hardware)
+
         torch.cuda.synchronize(device)

@@ -1,21 +1,29 @@
-"""A server that answers like ``cosyvoice2_bistream`` without computing: for ``benchmarks/gateway.py``. Started as ``python FILE PORT``.
+"""A server that answers like ``cosyvoice2_bistream`` without computing: for ``benchmarks/gateway.py`` and ``benchmarks/interfaces.py``.
 
-A start is answered with 400 ms of audio at once, every further piece with its empty final response, every fourth also with 400 ms of audio:
-10 pieces and 2.5 chunks per second are one caller in real time. Ready at once.
+    python benchmarks/_gateway_stub.py PORT [PACE]
+
+A start is answered with 400 ms of audio at once, every further piece with its empty final response where it asks for one, every fourth also
+with 400 ms of audio: 10 pieces and 2.5 chunks per second are one caller in real time. A start with its whole text is answered with 80 ms of
+audio for each character, the first 400 ms at once and the rest PACE (1) times as fast as it is played. Ready at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
 import grpc
+import numpy as np
 import uvloop
 from tritonclient.grpc import service_pb2
 
 SERVICE = "inference.GRPCInferenceService"
 SAMPLES = 9600  # 400 ms
+CHUNK_S = 0.4
+CHARACTERS_PER_CHUNK = 5
 PIECES_PER_CHUNK = 4
+AUDIO = (0.1 * np.sin(np.arange(SAMPLES) * 0.1)).astype(np.float32).tobytes()  # encoders take longer for sound than for silence
 
 
 def response(request_id: str, final: bool, waveform: bytes = b"") -> bytes:
@@ -36,21 +44,33 @@ def response(request_id: str, final: bool, waveform: bytes = b"") -> bytes:
 
 
 async def stream(requests: Any, context: Any) -> None:
-    audio = bytes(4 * SAMPLES)
     start, pieces = "", 0
     while (data := await context.read()) is not grpc.aio.EOF:
         request = service_pb2.ModelInferRequest.FromString(data)
-        flags = {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
-        if flags["is_start"] == b"\1":
+        inputs = {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+        is_end = inputs["is_end"] == b"\1"
+        if inputs["is_start"] == b"\1":
             start = request.id
-            await context.write(response(start, False, audio))
+            await context.write(response(start, False, AUDIO))
+            if is_end:
+                await speak(context, start, len(inputs["target_text"]) - 4)
             continue
         pieces += 1
-        await context.write(response(request.id, True))
+        if request.parameters["triton_enable_empty_final_response"].bool_param:
+            await context.write(response(request.id, True))
         if pieces % PIECES_PER_CHUNK == 0:
-            await context.write(response(start, False, audio))
-        if flags["is_end"] == b"\1":
+            await context.write(response(start, False, AUDIO))
+        if is_end:
             await context.write(response(start, True))
+
+
+async def speak(context: Any, start: str, characters: int) -> None:
+    """What follows the first chunk of a whole text."""
+    pace = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
+    for _ in range(characters // CHARACTERS_PER_CHUNK - 1):
+        await asyncio.sleep(CHUNK_S / pace)
+        await context.write(response(start, False, AUDIO))
+    await context.write(response(start, True))
 
 
 async def ready(data: bytes, context: Any) -> bytes:

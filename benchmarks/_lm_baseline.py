@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks._common import synchronize
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 
 MERGED_EXTRA_IDS = 2 + 3  # the merged checkpoint appends the speech ids, three stop ids and two specials to the text ids
 

@@ -8,13 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, EXIT_TIMEOUT_S = 900.0, 60.0
 TEXT, TEXT_RATE = "The quick brown fox jumps over", 10.0
+# All callers have one address, which the gate would bound.
+LIMITS = ("sessions-per-address", "connections-per-address", "streams-per-address", "starts-per-second", "requests-per-second")
+MANY_CALLERS = tuple(word for limit in LIMITS for word in (f"--{limit}", "0"))
 STARTS_PER_S, LONGEST_SPREAD_S = 16.0, 16.0  # of callers
 
 
@@ -55,13 +60,13 @@ def run(command: list[str], log: Path, environment: dict[str, str]) -> str:
 
 
 class Server:
-    """``scripts/serve.py`` on free ports, for a ``with`` statement. startup_s: time until it accepts sessions."""
+    """``scripts/serve.py`` on free ports, with its gate, for a ``with`` statement. startup_s: time until it accepts sessions."""
 
     def __init__(self, repository: Path, work: Path, environment: dict[str, str], name: str) -> None:
         self._ready, self._log = work / f"{name}.ready", work / f"{name}.log"
         self._ready.unlink(missing_ok=True)
-        self._command = [sys.executable, "scripts/serve.py", "--model-repository", str(repository), "--free-ports"]
-        self._command += ["--ready-file", str(self._ready), "--start-timeout-s", str(START_TIMEOUT_S)]
+        self._command = [sys.executable, "scripts/serve.py", "--model-repository", str(repository), "--free-ports", "--log-file", "-"]
+        self._command += ["--ready-file", str(self._ready), "--start-timeout-s", str(START_TIMEOUT_S), *MANY_CALLERS]
         self._environment = environment
         self.grpc, self.startup_s = "", 0.0
 
@@ -93,7 +98,8 @@ class Server:
                 self._process.wait(EXIT_TIMEOUT_S)
 
 
-def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str]) -> Path:
+def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str], more: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """more: settings, as for ``make_model_repo.py --set``."""
     model_dir = plan.model_dir or work.parent / f"checkpoint-{plan.size}"
     if not model_dir.exists():
         device = "cuda" if gpu_line("name") else "cpu"
@@ -101,7 +107,7 @@ def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str]) -
         run(command, work / "checkpoint.log", environment)
     repository = work / "model_repo"
     command = [sys.executable, "scripts/make_model_repo.py", "--model-dir", str(model_dir), "--out", str(repository)]
-    settings = {"max_sessions": str(plan.max_sessions), "kernels": plan.kernels}
+    settings = {"max_sessions": str(plan.max_sessions), "kernels": plan.kernels, **more}
     if plan.size == "tiny":
         settings["num_threads"] = "1"
     for key, value in settings.items():
@@ -110,11 +116,11 @@ def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str]) -
     return repository
 
 
-def call(server: Server, callers: int, work: Path, environment: dict[str, str]) -> dict[str, Any]:
+def call(server: Server, callers: int, work: Path, environment: dict[str, str], requests: int = 1) -> dict[str, Any]:
     """The summary of ``benchmarks/sessions.py`` for this many concurrent callers."""
     spread_s = 0.0 if callers == 1 else min(LONGEST_SPREAD_S, callers / STARTS_PER_S)
     command = [sys.executable, "benchmarks/sessions.py", "--server", server.grpc, "--num-tasks", str(callers), "--spread-s", str(spread_s)]
-    command += ["--requests", "1", "--reference-audio", "assets/reference.wav", "--text", TEXT, "--text-rate", str(TEXT_RATE)]
+    command += ["--requests", str(requests), "--reference-audio", "assets/reference.wav", "--text", TEXT, "--text-rate", str(TEXT_RATE)]
     command += ["--reference-text", (ROOT / "assets" / "reference.txt").read_text(encoding="utf-8").strip()]
     with (work / f"callers-{callers}.log").open("w") as stream:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from benchmarks._token2wav_rig import Rig, Session
 from bistream.orchestration.hop_policy import HopPolicy, HopProgress
 from bistream.rates import LOOKAHEAD_TOKENS, MEL_FRAMES_PER_SECOND, SPEECH_TOKENS_PER_SECOND, VOCODER_OVERLAP_FRAMES
-from bistream.token2wav.hop_jobs import BatchPace, HopQueue
-from bistream.token2wav.service import FIRST_TOKENS_PER_S, MAX_BATCH_HOPS, TARGET_BATCH_S
+from bistream.token2wav.hop_queue import BatchPace, HopQueue
+from bistream.token2wav.turns import FIRST_TOKENS_PER_S, Turns
 from bistream.types import VoicePrompt
 
 TOKENS_PER_S = 50.0  # of the language model, per session: twice real time
@@ -83,7 +83,7 @@ class Load:
         self.rng = random.Random(seed)
         self.speech_s = speech_s
         self.policy = HopPolicy()
-        self.pace = BatchPace(TARGET_BATCH_S, FIRST_TOKENS_PER_S)
+        self.turns = Turns(BatchPace(FIRST_TOKENS_PER_S), max_suspensions=0)
         self.queue: HopQueue[tuple[_Speaker, int, bool, float]] = HopQueue()
         # The first utterances begin at random times within 2 s.
         self.speakers = [self._utterance(self.rng.choice(voices), self.rng.uniform(0, 2.0)) for _ in range(count)]
@@ -97,7 +97,7 @@ class Load:
         while now < warm_s + measured_s:
             while self.due and self.due[0][0] <= now:
                 self._consider(heapq.heappop(self.due)[2], now)
-            batch = self.queue.pop_batch(MAX_BATCH_HOPS, self.pace.max_tokens)
+            batch = [hop.item for hop in self.turns.next_batch(self.queue, now)]
             if not batch:
                 now = self.due[0][0]
                 continue
@@ -128,6 +128,8 @@ class Load:
         is_final = progress.has_ended and count == progress.pending_tokens
         speaker.waiting = True
         deadline = speaker.played_until_s if speaker.heard else now
+        if not speaker.heard:
+            self.turns.arrivals.came(now)
         self.queue.push((speaker, count, is_final, now), is_first=not speaker.heard, deadline_s=deadline, tokens=count)
 
     def _serve(self, batch: list[tuple[_Speaker, int, bool, float]], now: float) -> float:
@@ -138,7 +140,7 @@ class Load:
         sessions = [speaker.session for speaker, _, _, _ in batch if speaker.session is not None]
         counts, ends = [item[1] for item in batch], [item[2] for item in batch]
         taken = self.rig.time_ms(lambda: self.rig.hop(sessions, counts, ends)) / 1e3
-        self.pace.observe(sum(counts), taken)
+        self.turns.pace.observe(sum(counts), taken)
         return taken
 
     def _answer(self, batch: list[tuple[_Speaker, int, bool, float]], now: float, result: LoadResult) -> None:

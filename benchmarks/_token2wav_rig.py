@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from benchmarks._common import synchronize
-from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig, VocoderConfig
+from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, VocoderConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
-from bistream.mel2wav import weights as vocoder_weights
+from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.mel2wav.factory import make_vocoder
-from bistream.mel2wav.stage import VocoderHop, VocoderStage
-from bistream.mel2wav.state import VocoderState
+from bistream.mel2wav.stage import VocoderHop
+from bistream.mel2wav.state import SessionState
+from bistream.mel2wav.vocoder import Vocoder
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
-from bistream.token2mel import weights as flow_weights
+from bistream.token2mel.factory import expected_shapes as flow_shapes
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import FloatArray, VoicePrompt
@@ -46,7 +48,7 @@ SIZES = {
 @dataclass
 class Session:
     flow: FlowState
-    vocoder: VocoderState
+    vocoder: SessionState
     seed: int
 
     def close(self) -> None:
@@ -67,7 +69,7 @@ class Rig:
         config = dataclasses.replace(config, model_dir=directory, kernels="plain" if naive else config.kernels)
         began = time.perf_counter()
         self.flow = FlowStage(config, sizes, incremental=not naive)
-        self.vocoder: VocoderStage = make_vocoder(config, sizes)
+        self.vocoder: Vocoder = make_vocoder(config, sizes)
         self.device = self.flow.device
         self._drawn: list[int] = np.random.default_rng(1).integers(0, sizes.flow.vocab_size, 20_000).tolist()
         synchronize(self.device)
@@ -108,7 +110,7 @@ class Rig:
         return mels
 
     @torch.inference_mode()
-    def vocode(self, state: VocoderState, mel: Tensor, finalize: bool) -> FloatArray:
+    def vocode(self, state: SessionState, mel: Tensor, finalize: bool) -> FloatArray:
         """One vocoder hop alone."""
         return self.vocoder.hop([VocoderHop(state, mel, finalize)])[0]
 
@@ -166,7 +168,7 @@ def random_model(sizes: CheckpointConfig, device: torch.device) -> tempfile.Temp
     """A directory with ``flow.pt`` and ``hift.pt``; deleted with the returned object."""
     directory = tempfile.TemporaryDirectory(prefix="bistream-benchmark-")
     drawer = Drawer(0, device.type)
-    torch.save(flow_state(drawer, flow_weights.expected_shapes(sizes.flow)), Path(directory.name) / "flow.pt")
-    vocoder = vocoder_state(drawer, vocoder_weights.expected_shapes(sizes.vocoder), sizes.vocoder)
+    torch.save(flow_state(drawer, flow_shapes(sizes.flow)), Path(directory.name) / "flow.pt")
+    vocoder = vocoder_state(drawer, vocoder_shapes(sizes.vocoder), sizes.vocoder)
     torch.save(vocoder, Path(directory.name) / "hift.pt")
     return directory

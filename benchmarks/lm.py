@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import percentiles, report, synchronize, table
 from benchmarks._lm_sessions import LoadResult, idle_turn_ms, speak_in_real_time
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.gpu.tier import Tier, choose_tier
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
@@ -38,7 +38,7 @@ from bistream.text2token.sizes import kernels_need
 from bistream.text2token.step_runner import StepRunner
 from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, make_step_runner
 from bistream.text2token.torch_engine import TorchEngine
-from bistream.text2token.weights import LayerWeights, ModelWeights, expected_shapes, token_space
+from bistream.text2token.weights import LayerWeights, ModelWeights, expected_shapes
 
 SIZES = {
     "full": LanguageModelConfig(),
@@ -65,8 +65,8 @@ def random_weights(config: LanguageModelConfig, device: torch.device, dtype: tor
         )
         for _ in range(config.num_hidden_layers)
     )  # fmt: skip
-    rows = config.speech_token_size + 3
-    embedding = normal(token_space(config).size, hidden, std=0.5)
+    rows = config.num_scores
+    embedding = normal(TokenSpace.of(config).size, hidden, std=0.5)
     return ModelWeights(embedding, layers, 1 + normal(hidden), normal(rows, hidden).float(), normal(rows).float())
 
 

@@ -33,7 +33,7 @@ from benchmarks._token2wav_load import Load, LoadResult
 from benchmarks._token2wav_rig import FIRST_HOP_TOKENS, SIZES, SMALL_FIRST_HOP_TOKENS, Rig, random_model
 from bistream.config import RuntimeConfig
 from bistream.rates import CHUNK_TOKENS, SPEECH_TOKENS_PER_SECOND
-from bistream.token2mel.pages import free_memory_bytes
+from bistream.token2mel.pages import memory_bytes
 
 PROMPT_S = 3.0
 FIRST_HOP_PROMPT_S = (2.0, 10.0)
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     device, sizes = torch.device(name), SIZES[options.size]
     asked = PLANS[options.size]
-    plan = dataclasses.replace(asked, flow_state_mb=min(asked.flow_state_mb, int(STATE_SHARE * free_memory_bytes(device)) >> 20))
+    plan = dataclasses.replace(asked, flow_state_mb=min(asked.flow_state_mb, int(STATE_SHARE * memory_bytes(device)[0]) >> 20))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the references are float32
     config = RuntimeConfig(device=name, dtype=options.dtype, kernels=options.kernels, flow_state_mb=plan.flow_state_mb, max_sessions=512)
     parts = set(options.parts.split(","))

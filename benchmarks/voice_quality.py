@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Is the voice understood? Held-out sentences through the real server, judged by others' networks beside teachers and noise.
+
+    python -m training.sample --set b --voice nora           the teacher, a Griffin-Lim copy, noise; our networks one by one
+    python benchmarks/voice_quality.py speak --server localhost:8001 --set b --voice nora --pieces words
+    python benchmarks/voice_quality.py judge --out benchmarks/results/voice-quality.json build/voice/judged/*
+
+speak: one session for each sentence; pieces: words (10 in a second), characters, or all at once (one-shot layout). judge: word errors with
+two standard errors of a bootstrap over sentences, DNSMOS, length over the teacher's, similarity to the centroids of the teachers' folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import soundfile
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from benchmarks._common import report
+from bistream.client.client import BistreamClient
+from bistream.errors import BistreamError
+from bistream.rates import SAMPLE_RATE
+from training.heldout import NAMES, sentences
+
+_BOOTSTRAPS = 1000
+_JUDGES = Path(__file__).with_name("_voice_judges.py")
+_LENGTHS = (0.7, 1.4)
+
+
+def pieces_of(text: str, kind: str) -> Iterator[str]:
+    """The text as a caller sends it: words with the blank before them, or characters."""
+    if kind == "characters":
+        yield from text
+    else:
+        for number, word in enumerate(text.split(" ")):
+            yield word if number == 0 else f" {word}"
+
+
+def speak(options: argparse.Namespace) -> int:
+    """WAV files and texts.json in OUT/VOICE-SET-PIECES; a sentence that failed has no file and counts as not understood."""
+    texts = list(sentences(options.set))[: options.count]
+    folder: Path = options.out / f"{options.voice}-{options.set}-{options.pieces}"
+    folder.mkdir(parents=True, exist_ok=True)
+    teacher = options.out / f"{options.voice}-{options.set}-teacher" / "texts.json"
+    lengths = json.loads(teacher.read_text(encoding="utf-8"))["teacher_s"] if teacher.exists() else [None] * len(texts)
+    (folder / "texts.json").write_text(json.dumps({"texts": texts, "teacher_s": lengths[: len(texts)]}), encoding="utf-8")
+    client = BistreamClient(options.server)
+    for number, text in enumerate(tqdm(texts, desc=folder.name, unit="sentence")):
+        waveforms = []
+        try:
+            waveforms = spoken(client, text, options, number)
+        except BistreamError as error:
+            print(f"{number}: {error.sentence}", file=sys.stderr)
+        soundfile.write(folder / f"{number:03d}.wav", np.concatenate([*waveforms, np.zeros(1, np.float32)]), SAMPLE_RATE, subtype="PCM_16")
+    return 0
+
+
+def spoken(client: BistreamClient, text: str, options: argparse.Namespace, seed: int) -> list[NDArray[np.float32]]:
+    """The chunks of one session. Raises ``BistreamError``."""
+    if options.pieces == "whole":
+        with client.start(speaker_id=options.voice, seed=seed, text=text, is_end=True) as session:
+            return [chunk.waveform for chunk in session]
+    with client.start(speaker_id=options.voice, seed=seed) as session:
+        for piece in pieces_of(text, options.pieces):
+            session.push_text(piece)
+            if options.pieces == "words" and options.word_rate:
+                time.sleep(1.0 / options.word_rate)
+        session.end_text()
+        return [chunk.waveform for chunk in session]
+
+
+def summary(judged: dict[str, Any], centroids: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
+    """One row of the table."""
+    rows = judged["sentences"]
+    errors, words = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("errors", "words"))
+    draws = np.random.default_rng(0).integers(0, len(rows), (_BOOTSTRAPS, len(rows)))
+    spread = (errors[draws].sum(1) / words[draws].sum(1)).std()
+    found: dict[str, Any] = {
+        "sentences": len(rows),
+        "word_errors_percent": round(100 * errors.sum() / words.sum(), 2),
+        "plus_minus": round(196 * float(spread), 2),
+    }
+    for name in ("overall", "p808"):
+        if scores := [row[name] for row in rows if name in row]:
+            found[name] = round(float(np.mean(scores)), 2)
+    if ratios := [row["seconds"] / row["teacher_s"] for row in rows if row.get("teacher_s")]:
+        inside = [_LENGTHS[0] <= ratio <= _LENGTHS[1] for ratio in ratios]
+        found |= {"length_ratio": round(float(np.mean(ratios)), 3), "length_inside_percent": round(100 * float(np.mean(inside)), 1)}
+    vectors = np.array([row["voice"] for row in rows if "voice" in row])
+    if len(vectors):
+        found["similarity"] = {name: round(float((vectors @ centre).mean()), 3) for name, centre in centroids.items()}
+    return found
+
+
+def centroid(judged: dict[str, Any]) -> NDArray[np.float64]:
+    mean: NDArray[np.float64] = np.mean([row["voice"] for row in judged["sentences"] if "voice" in row], axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+def judge(options: argparse.Namespace) -> int:
+    """Runs the judges in their own environment, prints the table, writes the JSON."""
+    command = [str(options.python), str(_JUDGES), "--quality-sentences", str(options.quality_sentences), *map(str, options.folders)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print("The judges ended with an error; the lines above say why.", file=sys.stderr)
+        return 1
+    all_judged = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    centroids = {each["system"]: centroid(each) for each in all_judged if each["system"].endswith("-teacher")}
+    table = {each["system"]: summary(each, centroids) for each in all_judged}
+    print("| system | word errors % | DNSMOS overall / P.808 | length | similarity |\n|---|---|---|---|---|")
+    for name, row in table.items():
+        quality = f"{row.get('overall', '-')} / {row.get('p808', '-')}"
+        near = ", ".join(f"{other} {value}" for other, value in row.get("similarity", {}).items())
+        print(f"| {name} | {row['word_errors_percent']} ±{row['plus_minus']} | {quality} | {row.get('length_ratio', '-')} | {near} |")
+    heard = {each["system"]: [row["heard"] for row in each["sentences"]] for each in all_judged} if options.transcripts else {}
+    config = {"folders": [folder.name for folder in options.folders], "quality_sentences": options.quality_sentences}
+    report("voice_quality", torch.device("cpu"), config, {"table": table, "heard": heard}, options.out)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    speaking = commands.add_parser("speak", help="a set through a running server")
+    speaking.add_argument("--server", default="localhost:8001", metavar="HOST:PORT")
+    speaking.add_argument("--set", choices=NAMES, default="a")
+    speaking.add_argument("--voice", default="nora", help="speaker_id, also the teacher's name (default: %(default)s)")
+    speaking.add_argument("--pieces", choices=("words", "characters", "whole"), default="words")
+    speaking.add_argument("--word-rate", type=float, default=10.0, help="words a second; 0: as fast as possible (default: %(default)s)")
+    speaking.add_argument("--count", type=int, default=1000, help="sentences at most")
+    speaking.add_argument("--out", type=Path, default=Path("build/voice/judged"))
+    speaking.set_defaults(function=speak)
+    judging = commands.add_parser("judge", help="folders of WAV files")
+    judging.add_argument("folders", type=Path, nargs="+")
+    judging.add_argument("--python", type=Path, default=Path("build/judges/bin/python"), help="of the judges' environment")
+    judging.add_argument("--quality-sentences", type=int, default=12, help="of each folder for DNSMOS (default: %(default)s)")
+    judging.add_argument("--transcripts", action="store_true", help="keep what was heard in the JSON")
+    judging.add_argument("--out", default=None, help="JSON with command, commit and results")
+    judging.set_defaults(function=judge)
+    options = parser.parse_args()
+    return int(options.function(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
