@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+try:
+    from hypothesis import settings
+except ImportError:  # the tests on a GPU do without
+    pass
+else:
+    # The same examples in every run, so that a change is judged by itself; BISTREAM_FUZZ=1 looks for new ones.
+    settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+    settings.register_profile("new", deadline=None)
+    settings.load_profile("new" if os.environ.get("BISTREAM_FUZZ") == "1" else "repeatable")
+
+pytest_plugins = ["tests.triton.recording"]  # has options, which pytest wants at the root of the tests
 
 
 @pytest.fixture(scope="session")

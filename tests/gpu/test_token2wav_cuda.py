@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig, VocoderConfig
+from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, VocoderConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.mel2wav.factory import make_vocoder
 from bistream.token2mel.stage import FlowHop, FlowStage
@@ -33,6 +34,7 @@ from bistream.token2mel.cuda import tuning
 from bistream.token2mel.cuda.batch import Bucket
 from bistream.token2mel.cuda.runner import CudaFlowRunner
 from bistream.token2mel.first_step import FIRST_CHUNKS
+from tests.unet import network_of, pages_of
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -84,13 +86,14 @@ def plain_stage(**changes: object) -> FlowStage:
     return FlowStage(config(**changes), SIZES)
 
 
-def cuda_stage(kind: str, record: bool = True, **changes: object) -> FlowStage:
+def cuda_stage(kind: str, record: bool = True, interruptible: bool = False, **changes: object) -> FlowStage:
     """A stage whose runner uses one kind of kernel for all sizes."""
     stage = plain_stage(**changes)
     assert stage.pages is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.cuda.runner.tuning_of", lambda bucket: TUNINGS[kind])
-        runner = CudaFlowRunner(stage.runner.network, stage.pages, stage.left_context_chunks, BUCKETS[kind], record)
+        left = stage.left_context_chunks
+        runner = CudaFlowRunner(network_of(stage), pages_of(stage), left, BUCKETS[kind], record, interruptible)
         if record:
             runner.record()
     stage.runner = runner

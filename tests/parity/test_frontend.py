@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bistream.resample import resample
 from bistream.types import FloatArray
 from bistream.voice.features import KALDI_FFT, KALDI_FRAME, KALDI_HOP, KALDI_PREEMPHASIS, fbank_16k, kaldi_mel_filters, log_mel_16k, mel_24k
-from tests.parity.golden import read_json, tensors
+from tests.parity.golden import COSYVOICE3_SET, read_json, tensors
 
 FEATURE_TOLERANCE = 1e-3  # logarithms of small numbers
 RESAMPLE_TOLERANCE = 1e-5
@@ -76,6 +76,15 @@ def test_mel_24k() -> None:
     mel = mel_24k(golden("wave24k")[0])
     assert mel.shape[0] == read_json("frontend_info.json")["mel24k_frames"]
     np.testing.assert_allclose(mel, golden("mel24k")[0].T, atol=FEATURE_TOLERANCE, rtol=0)
+
+
+def test_mel_24k_of_cosyvoice3_reaches_up_to_nyquist() -> None:
+    data = COSYVOICE3_SET.tensors("frontend")
+    mel = mel_24k(data["wave24k"][0].numpy(), COSYVOICE3_SET.family.mel_high_hz)
+    expected = data["mel24k_fmax_null"][0].T.numpy()
+    assert mel.shape[0] == COSYVOICE3_SET.read_json("frontend_info.json")["mel24k_frames"]
+    np.testing.assert_allclose(mel, expected, atol=FEATURE_TOLERANCE, rtol=0)
+    assert np.abs(mel_24k(data["wave24k"][0].numpy()) - expected).max() > 1.0, "the other family's mel would pass"
 
 
 def test_log_mel_16k() -> None:

@@ -6,8 +6,11 @@ through the torch engine with its cache, which shows that its turns are equivale
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,16 +30,29 @@ from bistream.types import FinishReason
 from tests.fakes import RecordingSink, ScriptedSampler
 from tests.parity import golden
 
-CASES: list[dict[str, Any]] = golden.read_json("llm_cases.json")["cases"]
+SETS = golden.SETS
+
+
+def _cases(golden_set: golden.GoldenSet) -> Iterator[dict[str, Any]]:
+    content = golden_set.read_json("llm_cases.json")
+    for case in content["cases"]:
+        suppress = case["sampler"]["suppress"]
+        rows = list(range(*suppress)) if content.get("suppress_is") == "half-open range" else suppress
+        yield {**case, "sampler": {**case["sampler"], "suppress": rows}}
+
+
+CASES = [(title, case) for title, golden_set in SETS.items() for case in _cases(golden_set)]
+of_all_cases = pytest.mark.parametrize(("title", "case"), CASES, ids=[f"{title}-{case['kind']}-{case['name']}" for title, case in CASES])
+of_every_family = pytest.mark.parametrize("title", SETS)
 MAX_IDS = 2000  # of one case: more than any case needs
 RunTurn = Callable[[Turn], tuple[list[int], TurnResult]]
 
 
-@pytest.fixture(scope="module")
-def model() -> Qwen2Model:
+@cache
+def model_of(title: str) -> Qwen2Model:
     torch.set_num_threads(1)
-    config = golden.checkpoint_config().language_model
-    return Qwen2Model(config, build_weights(golden.tensors("llm_weights"), config, torch.device("cpu"), torch.float32))
+    config = SETS[title].language_model()
+    return Qwen2Model(config, build_weights(SETS[title].tensors("llm_weights"), config, torch.device("cpu"), torch.float32))
 
 
 def scripted_pick(script: dict[str, Any]) -> Callable[[Tensor, Sequence[int]], int]:
@@ -99,89 +115,115 @@ def engine_runner(engine: TorchEngine, sequence: EngineSequence) -> RunTurn:
     return run
 
 
-def make_layout(case: dict[str, Any], space: TokenSpace) -> Layout:
+def make_layout(title: str, case: dict[str, Any], space: TokenSpace) -> Layout:
     prompt_speech = [space.speech_offset + token for token in case["prompt_speech"]]
     if case["kind"] == "unistream":
         return UnistreamLayout(space, case["prompt_text"], prompt_speech, mode="reference")
-    mix_ratio = golden.checkpoint_config().language_model.mix_ratio
-    return Interleaver(space, case["prompt_text"], prompt_speech, mode="reference", mix_ratio=mix_ratio)
+    mix_ratio = SETS[title].language_model().mix_ratio
+    instruction, prompt_text = split_prompt(title, case["prompt_text"])
+    return Interleaver(space, prompt_text, prompt_speech, mode="reference", mix_ratio=mix_ratio, instruction_ids=instruction)
 
 
-def drive(layout: Layout, run: RunTurn) -> list[int]:
-    tokens: list[int] = []
+def split_prompt(title: str, prompt_text: list[int]) -> tuple[list[int], list[int]]:
+    """Instruction and transcript: in CosyVoice3 behind the first ``<|endofprompt|>``; in CosyVoice2 an instruction is prompt text."""
+    end = SETS[title].read_json("config.json")["llm"].get("end_of_prompt")
+    at = 0 if end is None else prompt_text.index(end) + 1
+    return prompt_text[:at], prompt_text[at:]
+
+
+def drive(layout: Layout, run: RunTurn, yielded: list[int]) -> None:
+    """Adds the ids of all turns that are possible now to ``yielded``."""
     while (turn := layout.next_turn()) is not None:
         ids, result = run(turn)
-        tokens += ids
+        yielded += ids
         layout.turn_ended(ids, result)
-    return tokens
 
 
-def check_case(case: dict[str, Any], space: TokenSpace, run: RunTurn) -> None:
-    layout = make_layout(case, space)
+def check_case(title: str, case: dict[str, Any], space: TokenSpace, run: RunTurn) -> None:
+    layout = make_layout(title, case, space)
     arrivals = case["arrivals"] if case["kind"] == "bistream" else [case["text"]]
-    tokens: list[int] = []
+    ids: list[int] = []
     counts: list[int] = []
+    raised: int | None = None
     for index, piece in enumerate(arrivals):
         layout.push_text(piece)
         if index == len(arrivals) - 1:
             layout.end_text()
-        new = drive(layout, run)
-        counts.append(len(new))
-        tokens += [space.speech_token(token_id) for token_id in new]
+        before = len(ids)
+        try:
+            drive(layout, run, ids)
+        except EngineError as error:
+            assert (found := re.search(r"sampled id (\d+), which is not allowed at this point", str(error))) is not None
+            raised = int(found[1]) - space.speech_offset
+        counts.append(len(ids) - before)
+        if raised is not None:
+            break
+    tokens = [space.speech_token(token_id) for token_id in ids]
     assert tokens == case["expected"]
     assert counts == case.get("tokens_after_each_arrival", [len(tokens)])
+    assert raised == case.get("raises_for_id")
+    if raised is not None:
+        return
     assert layout.done
     at_limit = case["kind"] == "unistream" and len(tokens) == MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(case["text"])
     assert layout.finish_reason is (FinishReason.LENGTH if at_limit else FinishReason.EOS)
     assert layout.num_speech == len(tokens)
 
 
-def test_the_cases_cover_both_layouts_and_long_pieces() -> None:
-    assert {case["kind"] for case in CASES} == {"unistream", "bistream"}
-    assert any(len(piece) > 1 for case in CASES for piece in case.get("arrivals", ()))
+@of_every_family
+def test_the_cases_cover_both_layouts_and_long_pieces(title: str) -> None:
+    cases = [case for of_title, case in CASES if of_title == title]
+    assert {case["kind"] for case in cases} == {"unistream", "bistream"}
+    assert any(len(piece) > 1 for case in cases for piece in case.get("arrivals", ()))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}-{case['name']}")
-def test_dense(model: Qwen2Model, case: dict[str, Any]) -> None:
-    check_case(case, model.space, DenseSequence(model, scripted_pick(case["sampler"])).run)
+@of_all_cases
+def test_dense(title: str, case: dict[str, Any]) -> None:
+    model = model_of(title)
+    check_case(title, case, model.space, DenseSequence(model, scripted_pick(case["sampler"])).run)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}-{case['name']}")
-def test_torch_engine(model: Qwen2Model, case: dict[str, Any]) -> None:
+@of_all_cases
+def test_torch_engine(title: str, case: dict[str, Any]) -> None:
+    model = model_of(title)
     sampler = ScriptedSampler({"case": scripted_pick(case["sampler"])}, max_decided=MAX_IDS)
     settings = EngineSettings(max_sessions=1, kv_cache_tokens=2048, max_sequence_ids=MAX_IDS)
     engine = TorchEngine(model, settings, sampler=sampler, threaded=False)
     session = engine.open("case", SamplingSpec(), MAX_IDS)
     try:
-        check_case(case, model.space, engine_runner(engine, session))
+        check_case(title, case, model.space, engine_runner(engine, session))
         engine.check_integrity()
     finally:
         session.close()
         engine.close()
 
 
-@pytest.mark.parametrize(("in_final_phase", "row"), [(False, "second_stop"), (True, "second_stop"), (True, "fill")])
-def test_an_id_that_the_reference_raises_for_is_an_engine_error(model: Qwen2Model, in_final_phase: bool, row: str) -> None:
-    """Upstream leaves these ids possible and raises ``ValueError: should not get token`` when one is sampled."""
-    space = model.space
+@of_every_family
+@pytest.mark.parametrize("in_final_phase", [False, True])
+def test_an_id_that_the_reference_raises_for_is_an_engine_error(title: str, in_final_phase: bool) -> None:
+    """Upstream leaves these ids possible and raises ``ValueError: should not get token`` when one is sampled. It masks the first of them
+    in a block, which is eos in CosyVoice2 and sos in CosyVoice3, so CosyVoice3 raises for eos."""
+    space = model_of(title).space
     layout = Interleaver(space, [], [], mode="reference")
     layout.push_text([1, 2, 3] if in_final_phase else [1, 2, 3, 4, 5])
     if in_final_phase:
         layout.end_text()
     turn = layout.next_turn()
     assert turn is not None
-    assert turn.limits.forbidden == (frozenset() if in_final_phase else {space.eos})
-    with pytest.raises(EngineError, match="not allowed at this point"):
-        layout.turn_ended([space.speech_offset], TurnResult(TurnEnd.STOP, stop_id=getattr(space, row)))
+    assert turn.limits.forbidden == (frozenset() if in_final_phase else {space.specials[0]})
+    for sampled in set(space.specials) - {space.eos if in_final_phase else space.fill}:
+        with pytest.raises(EngineError, match="not allowed at this point"):
+            copy.deepcopy(layout).turn_ended([space.speech_offset], TurnResult(TurnEnd.STOP, stop_id=sampled))
 
 
-def test_limits_of_a_forced_fill_follow_the_prompt_speech(model: Qwen2Model) -> None:
+@of_every_family
+def test_limits_of_a_forced_fill_follow_the_prompt_speech(title: str) -> None:
     """Upstream's first forced index is (P // 15 + 1) * 15 - P."""
-    space = model.space
+    space = model_of(title).space
     for num_prompt_speech in range(0, 61):
         layout = Interleaver(space, [7] * 20, [space.speech_offset] * num_prompt_speech, mode="reference")
         layout.push_text([8] * 5)
         turn = layout.next_turn()
         assert turn is not None
         expected = (num_prompt_speech // 15 + 1) * 15 - num_prompt_speech
-        assert turn.limits == TurnLimits(expected, forbidden=frozenset({space.eos}), record_on_length=space.fill)
+        assert turn.limits == TurnLimits(expected, forbidden=frozenset({space.first_special}), record_on_length=space.fill)

@@ -16,9 +16,11 @@ from bistream.text.front_end import (
     spell_out_number,
     split_paragraph,
 )
+from bistream.text.special_tokens import SPOKEN_TOKENS
 from tests.parity import golden
 
 CASES: list[dict[str, Any]] = golden.read_json("text.json")
+CASES3: list[dict[str, Any]] = golden.COSYVOICE3_SET.read_json("text.json")["cases"]
 TOKENIZERS: dict[str, Callable[[str], int]] = {"whitespace words": lambda text: len(text.split())}
 
 
@@ -41,6 +43,23 @@ def test_cases_of_the_reference(case: dict[str, Any]) -> None:
     else:
         result = getattr(text_front_end, case["fn"])(case["text"])
     assert result == case["expected"]
+
+
+@pytest.mark.parametrize("case", CASES3, ids=lambda case: f"{'split' if case['split'] else 'whole'}-{case['text'][:20]!a}")
+def test_texts_with_instructions_and_pronunciation_tokens(case: dict[str, Any]) -> None:
+    """``text_normalize`` of the reference's CosyVoice3: whole, or split. An empty text has no pieces here."""
+    assert case["fn"] == "text_normalize"
+    if not case["split"]:
+        assert text_front_end.spoken_text(case["text"]) == case["expected"]
+    else:
+        assert prepare_text(case["text"], TOKENIZERS[case["tokenizer"]]) == [piece for piece in case["expected"] if piece]
+
+
+def test_digits_of_pronunciation_tokens_stay_as_written() -> None:
+    """The reference makes ``[AHzero]`` of ``[AH0]``, which is no token any more."""
+    text = "say [T][AH0][M][EY1][T][OW2] in room 12"
+    assert prepare_text(text, count_words, SPOKEN_TOKENS) == ["say [T][AH0][M][EY1][T][OW2] in room twelve."]
+    assert prepare_text(text, count_words) == ["say [T][AHzero][M][EYone][T][OWtwo] in room twelve."]
 
 
 @pytest.mark.parametrize(

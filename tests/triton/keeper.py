@@ -11,6 +11,7 @@ from types import TracebackType
 
 from bistream.keeper.host import SHARED_MEMORY
 from tests.triton.conftest import ROOT, TRITON_BACKENDS, TRITON_SERVER, WAIT_TIMEOUT_S, wait_for
+from tests.triton.sockets import parents
 
 
 def processes_with(word: str) -> list[int]:
@@ -29,15 +30,21 @@ def shared_memory_of(keeper: int) -> list[Path]:
     return list(SHARED_MEMORY.glob(f"bistream_{keeper}_*"))
 
 
-def serve_command(repository: Path, *arguments: str) -> list[str]:
+SERVE = (str(ROOT / "scripts/serve.py"),)
+SUB_COMMAND = ("-m", "bistream", "serve")  # the same, in the folder of a checkout
+
+
+def serve_command(repository: Path, *arguments: str, golden: bool = False) -> list[str]:
+    """golden: speak the golden utterance before it is ready, which takes a second or two."""
     return [
         sys.executable,
-        str(ROOT / "scripts/serve.py"),
+        *SERVE,
         *("--model-repository", str(repository)),
         *("--tritonserver", str(TRITON_SERVER)),
         *("--backend-directory", str(TRITON_BACKENDS)),
         *("--log-file", str(repository.parent / "server.log")),
         "--free-ports",
+        *(() if golden else ("--no-golden",)),
         *arguments,
     ]
 
@@ -45,23 +52,29 @@ def serve_command(repository: Path, *arguments: str) -> list[str]:
 class Keeper:
     """Context manager around a ready server, which it ends at exit if it still runs. stderr goes to a file that ``said`` reads."""
 
-    def __init__(self, repository: Path, *arguments: str) -> None:
+    def __init__(self, repository: Path, *arguments: str, program: tuple[str, ...] = SERVE, golden: bool = False) -> None:
         self._repository = repository
         self._ready = repository.parent / "ready.json"
         self._errors = repository.parent / "serve.log"
-        self._command = serve_command(repository, "--ready-file", str(self._ready), *arguments)
-        self.grpc_url = ""
+        command = serve_command(repository, "--ready-file", str(self._ready), *arguments, golden=golden)
+        self._command = [command[0], *program, *command[1 + len(SERVE) :]]
+        self.grpc_url = self.http_url = self.triton_url = ""
 
     def __enter__(self) -> Keeper:
         with self._errors.open("w", encoding="utf-8") as errors:
-            self._process = subprocess.Popen(self._command, stderr=errors)
+            self._process = subprocess.Popen(self._command, stderr=errors, cwd=ROOT)
         try:
             wait_for(lambda: self.is_announced() or self._process.poll() is not None, "the start")
-            self.grpc_url = json.loads(self._ready.read_text(encoding="utf-8"))["grpc"]
+            addresses = self.addresses()
+            self.grpc_url, self.http_url, self.triton_url = addresses["grpc"], addresses["http"], addresses["triton"]
         except BaseException:
             self._end()
             raise
         return self
+
+    def addresses(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self._ready.read_text(encoding="utf-8"))
+        return found
 
     def is_announced(self) -> bool:
         return self._ready.exists() and self._ready.read_text(encoding="utf-8") != ""
@@ -75,6 +88,23 @@ class Keeper:
     def wait_said(self, words: str) -> None:
         wait_for(lambda: self.said(words), f"{words!r} in the log of serve.py")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def child(self, word: str) -> int:
+        """The process that the keeper has started with ``word`` in its command line."""
+        (found,) = [process for process in processes_with(word) if parents()[process] == self.pid]
+        return found
+
+    @property
+    def triton(self) -> int:
+        return self.child("--model-repository")
+
+    @property
+    def gate(self) -> int:
+        return self.child("--upstream")
+
     def doors(self, model: str) -> list[str]:
         """What the instances of a front door report about their drain."""
         paths = SHARED_MEMORY.glob(f"bistream_{self._process.pid}_*_control/{model}-*.door")
@@ -87,8 +117,9 @@ class Keeper:
     def check_end(self) -> None:
         """It ends by itself, with code 0, and leaves nothing behind."""
         assert self._process.wait(WAIT_TIMEOUT_S) == 0
-        assert processes_with(str(self._repository)) == [] and shared_memory_of(self._process.pid) == []
-        assert not self._ready.exists()
+        assert processes_with(str(self._repository)) == processes_with(self.triton_url) == []
+        assert shared_memory_of(self._process.pid) == []
+        assert not self._ready.exists() and not self.said("Traceback")
 
     def _end(self) -> None:
         """After a failed test: kill the keeper; the server dies with it."""

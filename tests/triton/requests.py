@@ -13,13 +13,15 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from bistream.errors import BistreamError
-from bistream.wire import parse_error
+from bistream.wire import SESSION_SECRET_PARAMETER, parse_error
 from bistream.wire_arrays import scalar_array, text_array
 
 ANSWER_TIMEOUT_S = 60.0
 DATATYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
 SCALAR_TYPES: dict[str, type[np.generic]] = {
     "reference_wav_len": np.int32,
+    "source_wav_len": np.int32,
+    "is_cross_lingual": np.bool_,
     "is_start": np.bool_,
     "is_end": np.bool_,
     "is_cancel": np.bool_,
@@ -39,6 +41,7 @@ class Answer:
     request_id: str
     outputs: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     error: BistreamError | None = None
+    errors: int = 0
     finals: int = 0
     last_is_empty: bool = False
 
@@ -74,11 +77,14 @@ class Stream:
         self._answers: dict[str, Answer] = {}
         self._client.start_stream(callback=lambda result, error: self._events.put((result, error)))
 
-    def send(self, model: str, **values: Any) -> Answer:
+    def send(self, model: str, secret: str | None = None, **values: Any) -> Answer:
         answer = Answer(uuid.uuid4().hex)
         self._answers[answer.request_id] = answer
         inputs = [to_input(name, value) for name, value in values.items()]
-        self._client.async_stream_infer(model, inputs, request_id=answer.request_id, enable_empty_final_response=True)
+        parameters = None if secret is None else {SESSION_SECRET_PARAMETER: secret}
+        self._client.async_stream_infer(
+            model, inputs, request_id=answer.request_id, enable_empty_final_response=True, parameters=parameters
+        )
         return answer
 
     def receive(self, answer: Answer) -> Answer:
@@ -92,6 +98,7 @@ class Stream:
         result, error = self._events.get(timeout=ANSWER_TIMEOUT_S)
         if error is not None:
             blamed.error = parse_error(error.message())
+            blamed.errors += 1
             return
         response = result.get_response()
         answer = self._answers[response.id]

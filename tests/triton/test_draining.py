@@ -19,7 +19,7 @@ from bistream.keeper.health import LIVE, READY
 from bistream.keeper.server_process import free_ports
 from bistream.wire import parse_error
 from tests.triton.conftest import make_repository, wait_for
-from tests.triton.keeper import Keeper
+from tests.triton.keeper import SUB_COMMAND, Keeper
 from tests.triton.requests import Stream, ask, to_input
 from tests.triton.test_sessions import MODEL, check_audio
 
@@ -51,7 +51,7 @@ def test_running_sessions_finish_and_new_ones_are_refused(tmp_path: Path, tiny_m
     spoken = "Slowly."
     repository = make_repository(tmp_path, tiny_model_dir, None, **{"cosyvoice2.max_unread_audio_s": "0.5"})
     health_port = free_ports().http
-    with Keeper(repository, "--drain-timeout-s", LONG, "--health-port", str(health_port)) as keeper:
+    with Keeper(repository, "--drain-timeout-s", LONG, "--health-port", str(health_port), program=SUB_COMMAND) as keeper:
         assert (health(health_port, READY), health(health_port, LIVE)) == (200, 200)
         session_id = uuid.uuid4().hex
         undisturbed = [
@@ -106,6 +106,7 @@ def test_a_second_signal_ends_everything_at_once(tmp_path: Path, tiny_model_dir:
             assert not keeper.has_ended
             keeper.signal()
             keeper.check_end()
+            assert stream.receive_error(start).code == "SHUTTING_DOWN" and start.errors == 1
         finally:
             stream.drop()
 
@@ -114,28 +115,30 @@ def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_mode
     instances = {"cosyvoice2.decoupled_mode": "False", "cosyvoice2.bls_instance_num": "2"}
     repository = make_repository(tmp_path, tiny_model_dir, None, **instances)
     with Keeper(repository, "--drain-timeout-s", LONG) as keeper:
-        client = triton.InferenceServerClient(keeper.grpc_url)
+        client, inside = (triton.InferenceServerClient(url) for url in (keeper.grpc_url, keeper.triton_url))
         answers: list[NDArray[np.float32]] = []
-        before = pulls(client)
+        before = pulls(inside)
         inputs = [to_input(name, value) for name, value in voice.items()] + [to_input("target_text", "Streets and trees. " * 10)]
         request = threading.Thread(target=lambda: answers.append(client.infer("cosyvoice2", inputs).as_numpy("waveform")))
         request.start()
         try:
-            wait_for(lambda: pulls(client) > before, "the request to be worked on")
+            wait_for(lambda: pulls(inside) > before, "the request to be worked on")
             keeper.signal()
             keeper.wait_said("draining: 1 sessions left")
             wait_for(lambda: "drained" in keeper.doors("cosyvoice2"), "the other instance to have noticed")
-            with pytest.raises(InferenceServerException) as refusal:
-                client.infer("cosyvoice2", inputs)  # the other instance refuses at once
-            assert parse_error(refusal.value.message()).code == "SHUTTING_DOWN"
+            for refusing in (client, inside):  # the gate, and the other instance, which refuses at once
+                with pytest.raises(InferenceServerException) as refusal:
+                    refusing.infer("cosyvoice2", inputs)
+                assert parse_error(refusal.value.message()).code == "SHUTTING_DOWN"
             assert answers == [] and not keeper.has_ended
         finally:
             request.join()
         client.close()
+        inside.close()
         assert answers[0].size > 0 and np.isfinite(answers[0]).all()
         keeper.check_end()
 
 
 def pulls(client: triton.InferenceServerClient) -> int:
-    """Requests that the language model has received."""
+    """Requests that the language model has received. client: of the server itself."""
     return int(client.get_inference_statistics("llm_bistream").model_stats[0].inference_count)

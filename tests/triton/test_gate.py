@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from bistream.client import say_http
+from bistream.client.exit_codes import EXIT_SERVER
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.wire_arrays import scalar_array, text_array
-from client import client_http
-from client.exit_codes import EXIT_SERVER
 from gateway.settings import Limits
 from tests.triton.chaos import Storm
 from tests.triton.conftest import serve, wait_for
 from tests.triton.gate_process import GateProcess
+from tests.triton.reliability import Attack
 from tests.triton.requests import Stream, ask, to_input
 from tests.triton.test_models import upstream_inputs
 from tests.triton.test_sessions import MODEL, check_audio
@@ -42,7 +43,7 @@ def gate(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Before the shared server, which is the same afterwards as before."""
     with GateProcess(server, tmp_path_factory.mktemp("gate"), Limits(starts_per_second=0)) as made:
         yield made
-        assert server.exit_code() is None and server.dead_models() == 0
+        assert server.exit_code() is None and server.models.count_dead() == 0
         made.check_end()
 
 
@@ -107,10 +108,10 @@ def test_offline_requests_go_through_both_doors(
     out = tmp_path / "spoken.wav"
     arguments = ["--server", offline_gate.http_url, "--text", "Good morning.", "--output", str(out)]
     voice = ["--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", inputs["reference_text"]]
-    assert client_http.main([*arguments, *voice]) == 0, capsys.readouterr().err
+    assert say_http.main([*arguments, *voice]) == 0, capsys.readouterr().err
     over_http, _ = soundfile.read(out)
     assert over_http.size == over_grpc.size > 0
-    assert client_http.main(arguments) == EXIT_SERVER and "INVALID_INPUT" in capsys.readouterr().err
+    assert say_http.main(arguments) == EXIT_SERVER and "INVALID_INPUT" in capsys.readouterr().err
 
 
 # What killed the server. Each runs beside a session, which must not notice.
@@ -213,16 +214,21 @@ ATTACKS: dict[str, tuple[Callable[[str], None], int]] = {
 }
 
 
+@pytest.mark.attack("{name}, at the gate beside a session", must="the session has all its audio; Triton goes on")
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_killed_the_server_is_not_noticed_beside(gate: GateProcess, server: TritonServer, voice: Voice, name: str) -> None:
-    attack, times = ATTACKS[name]
+def test_what_killed_the_server_is_not_noticed_beside(
+    gate: GateProcess, server: TritonServer, voice: Voice, name: str, attack: Attack
+) -> None:
+    send, times = ATTACKS[name]
+    attack.tried, attack.unit = times, "times"
     with Stream(gate.grpc_url) as stream:
 
         def repeatedly() -> None:
             for _ in range(times):
-                attack(gate.grpc_url)
+                send(gate.grpc_url)
 
         check_audio(in_pieces(stream, voice, repeatedly), len("".join(PIECES)))
+    attack.outcomes["audio"] += 1
     assert server.exit_code() is None
 
 
@@ -306,6 +312,7 @@ def test_a_server_that_is_killed_gives_each_session_one_error(tmp_path: Any, tin
         servers.close()
 
 
+@pytest.mark.slow
 def test_many_bad_clients_at_a_time(gate: GateProcess, server: TritonServer, voice: Voice) -> None:
     storm = Storm(gate.grpc_url, {"tone": voice}, seed=1)
     counts = storm.run(20.0, 4)

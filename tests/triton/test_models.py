@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from bistream.config import FlowConfig
+from bistream.checkpoint_config import FlowConfig
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import FinishReason

@@ -29,10 +29,13 @@ def check_audio(answer: Answer, characters: int) -> None:
     assert [int(output["sequence_number"][0, 0]) for output in answer.outputs] == list(range(len(answer.outputs)))
     consumed = [int(output["text_consumed"][0, 0]) for output in answer.outputs]
     assert consumed == sorted(consumed) and consumed[-1] == characters
+    positions = [int(output["text_position"][0, 0]) for output in answer.outputs]
+    assert positions == sorted(positions) and positions[-1] == characters
+    assert all(position >= certain for position, certain in zip(positions, consumed, strict=True))
     assert all(output["waveform"].ndim == 2 and output["waveform"].dtype == np.float32 for output in answer.outputs)
     waveform = answer.waveform
     assert waveform.size > 0 and waveform.size % SAMPLES_PER_TOKEN == 0
-    assert np.isfinite(waveform).all() and 0.0 < np.abs(waveform).max() <= 0.99
+    assert np.isfinite(waveform).all() and 0.0 < np.abs(waveform).max() <= np.float32(0.99)
 
 
 def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
@@ -41,14 +44,14 @@ def test_a_whole_text_in_one_request(grpc_url: str, voice: Voice) -> None:
 
 
 def test_the_same_request_gives_the_same_audio(grpc_url: str, voice: Voice) -> None:
-    """All samples of a whole utterance; only their number for a stream, whose cuts, and with them the joints, depend on timing."""
+    """All samples, of a stream and of a whole utterance."""
 
     def speak(**request: Any) -> NDArray[np.float32]:
         answer = ask(grpc_url, MODEL, target_text="Twice.", **request, **voice)
         assert answer.error is None
         return answer.waveform
 
-    assert speak(seed=7).size == speak(seed=7).size
+    assert np.array_equal(speak(seed=7), speak(seed=7))
     whole = speak(seed=7, speed=1.25)
     assert np.array_equal(whole, speak(seed=7, speed=1.25))
     assert not np.array_equal(whole, speak(seed=8, speed=1.25))
@@ -66,6 +69,16 @@ def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) 
         ended = stream.receive(stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True))
         assert ended.error is None
         check_audio(stream.receive(start), len("".join(pieces)))
+
+
+def test_a_session_chooses_whether_numbers_are_read_out(grpc_url: str, voice: Voice) -> None:
+    """As many samples as of the words, counted in the text as it was sent; an unknown choice is one sentence."""
+    text = "It is 5 km."
+    spoken = ask(grpc_url, MODEL, target_text=text, seed=3, text_normalization="auto", **voice)
+    check_audio(spoken, len(text))
+    assert spoken.waveform.size == ask(grpc_url, MODEL, target_text="It is five kilometers.", seed=3, **voice).waveform.size
+    refused = ask(grpc_url, MODEL, target_text=text, text_normalization="fr", **voice)
+    assert refused.error is not None and refused.code == "INVALID_INPUT" and refused.error.sentence.startswith("text_normalization must be")
 
 
 def test_a_character_may_be_cut_between_pieces(grpc_url: str, voice: Voice) -> None:
@@ -89,7 +102,7 @@ def test_concurrent_sessions_do_not_mix(grpc_url: str, voice: Voice) -> None:
             stream.drop()
     for one, other, text in zip(alone, together, texts, strict=True):
         check_audio(other, len(text))
-        assert one.shape == other.waveform.shape
+        np.testing.assert_array_equal(other.waveform, one)
 
 
 def test_cancel_ends_the_session_at_once(grpc_url: str, voice: Voice) -> None:
@@ -101,8 +114,12 @@ def test_cancel_ends_the_session_at_once(grpc_url: str, voice: Voice) -> None:
         stream.receive(start)
         assert start.code == "CANCELLED" and start.finals == 1 and start.last_is_empty
         assert stream.receive(cancel).error is None
-        append = stream.receive(stream.send(MODEL, session_id=session_id, target_text="more", is_start=False, is_end=False))
-        assert append.code == "UNKNOWN_SESSION"
+        (heard,) = cancel.outputs
+        assert heard["waveform"].size == 0 and 0 <= int(heard["text_consumed"][0, 0]) <= int(heard["text_position"][0, 0]) <= 38 * 8
+        for text, is_end in (("more", False), ("", True)):
+            late = stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=is_end)
+            assert stream.receive(late).code == "CANCELLED"
+        assert stream.receive(stream.send(MODEL, session_id=session_id, is_cancel=True)).code == "CANCELLED"
 
 
 def test_a_dropped_stream_frees_the_session(grpc_url: str, voice: Voice) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from bistream.keeper.host import ServerError, remove_abandoned_shared_memory
-from bistream.keeper.supervisor import start_server
+from bistream.keeper.host import ServerError
+from bistream.keeper.server_start import start_server
+from bistream.keeper.shared_memory import sweep_shared_memory
 from tests.triton.conftest import PROBE_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with, serve_command, shared_memory_of
 from tests.triton.requests import Stream
@@ -61,21 +62,24 @@ def test_a_yaml_that_does_not_fit_the_weights_is_refused(tmp_path: Path, broken_
 
 
 def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
-    repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
+    repository = make_repository(tmp_path, tiny_model_dir, ["token2wav"])
     ready = tmp_path / "ready.json"
     command = serve_command(repository, "--ready-file", str(ready), "--exit-timeout-s", "10")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
         try:
             wait_for(ready.exists, "the first start")
             first = json.loads(ready.read_text(encoding="utf-8"))
-            stubs = [pid for pid in processes_with(f"{repository}/speaker_embedding") if pid != keeper.pid]
+            stubs = [pid for pid in processes_with(f"{repository}/token2wav") if pid != keeper.pid]
             assert len(stubs) == 1
+            (server,) = processes_with(f"tritonserver\0--model-repository={repository}")
+            assert Path(f"/proc/{server}/cmdline").read_text(encoding="utf-8").count(f"admin-key={'x' * 32}") == 2, "the key is hidden"
             os.kill(stubs[0], signal.SIGKILL)
             wait_for(lambda: not ready.exists(), "the failure to be noticed")
             wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the restart")
-            assert json.loads(ready.read_text(encoding="utf-8"))["grpc"] != first["grpc"]
+            assert json.loads(ready.read_text(encoding="utf-8")) == first  # the gate finds it again
             left = shared_memory_of(keeper.pid)
-            assert sum(path.is_file() for path in left) == 1 and sum(path.is_dir() for path in left) == 1  # tensors, control
+            kinds = [path.is_dir() for path in left]
+            assert kinds.count(False) == 2 and kinds.count(True) == 1  # tensors and lock; control
         finally:
             keeper.terminate()
             _, errors = keeper.communicate(timeout=WAIT_TIMEOUT_S)
@@ -100,11 +104,12 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, tiny_model
     command = serve_command(repository, "--ready-file", str(ready))
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as keeper:
         try:
-            wait_for(ready.exists, "the start")
+            wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the start")
+            triton = json.loads(ready.read_text(encoding="utf-8"))["triton"]
         finally:
             keeper.kill()
-    wait_for(lambda: processes_with(str(repository)) == [], "the end of the server and its models")
-    remove_abandoned_shared_memory()
+    wait_for(lambda: processes_with(str(repository)) == processes_with(triton) == [], "the end of the server, its models and the gate")
+    sweep_shared_memory()
     assert shared_memory_of(keeper.pid) == []
 
 
@@ -127,6 +132,6 @@ def test_a_stalled_model_process_is_waited_for(tmp_path: Path, tiny_model_dir: P
             accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=True))
             assert accepted.error is None
             check_audio(stream.receive(start), 2 * len(text))
-        assert server.dead_models() == 0
+        assert server.models.count_dead() == 0
     finally:
         server.stop()

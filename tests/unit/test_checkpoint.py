@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bistream.checkpoint import check_state_dict, find_file, load_state_dict, read_config, read_yaml
-from bistream.config import CheckpointConfig
+from bistream.checkpoint_config import CheckpointConfig, FlowConfig
 from bistream.errors import CheckpointError
 
 # The inference sections in the released form: tags, references, a product of references, YAML 1.2 floats.
@@ -67,6 +68,25 @@ def model_dir(tmp_path: Path) -> Path:
 
 def test_released_yaml_gives_the_sizes_of_the_released_model(model_dir: Path) -> None:
     assert read_config(model_dir) == CheckpointConfig()
+
+
+def test_trained_models_may_bring_their_own_sampler_and_solver(model_dir: Path) -> None:
+    path = model_dir / "cosyvoice2.yaml"
+    changed = RELEASED_YAML.replace("tau_r: 0.1", "tau_r: 1.0").replace("win_size: 10", "win_size: 25").replace("top_k: 25", "top_k: 40")
+    changed = changed.replace("top_p: 0.8", "top_p: 0.95").replace("sigma_min: 1e-06", "n_timesteps: 6")
+    path.write_text(changed, encoding="utf-8")
+    config = read_config(model_dir)
+    sampler = config.language_model
+    assert (sampler.top_p, sampler.top_k, sampler.win_size, sampler.tau_r) == (0.95, 40, 25, 1.0)
+    assert config.flow == replace(FlowConfig(), n_timesteps=6)
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "101", "2.5", "ten", "null"])
+def test_a_wrong_number_of_solver_steps_is_named(model_dir: Path, steps: str) -> None:
+    changed = RELEASED_YAML.replace("sigma_min: 1e-06", f"n_timesteps: {steps}")
+    (model_dir / "cosyvoice2.yaml").write_text(changed, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="n_timesteps is .*, not a number from 1 to 100"):
+        read_config(model_dir)
 
 
 def test_yaml_is_parsed_as_data_with_references_and_numbers(model_dir: Path) -> None:
@@ -133,3 +153,14 @@ def test_a_wrong_key_is_one_error_with_file_key_and_shapes(state: dict[str, tupl
 
 def test_the_right_keys_pass() -> None:
     check_state_dict("llm.pt", {key: torch.zeros(shape) for key, shape in EXPECTED.items()}, EXPECTED)
+
+
+def test_entries_of_a_training_run_are_left_out(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.zeros(2, 3), "epoch": 7, "step": 41_000}, tmp_path / "llm.pt")
+    assert load_state_dict(tmp_path / "llm.pt").keys() == {"a.weight"}
+
+
+def test_any_other_entry_that_is_no_tensor_is_named(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.zeros(2, 3), "optimizer": {"lr": 0.1}}, tmp_path / "llm.pt")
+    with pytest.raises(CheckpointError, match=r"llm\.pt has the entry optimizer, which is no tensor"):
+        load_state_dict(tmp_path / "llm.pt")

@@ -8,11 +8,16 @@ import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
+from bistream.wire import TEXT_NORMALIZATIONS
 
 
 def test_strings_become_typed_fields() -> None:
     config = RuntimeConfig.from_strings({"model_dir": "m", "max_sessions": "3", "session_idle_timeout_s": "1.5", "kernels": "plain"})
     assert config == RuntimeConfig(model_dir="m", max_sessions=3, session_idle_timeout_s=1.5, kernels="plain")
+
+
+def test_text_normalizations_are_those_of_the_wire() -> None:
+    assert [RuntimeConfig(text_normalization=mode).text_normalization for mode in TEXT_NORMALIZATIONS] == [*TEXT_NORMALIZATIONS]
 
 
 def test_defaults_survive_a_round_trip_through_strings() -> None:
@@ -28,6 +33,7 @@ def test_defaults_survive_a_round_trip_through_strings() -> None:
         ("max_sessions", "0"),
         ("max_sessions", "1.5"),
         ("kernels", "maybe"),
+        ("text_normalization", "fr"),
         ("engine", "vllm"),
         ("dtype", "int8"),
         ("final_mode", "full"),

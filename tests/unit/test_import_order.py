@@ -15,47 +15,80 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors rates resample control_files
-    config wire wire_arrays
-    checkpoint device limits
-    gpu
-    text voice token2mel mel2wav
+    types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times
+    checkpoint_files reference_tone
+    checkpoint_config config wire wire_arrays refusals metrics fingerprint
+    checkpoint_sizes
+    checkpoint device limits ended_sessions
+    client gpu hub
+    text voice token2mel mel2wav model_dir
     text2token token2wav
     orchestration
-    local triton keeper
+    local triton keeper conversion
+    commands
+    __main__
     """.strip().splitlines()
 )
 RANK = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 # Modules inside a package, in the same form.
 ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
-    "text": (frozenset({"tokenizer", "front_end"}), frozenset({"text_in"})),
-    "token2wav": (frozenset({"renderer"}), frozenset({"hop_jobs", "speech_stages"}), frozenset({"factory"}), frozenset({"service"})),
+    "text": tuple(
+        frozenset(line.split())
+        for line in """
+        phoneme_tokens certain_tokens span_words
+        special_tokens
+        tokenizer front_end speakable spans prompt_form
+        normalization
+        text_in
+        """.strip().splitlines()
+    ),
+    "token2wav": tuple(
+        map(
+            frozenset,
+            (
+                ("renderer", "capacity", "load_report", "hop_queue", "fidelity"),
+                ("hop_jobs", "speech_stages", "turns"),
+                ("background", "factory", "hop_metrics"),
+                ("computing",),
+                ("schedule",),
+                ("service",),
+            ),
+        )
+    ),
     "gpu": (
-        frozenset({"precision", "recording", "tier"}),  # of every tier
+        frozenset({"fidelity", "precision", "recording", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}),  # of kernels: these import triton
     ),
+    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope", "download")),
+    "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),
     "orchestration": tuple(
         frozenset(line.split())
         for line in """
-        delivery hop_policy playback ports
+        event_loop hop_policy load named_voices ports text_pace text_position
+        playback
         admission
-        session voices
-        language_model_link
+        needs session session_record voices
+        language_model_link services
+        hop_pacing
         speaking
+        watcher
         orchestrator
         """.strip().splitlines()
     ),
 }
 IMPORT_TRITON = {"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"wire", "errors", "limits", "rates", "resample"}
-GATEWAY_MAY_IMPORT = {"wire", "errors", "rates"}
+CLIENT_MAY_IMPORT = {"client", "wire", "errors", "limits", "rates", "reference_hash", "refusals", "resample"}
+KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
+GATEWAY_MAY_IMPORT = {"wire", "errors", "rates", "process_limits", "refusals", "ended_sessions"}
 # Modules of the gate, in the manner of ORDER; a package stands for all of its modules.
 GATEWAY_ORDER = tuple(
     frozenset(line.split())
     for line in """
-    settings refusals http2
+    settings refusals budget
+    http2
     requests keys admission metrics open_files options listening
+    acceptor
     messages upstream
     session
     session_table conversation
@@ -144,7 +177,7 @@ def test_the_token2wav_service_knows_no_network() -> None:
 
 
 def test_clients_import_only_the_contract() -> None:
-    imported = {name for path in sources("client") for name, _ in imported_parts(path)}
+    imported = {name for path in sources("bistream/client") for name, _ in imported_parts(path)}
     assert imported <= CLIENT_MAY_IMPORT
 
 
@@ -186,6 +219,12 @@ def test_the_gate_imports_only_the_contract() -> None:
     assert imported <= GATEWAY_MAY_IMPORT
 
 
+def test_only_the_keeper_knows_the_gate_and_only_its_command_line() -> None:
+    allowed = {"gate", "gate_plan", "gate_process"}
+    for path in sources("bistream"):
+        assert gateway_imports(path) <= (KEEPER_MAY_IMPORT if path.parent.name == "keeper" and path.stem in allowed else set()), path
+
+
 def test_no_module_of_the_gate_imports_a_later_one() -> None:
     rank = {module: number for number, modules in enumerate(GATEWAY_ORDER) for module in modules}
     files = [path for path in sources("gateway") if path.parent.name == "gateway" and path.stem != "__init__"]
@@ -194,7 +233,7 @@ def test_no_module_of_the_gate_imports_a_later_one() -> None:
     wrong = [f"{path.stem} imports {name}" for path in files for name in gateway_imports(path) if rank[name] >= rank[path.stem]]
     assert not wrong, wrong
     for path in (ROOT / "gateway" / "http2").glob("*.py"):
-        assert gateway_imports(path) <= {"http2"}, path
+        assert gateway_imports(path) <= {"http2", "budget"}, path
 
 
 def test_the_core_of_the_gate_knows_no_web_framework() -> None:
@@ -206,6 +245,55 @@ def test_the_core_of_the_gate_knows_no_web_framework() -> None:
             for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
         }
         assert path.stem in DOORS or not names & {"starlette", "uvicorn", "fastapi"}, path
+
+
+def interfaces_imports(path: Path) -> set[str]:
+    """Packages of the interfaces, ``gateway`` modules and parts of bistream that a file imports, as ``gateway.keys``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        ):
+            found.add(".".join(name.split(".")[:2]))
+    return found
+
+
+def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
+    allowed = {f"bistream.{name}" for name in ("client", "errors", "limits", "rates", "refusals", "wire")}
+    allowed |= {"gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http2", "gateway.http_server"}
+    imported = {name for path in sources("interfaces") for name in interfaces_imports(path)}
+    assert {name for name in imported if name.split(".")[0] in ("bistream", "gateway")} <= allowed
+
+
+def test_no_package_of_the_interfaces_imports_a_later_one() -> None:
+    rank = {"settings": 0, "core": 1, "audio": 1, "protocols": 2, "web": 3, "options": 3, "__main__": 4}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources("interfaces")
+        for name in interfaces_imports(path)
+        if name.startswith("interfaces.")
+        and (own := path.relative_to(ROOT / "interfaces").parts[0].removesuffix(".py")) != name.split(".")[1]
+        and rank[name.split(".")[1]] >= rank[own]
+    ]
+    assert not wrong, wrong
+
+
+def test_core_audio_and_protocols_know_no_web_framework() -> None:
+    for folder in ("core", "audio", "protocols"):
+        for path in sources(f"interfaces/{folder}"):
+            assert not top_level_packages(path) & {"starlette", "uvicorn", "fastapi", "websockets"}, path
+    pure = {name for path in sources("interfaces/protocols") for name in top_level_packages(path)}
+    assert not pure & {"asyncio", "threading", "socket"}
+
+
+def test_the_interfaces_load_no_torch() -> None:
+    code = "import interfaces.__main__, sys; print([name for name in ('torch', 'onnxruntime', 'transformers') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"
 
 
 def test_only_model_code_knows_the_python_backend() -> None:
@@ -230,6 +318,7 @@ def test_the_gate_loads_no_torch() -> None:
         "bistream.triton.model, bistream.triton.bls_ports",
         "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
         "gateway.options",
+        "interfaces.options",
     ],
 )
 def test_importing_loads_no_heavy_library(modules: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
 from bistream.text.tokenizer import TextTokenizer
 from scripts import offline_inference, streaming_inference
-from scripts._inference import Utterance, read_manifest
+from scripts._dataset import read_manifest
+from scripts._inference import Utterance
 
 
 @pytest.fixture
@@ -64,6 +66,27 @@ def test_streaming_writes_chunks_and_continues_after_an_error(
     assert "first audio after" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("main", [offline_inference.main, streaming_inference.main])
+@pytest.mark.parametrize(
+    "manner",
+    [
+        ["--text", "Hi.", "--reference-audio", "{voice}"],
+        ["--text", "Hi.", "--speaker-id", "001", "--instruct-text", "Softly."],
+        ["--source-audio", "{voice}", "--speaker-id", "001"],
+    ],
+    ids=["cross-lingual", "instructed preset", "conversion"],
+)
+def test_manners_of_speaking(main: Any, manner: list[str], tiny_model_dir: Path, manifest: Path, tmp_path: Path) -> None:
+    voice, output = str(manifest.parent / "voice.wav"), tmp_path / "out"
+    given = [voice if word == "{voice}" else word for word in manner]
+    base = ["--model-dir", str(tiny_model_dir), "--output-dir", str(output), "--device", "cpu", "--dtype", "float32", "--num-threads", "1"]
+    assert main([*base, *given]) == 0
+    (wav,) = output.glob("*.wav")
+    assert wav.stem == ("voice" if "--source-audio" in manner else "utterance")
+    if "--source-audio" in manner:
+        assert soundfile.info(wav).frames == 24000, "the second of the source"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -92,6 +115,30 @@ def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path) -> N
     sentence = "There are 3 cats here and each of them has a name of its own that nobody outside this house has ever heard of before today."
     utterance = Utterance("a", f"{sentence} {sentence}", VoiceChoice(speaker_id="anna"))
     tokenizer = TextTokenizer.from_model_dir(tiny_model_dir)
-    prepared = offline_inference.text_pieces(utterance, argparse.Namespace(text_front_end=True), tokenizer)
+    prepared = offline_inference.text_pieces(utterance, argparse.Namespace(text_front_end=True, text_normalization="off"), tokenizer)
     assert prepared == [sentence.replace("3", "three"), f" {sentence.replace('3', 'three')}"]
     assert offline_inference.text_pieces(utterance, argparse.Namespace(text_front_end=False), tokenizer) == [utterance.text]
+    decimal = Utterance("b", "共1.5元。", VoiceChoice(speaker_id="anna"))
+    assert offline_inference.text_pieces(decimal, argparse.Namespace(text_front_end=True, text_normalization="auto"), tokenizer) == [
+        "共一点五元。"
+    ]
+
+
+def test_a_strategy_scores_its_joints(tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokens come from the data set, so that no language model is loaded; a set without them has one make them."""
+    tokens = [number * 7 % 6561 for number in range(70)]
+    row = {"id": "a", "prompt_audio": "voice.wav", "prompt_text": "A tone.", "target_text": "Hi."}
+    rows = [{**row, "target_audio_cosy2_tokens": tokens}, {**row, "id": "b", "target_audio_cosy2_tokens": [9999]}]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+    base = ["--model-dir", str(tiny_model_dir), "--output-dir", str(tmp_path / "out"), "--device", "cpu", "--dtype", "float32"]
+    given = [*base, "--num-threads", "1", "--strategy", "equal", "--dataset", str(tmp_path / "set.jsonl")]
+    assert streaming_inference.main(given) == 1
+    log = json.loads((tmp_path / "out" / "log.json").read_text(encoding="utf-8"))
+    good, bad = log["utterances"]
+    assert [chunk["tokens"] for chunk in good["chunks"]] == [28, 25, 17] and log["chunks"] == 3
+    assert good["audio_s"] == pytest.approx(70 / 25) == pytest.approx(soundfile.info(tmp_path / "out" / "a.wav").frames / 24000)
+    assert len(good["seams"]["joints"]) == 2
+    assert good["seams"]["worst_click_db"] < 0.5 and good["seams"]["worst_level_step_db"] < 0.67, "as in tests/unit/mel2wav/test_stage.py"
+    assert "INVALID_INPUT" in bad["error"] and "worst joint" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        streaming_inference.main([*given, "--whole-text"])

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream import limits
-from bistream.config import LanguageModelConfig, RuntimeConfig
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.client.say import parse_arguments
+from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
 from bistream.orchestration.admission import check_start
 from bistream.orchestration.ports import BistreamRequest
+from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.sampler import DEFAULT_HISTORY, check_spec
-from bistream.text2token.service import make_sampling_spec
 from bistream.types import Sampling
-from client.client_grpc import parse_arguments
 
 SIZES = LanguageModelConfig()
 CONFIG = RuntimeConfig(default_speaker_id="anna")
@@ -102,7 +103,7 @@ def test_a_session_id_that_fits(session_id: str) -> None:
     limits.check_session_id(session_id)
 
 
-@pytest.mark.parametrize("check", [limits.check_session_id, limits.check_speaker_id])
+@pytest.mark.parametrize("check", [limits.check_session_id, limits.check_speaker_id, limits.check_speaker_name])
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "line\n", "../x"])
 def test_an_id_that_does_not_fit(check: Callable[[str], None], name: str) -> None:
     with pytest.raises(InvalidInputError, match="_id must be"):

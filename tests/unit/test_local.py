@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerError
@@ -67,6 +70,27 @@ def test_pieces_give_the_same_audio_however_they_are_cut(pipeline: LocalPipeline
     assert len(first) % SAMPLES_PER_TOKEN == 0
 
 
+def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model_dir: Path) -> None:
+    config = RuntimeConfig(
+        model_dir=str(tiny_model_dir),
+        device="cpu",
+        dtype="float32",
+        num_threads=1,
+        max_sessions=1,
+        flow_state_mb=256,
+        max_session_tokens=96,
+        text_normalization="auto",
+    )
+    text, written_out = "It is 5 km. One two.", "It is five kilometers. One two."
+    with LocalPipeline(config) as short:
+        chunks, expected = (list(short.stream(list(each), tone(), Sampling(seed=1))) for each in (text, written_out))
+        stats = short._language_model._service._parts.engine.stats()
+    assert chunks[-1].text_consumed >= len("It is 5 km."), "the random model need not end the last sentence"
+    assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
+    assert len(audio(chunks)) == len(audio(expected)) > 96 * SAMPLES_PER_TOKEN, "more speech than one sequence holds"
+    assert stats.sessions == 0
+
+
 def test_a_whole_text_streams_in_one_request(pipeline: LocalPipeline) -> None:
     chunks = list(pipeline.stream(PIECES, tone(), is_whole=True))
     assert len(chunks) > 1
@@ -93,8 +117,10 @@ def test_leaving_the_stream_early_frees_everything(pipeline: LocalPipeline) -> N
     assert len(next(stream).waveform) > 0
     stream.close()  # type: ignore[attr-defined]
     orchestrator = pipeline._orchestrator
-    with orchestrator._changed:
-        assert orchestrator._changed.wait_for(lambda: not orchestrator._open, WAIT_S)
+    deadline = time.monotonic() + WAIT_S
+    while orchestrator.open_sessions and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    assert not orchestrator.open_sessions
     assert pipeline._language_model._service.num_sessions == 0
     assert pipeline._token2wav._service.live_sessions == 0
 
@@ -125,3 +151,39 @@ def test_refusals_are_raised(pipeline: LocalPipeline) -> None:
         list(pipeline.stream(["Hello"], VoiceChoice()))
     with pytest.raises(UnknownSpeakerError):
         pipeline.synthesize("Hello", VoiceChoice(speaker_id="nobody"))
+
+
+def test_a_preset_of_the_model_speaks_both_ways(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """A speaker of whom only the embedding is known, with an instruction."""
+    model_dir = tmp_path / "model"
+    shutil.copytree(tiny_model_dir, model_dir)
+    embedding = torch.load(model_dir / "spk2info.pt", weights_only=True)["001"]["embedding"]
+    torch.save({"fixed": {"embedding": embedding}}, model_dir / "spk2info.pt")
+    voice = VoiceChoice(speaker_id="fixed", instruct_text="Softly.")
+    config = RuntimeConfig(model_dir=str(model_dir), device="cpu", num_threads=1, max_sessions=2, kv_cache_tokens=8192, flow_state_mb=256)
+    with LocalPipeline(config) as pipeline:
+        whole, chunks = pipeline.synthesize("Hi.", voice), list(pipeline.stream(["H", "i."], voice))
+    assert chunks[-1].text_consumed == len("Hi.")
+    assert whole.std() > 0.01 and audio(chunks).std() > 0.01
+
+
+def test_without_its_transcript_a_recording_speaks_cross_lingually(pipeline: LocalPipeline) -> None:
+    zero_shot, bare, flagged = (
+        pipeline.synthesize("Hi.", voice)
+        for voice in (tone(), replace(tone(), reference_text=None), replace(tone(), is_cross_lingual=True))
+    )
+    np.testing.assert_array_equal(bare, flagged)
+    assert not np.array_equal(bare, zero_shot)
+
+
+def test_a_recording_is_converted_as_a_whole_and_as_a_stream(pipeline: LocalPipeline) -> None:
+    """With the timing of the source: as many tokens as it has, in the voice of another recording."""
+    seconds = np.arange(24000, dtype=np.float32) / 16000
+    source, voice = (0.2 * np.sin(2 * np.pi * 300 * seconds)).astype(np.float32), replace(tone(), reference_text=None)
+    whole = audio(list(pipeline.convert(source, voice, offline=True)))
+    chunks = list(pipeline.convert(source, voice))
+    assert len(chunks) > 1
+    assert len(whole) == len(audio(chunks)) == -(-len(source) // 640) * SAMPLES_PER_TOKEN
+    assert whole.std() > 0.01 and audio(chunks).std() > 0.01
+    other = audio(list(pipeline.convert(source, replace(voice, reference_wav=source), offline=True)))
+    assert not np.array_equal(whole, other)

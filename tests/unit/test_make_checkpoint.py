@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime
@@ -14,13 +15,16 @@ import torch
 
 from bistream.checkpoint import check_state_dict, load_state_dict, read_config
 from bistream.mel2wav import weights as vocoder_weights
+from bistream.model_dir import check_model_dir
+from bistream.text.special_tokens import SPOKEN_TOKENS
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import weights as flow_weights
+from bistream.voice.s3_network import S3Config
 from bistream.voice.s3_network import expected_shapes as speech_tokenizer_shapes
 from bistream.voice.spk2info import read_spk2info
-from scripts._checkpoint_text import cosyvoice2_yaml, qwen2_config_json
-from scripts.make_checkpoint import FULL, SIZES, TINY, CheckpointSize, make_checkpoint
+from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
+from scripts.make_checkpoint import FAMILY_SIZES, FULL, SIZES, TINY, CheckpointSize, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -57,18 +61,42 @@ def test_full_has_the_released_keys_and_parameters() -> None:
     assert sum(map(math.prod, speech_tokenizer_shapes(FULL.speech_tokenizer).values())) == 123_714_568
 
 
+def test_full_cosyvoice3_has_the_released_keys_and_parameters() -> None:
+    """Of the language model and the speech tokenizer; flow and vocoder: tests of their own."""
+    size = FAMILY_SIZES["cosyvoice3"]["full"]
+    table = language_model_weights.expected_shapes(size.checkpoint.language_model)
+    assert len(table) == 293
+    assert sum(map(math.prod, table.values())) - math.prod(table[TIED_HEAD[1]]) == 506_148_480
+    assert (table["speech_embedding.weight"], table["llm_decoder.weight"]) == ((6761, 896), (6761, 896))
+    assert {"llm_embedding.weight", "llm_decoder.bias"}.isdisjoint(table)
+    assert size.speech_tokenizer == S3Config(layers=12, attention_norm_eps=1e-5)
+
+
+def test_a_cosyvoice3_directory_is_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "cosyvoice3"
+    make_checkpoint(folder, "tiny", family="cosyvoice3")
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {name.replace("cosyvoice2", "cosyvoice3").replace("_v2", "_v3") for name in FILES} - {"spk2info.pt"}
+    assert check_model_dir(folder) == FAMILY_SIZES["cosyvoice3"]["tiny"].checkpoint
+    tokenizer = TextTokenizer.from_model_dir(folder)
+    assert tokenizer.size == 1024 and tokenizer.spoken_tokens == SPOKEN_TOKENS
+
+
+@pytest.mark.parametrize("steps", [10, 6])
 @pytest.mark.parametrize("size", SIZES)
-def test_text_files_hold_the_sizes(tmp_path: Path, size: str) -> None:
-    config = SIZES[size].checkpoint
-    (tmp_path / "cosyvoice2.yaml").write_text(cosyvoice2_yaml(config), encoding="utf-8")
+@pytest.mark.parametrize("family", FAMILY_SIZES)
+def test_text_files_hold_the_sizes(tmp_path: Path, family: str, size: str, steps: int) -> None:
+    config = FAMILY_SIZES[family][size].checkpoint
+    config = replace(config, flow=replace(config.flow, n_timesteps=steps))
+    (tmp_path / f"{family}.yaml").write_text(checkpoint_yaml(config), encoding="utf-8")
     (tmp_path / "CosyVoice-BlankEN").mkdir()
     (tmp_path / "CosyVoice-BlankEN" / "config.json").write_text(qwen2_config_json(config.language_model), encoding="utf-8")
     assert read_config(tmp_path) == config
 
 
 def test_only_a_tiny_yaml_has_the_extra_key() -> None:
-    assert "num_up_blocks" in cosyvoice2_yaml(TINY.checkpoint)
-    assert "num_up_blocks" not in cosyvoice2_yaml(FULL.checkpoint)
+    assert "num_up_blocks" in checkpoint_yaml(TINY.checkpoint)
+    assert "num_up_blocks" not in checkpoint_yaml(FULL.checkpoint) and "n_timesteps" not in checkpoint_yaml(FULL.checkpoint)
 
 
 def test_the_directory_holds_all_files_and_no_others(tiny_model_dir: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -14,22 +16,41 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.fixture(autouse=True)
+def model_dir(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TINY_MODEL_DIR", str(tiny_model_dir))
+    return tiny_model_dir
+
+
 def made(out: Path, *arguments: str) -> int:
-    return main(["--out", str(out), "--model-dir", "/models/CosyVoice2-0.5B", *arguments])
+    return main(["--out", str(out), "--model-dir", os.environ["TINY_MODEL_DIR"], *arguments])
 
 
 def config(out: Path, model: str) -> str:
     return (out / model / "config.pbtxt").read_text(encoding="utf-8")
 
 
-def test_all_models_are_made_and_nothing_is_left_to_fill(tmp_path: Path) -> None:
+def test_all_models_are_made_and_nothing_is_left_to_fill(tmp_path: Path, model_dir: Path) -> None:
     assert made(tmp_path / "repo") == 0
     names = [contract.name for contract in CONTRACTS]
     assert files(tmp_path / "repo") == {f"{name}/{file}" for name in names for file in ("config.pbtxt", "1/model.py")}
     for name in names:
         code = "\n".join(line for line in config(tmp_path / "repo", name).splitlines() if not line.startswith("#"))
-        assert "${" not in code and '"/models/CosyVoice2-0.5B"' in code
+        assert "${" not in code and f'"{model_dir.resolve()}"' in code
+        assert 'key: "model_family" value { string_value: "cosyvoice2" }' in code
     assert [path.name for path in tmp_path.iterdir()] == ["repo"]
+
+
+def test_the_family_follows_from_the_model_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "cosyvoice3.yaml").touch()
+    make(tmp_path / "repo", model_values(model_names(), {"model_dir": str(checkpoint)}, "torch"))
+    for name in model_names():
+        assert 'key: "model_family" value { string_value: "cosyvoice3" }' in config(tmp_path / "repo", name)
+    for setting in ("model_family=cosyvoice3", "token2wav.model_family=cosyvoice2"):
+        assert made(tmp_path / "other", "--set", setting) == 1
+        assert "leave it out" in capsys.readouterr().err
 
 
 def test_settings_go_to_all_models_or_to_one(tmp_path: Path) -> None:
@@ -40,9 +61,45 @@ def test_settings_go_to_all_models_or_to_one(tmp_path: Path) -> None:
     assert "decoupled: False" in config(out, "cosyvoice2")
 
 
-def test_a_profile_chooses_the_engine(tmp_path: Path) -> None:
+def test_a_profile_chooses_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # as if it were installed
     assert made(tmp_path / "repo", "--profile", "tensorrt_llm") == 0
     assert 'key: "engine" value { string_value: "tensorrt_llm" }' in config(tmp_path / "repo", "llm_bistream")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_llm") is not None, reason="tensorrt_llm is installed")
+@pytest.mark.parametrize("arguments", [("--profile", "tensorrt_llm"), ("--set", "engine=tensorrt_llm")])
+def test_an_engine_that_is_not_installed_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert made(tmp_path / "repo", *arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("make_model_repo.py: Engine tensorrt_llm needs the Python package") and error.count("\n") == 1
+    assert not (tmp_path / "repo").exists()
+
+
+def test_tensorrt_llm_takes_room_for_closed_sessions_too() -> None:
+    values = model_values(model_names(), {"model_dir": "/m", "kv_cache_tokens": "5000"}, "tensorrt_llm")
+    assert values["token2wav"]["shared_kv_cache_tokens"] == "10000"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"max_sessions": "10", "max_session_tokens": "100"}, "1000"),
+        ({"kv_cache_tokens": "5000"}, "5000"),
+        ({"device": "cuda:1", "kv_cache_tokens": "5000"}, "5000"),
+        ({"token2wav.device": "cuda:1", "kv_cache_tokens": "5000"}, "0"),
+        ({"kv_cache_tokens": "5000", "shared_kv_cache_tokens": "7"}, "7"),
+    ],
+)
+def test_flow_state_leaves_memory_to_a_language_model_on_the_same_device(settings: dict[str, str], tokens: str) -> None:
+    values = model_values(model_names(), {"model_dir": "/m", **settings}, "torch")
+    assert values["token2wav"]["shared_kv_cache_tokens"] == tokens
+
+
+def test_flow_state_has_a_device_without_language_model_to_itself() -> None:
+    assert model_values(["token2wav"], {"model_dir": "/m"}, "torch")["token2wav"]["shared_kv_cache_tokens"] == "0"
 
 
 def test_making_again_starts_from_scratch(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from scripts.make_model_repo import default_values, read_template
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {field.name for field in dataclasses.fields(RuntimeConfig)}
 DEFAULTS = json.loads((ROOT / "templates/defaults.json").read_text(encoding="utf-8"))
-WIRE_NAMES = {"TYPE_STRING": "BYTES", "TYPE_FP32": "FP32", "TYPE_INT32": "INT32", "TYPE_INT64": "INT64", "TYPE_BOOL": "BOOL"}
+WIRE_NAMES = {f"TYPE_{name}": name for name in ("FP32", "INT32", "INT64", "BOOL", "UINT8")} | {"TYPE_STRING": "BYTES"}
 
 
 def parse(contract: ModelContract) -> model_config_pb2.ModelConfig:
@@ -27,9 +27,10 @@ def parse(contract: ModelContract) -> model_config_pb2.ModelConfig:
     return text_format.Parse(fill(template, values), model_config_pb2.ModelConfig())
 
 
-def spec_of(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -> TensorSpec:
+def spec_of(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput, batch: tuple[int, ...] = ()) -> TensorSpec:
+    """batch: the axis that Triton adds to the input of a batched model."""
     datatype = WIRE_NAMES[model_config_pb2.DataType.Name(tensor.data_type)]
-    return TensorSpec(tensor.name, datatype, tuple(tensor.dims), getattr(tensor, "optional", False))
+    return TensorSpec(tensor.name, datatype, (*batch, *tensor.dims), getattr(tensor, "optional", False))
 
 
 each_model = pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.name)
@@ -70,8 +71,11 @@ def test_parameters_are_fields_of_the_runtime_configuration(contract: ModelContr
 @each_model
 def test_tensors_are_those_of_the_wire_contract(contract: ModelContract) -> None:
     config = parse(contract)
-    assert config.name == contract.name and config.backend == "python" and config.max_batch_size == 0
-    assert tuple(spec_of(tensor) for tensor in config.input) == contract.inputs
+    assert config.name == contract.name and config.backend == "python"
+    batch = (1,) if contract.is_batched else ()
+    assert (config.max_batch_size > 0) == contract.is_batched == config.HasField("dynamic_batching")
+    assert tuple(spec_of(tensor, batch) for tensor in config.input) == contract.inputs
+    assert all(tensor.allow_ragged_batch == contract.is_batched for tensor in config.input)
     assert tuple(spec_of(tensor) for tensor in config.output) == contract.outputs
     assert config.model_transaction_policy.decoupled == contract.decoupled
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import ERRORS_BY_CODE, BistreamError, BusyError
-from bistream.wire import CONTRACTS, SPEAKER_ID_PATTERN, format_error, parse_error
+from bistream.wire import CONTRACTS, SPEAKER_ID_PATTERN, SPEAKER_NAME_PATTERN, format_error, parse_error
 
 SENTENCES = st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]), min_size=1).map(lambda text: text.strip() or "x")
 
@@ -36,6 +36,7 @@ def test_only_transient_errors_are_retryable() -> None:
 @pytest.mark.parametrize("speaker_id", ["", "a/b", "..", "x" * 65, "a b", "a\n"])
 def test_speaker_ids_cannot_name_paths(speaker_id: str) -> None:
     assert SPEAKER_ID_PATTERN.match(speaker_id) is None
+    assert SPEAKER_NAME_PATTERN.match(speaker_id) is None
 
 
 def test_contracts_name_each_tensor_once() -> None:

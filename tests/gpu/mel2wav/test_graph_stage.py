@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from bistream.config import CheckpointConfig, RuntimeConfig, VocoderConfig
+from bistream.checkpoint_config import CheckpointConfig, VocoderConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage

@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bistream.config import LanguageModelConfig
+from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.cuda.batch import LAST_SAMPLED, NO_POSITION, NUM_FIELDS, NUM_START_NUMBERS, RowField, write_starts
 from bistream.text2token.cuda.launches import CudaStep
 from bistream.text2token.cuda.memory import BLOCK_SIZE, CudaCache, StepBuffers, packed_index
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
 from bistream.text2token.cuda.weights import pack_weights
-from bistream.text2token.engine import SamplingSpec, TurnLimits
+from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.sampler import DEFAULT_HISTORY, SamplerState, uniforms
 from bistream.text2token.sequence import SlotReset, TurnStart
-from bistream.text2token.weights import ModelWeights, build_weights, token_space
+from bistream.text2token.weights import ModelWeights, build_weights
 from tests.gpu.checks import DEVICE, SENTINEL, SUM_BOUND, Draw, assert_close, assert_untouched, poison, settled
 from tests.unit.text2token.tiny import random_state
 
 __all__ = [
     "CASES", "DEPTH", "LAST_SAMPLED", "MEASURED_BEST", "NUM_FIELDS", "NUM_START_NUMBERS", "POSITIONS", "REAL", "SLOTS", "USED_SLOTS",
-    "RowField", "SamplerState", "SamplingSpec", "SlotReset", "StepBench", "Tuning", "TurnLimits", "TurnStart", "cases", "copy_of",
-    "folded", "fresh_bench", "from_tiles", "give_positions", "pack", "rounded", "sums_of_squares", "tensors_of", "to_tiles",
-    "token_space", "uniforms", "unpack", "write_starts",
+    "RowField", "SamplerState", "SamplingSpec", "SlotReset", "StepBench", "TokenSpace", "Tuning", "TurnLimits", "TurnStart", "cases",
+    "copy_of", "folded", "fresh_bench", "from_tiles", "give_positions", "pack", "rounded", "sums_of_squares", "tensors_of", "to_tiles",
+    "uniforms", "unpack", "write_starts",
 ]  # fmt: skip
 
 SQUARE_SCALE = 2.0**24  # squares are summed as multiples of 2**-24
@@ -110,7 +110,7 @@ class StepBench:
         self.weights: ModelWeights = build_weights(random_state(config), config, DEVICE, torch.float32)
         self.num_blocks = USED_SLOTS * BLOCKS + 3
         self.cache = CudaCache(config, self.num_blocks, DEVICE)
-        self.state = SamplerState(SLOTS, token_space(config), DEFAULT_HISTORY, DEVICE)
+        self.state = SamplerState(SLOTS, TokenSpace.of(config), DEFAULT_HISTORY, DEVICE)
         self.table = torch.zeros((SLOTS + 1, BLOCKS), dtype=torch.int32, device=DEVICE)
         self.buffers = StepBuffers(config, MAX_ROWS, DEPTH, self.table, DEVICE)
         self.packed = pack_weights(self.weights, config, DEVICE)

@@ -19,11 +19,11 @@ from tests.gpu.text2token.bench import (
     SamplerState,
     SamplingSpec,
     SlotReset,
+    TokenSpace,
     TurnLimits,
     TurnStart,
     copy_of,
     tensors_of,
-    token_space,
     write_starts,
 )
 from tests.gpu.text2token.bench import REAL as CONFIG
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 def random_starts(turns: int, width: int) -> list[TurnStart]:
     """Every second turn begins a new sequence, with numbers of blocks around the 256 that the kernel copies at a time."""
     rng = np.random.default_rng(turns)
-    space = token_space(CONFIG)
+    space = TokenSpace.of(CONFIG)
     starts = []
     for turn, slot in enumerate(rng.permutation(SLOTS)[:turns].tolist()):
         forbidden, early = (frozenset(special for special in space.specials if rng.random() < 0.5) for _ in range(2))
@@ -51,7 +51,7 @@ def random_starts(turns: int, width: int) -> list[TurnStart]:
 
 
 def random_state(draw: Draw) -> SamplerState:
-    state = SamplerState(SLOTS, token_space(CONFIG), 64, DEVICE)
+    state = SamplerState(SLOTS, TokenSpace.of(CONFIG), 64, DEVICE)
     for tensor in tensors_of(state).values():
         tensor.copy_(draw.integers(0, 2 if tensor.dtype == torch.bool else 1000, *tensor.shape))
     return state

@@ -19,13 +19,15 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from bistream.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, RuntimeConfig
+from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.token2mel.graphs.attention import attend_flex, attend_gathered, kernel_options
 from bistream.token2mel.graphs.operations import compile_per_size
 from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.types import VoicePrompt
+from tests.unet import network_of, pages_of
 from tests.unit.token2mel.random_weights import random_state
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
@@ -52,13 +54,14 @@ def plain_stage(**changes: object) -> FlowStage:
     return FlowStage(dataclasses.replace(base, **changes), CheckpointConfig(flow=FLOW))  # type: ignore[arg-type]
 
 
-def graph_stage(tiles: Sequence[int] = TILES, record: bool = True, **changes: object) -> FlowStage:
+def graph_stage(tiles: Sequence[int] = TILES, record: bool = True, interruptible: bool = False, **changes: object) -> FlowStage:
     """A stage with these batch sizes only, since each takes seconds to compile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GraphFlowRunner, "record", lambda _: None)
         stage = plain_stage(kernels="graphs", **changes)
     assert stage.pages is not None
-    stage.runner = GraphFlowRunner(stage.runner.network, stage.pages, stage.left_context_chunks, tiles)
+    left = stage.left_context_chunks
+    stage.runner = GraphFlowRunner(network_of(stage), pages_of(stage), left, tiles, interruptible=interruptible)
     if record:
         stage.runner.record()
     return stage

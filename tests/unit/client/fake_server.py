@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+SAMPLES_PER_CHARACTER = 480  # of a Reader: 20 ms at 24 kHz
 _TYPES: dict[str, type] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32}
 
 
@@ -24,6 +26,7 @@ class Received:
     model: str
     inputs: dict[str, Any]
     wants_empty_final: bool
+    secret: str
 
     def flag(self, name: str) -> bool:
         return bool(self.inputs[name].reshape(-1)[0])
@@ -35,12 +38,13 @@ class Stream:
     def __init__(self) -> None:
         self.responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def audio(self, request_id: str, waveform: np.ndarray[Any, Any], number: int, consumed: int) -> None:
+    def audio(self, request_id: str, waveform: np.ndarray[Any, Any], number: int, consumed: int, position: int | None = None) -> None:
+        """position: None: as a server that knows none."""
         response = self._response(request_id, is_final=False)
+        numbers = {"sequence_number": number, "text_consumed": consumed, "text_position": position}
         for name, datatype, array in (
             ("waveform", "FP32", waveform.astype(np.float32).reshape(1, -1)),
-            ("sequence_number", "INT32", np.array([[number]], np.int32)),
-            ("text_consumed", "INT32", np.array([[consumed]], np.int32)),
+            *((name, "INT32", np.array([[value]], np.int32)) for name, value in numbers.items() if value is not None),
         ):
             output = response.infer_response.outputs.add(name=name, datatype=datatype, shape=array.shape)
             del output
@@ -85,25 +89,33 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         stream = Stream()
         context.add_callback(self.stream_gone.set)
         context.add_callback(lambda: stream.responses.put(None))
-        threading.Thread(target=self._read, args=(request_iterator, stream), daemon=True).start()
+        threading.Thread(target=self._read, args=(_until_gone(request_iterator, context), stream), daemon=True).start()
         while (response := stream.responses.get()) is not None:
             yield response
 
     def _read(self, requests: Iterator[Any], stream: Stream) -> None:
-        try:
-            for request in requests:
-                received = decode(request)
-                self.received.append(received)
-                self.behave(received, stream)
-        except grpc.RpcError:
-            pass
-        except Exception as error:  # the client is cancelled: grpc raises a bare Exception from the iterator
-            if type(error) is not Exception:
-                raise
+        for request in requests:
+            received = decode(request)
+            self.received.append(received)
+            self.behave(received, stream)
         stream.responses.put(None)
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait()
+
+
+def _until_gone(requests: Iterator[Any], context: Any) -> Iterator[Any]:
+    """Ends where the client or the server goes: grpc then raises from the iterator, and not always the same."""
+    while True:
+        try:
+            request = next(requests)
+        except StopIteration:
+            return
+        except Exception:
+            if context.is_active():
+                raise
+            return
+        yield request
 
 
 def decode(request: Any) -> Received:
@@ -114,7 +126,7 @@ def decode(request: Any) -> Received:
         else:
             inputs[tensor.name] = np.frombuffer(raw, _TYPES[tensor.datatype]).reshape(tuple(tensor.shape))
     wants_final = request.parameters["triton_enable_empty_final_response"].bool_param
-    return Received(request.id, request.model_name, inputs, wants_final)
+    return Received(request.id, request.model_name, inputs, wants_final, request.parameters["session_secret"].string_param)
 
 
 class Speaker:
@@ -126,6 +138,7 @@ class Speaker:
 
     def __call__(self, request: Received, stream: Stream) -> None:
         if "is_cancel" in request.inputs:
+            stream.audio(request.id, np.zeros(0), self.count, self.count, 2 * self.count)
             stream.final(request.id)
             stream.error(self.start_id, "CANCELLED: The session was cancelled by its client. [session x]")
             return
@@ -134,7 +147,47 @@ class Speaker:
         else:
             stream.final(request.id)
         if request.inputs["target_text"]:
-            stream.audio(self.start_id, np.full(2400, (self.count + 1) / 100), self.count, self.count + 1)
+            stream.audio(self.start_id, np.full(2400, (self.count + 1) / 100), self.count, self.count + 1, 2 * self.count + 2)
             self.count += 1
         if request.flag("is_end"):
             stream.final(self.start_id)
+
+
+class Speakers:
+    """Every session of the server is spoken by a ``Speaker`` of its own, whichever stream it comes on."""
+
+    def __init__(self) -> None:
+        self._speakers: WeakKeyDictionary[Stream, Speaker] = WeakKeyDictionary()
+
+    def __call__(self, request: Received, stream: Stream) -> None:
+        for name in ("is_start", "is_end"):
+            request.inputs.setdefault(name, np.array([[True]]))
+        self._speakers.setdefault(stream, Speaker())(request, stream)
+
+
+class Reader:
+    """Speaks every piece at once: 20 ms for each character, which count as consumed. Ends with the text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[bytes, str], list[Any]] = {}  # id of the start, chunks, characters
+
+    def __call__(self, request: Received, stream: Stream) -> None:
+        key = (request.inputs["session_id"], request.secret)
+        if "is_cancel" in request.inputs:
+            consumed = self._texts[key][2]
+            stream.audio(request.id, np.zeros(0), 0, consumed, consumed)
+            stream.final(request.id)
+            stream.error(self._texts[key][0], "CANCELLED: The session was cancelled by its client.")
+            return
+        if request.flag("is_start"):
+            self._texts[key] = [request.id, 0, 0]
+        else:
+            stream.final(request.id)
+        state = self._texts[key]
+        text = request.inputs["target_text"].decode("utf-8")
+        if text:
+            state[2] += len(text)
+            stream.audio(state[0], np.full(SAMPLES_PER_CHARACTER * len(text), 0.25), state[1], state[2], state[2])
+            state[1] += 1
+        if request.flag("is_end"):
+            stream.final(state[0])

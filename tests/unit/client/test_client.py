@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
+from bistream.client.client import BistreamClient, infer_input
+from bistream.client.exchange import Heard
+from bistream.client.server_errors import NotServedError, UnauthenticatedError
+from bistream.client.translation import stream_error
+from bistream.client.word_times import WordTime, word_times
+from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError
 from bistream.wire import COSYVOICE2_BISTREAM
-from client.client import BistreamClient, infer_input
 from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Stream
 
 WAIT_S = 20.0
@@ -57,6 +63,7 @@ def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve) -> 
     ]
     assert {request.inputs["session_id"] for request in server.received} == {b"s"}
     assert len({request.id for request in server.received}) == 4
+    assert len({request.secret for request in server.received}) == 1 and len(start.secret) == 32
     assert all(request.wants_empty_final for request in server.received)
     assert all("reference_wav" not in piece.inputs for piece in pieces)
 
@@ -83,7 +90,8 @@ def test_every_input_of_the_contract_can_be_made() -> None:
     [
         ("BUSY: All 4 sessions are taken; try again later. [session s]", BusyError, "s"),
         ("[request id: s.0] INVALID_INPUT: The text is empty. [session s]", InvalidInputError, "s"),
-        ("Request for unknown model: 'cosyvoice2_bistream' is not found", BistreamError, None),
+        ("Request for unknown model: 'cosyvoice2_bistream' is not found", NotServedError, None),
+        ("inference input 'top_k' data-type is 'INT64', but model 'cosyvoice2_bistream' expects 'INT32'", InvalidInputError, None),
     ],
 )
 def test_errors_are_raised_with_their_code(serve: Serve, message: str, kind: type[BistreamError], session_id: str | None) -> None:
@@ -114,7 +122,31 @@ def test_cancel_is_sent_and_ends_the_session(serve: Serve) -> None:
             list(session)
         with pytest.raises(CancelledError):
             session.push_text("more")
+        assert session.heard == Heard(text_consumed=1, text_position=2)
     assert server.received[-1].flag("is_cancel")
+
+
+def rounded(times: list[WordTime]) -> list[tuple[str, float, float]]:
+    return [(time.word, round(time.begin_s, 6), round(time.end_s, 6)) for time in times]
+
+
+def test_positions_come_with_the_audio_and_give_times_of_words(serve: Serve) -> None:
+    with BistreamClient(serve(Speaker()).address).start(speaker_id="anna", text="a b 你好", is_end=True) as session:
+        (chunk,) = session
+    assert (chunk.text_consumed, chunk.text_position, session.heard) == (1, 2, None)
+    chunks = [replace(chunk, text_position=position) for position in (2, 2, 6)]
+    assert rounded(word_times("a b 你好", chunks)) == [("a", 0.0, 0.1), ("b", 0.2, 0.225), ("你", 0.25, 0.275), ("好", 0.275, 0.3)]
+    assert rounded(word_times("a b 你好", chunks[:1])) == [("a", 0.0, 0.05)]
+    assert word_times("a", [replace(chunk, text_position=None)]) == []
+
+
+def test_a_server_that_tells_no_positions_is_understood(serve: Serve) -> None:
+    def behave(request: Received, stream: Stream) -> None:
+        stream.audio(request.id, np.zeros(2400), 0, 1)
+        stream.final(request.id)
+
+    with BistreamClient(serve(behave).address).start(speaker_id="anna", text="Hi", is_end=True) as session:
+        assert [chunk.text_position for chunk in session] == [None]
 
 
 def test_closing_early_ends_the_stream(serve: Serve) -> None:
@@ -150,3 +182,15 @@ def test_a_silent_server_is_given_up(serve: Serve) -> None:
     with BistreamClient(server.address, silence_timeout_s=0.05).start(speaker_id="anna") as session, pytest.raises(TimeoutError):
         list(session)
     assert asked.wait(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("SHUTTING_DOWN: The server is shutting down; connect to another one.", ShuttingDownError),
+        ("UNAUTHENTICATED: The API key is missing; send one.", UnauthenticatedError),
+        ("Stream removed", ConnectionError),
+    ],
+)
+def test_a_stream_that_was_ended_with_a_code_raises_it(message: str, kind: type[Exception]) -> None:
+    assert type(stream_error(InferenceServerException(message, status="StatusCode.UNAVAILABLE"), "host:1")) is kind

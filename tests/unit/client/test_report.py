@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.report import ChunkRecord, SessionReport
+from bistream.client.report import ChunkRecord, SessionReport
 
 
 def test_a_report_without_audio() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from bistream.client.say_http import MAX_BODY_BYTES, main, request_body
 from bistream.errors import InvalidInputError
-from client.client_http import MAX_BODY_BYTES, main, request_body
 
 
 class Server(HTTPServer):
@@ -24,6 +24,8 @@ class Server(HTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.status, self.answer = status, answer
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.keys: list[str | None] = []
+        self.redirect = ""
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
 
@@ -43,11 +45,19 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.requests.append((self.path, json.loads(body)))
+        self.server.keys.append(self.headers["Authorization"])
         answer = json.dumps(self.server.answer).encode()
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(answer)))
+        if self.server.redirect:
+            self.send_header("Location", self.server.redirect)
         self.end_headers()
         self.wfile.write(answer)
+
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers["Authorization"])
+        self.send_response(200)
+        self.end_headers()
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -80,10 +90,32 @@ def test_upstreams_request_becomes_a_wav(good_server: Server, tmp_path: Path) ->
     np.testing.assert_allclose(samples, np.linspace(-0.5, 0.5, 4800), atol=1e-3)
 
 
+def test_optional_inputs_are_sent_where_they_are_given(good_server: Server, tmp_path: Path) -> None:
+    arguments = [
+        "--text",
+        "Hi.",
+        "--speaker-id",
+        "anna",
+        "--instruct-text",
+        "Softly.",
+        "--cross-lingual",
+        "--output",
+        str(tmp_path / "o.wav"),
+    ]
+    assert main(["--server", good_server.address, *arguments]) == 0
+    ((_, body),) = good_server.requests
+    assert {one["name"]: one["data"] for one in body["inputs"]} == {
+        "target_text": ["Hi."],
+        "speaker_id": ["anna"],
+        "instruct_text": ["Softly."],
+        "is_cross_lingual": [[True]],
+    }
+
+
 def test_six_seconds_fit_and_what_does_not_is_refused_before_it_is_sent(good_server: Server, tmp_path: Path) -> None:
     loud = np.random.default_rng(0).uniform(-1, 1, 8 * 16000).astype(np.float32)
     assert len(request_body("Hello.", loud[: 6 * 16000], "Words.")) <= MAX_BODY_BYTES
-    with pytest.raises(InvalidInputError, match="client_grpc"):
+    with pytest.raises(InvalidInputError, match="bistream say"):
         request_body("Hello.", loud, "Words.")
     soundfile.write(tmp_path / "long.wav", loud, 16000)
     arguments = ["--reference-audio", str(tmp_path / "long.wav"), "--reference-text", "Words.", "--output", str(tmp_path / "out.wav")]
@@ -95,8 +127,12 @@ def test_six_seconds_fit_and_what_does_not_is_refused_before_it_is_sent(good_ser
     ("answer", "line"),
     [
         ({"error": "INVALID_INPUT: The text is empty. [session s]"}, "error: INVALID_INPUT: The text is empty.\n"),
-        ({"error": "Request for unknown model: 'x' is not found"}, "error: INTERNAL: Request for unknown model: 'x' is not found\n"),
-        ({}, "error: INTERNAL: The server answered with status 400.\n"),
+        (
+            {"error": "Request for unknown model: 'x' is not found"},
+            "error: NOT_SERVED: The server has no such model; check the model name and its version. "
+            "Triton said: Request for unknown model: 'x' is not found\n",
+        ),
+        ({}, "error: ENGINE_ERROR: The server failed and gave no code; try again. It said: The server answered with status 400.\n"),
     ],
 )
 def test_a_refusal_is_exit_code_1(answer: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,3 +148,12 @@ def test_no_server_is_exit_code_3_and_wrong_usage_2(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["--text", "Hi.", "--reference-text", "Words."])
     assert raised.value.code == 2
+
+
+def test_another_host_does_not_get_the_key(good_server: Server, tmp_path: Path) -> None:
+    redirecting = Server(302, {})
+    redirecting.redirect = f"http://{good_server.address}/elsewhere"
+    arguments = ["--text", "Hi.", "--output", str(tmp_path / "out.wav"), "--api-key", "k" * 16]
+    assert main(["--server", redirecting.address, *arguments]) != 0
+    redirecting.stop()
+    assert redirecting.keys == [f"Bearer {'k' * 16}"] and good_server.keys == [None]

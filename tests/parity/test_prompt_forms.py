@@ -1,0 +1,165 @@
+"""The language model's input in each manner of speaking, from a client's request to the ids that the engine is fed.
+
+The expected ids are put together here from what upstream's front end (``cosyvoice/cli/frontend.py``) gives the model: prompt text and
+prompt speech for a voice with its transcript, neither for cross-lingual speech and preset voices, the instruction as prompt text
+without prompt speech for ``inference_instruct2``; and from the layouts of ``cosyvoice/llm/llm.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.factory import LanguageModelParts
+from bistream.text2token.interleave import Interleaver
+from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.voice.build import make_voice_prompt
+from bistream.voice.registry import VoiceRegistry
+from scripts._tokenizer_files import write_tokenizer_files
+from tests.fakes import ScriptedEngine
+from tests.unit.orchestration.fakes import REFERENCE, append_request, start_request
+from tests.unit.orchestration.house import CONFIG, House
+from tests.unit.text2token.test_service import SIZES, SPACE, Mailbox, eos_in_final_phase
+
+TEXT = "In the <strong>end</strong> he laughed [laughter] and went home."
+TRANSCRIPT = "What she said in it."
+INSTRUCTION = "用四川话说这句话"
+END = "<|endofprompt|>"
+RECORDED = {"reference_wav": REFERENCE}
+NO_RECORDING = {"reference_wav": None, "reference_text": None}
+CODES = list(range(25))  # of ``FakeVoicePort`` for a second
+
+
+@dataclass(frozen=True)
+class Form:
+    """What upstream's front end gives the language model for a request: text to encode as prompt text, and codes."""
+
+    request: dict[str, Any]
+    prompt_text: str = ""
+    prompt_codes: Sequence[int] = ()
+    is_instruction: bool = False
+
+
+FORMS = {
+    "zero shot": Form({**RECORDED, "reference_text": TRANSCRIPT.encode()}, TRANSCRIPT, CODES),
+    "cross-lingual": Form({**RECORDED, "reference_text": None}),
+    "cross-lingual with a transcript": Form({**RECORDED, "reference_text": TRANSCRIPT.encode(), "is_cross_lingual": True}),
+    "instruct": Form(
+        {**RECORDED, "reference_text": None, "instruct_text": f"{INSTRUCTION}{END}".encode()}, INSTRUCTION + END, is_instruction=True
+    ),
+    "instruct without the mark": Form(
+        {**RECORDED, "reference_text": None, "instruct_text": INSTRUCTION.encode()}, INSTRUCTION + END, is_instruction=True
+    ),
+    "instruct with a transcript": Form(
+        {**RECORDED, "reference_text": TRANSCRIPT.encode(), "instruct_text": INSTRUCTION.encode()}, INSTRUCTION + END, is_instruction=True
+    ),
+    "registered voice": Form({**NO_RECORDING, "speaker_id": "anna"}, "Anna spoke.", range(10, 42)),
+    "registered voice, cross-lingual": Form({**NO_RECORDING, "speaker_id": "anna", "is_cross_lingual": True}),
+    "registered voice, instruct": Form(
+        {**NO_RECORDING, "speaker_id": "anna", "instruct_text": b"Happily."}, f"Happily.{END}", is_instruction=True
+    ),
+    "registered without a transcript": Form({**NO_RECORDING, "speaker_id": "mute"}),
+    "an embedding alone": Form({**NO_RECORDING, "speaker_id": "fixed"}),
+    "an embedding alone, instruct": Form(
+        {**NO_RECORDING, "speaker_id": "fixed", "instruct_text": b"Happily."}, f"Happily.{END}", is_instruction=True
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer_files(directory, 500)
+    return TextTokenizer.from_model_dir(directory)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    voices: Path = tmp_path_factory.mktemp("voices")
+    registry, embedding = VoiceRegistry(voices), np.ones(192, np.float32)
+    recorded = (np.arange(10, 42, dtype=np.int32), np.zeros((64, 80), np.float32), embedding)
+    registry.save("anna", make_voice_prompt("Anna spoke.", *recorded))
+    registry.save("mute", make_voice_prompt("", *recorded))
+    registry.save("fixed", make_voice_prompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), embedding))
+    house = House(replace(CONFIG, voices_dir=str(voices)))
+    yield house
+    house.orchestrator.close()
+
+
+def start_of(house: House, form: Form, in_pieces: bool) -> LanguageModelStart:
+    """What the language model is sent for a request."""
+    sender = house.send(start_request("" if in_pieces else TEXT, **{"is_end": not in_pieces, **form.request}))
+    if in_pieces:
+        house.send(append_request(TEXT, is_end=True))
+    assert sender.wait() is None
+    return house.models.language_model.starts[-1]
+
+
+def fed(tokenizer: TextTokenizer, start: LanguageModelStart, pieces: Sequence[str]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """All ids of the sequence, and those appended by each turn."""
+    engine = ScriptedEngine(SPACE, eos_in_final_phase)
+    service = SpeechTokenService(CONFIG, parts=LanguageModelParts(tokenizer, SIZES, engine), run_timer=False)
+    codes = np.asarray(start.prompt_speech_tokens, np.int32) % SPACE.speech_token_size
+    mailbox = Mailbox()
+    service.start(replace(start, prompt_speech_tokens=codes), mailbox)
+    for number, piece in enumerate(pieces, 1):
+        service.append(start.session_id, piece.encode(), number == len(pieces))
+    assert mailbox.ended.is_set()
+    (sequence,) = engine.opened
+    service.close()
+    return sequence.sequence, [ids for ids, _ in sequence.turns_started]
+
+
+def speech_ids(codes: Sequence[int]) -> list[int]:
+    return [SPACE.speech_offset + code for code in codes]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_whole_text_at_once(house: House, tokenizer: TextTokenizer, name: str) -> None:
+    """``inference``: sos, prompt text and text, task, prompt speech."""
+    form = FORMS[name]
+    _, turns = fed(tokenizer, start_of(house, form, in_pieces=False), ())
+    text = tokenizer.encode(form.prompt_text) + tokenizer.encode(TEXT)
+    assert turns == [tuple([SPACE.sos, *text, SPACE.task, *speech_ids(form.prompt_codes)])]
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_text_in_pieces(house: House, tokenizer: TextTokenizer, name: str, size: int) -> None:
+    """Blocks of 5 text and 15 speech ids; the rest of the text, task. An instruction stands before the blocks."""
+    form = FORMS[name]
+    pieces = [TEXT[begin : begin + size] for begin in range(0, len(TEXT), size)]
+    sequence, turns = fed(tokenizer, start_of(house, form, in_pieces=True), pieces)
+    prompt, own = tokenizer.encode(form.prompt_text), tokenizer.encode(TEXT)
+    lead, text = (prompt, own) if form.is_instruction else ([], prompt + own)
+    speech: list[int | None] = [*speech_ids(form.prompt_codes), *[None] * 1000]  # None: decoded
+    expected: list[int | None] = [SPACE.sos, *lead]
+    while len(text) >= 5:
+        expected, text, speech = [*expected, *text[:5], *speech[:15]], text[5:], speech[15:]
+    expected += [*text, SPACE.task]
+    assert len(sequence) >= len(expected)
+    wrong = [at for at, wanted in enumerate(expected) if wanted is not None and sequence[at] != wanted]
+    assert wrong == []
+    assert all(SPACE.is_speech(sequence[at]) for at, wanted in enumerate(expected) if wanted is None)
+    decoded = expected.count(None)
+    assert sum(len(ids) for ids in turns) == len(expected) - decoded
+
+
+def test_nothing_is_decoded_before_there_is_text(house: House, tokenizer: TextTokenizer) -> None:
+    """Unlike upstream's own order, where five ids of an instruction are a block that is spoken."""
+    start = start_of(house, FORMS["instruct"], in_pieces=True)
+    ids = tokenizer.encode(INSTRUCTION + END)
+    assert len(ids) >= 5
+    ours, upstream = Interleaver(SPACE, [], [], instruction_ids=ids), Interleaver(SPACE, ids, [], mode="reference")
+    for layout in (ours, upstream):
+        layout.push_text([1])
+    assert ours.next_turn() is None
+    turn = upstream.next_turn()
+    assert turn is not None and turn.append_ids == (SPACE.sos, *ids[:5])
+    assert (start.instruct_text, start.prompt_text, len(start.prompt_speech_tokens)) == (INSTRUCTION + END, "", 0)

@@ -1,0 +1,45 @@
+"""Two kept servers for the attacks: one whose limits are short, one with room for many sessions. Both answer ``cosyvoice2`` offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bistream.keeper.server_process import free_ports
+from tests.triton.attacks.sizes import LONG, SHORT, Sizes
+from tests.triton.served import Served, serving
+
+SHORT_S = 6.0  # of every limit of time on the first server
+UNREAD_S = 15.0  # audio that its gate keeps for a client that does not read
+PLACES = 8
+OFFLINE = {"cosyvoice2.decoupled_mode": "False"}
+UNLIMITED = ("--starts-per-second", "0", "--requests-per-second", "0")
+
+
+@pytest.fixture(scope="session")
+def sizes(request: pytest.FixtureRequest) -> Sizes:
+    return LONG if request.config.getoption("--long-attacks") else SHORT
+
+
+@pytest.fixture(scope="package")
+def hostile(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Served]:
+    """Small limits, which attacks reach within seconds."""
+    gate = ("--max-unread-audio-s", str(UNREAD_S), "--stall-timeout-s", str(SHORT_S), "--max-silence-s", str(SHORT_S))
+    settings = {"session_idle_timeout_s": str(SHORT_S), "cosyvoice2_bistream.max_sessions": str(PLACES), "max_text_chars": "400"}
+    yield from attacked(tmp_path_factory.mktemp("hostile"), tiny_model_dir, gate, {**OFFLINE, **settings})
+
+
+@pytest.fixture(scope="package")
+def busy(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Served]:
+    """Room for many sessions."""
+    settings = {"max_sessions": "160", "cosyvoice2_bistream.max_sessions": "80", "voice_cache_size": "8", "max_offline_jobs": "80"}
+    yield from attacked(tmp_path_factory.mktemp("busy"), tiny_model_dir, (), {**OFFLINE, **settings})
+
+
+def attacked(folder: Path, model_dir: Path, gate: tuple[str, ...], settings: dict[str, str]) -> Iterator[Served]:
+    port = free_ports().http
+    with serving(folder, model_dir, *UNLIMITED, "--exit-timeout-s", "3", "--health-port", str(port), *gate, **settings) as served:
+        served.health_port = port
+        yield served

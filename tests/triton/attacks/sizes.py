@@ -1,0 +1,17 @@
+"""How much of each attack is done: in minutes with every change, and longer on demand (``--long-attacks``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    inputs: int  # random ones, for each model and port
+    soak_sessions: int
+    utterances: int  # rendered as a whole, at the same time
+    rounds: int  # of sessions that get nothing, or whose client reads nothing
+
+
+SHORT = Sizes(inputs=100, soak_sessions=100, utterances=16, rounds=1)
+LONG = Sizes(inputs=500, soak_sessions=2000, utterances=64, rounds=2)

@@ -1,0 +1,101 @@
+"""SIGKILL of each model process under load: what its callers hear, that new sessions work afterwards, that nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.triton.keeper import shared_memory_of
+from tests.triton.processes import described, named
+from tests.triton.reliability import Attack
+from tests.triton.served import CALLERS, END_S, Served, end, serving
+
+logger = logging.getLogger(__name__)
+
+TOLD_S = 6.0  # measured: 0.1 to 0.5
+FRONT_ENDS = ["audio_tokenizer", "speaker_embedding"]
+STAGES = ["llm_bistream", "token2wav"]
+FRONT_DOORS = ["cosyvoice2_bistream", pytest.param("cosyvoice2", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("deaths"), tiny_model_dir) as one:
+        yield one
+
+
+@pytest.mark.attack(
+    "SIGKILL of `{model}` while sessions speak", must="every session has all its audio; new ones soon do; the model alone is replaced"
+)
+@pytest.mark.parametrize("model", FRONT_ENDS)
+def test_the_death_of_a_front_end_costs_no_session(served: Served, model: str, attack: Attack) -> None:
+    before = named(served.keeper.pid)
+    callers, server, dead = served.callers(), served.server, served.process(model)
+    os.kill(dead, signal.SIGKILL)
+    killed_at = time.monotonic()
+    outcomes: list[str] = []
+    while not outcomes or outcomes[-1] != "audio":
+        assert time.monotonic() < killed_at + END_S, outcomes
+        outcomes.append(served.new_session())
+    logger.info("%s: new sessions after its death: %s, %.1f s", model, outcomes, time.monotonic() - killed_at)
+    assert set(outcomes[:-1]) <= {"ENGINE_ERROR"}
+    for caller in callers:
+        caller.say("And these are the last words.")
+    heard = end(callers)
+    attack.got(heard)
+    attack.processes = described(before, named(served.keeper.pid))
+    assert heard == ["audio"] * CALLERS
+    assert served.server == server and served.process(model) != dead
+
+
+@pytest.mark.attack(
+    "SIGKILL of `{model}` while sessions speak",
+    must="one `ENGINE_ERROR` for each session; new ones have their audio after a restart; no shared memory is left",
+)
+@pytest.mark.parametrize("model", STAGES)
+def test_the_death_of_a_stage_ends_each_of_its_sessions_with_one_error(served: Served, model: str, attack: Attack) -> None:
+    before = named(served.keeper.pid)
+    callers, server = served.callers(), served.server
+    old = set(shared_memory_of(served.keeper.pid))
+    os.kill(served.process(model), signal.SIGKILL)
+    killed_at = time.monotonic()
+    heard = end(callers)
+    attack.got(heard)
+    assert heard == ["ENGINE_ERROR"] * CALLERS
+    told_s = max(caller.ended_at for caller in callers) - killed_at
+    served.wait_restarted(server)
+    ready_s = time.monotonic() - killed_at
+    assert served.new_session() == "audio"
+    attack.processes = described(before, named(served.keeper.pid))
+    attack.remarks.append(f"told after {told_s:.1f} s")
+    logger.info("%s: told after %.2f s, serving again after %.1f s", model, told_s, ready_s)
+    assert told_s < TOLD_S
+    assert not old & set(shared_memory_of(served.keeper.pid)), "shared memory of the dead server"
+
+
+@pytest.mark.attack(
+    "SIGKILL of `{model}` while sessions speak",
+    must="one `ENGINE_ERROR` for each session of both front doors; new ones have their audio after a restart",
+)
+@pytest.mark.parametrize("model", FRONT_DOORS)
+def test_the_death_of_a_front_door_restarts_the_server(served: Served, model: str, attack: Attack) -> None:
+    """Sessions of the dead front door end with their stream, which the gate turns into one error; those of the other one are told."""
+    before = named(served.keeper.pid)
+    callers, server = served.callers(), served.server
+    os.kill(served.process(model), signal.SIGKILL)
+    killed_at = time.monotonic()
+    heard = end(callers)
+    attack.got(heard)
+    assert heard == ["ENGINE_ERROR"] * CALLERS
+    told_s = max(caller.ended_at for caller in callers) - killed_at
+    served.wait_restarted(server)
+    assert served.new_session() == "audio"
+    attack.processes = described(before, named(served.keeper.pid))
+    attack.remarks.append(f"told after {told_s:.1f} s")
+    logger.info("%s: told after %.2f s", model, told_s)

@@ -1,0 +1,91 @@
+"""``deploy/entrypoint.sh`` as a container runs it, on the embedded server: variables to readiness, and SIGTERM to a drain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from bistream.keeper.server_process import free_ports
+from tests.triton.callers import Caller
+from tests.triton.conftest import LIMITS, ROOT, TRITON_BACKENDS, TRITON_SERVER, wait_for
+from tests.triton.keeper import processes_with
+
+START_TIMEOUT_S, END_TIMEOUT_S = 400.0, 240.0  # on a busy machine; they decide nothing
+Voice = dict[str, Any]
+
+
+def variables(folder: Path, model_dir: Path) -> dict[str, str]:
+    settings = {key.replace(".", "__"): value for key, value in LIMITS.items()}
+    serve = {
+        "free_ports": "true",
+        "ready_file": str(folder / "ready.json"),
+        "health_port": str(free_ports().http),
+        "drain_timeout_s": "300",
+        "log_file": str(folder / "server.log"),
+        "starts_per_second": "7",
+    }
+    given = {**settings, **{f"serve__{key}": value for key, value in serve.items()}}
+    return {
+        **os.environ,
+        **{f"BISTREAM__{key.upper()}": value for key, value in given.items()},
+        "MODEL_DIR": str(model_dir),
+        "MODEL_REPO": str(folder / "model_repo"),
+        "PYTHON": sys.executable,
+        "TRITON_SERVER": str(TRITON_SERVER),
+        "TRITON_BACKENDS": str(TRITON_BACKENDS),
+    }
+
+
+def is_ready(port: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=20) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_it_renders_serves_and_drains(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+    environment = variables(tmp_path, tiny_model_dir)
+    health_port = environment["BISTREAM__SERVE__HEALTH_PORT"]
+    log = tmp_path / "container.log"
+    with log.open("w") as stream:
+        container = subprocess.Popen([str(ROOT / "deploy/entrypoint.sh")], env=environment, cwd="/", stdout=stream, stderr=stream)
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not is_ready(health_port) and container.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert is_ready(health_port), log.read_text()
+        config = (tmp_path / "model_repo/cosyvoice2_bistream/config.pbtxt").read_text(encoding="utf-8")
+        assert f'"max_sessions" value {{ string_value: "{LIMITS["cosyvoice2_bistream.max_sessions"]}" }}' in config
+        words = Path(f"/proc/{the_gate(container.pid)}/cmdline").read_text().split("\0")
+        assert words[words.index("--starts-per-second") + 1] == "7.0"
+
+        caller = Caller(json.loads((tmp_path / "ready.json").read_text())["grpc"], voice)
+        caller.wait_audio()
+        container.send_signal(signal.SIGTERM)  # to the process of the entrypoint, which has become the keeper
+        wait_for(lambda: not is_ready(health_port), "the drain")
+        assert container.poll() is None
+        caller.say("And these are the last words.")
+        assert caller.wait_end(END_TIMEOUT_S) and caller.outcome == "audio"
+        caller.close()
+        assert container.wait(END_TIMEOUT_S) == 0
+        assert processes_with(str(tmp_path)) == []
+    finally:
+        container.kill()
+        container.wait()
+
+
+def the_gate(keeper: int) -> int:
+    (found,) = [pid for pid in processes_with("--upstream") if parent(pid) == keeper]
+    return found
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,104 @@
+"""What a running server shows to its host: sockets, files, and how it takes more connections than it may have files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import stat
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from bistream.keeper.host import SHARED_MEMORY
+from bistream.keeper.model_control import ADMIN_KEY
+from bistream.keeper.server_process import TritonServer
+from bistream.keeper.server_start import start_server
+from bistream.keeper.server_watch import failure
+from bistream.wire import SPEAKER_EMBEDDING
+from tests.triton.conftest import PROBE_TIMEOUT_S, make_repository, server_settings, wait_for
+from tests.triton.keeper import processes_with
+from tests.triton.requests import ask, to_input
+from tests.triton.sockets import is_loopback, listening
+
+SPARE_FILES = 100
+CONNECTIONS = 150
+MODEL = SPEAKER_EMBEDDING.name
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("host")
+    server = start_server(server_settings(make_repository(folder, tiny_model_dir, [MODEL]), folder / "server.log"), PROBE_TIMEOUT_S)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_nothing_listens_outside_loopback(small_server: TritonServer) -> None:
+    processes = {small_server.pid, *(pid for pid in processes_with(str(small_server.settings.model_repository)) if pid != os.getpid())}
+    sockets = listening(processes)
+    assert len(sockets) == 3 and all(is_loopback(address) for address, _ in sockets), sockets  # gRPC, HTTP, metrics
+
+
+def test_other_users_can_read_nothing(small_server: TritonServer) -> None:
+    assert small_server._claim is not None
+    paths = list(SHARED_MEMORY.glob(f"{small_server._claim.prefix}*"))
+    assert len(paths) == 3  # tensors, lock, control
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in paths} == {0}
+    log = small_server.settings.log_path
+    assert log is not None and stat.S_IMODE(log.stat().st_mode) & 0o027 == 0
+
+
+def test_the_command_line_shows_no_key(small_server: TritonServer) -> None:
+    """The key of the restricted requests loads models, that is, runs code; everybody may read a command line."""
+    words = Path(f"/proc/{small_server.pid}/cmdline").read_text(encoding="utf-8").split("\0")
+    given = [word for word in words if ADMIN_KEY in word]
+    assert len(given) == 2 and small_server._key not in "".join(words), given
+    for key in {word.rpartition("=")[2] for word in given}:
+        request = urllib.request.Request(f"http://{small_server.http_url}/v2/repository/index", method="POST", headers={ADMIN_KEY: key})
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            urllib.request.urlopen(request, timeout=20)
+        refusal.value.close()
+        assert refusal.value.code == 403
+    with triton.InferenceServerClient(small_server.grpc_url) as client, pytest.raises(InferenceServerException, match="restricted"):
+        client.get_model_repository_index()
+
+
+def test_a_flood_of_connections_passes_and_lost_files_are_noticed(small_server: TritonServer, reference_wav: NDArray[np.float32]) -> None:
+    files = open_files(small_server) + SPARE_FILES
+    resource.prlimit(small_server.pid, resource.RLIMIT_NOFILE, (files, files))
+    host, _, port = small_server.grpc_url.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        wait_for(lambda: open_files(small_server) == files, "the last free file")
+    assert ask(small_server.grpc_url, MODEL, reference_wav=reference_wav).error is None
+    assert failure(small_server) is None
+    while open_files(small_server) < files:
+        be_refused_and_leave(small_server.grpc_url)
+    wait_for(lambda: "accepts no connections" in str(failure(small_server)), "the failure")
+
+
+def open_files(server: TritonServer) -> int:
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+
+def be_refused_and_leave(grpc_url: str) -> None:
+    """A stream whose request Triton itself refuses, on a connection of its own, and which is then cancelled."""
+    client = triton.InferenceServerClient(grpc_url, channel_args=[("grpc.use_local_subchannel_pool", 1)])
+    answered: list[object] = []
+    client.start_stream(callback=lambda result, error: answered.append(error))
+    client.async_stream_infer(MODEL, [to_input("reference_wav", np.zeros((1, 1, 1), np.float32))])
+    wait_for(lambda: bool(answered), "the refusal")
+    client.stop_stream(cancel_requests=True)
+    client.close()

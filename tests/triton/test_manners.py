@@ -1,0 +1,64 @@
+"""Manners of speaking through the real server: cross-lingual, as instructed, with a preset, and voice conversion."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bistream.rates import SAMPLES_PER_TOKEN
+from tests.triton.requests import Stream, ask
+from tests.triton.test_sessions import check_audio
+
+MODEL = "cosyvoice2_bistream"
+PRESET = "001"  # of the tiny checkpoint's spk2info.pt
+
+
+@pytest.mark.parametrize("model", [MODEL, "cosyvoice2"])
+def test_a_whole_text(grpc_url: str, reference_wav: NDArray[np.float32], model: str) -> None:
+    recording = {"reference_wav": reference_wav}
+    heard = [
+        ask(grpc_url, model, target_text="Hi.", **manner)
+        for manner in (
+            recording,
+            {**recording, "instruct_text": "用四川话说", "is_cross_lingual": True},
+            {"speaker_id": PRESET},
+        )
+    ]
+    assert [answer.error for answer in heard] == [None] * 3
+    assert all(answer.waveform.size and answer.waveform.size % SAMPLES_PER_TOKEN == 0 for answer in heard)
+
+
+def test_text_in_pieces_as_instructed(grpc_url: str, reference_wav: NDArray[np.float32]) -> None:
+    session_id = uuid.uuid4().hex
+    manner: dict[str, Any] = {"reference_wav": reference_wav, "instruct_text": "Softly.<|endofprompt|>"}
+    with Stream(grpc_url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text="A mark [laugh", is_end=False, **manner)
+        assert stream.receive(stream.send(MODEL, session_id=session_id, target_text="ter].", is_start=False, is_end=True)).error is None
+        check_audio(stream.receive(start), len("A mark [laughter]."))
+
+
+@pytest.mark.parametrize("model", [MODEL, "cosyvoice2"])
+def test_a_recording_is_converted(grpc_url: str, reference_wav: NDArray[np.float32], model: str) -> None:
+    source = np.tile(reference_wav, 3)[:, ::-1].copy()
+    answer = ask(grpc_url, model, source_wav=source, reference_wav=reference_wav)
+    assert answer.error is None and answer.finals == 1 and len(answer.outputs) > 1
+    assert answer.waveform.size == source.size // 640 * SAMPLES_PER_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "words"),
+    [
+        ({"target_text": "x", "speaker_id": "中文女"}, "UNKNOWN_SPEAKER", PRESET),
+        ({"target_text": "x", "speaker_id": PRESET, "instruct_text": " "}, "INVALID_INPUT", "instruct_text"),
+        ({"target_text": "x", "speaker_id": PRESET, "source_wav": np.zeros((1, 16000), np.float32)}, "INVALID_INPUT", "target_text"),
+        ({"speaker_id": PRESET, "source_wav": np.zeros((1, 16), np.float32)}, "INVALID_INPUT", "source_wav"),
+    ],
+)
+def test_what_does_not_fit_is_refused(grpc_url: str, values: dict[str, Any], code: str, words: str) -> None:
+    with Stream(grpc_url) as stream:
+        answer = stream.receive_error(stream.send(MODEL, **values))
+    assert answer.code == code and answer.error is not None and words in answer.error.sentence

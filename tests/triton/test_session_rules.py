@@ -1,0 +1,128 @@
+"""Rules of a session that hold inside the models, without a gate in front of them: strangers, hoarders, special tokens, many pieces."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from bistream.client.client import BistreamClient
+from bistream.client.server_errors import server_error
+from bistream.keeper.server_process import TritonServer
+from bistream.text.special_tokens import SPECIAL_TOKENS
+from tests.triton.conftest import serve
+from tests.triton.requests import Stream, ask
+from tests.triton.test_sessions import MODEL, Voice, check_audio
+
+PLACES = 3
+IDLE_TIMEOUT_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("rules")
+    limits = {"session_idle_timeout_s": str(IDLE_TIMEOUT_S), "cosyvoice2_bistream.max_text_chars": "12000"}
+    servers: Iterator[TritonServer] = serve(folder, tiny_model_dir, **limits, **{"llm_bistream.max_text_chars": "12000"})
+    for server in servers:
+        yield server.grpc_url
+
+
+def test_a_stranger_who_knows_the_id_reaches_nothing(url: str, voice: Voice) -> None:
+    session_id = uuid.uuid4().hex
+    with Stream(url) as owner, Stream(url) as stranger:
+        start = owner.send(MODEL, "mine", session_id=session_id, target_text="Mine", is_end=False, **voice)
+        accepted = owner.receive(owner.send(MODEL, "mine", session_id=session_id, target_text=" alone", is_start=False, is_end=False))
+        assert accepted.error is None
+        for secret in (None, "yours"):
+            append = stranger.send(MODEL, secret, session_id=session_id, target_text="x", is_start=False, is_end=False)
+            assert stranger.receive(append).code == "UNKNOWN_SESSION"
+            assert stranger.receive(stranger.send(MODEL, secret, session_id=session_id, is_cancel=True)).code == "UNKNOWN_SESSION"
+        owner.send(MODEL, "mine", session_id=session_id, target_text=".", is_start=False, is_end=True)
+        check_audio(owner.receive(start), len("Mine alone."))
+
+
+def test_our_client_keeps_its_sessions_to_itself(url: str, voice: Voice) -> None:
+    text = "Mine, from the first word to the last of them, and nobody else's at all."
+    recording = {"reference_wav": voice["reference_wav"][0], "reference_text": "A reference."}
+    with BistreamClient(url).start(**recording, text=text, session_id="easy-to-guess") as session:
+        next(iter(session))
+        assert ask(url, MODEL, session_id="easy-to-guess", is_cancel=True).code == "UNKNOWN_SESSION"
+        session.end_text(" Still.")
+        assert [chunk.text_consumed for chunk in session][-1] == len(f"{text} Still.")
+
+
+def test_places_cannot_be_hoarded(url: str, voice: Voice) -> None:
+    nothing = ["", " ", "\n"]  # punctuation renews nothing either, but this model speaks it
+    streams = [Stream(url) for _ in range(PLACES)]
+    try:
+        ids = [uuid.uuid4().hex for _ in streams]
+        starts = [
+            stream.send(MODEL, session_id=session_id, target_text="", is_end=False, **voice)
+            for stream, session_id in zip(streams, ids, strict=True)
+        ]
+        began = time.monotonic()
+        number = 0
+        while not all(start.error for start in starts):
+            assert time.monotonic() < began + 60.0, "the places are held for ever"
+            for stream, session_id, start in zip(streams, ids, starts, strict=True):
+                if start.error is None:
+                    piece = nothing[number % len(nothing)]
+                    answer = stream.send(MODEL, session_id=session_id, target_text=piece, is_start=False, is_end=False)
+                    stream.receive(answer)
+                    if answer.error is not None:  # tritonclient hides which request failed
+                        start.error = answer.error
+            number += 1
+            time.sleep(0.2)
+        assert {start.code for start in starts} == {"SESSION_TIMEOUT"}
+        check_audio(ask(url, MODEL, target_text="Next.", **voice), len("Next."))
+    finally:
+        for stream in streams:
+            stream.drop()
+
+
+@pytest.mark.parametrize("token", ["<|endofprompt|>", "[laughter]", "[mn]", "<strong>"])
+def test_special_tokens_without_end_are_refused_and_one_ends(url: str, voice: Voice, token: str) -> None:
+    assert ask(url, MODEL, target_text=token * (12000 // len(token)), **voice).code == "INVALID_INPUT"
+    answer = ask(url, MODEL, target_text=token, **voice)
+    if token.startswith("["):
+        check_audio(answer, len(token))
+    else:
+        assert answer.code == "INVALID_INPUT"
+
+
+def test_all_special_tokens_between_words_are_spoken(url: str, voice: Voice) -> None:
+    text = "".join(f"so {token} " for token in SPECIAL_TOKENS[:6])
+    check_audio(ask(url, MODEL, target_text=text, **voice), len(text))
+
+
+def test_ten_thousand_pieces_are_answered(url: str, voice: Voice) -> None:
+    """Nearly all are empty; the others keep the session, whose limit is short in this test."""
+    session_id = uuid.uuid4().hex
+    texts = ["" if number % 500 else "o" for number in range(10_000)]
+    with Stream(url) as stream:
+        start = stream.send(MODEL, session_id=session_id, target_text="Hello", is_end=False, **voice)
+        pieces = [stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=False) for text in texts]
+        stream.send(MODEL, session_id=session_id, target_text=" world.", is_start=False, is_end=True)
+        check_audio(stream.receive(start), len("Hello world.") + 20)
+    assert all(piece.error is None and piece.finals == 1 for piece in pieces)
+
+
+def test_what_triton_refuses_in_its_own_words_gets_a_code_in_the_client(url: str) -> None:
+    """The models never see these requests, so no code of ours is in the answer."""
+    with Stream(url) as stream:
+        wrong_type = stream.receive_error(stream.send(MODEL, reference_wav=np.zeros((1, 8), np.int32)))
+        assert wrong_type.error is not None
+        assert server_error(wrong_type.error.sentence).code == "INVALID_INPUT"
+    tensor = triton.InferInput("is_cancel", [1, 1], "BOOL")
+    tensor.set_data_from_numpy(np.zeros((1, 1), np.bool_))
+    with triton.InferenceServerClient(url) as client:
+        for model, code in ((MODEL, "WRONG_CALL"), ("no_such_model", "NOT_SERVED")):
+            with pytest.raises(InferenceServerException) as refusal:
+                client.infer(model, [tensor])
+            assert server_error(str(refusal.value.message())).code == code

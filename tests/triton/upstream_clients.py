@@ -1,0 +1,114 @@
+"""The calls of upstream's clients (FunAudioLLM/CosyVoice, runtime/triton_trtllm/client_grpc.py and client_http.py): the same methods of
+``tritonclient``, tensors, padding, ids and JSON, and the same way to read the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import urllib.request
+import uuid
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from numpy.typing import NDArray
+from tritonclient.utils import np_to_triton_dtype
+
+MODEL = "cosyvoice2"
+SAMPLE_RATE = 16000
+STREAMING_PADDING_S, OFFLINE_PADDING_S = 10, 1
+ANSWER_TIMEOUT_S = 60.0
+
+
+def tensors(client: Any, waveform: NDArray[np.float32], transcript: str, text: str, padding_s: int) -> list[Any]:
+    """client: the module of ``tritonclient``. The recording is padded to where the audio is estimated to end."""
+    duration_s = waveform.size / SAMPLE_RATE
+    blocks = int(duration_s + duration_s / len(transcript) * len(text)) // padding_s + 1
+    samples = np.zeros((1, padding_s * SAMPLE_RATE * blocks), np.float32)
+    samples[0, : waveform.size] = waveform
+    values = {
+        "reference_wav": samples,
+        "reference_wav_len": np.array([[waveform.size]], np.int32),
+        "reference_text": np.array([[transcript]], object),
+        "target_text": np.array([[text]], object),
+    }
+    inputs = []
+    for name, value in values.items():
+        tensor = client.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
+        tensor.set_data_from_numpy(value)
+        inputs.append(tensor)
+    return inputs
+
+
+def stream_each(url: str, waveform: NDArray[np.float32], transcript: str, texts: list[str]) -> list[NDArray[np.float32]]:
+    """One text after the other on one stream. The response with the final flag is not looked at for audio."""
+    client = triton.InferenceServerClient(url=url, verbose=False)
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(callback=lambda result, error: answers.put(error or result))
+    spoken = []
+    for text in texts:
+        inputs = tensors(triton, waveform, transcript, text, STREAMING_PADDING_S)
+        outputs = [triton.InferRequestedOutput("waveform")]
+        client.async_stream_infer(MODEL, inputs, request_id=str(uuid.uuid4()), outputs=outputs, enable_empty_final_response=True)
+        chunks = []
+        while True:
+            answer = answers.get(timeout=ANSWER_TIMEOUT_S)
+            if isinstance(answer, Exception):
+                raise answer
+            if answer.get_response().parameters["triton_final_response"].bool_param:
+                break
+            chunks.append(answer.as_numpy("waveform").reshape(-1))
+        spoken.append(np.concatenate(chunks))
+    client.stop_stream()
+    client.close()
+    return spoken
+
+
+def ask_statistics(url: str) -> int:
+    """What the benchmark asks before and after its requests, of all models in one question; the number of requests so far."""
+
+    async def ask() -> int:
+        client = triton_aio.InferenceServerClient(url=url, verbose=False)
+        statistics = await client.get_inference_statistics(model_name="", as_json=True)
+        config = await client.get_model_config(model_name=MODEL, as_json=True)
+        await client.close()
+        assert config["config"]["name"] == MODEL
+        (model,) = [one for one in statistics["model_stats"] if one["name"] == MODEL]
+        return int(model.get("inference_stats", {}).get("success", {}).get("count", 0))
+
+    return asyncio.run(ask())
+
+
+def infer_offline(url: str, waveform: NDArray[np.float32], transcript: str, text: str) -> NDArray[np.float32]:
+    async def infer() -> NDArray[np.float32]:
+        client = triton_aio.InferenceServerClient(url=url, verbose=False)
+        inputs = tensors(triton_aio, waveform, transcript, text, OFFLINE_PADDING_S)
+        outputs = [triton_aio.InferRequestedOutput("waveform")]
+        response = await client.infer(MODEL, inputs, request_id="100000000", outputs=outputs)
+        await client.close()
+        audio: NDArray[np.float32] = response.as_numpy("waveform").reshape(-1)
+        return audio
+
+    return asyncio.run(infer())
+
+
+def ask_over_http(server: str, waveform: NDArray[np.float32], transcript: str, text: str) -> NDArray[np.float32]:
+    """Without padding, every sample as a decimal number of full length."""
+    data = {
+        "inputs": [
+            {"name": "reference_wav", "shape": [1, waveform.size], "datatype": "FP32", "data": waveform.reshape(1, -1).tolist()},
+            {"name": "reference_wav_len", "shape": [1, 1], "datatype": "INT32", "data": [[waveform.size]]},
+            {"name": "reference_text", "shape": [1, 1], "datatype": "BYTES", "data": [transcript]},
+            {"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": [text]},
+        ]
+    }
+    request = urllib.request.Request(
+        f"http://{server}/v2/models/{MODEL}/infer?request_id=0",
+        data=json.dumps(data).encode(),
+        headers={"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate", "Accept": "*/*"},
+    )
+    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:
+        answer = json.load(response)
+    return np.array(answer["outputs"][0]["data"], np.float32)

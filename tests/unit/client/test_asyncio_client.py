@@ -1,0 +1,170 @@
+"""The client for event loops, over the wire: the verbs and errors of the threaded one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from bistream.client.asyncio_client import AsyncBistreamClient
+from bistream.client.client import BistreamClient
+from bistream.client.exchange import Chunk, Heard
+from bistream.errors import BusyError, CancelledError
+from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
+
+WAIT_S = 20.0
+Serve = Callable[[Behaviour], FakeServer]
+RECORDING = np.linspace(-1, 1, 16000, dtype=np.float32)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    servers = []
+
+    def start(behave: Behaviour) -> FakeServer:
+        servers.append(FakeServer(behave))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_it_sends_and_hears_what_the_threaded_client_does(serve: Serve) -> None:
+    def threaded(address: str) -> list[Chunk]:
+        with BistreamClient(address).start(reference_wav=RECORDING, reference_text="w", session_id="s", seed=5) as session:
+            session.push_text("Hel")
+            session.end_text("lo")
+            return list(session)
+
+    async def asynchronous(address: str) -> list[Chunk]:
+        client = AsyncBistreamClient(address)
+        async with client.start(reference_wav=RECORDING, reference_text="w", session_id="s", seed=5) as session:
+            await session.push_text("Hel")
+            await session.end_text("lo")
+            return [chunk async for chunk in session]
+
+    servers = [serve(Speaker()) for _ in range(2)]
+    heard = [threaded(servers[0].address), asyncio.run(asynchronous(servers[1].address))]
+    assert [chunk.text_consumed for chunk in heard[0]] == [chunk.text_consumed for chunk in heard[1]]
+    for first, second in zip(*heard, strict=True):
+        np.testing.assert_array_equal(first.waveform, second.waveform)
+    sent = [[(one.id, one.model, one.wants_empty_final, sorted(one.inputs)) for one in server.received] for server in servers]
+    assert sent[0] == sent[1]
+    assert all(len(one.secret) == 32 for one in servers[1].received)
+
+
+def test_sessions_of_one_loop_run_beside_each_other(serve: Serve) -> None:
+    async def one(client: AsyncBistreamClient, number: int) -> int:
+        async with client.start(speaker_id="anna", text="a" * number, is_end=True) as session:
+            return [chunk.text_consumed async for chunk in session][-1]
+
+    async def all_of_them() -> list[int]:
+        client = AsyncBistreamClient(serve(Speakers()).address)
+        return await asyncio.gather(*(one(client, number) for number in range(1, 9)))
+
+    assert len(asyncio.run(all_of_them())) == 8
+
+
+def test_an_error_is_raised_with_its_code_after_the_audio_before_it(serve: Serve) -> None:
+    def behave(request: Received, stream: Stream) -> None:
+        stream.audio(request.id, np.zeros(10), 0, 0)
+        stream.error(request.id, "BUSY: All 4 sessions are taken; try again later. [session s]")
+
+    async def speak() -> int:
+        heard = 0
+        async with AsyncBistreamClient(serve(behave).address).start(speaker_id="anna") as session:
+            with pytest.raises(BusyError):
+                async for _ in session:
+                    heard += 1
+            with pytest.raises(BusyError):
+                await session.push_text("more")
+        return heard
+
+    assert asyncio.run(speak()) == 1
+
+
+def test_cancel_is_sent_and_ends_the_session(serve: Serve) -> None:
+    server = serve(Speaker())
+
+    async def speak() -> None:
+        async with AsyncBistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+            await session.cancel()
+            with pytest.raises(CancelledError):
+                async for _ in session:
+                    pass
+            assert session.heard == Heard(text_consumed=1, text_position=2)
+
+    asyncio.run(speak())
+    assert server.received[-1].flag("is_cancel")
+
+
+def test_leaving_early_ends_the_stream(serve: Serve) -> None:
+    server = serve(Speaker())
+
+    async def speak() -> None:
+        async with AsyncBistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+            async for _ in session:
+                break
+        await session.close()
+        with pytest.raises(CancelledError):
+            await session.push_text("more")
+
+    asyncio.run(speak())
+    assert server.stream_gone.wait(WAIT_S)
+
+
+def test_a_server_that_is_not_there_or_is_lost(serve: Serve) -> None:
+    server = serve(Speaker())
+
+    async def absent() -> None:
+        async with AsyncBistreamClient("127.0.0.1:1").start(speaker_id="anna") as session:
+            await anext(aiter(session))
+
+    async def lost() -> None:
+        async with AsyncBistreamClient(server.address).start(speaker_id="anna", text="Hello") as session:
+            audio = aiter(session)
+            await anext(audio)
+            await asyncio.to_thread(server.stop)
+            await anext(audio)
+
+    for speak in (absent, lost):
+        with pytest.raises(ConnectionError):
+            asyncio.run(speak())
+
+
+def test_silence_is_a_timeout(serve: Serve) -> None:
+    async def speak() -> None:
+        client = AsyncBistreamClient(serve(lambda request, stream: None).address, silence_timeout_s=0.05)
+        async with client.start(speaker_id="anna") as session:
+            await anext(aiter(session))
+
+    with pytest.raises(TimeoutError, match="No response"):
+        asyncio.run(speak())
+
+
+def test_a_known_recording_goes_as_its_hash_and_after_all_where_the_server_has_forgotten_it(serve: Serve) -> None:
+    speaker, forgets = Speaker(), [False]
+
+    def behave(request: Received, stream: Stream) -> None:
+        if forgets[0] and "reference_hash" in request.inputs:
+            stream.error(request.id, "UNKNOWN_VOICE: Send the recording. [session s]")
+        else:
+            speaker(request, stream)
+
+    async def speak(client: AsyncBistreamClient) -> None:
+        async with client.start(reference_wav=RECORDING, reference_text="w", text="Hi", is_end=True) as session:
+            assert [chunk async for chunk in session]
+
+    async def speak_three_times(address: str) -> None:
+        client = AsyncBistreamClient(address)
+        await speak(client)
+        await speak(client)
+        forgets[0] = True
+        await speak(client)
+
+    server = serve(behave)
+    asyncio.run(speak_three_times(server.address))
+    assert ["reference_wav" in request.inputs for request in server.received] == [True, False, False, True]

@@ -1,0 +1,67 @@
+"""``bistream health``, ``info`` and ``stats`` against a gate, over both of its doors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from bistream.commands.main import COMMANDS, main
+from tests.unit.gateway.rig import GateRig
+
+MODELS = ("cosyvoice2_bistream", "cosyvoice2")
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[GateRig]:
+    with GateRig() as made:
+        yield made
+
+
+@pytest.fixture(params=["grpc", "http"])
+def server(request: pytest.FixtureRequest, rig: GateRig) -> list[str]:
+    return ["--server", rig.grpc_url] if request.param == "grpc" else ["--http", "--server", rig.http_url]
+
+
+def test_health_of_a_server_and_its_models(server: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", *server, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == dict.fromkeys(("live", "ready", *MODELS), True)
+    assert main(["health", *server]) == 0
+    assert capsys.readouterr().out.count("yes") == 4
+
+
+def test_info_names_the_server_and_its_tensors(server: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", *server, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["models"]) == set(MODELS) and found["server"]["name"]
+    assert main(["info", *server]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in MODELS)
+
+
+def test_stats_have_a_row_for_each_model(server: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", *server, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(MODELS)
+    assert main(["stats", *server]) == 0
+    assert "calls" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["health", "info", "stats"])
+@pytest.mark.parametrize("door", [[], ["--http"]])
+def test_without_a_server_there_is_one_line(command: str, door: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, *door, "--server", "127.0.0.1:1", "--timeout", "5"]) == 3
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.count("\n") == 1 and "No server answers at" in printed.err and "127.0.0.1:1" in printed.err
+
+
+def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in COMMANDS)
+    assert main([]) == 2
+    capsys.readouterr()
+    assert main(["sing"]) == 2
+    assert "sing" in capsys.readouterr().err
+    assert main(["--version"]) == 0

@@ -1,0 +1,60 @@
+"""Every message of the server becomes an error with a code that says what to do, also Triton's own, which have none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.client.server_errors import server_error
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
+from bistream.wire import format_error
+
+# As this build of Triton words them.
+TRITON = [
+    ("Request for unknown model: 'nomodel' is not found", "NOT_SERVED"),
+    ("Request for unknown model: 'dec' has no available versions", "SHUTTING_DOWN"),
+    ("[request id: a] inference input 'AUDIO' data-type is 'INT32', but model 'two' expects 'FP32'", "INVALID_INPUT"),
+    ("unexpected shape for input 'AUDIO' for model 'two'. Expected [-1], got [1,3]. ", "INVALID_INPUT"),
+    ("unexpected inference input 'ZZ' for model 'two'", "INVALID_INPUT"),
+    ("unexpected inference output 'NO' for model 'two'", "INVALID_INPUT"),
+    ("incomplete string data for inference input 'TEXT', expecting string of length 9 but only 3 bytes available", "INVALID_INPUT"),
+    ("All input dimensions should be specified for input 'X' for model 'm', got [-1]", "INVALID_INPUT"),
+    ("expected 1 inputs but got 0 inputs for model 'two'. Got input(s) [], but missing required input(s) ['X'].", "INVALID_INPUT"),
+    ("expected number of inputs between 1 and 2 but got 0 inputs for model 'two'.", "INVALID_INPUT"),
+    ("input 'reference_wav' has no shape but model requires batch dimension for 'audio_tokenizer'", "INVALID_INPUT"),
+    ("input 'reference_wav' batch size does not match other inputs for 'audio_tokenizer'", "INVALID_INPUT"),
+    ("ModelInfer RPC doesn't support models with decoupled transaction policy", "WRONG_CALL"),
+    ("HTTP end point doesn't support models with decoupled transaction policy", "WRONG_CALL"),
+    ("[request id: r3] Exceeds maximum queue size", "BUSY"),
+    ("Stub process 'llm_bistream_0_0' is not healthy.", "ENGINE_ERROR"),
+    ("The server answered with status 400.", "ENGINE_ERROR"),
+]
+
+
+@pytest.mark.parametrize(("message", "code"), TRITON)
+def test_words_of_triton_get_a_code_and_are_kept(message: str, code: str) -> None:
+    error = server_error(message)
+    assert error.code == code
+    assert " ".join(message.split()) in error.sentence
+
+
+@pytest.mark.parametrize("kind", ERRORS_BY_CODE.values())
+def test_our_own_errors_stay_as_they_are(kind: type[BistreamError]) -> None:
+    read = server_error(format_error(kind("Do this.", "s")))
+    assert (type(read), read.sentence, read.session_id) == (kind, "Do this.", "s")
+
+
+@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "NOT_SERVED", "WRONG_CALL"])
+def test_codes_of_the_gate_are_known(code: str) -> None:
+    error = server_error(f"{code}: Do this.")
+    assert (error.code, error.sentence) == (code, "Do this.")
+    assert error.renewed("s").code == code
+
+
+@given(st.text())
+def test_no_message_is_left_without_a_code(message: str) -> None:
+    error = server_error(message)
+    assert error.code != BistreamError.code
+    if type(error) is EngineError:
+        assert error.retryable

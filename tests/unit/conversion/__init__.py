@@ -1,0 +1,1 @@
+"""Tests of the conversions of the language model's checkpoint."""

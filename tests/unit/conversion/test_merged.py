@@ -1,0 +1,203 @@
+"""The merged checkpoint: upstream's ids, the same logits in transformers, and nothing lost on the way back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.checkpoint import QWEN_DIRECTORY, load_state_dict, read_config
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.conversion.merged import ARCHITECTURE, HEAD, HEAD_BIAS, merged_state, split_state, write_llm_pt, write_merged
+from bistream.conversion.safetensors_files import load_tensors, save_tensors
+from bistream.conversion.vocabulary import MergedVocabulary
+from bistream.errors import CheckpointError
+from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.weights import load_weights
+from tests.unit.text2token.tiny import CONFIG, random_state
+
+RELEASED = MergedVocabulary(text_size=151_663, speech_token_size=6561)
+ROOT = Path(__file__).resolve().parents[3]
+ROUNDING = 1e-4  # float32 sums in another order; the scores are of size 10
+
+
+@pytest.fixture(scope="module")
+def merged_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("merged")
+    write_merged(tiny_model_dir, out, torch.float32)
+    return out
+
+
+@pytest.fixture
+def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where transformers puts the code of a checkpoint before it loads it."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+
+
+def test_the_ids_of_the_released_model_are_upstreams() -> None:
+    assert (RELEASED.speech_offset, RELEASED.eos, RELEASED.fill) == (151_663, 158_224, 158_226)
+    assert (RELEASED.sos, RELEASED.task, RELEASED.size) == (158_227, 158_228, 158_336)
+
+
+@pytest.mark.usefixtures("modules_cache")
+def test_logits_in_transformers_are_ours(merged_dir: Path, tiny_model_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  (takes seconds)
+
+    config = read_config(tiny_model_dir).language_model
+    ours = Qwen2Model(config, load_weights(tiny_model_dir, config, torch.device("cpu"), torch.float32))
+    theirs = AutoModelForCausalLM.from_pretrained(merged_dir, trust_remote_code=True, dtype=torch.float32)
+    assert type(theirs).__name__ == ARCHITECTURE
+    vocabulary = MergedVocabulary(TextTokenizer.from_model_dir(tiny_model_dir).size, config.speech_token_size)
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(vocabulary.text_size, (20,), generator=generator)
+    speech = torch.randint(vocabulary.head_rows, (30,), generator=generator)
+    own_ids = torch.cat([torch.tensor([ours.space.sos]), text, torch.tensor([ours.space.task]), speech + ours.space.speech_offset])
+    merged_ids = torch.cat([torch.tensor([vocabulary.sos]), text, torch.tensor([vocabulary.task]), speech + vocabulary.speech_offset])
+    with torch.inference_mode():
+        expected = ours.logits(ours.forward_dense(own_ids))
+        found = theirs(merged_ids[None]).logits[0]
+    rows = slice(vocabulary.speech_offset, vocabulary.speech_offset + vocabulary.head_rows)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(found[:, rows], expected, atol=ROUNDING, rtol=0)
+    others = torch.ones(vocabulary.size, dtype=torch.bool)
+    others[rows] = False
+    assert torch.all(found[:, others] == float("-inf")), "an id that is no speech could be sampled"
+
+
+def test_the_tokenizer_in_transformers_has_the_merged_ids(merged_dir: Path, tiny_model_dir: Path) -> None:
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    theirs, ours = AutoTokenizer.from_pretrained(merged_dir), TextTokenizer.from_model_dir(tiny_model_dir)
+    vocabulary = MergedVocabulary(ours.size, 6561)
+    for text in ("The weather was clear.", "你好，世界 [breath] 12", "<|endofprompt|>a\nb"):
+        assert theirs.encode(text) == ours.encode(text)
+    expected = [vocabulary.sos, *ours.encode("Hello"), vocabulary.task, vocabulary.speech_offset, vocabulary.eos - 1, vocabulary.fill]
+    assert theirs.encode("<|sos|>Hello<|task_id|><|s_0|><|s_6560|><|eos3|>") == expected
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<|s_7|>"}]
+    spoken = theirs.apply_chat_template(chat, tokenize=False)
+    assert spoken == "<|sos|>Hello<|task_id|><|s_7|>"
+    assert theirs.decode(expected[1:-4]) == "Hello"
+
+
+def test_the_way_there_and_back_is_exact(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    write_llm_pt(merged_dir, tiny_model_dir, tmp_path / "llm.pt")
+    before, after = load_state_dict(tiny_model_dir / "llm.pt"), load_state_dict(tmp_path / "llm.pt")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    embedding, head = (after[key] for key in ("llm.model.model.embed_tokens.weight", "llm.model.lm_head.weight"))
+    assert embedding.data_ptr() == head.data_ptr()
+    assert (tmp_path / "llm.pt").stat().st_size < 1.05 * (tiny_model_dir / "llm.pt").stat().st_size
+
+
+@settings(deadline=None, max_examples=30)
+@given(text_size=st.integers(150, CONFIG.text_vocab_size), keep=st.booleans())
+def test_rows_beyond_the_tokenizer_come_back_only_where_they_are_known(text_size: int, keep: bool) -> None:
+    state = random_state(CONFIG)
+    state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
+    vocabulary = MergedVocabulary(text_size, CONFIG.speech_token_size)
+    unused = state["llm.model.model.embed_tokens.weight"][text_size:]
+    back = split_state(merged_state(state, vocabulary, torch.float32), CONFIG, vocabulary, unused if keep else None)
+    expected = state["llm.model.model.embed_tokens.weight"].clone()
+    if not keep:
+        expected[text_size:] = 0
+    assert torch.equal(back.pop("llm.model.model.embed_tokens.weight"), expected)
+    assert torch.equal(back.pop("llm.model.lm_head.weight"), expected)
+    assert all(torch.equal(state[key], tensor) for key, tensor in back.items())
+
+
+def test_bfloat16_rounds_once(tiny_model_dir: Path, tmp_path: Path) -> None:
+    write_merged(tiny_model_dir, tmp_path, torch.bfloat16)
+    merged, state = load_tensors(tmp_path), load_state_dict(tiny_model_dir / "llm.pt")
+    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+    assert torch.equal(merged["model.norm.weight"], state["llm.model.model.norm.weight"].bfloat16())
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_a_merged_checkpoint_that_lost_the_bias_is_refused(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    tensors = load_tensors(merged_dir)
+    del tensors[HEAD_BIAS]
+    save_tensors(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.bias.*is lost"):
+        write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
+
+
+def test_a_merged_checkpoint_of_other_sizes_is_refused(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    tensors = load_tensors(merged_dir)
+    tensors[HEAD] = tensors[HEAD][:-128].clone()
+    save_tensors(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape"):
+        write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
+
+
+def test_weights_in_several_files(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """As ``save_pretrained`` of transformers writes a large model."""
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    tensors = load_tensors(merged_dir)
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    for file_name, keys in parts.items():
+        save_file({key: tensors[key] for key in keys}, tmp_path / file_name)
+    index = {"weight_map": {key: file_name for file_name, keys in parts.items() for key in keys}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
+    assert load_state_dict(tmp_path / "llm.pt").keys() == load_state_dict(tiny_model_dir / "llm.pt").keys()
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="00002-of-00002.safetensors is missing"):
+        write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
+
+
+def test_a_checkpoint_of_a_training_run_converts_too(tiny_model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_dir, tmp_path / "tuned")
+    state = load_state_dict(tiny_model_dir / "llm.pt")
+    torch.save(state | {"epoch": 3, "step": 12_000}, tmp_path / "tuned" / "llm.pt")
+    (tmp_path / "merged").mkdir()
+    write_merged(tmp_path / "tuned", tmp_path / "merged", torch.float32)
+    assert torch.equal(load_tensors(tmp_path / "merged")["model.norm.weight"], state["llm.model.model.norm.weight"])
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    config = tmp_path / "model" / QWEN_DIRECTORY / "config.json"
+    config.write_text(config.read_text().replace('"vocab_size": 1024', '"vocab_size": 1000'))
+    with pytest.raises(CheckpointError, match="tokenizer files have 1024 ids"):
+        write_merged(tmp_path / "model", tmp_path, torch.float32)
+
+
+def test_full_size_has_the_shapes_of_upstreams_checkpoint() -> None:
+    """Shapes alone: tensors without storage."""
+    from bistream.text2token.weights import expected_shapes  # noqa: PLC0415
+
+    state = {key: torch.empty(shape, device="meta") for key, shape in expected_shapes(LanguageModelConfig()).items()}
+    with torch.device("meta"):
+        merged = merged_state(state, RELEASED, torch.bfloat16)
+    assert merged["model.embed_tokens.weight"].shape == merged[HEAD].shape == (158_336, 896)
+    assert merged[HEAD_BIAS].shape == (158_336,)
+    assert len(merged) == 24 * 12 + 4
+
+
+def test_a_file_that_cannot_be_written_is_not_left_half(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    """The limit on the size of a file stands for a full disk."""
+    code = """
+import resource, sys
+from scripts.convert_checkpoint import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+sys.exit(main(sys.argv[1:]))
+"""
+    for arguments in (
+        ["llm_pt", "--merged", str(merged_dir), "--model-dir", str(tiny_model_dir), "--out", str(tmp_path / "llm.pt")],
+        ["huggingface", "--model-dir", str(tiny_model_dir), "--out", str(tmp_path / "merged")],
+    ):
+        result = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1, result.stderr
+        assert "could not be written" in result.stderr
+    assert list(tmp_path.iterdir()) == []

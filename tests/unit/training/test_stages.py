@@ -1,0 +1,51 @@
+"""Stages that are complete cost nothing, and a lot on a host that has only part of it goes on with the rest."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import stages
+from training.corpus import SHARD_TEXTS, plan_shards
+from training.gpu_lot import LARGEST_FILE, Lot
+from training.sizes import SMOKE
+from training.voices import VOICES
+
+
+def work_in(folder: Path) -> stages.Work:
+    return stages.Work(folder, SMOKE, torch.device("cpu"), time.monotonic() + 60, 1.0, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "speaker", "language_model", "flow", "vocoder"])
+def test_complete_stage_needs_no_corpus(name: str, tmp_path: Path) -> None:
+    work, stage = work_in(tmp_path), getattr(stages, name)
+    with pytest.raises(FileNotFoundError, match="run the stage"):
+        stage(work)
+    torch.save({"step": 10**6, "modules": {}}, work.folders.travel / f"{name}.pt")
+    assert stage(work)
+
+
+def test_shards_speak_every_text_and_are_the_same_each_time() -> None:
+    lengths = [40 + number % 60 for number in range(5000)]
+    tasks = plan_shards(lengths)
+    assert tasks == plan_shards(lengths) and len({task.name for task in tasks}) == len(tasks)
+    assert {text for task in tasks for text in task.texts} == set(range(5000))
+    assert all(0 < len(task.texts) <= SHARD_TEXTS for task in tasks)
+    shares = {number: sum(len(task.texts) for task in tasks if task.voice == number) for number in range(len(VOICES))}
+    assert shares[0] == pytest.approx(shares[1], rel=0.02)
+    assert {task.voice for task in tasks[:20]} == set(range(len(VOICES)))  # a part of the corpus has all voices
+
+
+def test_lot_packs_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "travel").mkdir()
+    (tmp_path / "travel" / "flow.pt").write_bytes(b"small")
+    with (tmp_path / "travel" / "large.pt").open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    lot = Lot(Namespace(folder=tmp_path, only=[], out=tmp_path / "out", seconds=0.0), [])
+    assert lot.run() == 0  # no time for a stage
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"flow.pt", "curves_and_logs.tar.gz"}
+    assert "large.pt has 16.0 MiB and stays here" in capsys.readouterr().out
