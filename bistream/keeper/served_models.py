@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bistream.control_files import forget_process
 from bistream.heartbeats import read_beat
@@ -15,19 +14,16 @@ from bistream.keeper.model_control import ModelControl
 from bistream.keeper.model_processes import STOPPED, ModelProcess, ModelProcesses, process_state
 from bistream.keeper.stub_pulse import StubPulse
 
-if TYPE_CHECKING:
-    from bistream.keeper.server_process import TritonServer
-
 
 class ServedModels:
     """Of a server whose models are loaded. ``unload`` and ``load`` may be called by another thread."""
 
-    def __init__(self, server: TritonServer, key: str, pulse: StubPulse, directory: Path) -> None:
-        """key: of the restricted requests. directory: of the control files."""
-        self._control = ModelControl(server.http_url, key, server.settings.start_timeout_s)
+    def __init__(self, control: ModelControl, server_pid: int, pulse: StubPulse, directory: Path) -> None:
+        """directory: of the control files."""
+        self._control = control
         self._pulse = pulse
         self._directory = directory
-        self._processes = ModelProcesses(server.pid)
+        self._processes = ModelProcesses(server_pid)
         self._processes.find()
 
     def take_dead(self) -> list[str]:

@@ -30,7 +30,7 @@ from bistream.keeper.host import (
     is_free,
     library_directories,
 )
-from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, is_ready
+from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, is_ready
 from bistream.keeper.served_models import ServedModels
 from bistream.keeper.server_log import ServerLog
 from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
@@ -138,7 +138,8 @@ class TritonServer:
             self._wait_until_ready(should_stop)
             assert self._pulse is not None
             self._pulse.settle()
-            self._models = ServedModels(self, self._key, self._pulse, self.control_directory)
+            control = ModelControl(self.http_url, self._key, self.settings.start_timeout_s)
+            self._models = ServedModels(control, self.pid, self._pulse, self.control_directory)
         except BaseException:
             self.stop(exit_timeout_s=0.0)
             raise
