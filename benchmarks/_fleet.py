@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks._fleet_policies import AdmissionRule, ProxyView, choose
-from benchmarks._fleet_replica import Replica, ServiceTimes, Session, interpolate
+from benchmarks._fleet_replica import Batch, Replica, ServiceTimes, interpolate
+from benchmarks._fleet_session import TOKEN_S, Session
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 
 HEARD_S = 0.02  # a shorter silence is not heard as a gap
@@ -24,6 +25,7 @@ class Conversation:
 
     speech_per_text_s: seconds of speech that a second of arriving text yields; 0: the whole text is there at once. hears: False wants
     the next reply as soon as the last chunk came (a closed-loop benchmark). retry_s: after BUSY, on average; 0: gives up that reply.
+    begin_s: all callers come within so many seconds; None: within a reply and a pause. replies: of each caller; 0: for ever.
     """
 
     reply_s: float = 5.6
@@ -32,6 +34,12 @@ class Conversation:
     speech_per_text_s: float = 4.0
     hears: bool = True
     retry_s: float = 1.0
+    begin_s: float | None = None
+    replies: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.speech_per_text_s == 0.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,8 @@ class Counts:
     with_gap: int = 0
     batches: int = 0
     first_audio: list[tuple[float, float]] = field(default_factory=list)
-    refusals: list[float] = field(default_factory=list)  # when
+    audio_s: float = 0.0  # of completed sessions
+    last_audio_at_s: float = 0.0
     most_open: int = 0  # sessions of one replica
 
 
@@ -92,11 +101,10 @@ class Fleet:
 
     def __post_init__(self) -> None:
         setting = self.setting
-        slow = setting.slow_replicas
-        self.replicas = [Replica(number, setting.slowness if number < slow else 1.0) for number in range(setting.replicas)]
-        names = list(range(setting.replicas))
+        speeds = [setting.slowness] * setting.slow_replicas + [1.0] * (setting.replicas - setting.slow_replicas)
+        self.replicas = [Replica(number, speed, setting.admission) for number, speed in enumerate(speeds)]
         self.proxies = [
-            ProxyView(list(names), [0] * setting.replicas, random.Random(f"{setting.seed} proxy {number}"))
+            ProxyView(list(range(setting.replicas)), [0] * setting.replicas, random.Random(f"{setting.seed} proxy {number}"))
             for number in range(setting.network.proxies)
         ]
         self.callers = [random.Random(f"{setting.seed} caller {number}") for number in range(setting.callers)]
@@ -104,9 +112,12 @@ class Fleet:
         self._order = 0
         self._to_drain: list[int] = []
         self._drain_back_s = 0.0
-        cycle_s = setting.conversation.reply_s + setting.conversation.pause_s
+        talk = setting.conversation
+        self._replies = [0] * setting.callers  # wanted so far, by caller
+        self._tokens = [0] * setting.callers  # of the last one
+        begin_s = talk.reply_s + talk.pause_s if talk.begin_s is None else talk.begin_s
         for caller, chance in enumerate(self.callers):
-            self.at(chance.uniform(0.0, cycle_s), lambda caller=caller: self._want(caller))  # type: ignore[misc]
+            self.at(chance.uniform(0.0, begin_s), lambda caller=caller: self._want(caller))  # type: ignore[misc]
 
     def at(self, when_s: float, event: Callable[[], None]) -> None:
         self._order += 1
@@ -122,6 +133,10 @@ class Fleet:
     # Callers
 
     def _want(self, caller: int) -> None:
+        if self._replies[caller] == self.setting.conversation.replies > 0:
+            return
+        self._replies[caller] += 1
+        self._tokens[caller] = self._reply_tokens(caller)
         self.counts.wanted += 1
         self._start(caller, self.now_s, None)
 
@@ -141,12 +156,13 @@ class Fleet:
         elif not replica.accepts:
             counts.turned_away += 1
             self._again(caller, asked_at_s, setting.network.turn_away_s)
-        elif not setting.admission.takes(len(replica.live), replica.without_audio):
-            counts.refused += 1
-            counts.refusals.append(self.now_s)
-            self._refuse(caller, asked_at_s)
         else:
-            self._admit(caller, asked_at_s, replica, view)
+            session = Session(caller, number, asked_at_s, self.now_s, self._tokens[caller], setting.conversation.is_whole)
+            if replica.admits(session, self.now_s):
+                self._admit(session, replica, view)
+            else:
+                counts.refused += 1
+                self._refuse(caller, asked_at_s)
 
     def _refuse(self, caller: int, asked_at_s: float) -> None:
         retry_s = self.setting.conversation.retry_s
@@ -173,8 +189,7 @@ class Fleet:
 
     # A session
 
-    def _admit(self, caller: int, asked_at_s: float, replica: Replica, view: ProxyView) -> None:
-        session = Session(caller, replica.number, asked_at_s, self.now_s, self._reply_tokens(caller))
+    def _admit(self, session: Session, replica: Replica, view: ProxyView) -> None:
         self.counts.admitted += 1
         view.open[replica.number] += 1
         replica.begin(session, self.now_s, self.setting.times)
@@ -182,48 +197,49 @@ class Fleet:
         self._next_hop(session)
 
     def _next_hop(self, session: Session) -> None:
-        tokens = session.next_tokens(self.now_s)
-        ready_at_s = session.ready_at_s(tokens, self.setting.conversation.speech_per_text_s)
+        tokens = session.next_tokens()
         replica = self.replicas[session.replica]
+        ready_at_s = replica.ready_at_s(session, tokens, self.setting.times, self.setting.conversation.speech_per_text_s)
         if ready_at_s <= self.now_s:
-            replica.push(session, tokens)
+            replica.push(session, tokens, self.now_s)
         else:
             life = replica.life
             self.at(ready_at_s, lambda: self._push(replica, life, session, tokens))
 
     def _push(self, replica: Replica, life: int, session: Session, tokens: int) -> None:
         if replica.life == life:
-            replica.push(session, tokens)
+            replica.push(session, tokens, self.now_s)
             self._compute(replica)
 
     def _compute(self, replica: Replica) -> None:
-        if replica.is_computing or not (replica.first or replica.later):
-            return
-        life = replica.life
-        batch, seconds = replica.pop_batch(self.setting.times)
-        replica.is_computing = True
-        self.counts.batches += 1
-        self.at(self.now_s + seconds, lambda: self._computed(replica, life, batch))
+        work = None if replica.is_computing else replica.work(self.now_s, self.setting.times)
+        if work is not None:
+            life, (seconds, done) = replica.life, work
+            replica.is_computing = True
+            self.at(self.now_s + seconds, lambda: self._computed(replica, life, done))
 
-    def _computed(self, replica: Replica, life: int, batch: list[tuple[Session, int]]) -> None:
+    def _computed(self, replica: Replica, life: int, done: Batch | None) -> None:
+        """done: None after a step of a batch that goes on."""
         if replica.life != life:
             return
         replica.is_computing = False
-        transit_s = interpolate(self.setting.times.transit_s, len(replica.live))
-        self.at(self.now_s + transit_s, lambda: self._deliver(replica, life, batch))
+        if done is not None:
+            self.counts.batches += 1
+            replica.done(done, self.now_s)
+            transit_s = interpolate(self.setting.times.transit_s, len(replica.live))
+            self.at(self.now_s + transit_s, lambda: self._deliver(replica, life, done))
         self._compute(replica)
 
-    def _deliver(self, replica: Replica, life: int, batch: list[tuple[Session, int]]) -> None:
+    def _deliver(self, replica: Replica, life: int, batch: Batch) -> None:
         if replica.life != life:
             return
-        for session, tokens in batch:
-            self._hear(replica, session, tokens)
+        for hop in batch.hops:
+            self._hear(replica, hop.item, hop.tokens)
         self._compute(replica)
         self._drained(replica)
 
     def _hear(self, replica: Replica, session: Session, tokens: int) -> None:
         if session.sent == 0:
-            replica.without_audio -= 1
             self.counts.first_audio.append((session.asked_at_s, self.now_s - session.asked_at_s))
         session.receive(tokens, self.now_s)
         if session.sent < session.total:
@@ -232,6 +248,8 @@ class Fleet:
         replica.live.remove(session)
         self._release(session)
         self.counts.completed += 1
+        self.counts.audio_s += session.total * TOKEN_S
+        self.counts.last_audio_at_s = self.now_s
         self.counts.with_gap += session.silent_s > HEARD_S
         self._pause(session.caller, session.audio_ends_at_s if self.setting.conversation.hears else self.now_s)
 
@@ -279,7 +297,4 @@ class Fleet:
         """The proxies see whether a replica is ready."""
         is_ready = self.replicas[number].is_up and self.replicas[number].accepts
         for view in self.proxies:
-            if is_ready and number not in view.ready:
-                view.ready = sorted([*view.ready, number])
-            elif not is_ready and number in view.ready:
-                view.ready = [each for each in view.ready if each != number]
+            view.ready = sorted({*view.ready, number} if is_ready else {*view.ready} - {number})

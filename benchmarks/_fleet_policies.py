@@ -1,4 +1,4 @@
-"""Decisions of the fleet simulation: which replica a proxy gives a session, and whether the replica takes it. Pure.
+"""Decisions of the fleet simulation: which replica a proxy gives a session, and how many a replica takes. Pure.
 
 The names of the balancing policies are Envoy's: ``least_request`` with ``FULL_SCAN`` and, as ``two_choices``, with its default of two
 replicas drawn at random.
@@ -9,11 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-from bistream.orchestration.load import FIRST_HOP_RATE
-
-Admission = Literal["none", "sessions", "load"]
 
 
 @dataclass
@@ -66,21 +61,22 @@ def choose(policy: str, view: ProxyView) -> int | None:
 
 @dataclass(frozen=True)
 class AdmissionRule:
-    """kind: none; sessions: at most ``max_sessions``; load: that, and the promise of ``bistream/orchestration/load.py``.
+    """What a replica refuses. The default is what containers and chart set.
 
-    capacity: audio seconds per second of a replica. target: ``admission_load``.
+    max_sessions: 0: any number. load_target: ``admission_load``, decided by ``bistream/orchestration/load.py``; 0: off. capacity: audio
+    seconds per second that it takes for possible; 0: as the replica measures it.
     """
 
-    kind: Admission = "sessions"
-    max_sessions: int = 576
-    target: float = 0.9
-    capacity: float = 790.0
+    max_sessions: int = 0
+    load_target: float = 0.9
+    capacity: float = 0.0
 
-    def takes(self, open_sessions: int, without_audio: int) -> bool:
-        """Each open session is promised a second of audio per second, one without any audio yet ``FIRST_HOP_RATE`` more."""
-        if self.kind == "none":
-            return True
-        if open_sessions >= self.max_sessions:
-            return False
-        promised = open_sessions + FIRST_HOP_RATE * without_audio
-        return self.kind == "sessions" or open_sessions == 0 or promised + 1.0 <= self.target * self.capacity
+    def has_place(self, open_sessions: int) -> bool:
+        return open_sessions < self.max_sessions or not self.max_sessions
+
+    @property
+    def name(self) -> str:
+        possible = f" of {self.capacity:g}" if self.capacity else ""
+        parts = [f"{self.max_sessions} sessions"] if self.max_sessions else []
+        parts += [f"load {self.load_target:g}{possible}"] if self.load_target else []
+        return ", ".join(parts) or "none"

@@ -19,7 +19,7 @@ START_TIMEOUT_S, EXIT_TIMEOUT_S = 900.0, 60.0
 TEXT, TEXT_RATE = "The quick brown fox jumps over", 10.0
 # All callers have one address, which the gate would bound.
 LIMITS = ("sessions-per-address", "connections-per-address", "streams-per-address", "starts-per-second", "requests-per-second")
-MANY_CALLERS = tuple(word for limit in LIMITS for word in (f"--{limit}", "0"))
+MANY_CALLERS = (*(word for limit in LIMITS for word in (f"--{limit}", "0")), "--max-connections", "8192")  # a connection for each caller
 STARTS_PER_S, LONGEST_SPREAD_S = 16.0, 16.0  # of callers
 
 
@@ -116,11 +116,14 @@ def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str], m
     return repository
 
 
-def call(server: Server, callers: int, work: Path, environment: dict[str, str], requests: int = 1) -> dict[str, Any]:
-    """The summary of ``benchmarks/sessions.py`` for this many concurrent callers."""
+def call(
+    server: Server, callers: int, work: Path, environment: dict[str, str], requests: int = 1, text_rate: float | None = TEXT_RATE
+) -> dict[str, Any]:
+    """The summary of ``benchmarks/sessions.py`` for this many concurrent callers. text_rate: words per second; None: the text is whole."""
     spread_s = 0.0 if callers == 1 else min(LONGEST_SPREAD_S, callers / STARTS_PER_S)
     command = [sys.executable, "benchmarks/sessions.py", "--server", server.grpc, "--num-tasks", str(callers), "--spread-s", str(spread_s)]
-    command += ["--requests", str(requests), "--reference-audio", "assets/reference.wav", "--text", TEXT, "--text-rate", str(TEXT_RATE)]
+    command += ["--requests", str(requests), "--reference-audio", "assets/reference.wav", "--text", TEXT]
+    command += [] if text_rate is None else ["--text-rate", str(text_rate)]
     command += ["--reference-text", (ROOT / "assets" / "reference.txt").read_text(encoding="utf-8").strip()]
     with (work / f"callers-{callers}.log").open("w") as stream:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)

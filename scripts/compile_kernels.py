@@ -5,9 +5,10 @@
     compile_kernels.py --model-dir CosyVoice2-0.5B --workers 8 --set max_sessions=128
 
 A server compiles in two processes, its language model's and token2wav's, each one kernel after the other. This program loads the same
-stages in more processes and ends; what they compiled stays in the compilers' caches (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR; the server
-must see the same ones, as the same user). The entries of a cache are named after the source, the compiler and the GPU, so nothing can be
-used where it does not fit: at worst a kernel is compiled again. The GPU must hold the weights once for each worker.
+stages in more processes, flow and vocoder in parts, and ends; what they compiled stays in the compilers' caches (TRITON_CACHE_DIR,
+TORCHINDUCTOR_CACHE_DIR; the server must see the same ones, as the same user). The entries of a cache are named after the source, the
+compiler and the GPU, so nothing can be used where it does not fit: at worst a kernel is compiled again. The GPU must hold weights and a
+little state once for each worker.
 
 Not yet run on a GPU; a server does not need it.
 """
@@ -15,6 +16,8 @@ Not yet run on a GPU; a server does not need it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -32,6 +35,9 @@ from scripts.fill_template import TemplateError, parse_settings
 LANGUAGE_MODEL, FLOW, VOCODER = "language_model", "flow", "vocoder"
 # A runner prepares its largest number of rows first. Smaller ones begin further down, and find the others' kernels when they meet.
 SHARES_OF_ROWS = (1, 4, 16)
+PARTS = 3  # of the buckets of flow and vocoder, which take longest
+FLOW_STATE_MB = 1024  # of a worker; a server's would leave no room for the others
+MOST_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,10 @@ class Outcome:
 
 
 def jobs_of(config: RuntimeConfig) -> list[str]:
-    """``stage`` or ``stage:rows``; those that take longest first."""
+    """``stage:part`` or ``language_model:rows``; those that take longest first."""
     rows = sorted({max(1, config.max_rows // share) for share in SHARES_OF_ROWS}, reverse=True)
-    return [FLOW, *(f"{LANGUAGE_MODEL}:{count}" for count in rows), VOCODER]
+    parts = [f"{stage}:{part}" for stage in (VOCODER, FLOW) for part in range(PARTS)]
+    return [*parts, *(f"{LANGUAGE_MODEL}:{count}" for count in rows)]
 
 
 def run_all(jobs: Sequence[str], command: Callable[[str], Sequence[str]], workers: int) -> Iterator[Outcome]:
@@ -68,33 +75,38 @@ def _run(job: str, command: Sequence[str]) -> Outcome:
 
 
 def compile_job(job: str, config: RuntimeConfig) -> None:
-    """In a worker: load one stage, which compiles and records all it needs. Raises ``BistreamError``."""
-    import dataclasses  # noqa: PLC0415
-
+    """In a worker: load one stage, which compiles and records all it needs, or its part. Raises ``BistreamError``."""
     from bistream.checkpoint import read_config  # noqa: PLC0415  (the stages load torch)
 
-    stage, _, rows = job.partition(":")
+    stage, _, number = job.partition(":")
     checkpoint = read_config(config.model_dir)
     if stage == LANGUAGE_MODEL:
         from bistream.text2token.factory import make_engine  # noqa: PLC0415
 
-        engine, _tiers = make_engine(dataclasses.replace(config, max_rows=int(rows), kv_cache_tokens=config.max_session_tokens))
+        engine, _tiers = make_engine(dataclasses.replace(config, max_rows=int(number), kv_cache_tokens=config.max_session_tokens))
         engine.close()
-    elif stage == FLOW:
-        from bistream.token2mel.stage import FlowStage  # noqa: PLC0415
+        return
+    from bistream.gpu.tier import Tier  # noqa: PLC0415
+    from bistream.mel2wav.factory import make_vocoder, vocoder_tier  # noqa: PLC0415
+    from bistream.token2mel.stage import FlowStage, tier_of  # noqa: PLC0415
 
-        FlowStage(config, checkpoint)
+    choice = tier_of(config, checkpoint) if stage == FLOW else vocoder_tier(config, checkpoint)
+    if choice.tier is not Tier.KERNELS and int(number):
+        return  # the first part compiles all of it
+    share = slice(int(number), None, PARTS)
+    if stage == FLOW:
+        small = dataclasses.replace(config, flow_state_mb=FLOW_STATE_MB) if choice.tier is Tier.KERNELS else config
+        FlowStage(small, checkpoint, share=share)
     else:
-        from bistream.mel2wav.factory import make_vocoder  # noqa: PLC0415
-
-        make_vocoder(config, checkpoint)
+        make_vocoder(config, checkpoint, choice, share)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-dir", required=True)
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="parameters as of the server")
-    parser.add_argument("--workers", type=int, default=4, help="processes at a time (default %(default)s)")
+    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=workers, help="processes at a time (default here: %(default)s)")
     parser.add_argument("--job", help=argparse.SUPPRESS)  # this process is a worker
     options = parser.parse_args(arguments)
     if options.workers < 1:

@@ -41,6 +41,7 @@ RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 # The server's pool for each model process, as by default. A call to another model occupies a thread until it is answered; a front door has
 # two at a time to each of two models, whatever its sessions, and two for recordings.
 BACKEND_THREADS = 32
+MODEL_LOAD_THREADS = 8  # all models at once; by default four, and token2wav, which takes longest, would wait for one of them
 PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds texts and audio
 LINES_OF_A_FAILURE = 200  # of the log, in which the reason is looked for
 POLL_INTERVAL_S = 0.05
@@ -244,6 +245,7 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.start_timeout_s) + 1}",
             f"--backend-config=python,thread-pool-size={BACKEND_THREADS}",
+            f"--model-load-thread-count={MODEL_LOAD_THREADS}",
             f"--exit-timeout-secs={max(1, int(settings.exit_timeout_s))}",
             f"--http-address={settings.http_address}",
             f"--grpc-address={settings.grpc_address}",

@@ -55,7 +55,10 @@ class FlowModel(nn.Module):
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        table = torch.empty(config.vocab_size, config.input_size)
+        if not table.is_meta:  # there ``normal_`` imports torch's compiler, which takes seconds of every start
+            nn.init.normal_(table)
+        self.token_embedding: nn.Embedding = nn.Embedding.from_pretrained(table, freeze=False)  # type: ignore[no-untyped-call]
         self.speaker_projection = nn.Linear(config.spk_embed_dim, config.output_size)
 
     @property

@@ -31,7 +31,7 @@ from bistream.checkpoint_config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
 from bistream.errors import BistreamError, EngineError, InvalidInputError
-from bistream.gpu.tier import Tier
+from bistream.gpu.tier import Tier, TierChoice
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.steps import Steps, finish
 from bistream.token2mel.batching import Span
@@ -96,7 +96,7 @@ class FlowHops:
 class FlowStage:
     """``incremental=False`` keeps no state: every hop computes its whole prefix (reference for tests and benchmarks).
 
-    network: None reads that of the model directory.
+    network: None reads that of the model directory. share: as for ``make_runner``.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class FlowStage:
         incremental: bool = True,
         reserve_tokens: int = RESERVE_TOKENS,
         network: FlowModel | None = None,
+        share: slice = slice(None),
     ) -> None:
         self.config = checkpoint.flow
         self.device = resolve_device(config.device)
@@ -117,7 +118,7 @@ class FlowStage:
         self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
         self.max_tokens = int(config.flow_context_s * SPEECH_TOKENS_PER_SECOND)  # of a session at a time, prompt included
         self.reference_final = config.final_mode == "reference"
-        choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
+        choice = tier_of(config, checkpoint) if incremental else None
         self.tiers = () if choice is None else (choice,)
         tier = Tier.PLAIN if choice is None else choice.tier
         self.page_bytes = flow_page_bytes(tier, self.config, self.dtype)
@@ -131,7 +132,7 @@ class FlowStage:
             total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, available, session_s)
         self.pages = make_pages(tier, self.config, total, self.dtype, self.device) if incremental else None
         self.pool = PagePool(self.pages.total if self.pages else 0)
-        self.runner = make_runner(tier, config, network, self.pages)
+        self.runner = make_runner(tier, config, network, self.pages, share)
         self.prefix_piece_chunks = PIECE_CHUNKS_ON_CPU if self.device.type == "cpu" and not self.left_context_chunks else None
         self.planner = HopPlanner(self.config, self.pool, self.pages is not None, self.left_context_chunks, self.reference_final)
         self._states: list[FlowState] = []  # those open when the last session was admitted
@@ -284,6 +285,12 @@ class FlowStage:
             for other in states:
                 if other.account.prefix is prefix:
                     other.fail(mel.sentence)
+
+
+def tier_of(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierChoice:
+    """The tier that the stage will use. Raises ``ConfigError`` when the requested one is unavailable."""
+    device = resolve_device(config.device)
+    return flow_tier(config, checkpoint.flow, device, resolve_dtype(config.dtype, device))
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

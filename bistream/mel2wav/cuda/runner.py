@@ -47,10 +47,10 @@ class CudaVocoderStage(SlottedVocoderStage):
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._recorder = GraphRecorder(self.device)
 
-    def record(self) -> None:
-        """Record the graphs of all buckets (a few seconds, plus the kernels' compilation the first time)."""
+    def record(self, share: slice = slice(None)) -> None:
+        """Record the graphs of all buckets (a few seconds, plus the kernels' compilation the first time), or of a share of them."""
         began = time.monotonic()
-        for bucket in BUCKETS:
+        for bucket in BUCKETS[share]:
             self._space.meta.zero_()
             self._record_call(bucket)
         _log.info("vocoder: %d graphs ready after %.1f s", len(self._graphs), time.monotonic() - began)

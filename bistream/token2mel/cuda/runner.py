@@ -103,11 +103,11 @@ class CudaFlowRunner(FlowRunner):
         )  # fmt: skip
         return _Call(bucket, tuning, numbers, host, solver)
 
-    def record(self) -> None:
-        """Record the graphs of all buckets (a few seconds, plus compiling the kernels the first time)."""
+    def record(self, share: slice = slice(None)) -> None:
+        """Record the graphs of all buckets (a few seconds, plus compiling the kernels the first time), or of a share of them."""
         began = time.monotonic()
         self._first_step.extend(FIRST_CHUNKS)
-        for call in self._calls:
+        for call in self._calls[share]:
             self._clear()
             self._record_call(call)
             _log.info("flow: graph for %d tokens ready after %.1f s", call.bucket.tokens, time.monotonic() - began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import socket
 import stat
 import sys
@@ -23,6 +24,7 @@ from bistream.keeper.server_process import (
 )
 from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
+from bistream.wire import CONTRACTS
 
 LOG = "\n".join(
     [
@@ -99,6 +101,15 @@ def test_a_log_that_cannot_be_opened_is_an_error_at_the_start(tmp_path: Path) ->
     server.settings = dataclasses.replace(server.settings, log_path=tmp_path)
     with pytest.raises(ServerError, match="cannot be written"):
         server.start()
+
+
+def test_no_model_waits_for_another_one_to_load(tmp_path: Path) -> None:
+    """The stand-in shows its arguments as the reason why it cannot start."""
+    server = fake_server(tmp_path, "import sys; print('E1 ' + ' '.join(sys.argv[1:])); sys.exit(1)")
+    with pytest.raises(ServerError):
+        server.start()
+    (threads,) = re.findall(r"--model-load-thread-count=(\d+)", (tmp_path / "log").read_text(encoding="utf-8"))
+    assert int(threads) >= len(CONTRACTS)
 
 
 def test_a_server_that_ends_while_starting_is_a_failure_with_its_reason(tmp_path: Path) -> None:
