@@ -78,7 +78,7 @@ def test_streams(token2wav: Token2Wav) -> None:
     """Library and Triton schedules; the sessions run side by side."""
     futures = [[token2wav.hop(hop) for hop in hops_of(case)] for case in CASES]
     for case, pending in zip(CASES, futures, strict=True):
-        chunks = [future.result(timeout=60) for future in pending]
+        chunks = [future.result(timeout=240) for future in pending]
         assert [len(chunk) for chunk in chunks] == case["chunk_samples"]
         assert_same_audio(np.concatenate(chunks), tensor(case["case"], AUDIO_NAMES[case["mode"]]))
 
@@ -90,7 +90,7 @@ OFFLINE = [(name.split(".", 1)[0], name) for name in sorted(golden.tensors("toke
 def test_offline(token2wav: Token2Wav, case: str, name: str) -> None:
     suffix = name.removeprefix(f"{case}.offline").removesuffix("_audio")
     speed = float(suffix.removeprefix("_speed")) if suffix else 1.0
-    waveform = token2wav.synthesize(tensor(case, "token").tolist(), prompt_of(case), speed=speed).result(timeout=60)
+    waveform = token2wav.synthesize(tensor(case, "token").tolist(), prompt_of(case), speed=speed).result(timeout=240)
     assert_same_audio(waveform, golden.tensors("token2wav")[name][0].numpy())
 
 
@@ -108,7 +108,7 @@ def test_the_default_modes_give_the_same_number_of_samples(model_dir: Path) -> N
     stages = SpeechStages(FlowStage(config, checkpoint), VocoderStage(config, checkpoint), sizes_of(checkpoint))
     service = Token2Wav(config, renderer=stages)
     pending = [service.hop(hop) for hop in hops_of(CASES[0])]
-    lengths = [len(future.result(timeout=60)) for future in pending]
+    lengths = [len(future.result(timeout=240)) for future in pending]
     service.close()
     assert lengths == CASES[0]["chunk_samples"]
     assert sum(lengths) == CASES[0]["n_token"] * SAMPLES_PER_TOKEN

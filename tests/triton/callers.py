@@ -25,6 +25,7 @@ class Caller:
     def __init__(self, grpc_url: str, voice: dict[str, Any], text: str = "The first words are spoken. ", is_end: bool = False) -> None:
         self.session_id = uuid.uuid4().hex
         self.codes: list[str] = []  # of errors, in order
+        self.ending = ""  # what ended the session: "audio", the code of its error, or BROKEN; what comes later changes nothing
         self.samples = 0
         self.finals = 0
         self.ended_at = 0.0
@@ -49,7 +50,7 @@ class Caller:
         if error is not None:
             logger.info("session %s: %s %s", self.session_id, error.status(), error.message())
             self.codes.append(parse_error(error.message()).code if error.status() is None else BROKEN)
-            self._end()
+            self._end(self.codes[-1])
             return
         response = result.get_response()
         waveform = result.as_numpy("waveform")
@@ -58,15 +59,16 @@ class Caller:
             self._heard.set()
         if response.id == self._start_id and response.parameters["triton_final_response"].bool_param:
             self.finals += 1
-            self._end()
+            self._end("audio")  # unless an error came before, which has a final response as well
 
-    def _end(self) -> None:
+    def _end(self, ending: str) -> None:
         if not self._ended.is_set():
+            self.ending = ending
             self.ended_at = time.monotonic()
             self._ended.set()
 
-    def wait_audio(self, seconds: float = 60.0) -> None:
-        assert self._heard.wait(seconds), "no audio came"
+    def wait_audio(self, seconds: float = 240.0) -> None:
+        assert self._heard.wait(seconds), f"no audio came: {self.outcome}"
 
     def wait_end(self, seconds: float) -> bool:
         """Whether the session has ended: with its final response, an error, or the end of the stream."""

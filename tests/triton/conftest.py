@@ -29,10 +29,12 @@ LIMITS = {
     "num_threads": "1",
     "max_session_tokens": "2048",
     "drain_timeout_s": "1",
+    "session_idle_timeout_s": "300",  # a session waits for its test, however slow the machine is; those about silence set another one
     "admission_load": "0",  # what a busy test machine can do decides no test; test_admission.py sets both numbers
 }
-PROBE_TIMEOUT_S = 60.0
-WAIT_TIMEOUT_S = 60.0
+PATIENCE_S = 240.0  # for anything that happens on a working server; of a broken one, whose test fails after it
+PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
+START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,7 +61,7 @@ def server_settings(repository: Path, log_path: Path) -> ServerSettings:
         model_repository=repository,
         executable=TRITON_SERVER,
         backend_directory=TRITON_BACKENDS,
-        start_timeout_s=120.0,
+        start_timeout_s=START_TIMEOUT_S,
         exit_timeout_s=10.0,
         log_path=log_path,
     )

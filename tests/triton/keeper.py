@@ -10,7 +10,16 @@ from pathlib import Path
 from types import TracebackType
 
 from bistream.keeper.host import SHARED_MEMORY
-from tests.triton.conftest import ROOT, TRITON_BACKENDS, TRITON_SERVER, WAIT_TIMEOUT_S, wait_for
+from tests.triton.conftest import (
+    LIMITS,
+    PROBE_TIMEOUT_S,
+    ROOT,
+    START_TIMEOUT_S,
+    TRITON_BACKENDS,
+    TRITON_SERVER,
+    WAIT_TIMEOUT_S,
+    wait_for,
+)
 from tests.triton.sockets import parents
 
 
@@ -43,6 +52,8 @@ def serve_command(repository: Path, *arguments: str, golden: bool = False) -> li
         *("--tritonserver", str(TRITON_SERVER)),
         *("--backend-directory", str(TRITON_BACKENDS)),
         *("--log-file", str(repository.parent / "server.log")),
+        *("--start-timeout-s", str(START_TIMEOUT_S), "--probe-timeout-s", str(PROBE_TIMEOUT_S)),
+        *(() if "--direct" in arguments else ("--max-silence-s", LIMITS["session_idle_timeout_s"])),  # the gate's bound on the same
         "--free-ports",
         *(() if golden else ("--no-golden",)),
         *arguments,
@@ -64,7 +75,8 @@ class Keeper:
         with self._errors.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(self._command, stderr=errors, cwd=ROOT)
         try:
-            wait_for(lambda: self.is_announced() or self._process.poll() is not None, "the start")
+            wait_for(lambda: self.is_announced() or self._process.poll() is not None, "the start", START_TIMEOUT_S)
+            assert self.is_announced(), self._errors.read_text(encoding="utf-8")
             addresses = self.addresses()
             self.grpc_url, self.http_url, self.triton_url = addresses["grpc"], addresses["http"], addresses["triton"]
         except BaseException:
@@ -93,9 +105,16 @@ class Keeper:
         return self._process.pid
 
     def child(self, word: str) -> int:
-        """The process that the keeper has started with ``word`` in its command line."""
-        (found,) = [process for process in processes_with(word) if parents()[process] == self.pid]
-        return found
+        """The process that the keeper has started with ``word`` in its command line; waits until there is one."""
+        found: list[int] = []
+
+        def is_one() -> bool:
+            parent_of = parents()
+            found[:] = [process for process in processes_with(word) if parent_of.get(process) == self.pid]
+            return len(found) == 1
+
+        wait_for(is_one, f"one process of {word}")
+        return found[0]
 
     @property
     def triton(self) -> int:

@@ -34,7 +34,8 @@ def attack(request: pytest.FixtureRequest) -> Attack:
     """The row of this test in the report, named by its marker ``attack(name, must)``; ``{}`` in the name are parameters of the test."""
     marker = request.node.get_closest_marker("attack")
     parameters: dict[str, Any] = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    made = Attack(marker.args[0].format(**parameters), marker.kwargs["must"])
+    is_reported = request.config.getoption("--reliability-report") is not None
+    made = Attack(marker.args[0].format(**parameters), marker.kwargs["must"], is_reported=is_reported)
     request.config.stash[ATTACKS][request.node.nodeid] = made
     return made
 

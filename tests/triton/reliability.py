@@ -27,7 +27,10 @@ class Table:
 
 @dataclass
 class Attack:
-    """One attack. ``tried``: how often. ``outcomes``: of its sessions or inputs. ``verdict``: the test's."""
+    """One attack. ``tried``: how often. ``outcomes``: of its sessions or inputs. ``verdict``: the test's.
+
+    ``is_reported``: the run writes the report, on a machine without other work; only there may a time decide.
+    """
 
     name: str
     must_hold: str
@@ -38,6 +41,7 @@ class Attack:
     remarks: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     verdict: str = UNFINISHED
+    is_reported: bool = False
 
     def got(self, outcomes: Iterable[str]) -> None:
         """Count the outcomes of sessions or inputs, each of which is one try."""

@@ -62,5 +62,5 @@ def fresh_scrape(server: TritonServer) -> Scrape:
 
 def session_lines(log: Path) -> list[dict[str, Any]]:
     """The lines about ended sessions in a server's log."""
-    lines = log.read_text(encoding="utf-8").splitlines()
+    lines = log.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()  # the last one may still be written
     return [json.loads(line) for line in lines if line.startswith('{"event": "session_end"')]

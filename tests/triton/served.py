@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tests.triton.callers import Caller
-from tests.triton.conftest import make_repository, wait_for
+from tests.triton.conftest import START_TIMEOUT_S, make_repository, wait_for
 from tests.triton.keeper import Keeper, processes_with
 
 CALLERS = 3
-END_S = 60.0
+END_S = 240.0  # decides nothing on a working server
 
 
 class Served:
@@ -29,7 +28,8 @@ class Served:
 
     @property
     def grpc_url(self) -> str:
-        return str(json.loads((self._repository.parent / "ready.json").read_text(encoding="utf-8"))["grpc"])
+        """The public address, which outlives restarts (``wait_restarted``)."""
+        return self.keeper.grpc_url
 
     def process(self, model: str) -> int:
         (process,) = processes_with(f"{self._repository}/{model}/1/model.py")
@@ -67,8 +67,8 @@ class Served:
 
     def wait_restarted(self, server: int) -> None:
         """Until another server process than ``server`` serves, on the same public address."""
-        wait_for(lambda: self.keeper.is_announced() and self.server not in (0, server), "the restart")
-        assert self.grpc_url == self.keeper.grpc_url
+        wait_for(lambda: self.keeper.is_announced() and self.server not in (0, server), "the restart", START_TIMEOUT_S)
+        assert self.keeper.addresses()["grpc"] == self.keeper.grpc_url
 
 
 @contextmanager

@@ -39,9 +39,17 @@ def say_in_pieces(stream: Stream, voice: Voice) -> FloatArray:
     return answer.waveform
 
 
-def test_text_in_pieces_is_spoken_and_sounds_the_same_again(keeper: Keeper, voice: Voice) -> None:
+def test_text_in_pieces_is_spoken_and_is_as_long_again(keeper: Keeper, voice: Voice) -> None:
+    """The same speech tokens. Where text in pieces pauses, time decides where a hop ends (``hop_policy``), and with it single samples."""
     with Stream(keeper.grpc_url) as stream:
-        np.testing.assert_array_equal(say_in_pieces(stream, voice), say_in_pieces(stream, voice))
+        assert say_in_pieces(stream, voice).size == say_in_pieces(stream, voice).size
+
+
+def test_a_whole_text_sounds_the_same_again(keeper: Keeper, voice: Voice) -> None:
+    with Stream(keeper.grpc_url) as stream:
+        once, again = (stream.receive(stream.send(MODEL, target_text=TEXT, seed=7, **voice)) for _ in range(2))
+    check_audio(once, len(TEXT))
+    np.testing.assert_array_equal(once.waveform, again.waveform)
 
 
 def test_a_whole_text_with_an_instruction_and_without_a_transcript(keeper: Keeper, voice: Voice) -> None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from bistream.keeper.health import LIVE, READY
-from bistream.keeper.server_process import free_ports
 from bistream.wire import parse_error
-from tests.triton.conftest import make_repository, wait_for
+from tests.ports import port
+from tests.triton.conftest import PATIENCE_S, make_repository, wait_for
 from tests.triton.keeper import SUB_COMMAND, Keeper
 from tests.triton.requests import Stream, ask, to_input
 from tests.triton.test_sessions import MODEL, check_audio
@@ -29,7 +29,7 @@ Voice = dict[str, Any]
 
 def health(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -50,7 +50,7 @@ def test_running_sessions_finish_and_new_ones_are_refused(tmp_path: Path, tiny_m
     pieces = ["The first words are spoken, ", "the next come while the server drains, ", "and these are the last."]
     spoken = "Slowly."
     repository = make_repository(tmp_path, tiny_model_dir, None, **{"cosyvoice2.max_unread_audio_s": "0.5"})
-    health_port = free_ports().http
+    health_port = port()
     with Keeper(repository, "--drain-timeout-s", LONG, "--health-port", str(health_port), program=SUB_COMMAND) as keeper:
         assert (health(health_port, READY), health(health_port, LIVE)) == (200, 200)
         session_id = uuid.uuid4().hex

@@ -12,12 +12,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from bistream.keeper.server_process import free_ports
+from tests.ports import port
 from tests.triton.callers import Caller
-from tests.triton.conftest import LIMITS, ROOT, TRITON_BACKENDS, TRITON_SERVER, wait_for
+from tests.triton.conftest import LIMITS, PATIENCE_S, ROOT, START_TIMEOUT_S, TRITON_BACKENDS, TRITON_SERVER, wait_for
 from tests.triton.keeper import processes_with
+from tests.triton.sockets import parents
 
-START_TIMEOUT_S, END_TIMEOUT_S = 400.0, 240.0  # on a busy machine; they decide nothing
 Voice = dict[str, Any]
 
 
@@ -26,10 +26,11 @@ def variables(folder: Path, model_dir: Path) -> dict[str, str]:
     serve = {
         "free_ports": "true",
         "ready_file": str(folder / "ready.json"),
-        "health_port": str(free_ports().http),
+        "health_port": str(port()),
         "drain_timeout_s": "300",
         "log_file": str(folder / "server.log"),
         "starts_per_second": "7",
+        "max_silence_s": "300",
     }
     given = {**settings, **{f"serve__{key}": value for key, value in serve.items()}}
     return {
@@ -45,7 +46,7 @@ def variables(folder: Path, model_dir: Path) -> dict[str, str]:
 
 def is_ready(port: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=PATIENCE_S) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -73,9 +74,9 @@ def test_it_renders_serves_and_drains(tmp_path: Path, tiny_model_dir: Path, voic
         wait_for(lambda: not is_ready(health_port), "the drain")
         assert container.poll() is None
         caller.say("And these are the last words.")
-        assert caller.wait_end(END_TIMEOUT_S) and caller.outcome == "audio"
+        assert caller.wait_end(PATIENCE_S) and caller.outcome == "audio"
         caller.close()
-        assert container.wait(END_TIMEOUT_S) == 0
+        assert container.wait(PATIENCE_S) == 0
         assert processes_with(str(tmp_path)) == []
     finally:
         container.kill()
@@ -83,9 +84,6 @@ def test_it_renders_serves_and_drains(tmp_path: Path, tiny_model_dir: Path, voic
 
 
 def the_gate(keeper: int) -> int:
-    (found,) = [pid for pid in processes_with("--upstream") if parent(pid) == keeper]
+    parent_of = parents()
+    (found,) = [pid for pid in processes_with("--upstream") if parent_of.get(pid) == keeper]
     return found
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

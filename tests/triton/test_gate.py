@@ -26,7 +26,7 @@ from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.wire_arrays import scalar_array, text_array
 from gateway.settings import Limits
 from tests.triton.chaos import Storm
-from tests.triton.conftest import serve, wait_for
+from tests.triton.conftest import PATIENCE_S, serve, wait_for
 from tests.triton.gate_process import GateProcess
 from tests.triton.reliability import Attack
 from tests.triton.requests import Stream, ask, to_input
@@ -41,7 +41,7 @@ PIECES = ["The first words of a text are enough to begin with, ", "the r", "est 
 @pytest.fixture(scope="module")
 def gate(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
     """Before the shared server, which is the same afterwards as before."""
-    with GateProcess(server, tmp_path_factory.mktemp("gate"), Limits(starts_per_second=0)) as made:
+    with GateProcess(server, tmp_path_factory.mktemp("gate"), Limits(starts_per_second=0, max_silence_s=PATIENCE_S)) as made:
         yield made
         assert server.exit_code() is None and server.models.count_dead() == 0
         made.check_end()
@@ -196,7 +196,7 @@ def damaged_messages(url: str) -> None:
 
 def large_json(http_url: str) -> None:
     host, _, port = http_url.partition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_S)
     try:
         connection.request("POST", "/v2/models/nobody/infer", b'{"inputs": [' + 4_500_000 * b"1" + b"]}")
         assert connection.getresponse().status == 413

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 
 from bistream.keeper.golden_check import GoldenCheck
-from bistream.keeper.server_process import free_ports, never
+from bistream.keeper.server_process import never
 from bistream.keeper.server_start import start_server
 from scripts.make_checkpoint import make_checkpoint
-from tests.triton.conftest import PROBE_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
+from tests.ports import port
+from tests.triton.conftest import PATIENCE_S, PROBE_TIMEOUT_S, START_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with, serve_command
 
-STARTS_S = 240.0  # a start, the golden utterance twice, another start
+STARTS_S = 2 * START_TIMEOUT_S  # a start, the golden utterance twice, another start
 
 
-def ask_ready(port: int) -> tuple[int, str]:
+def ask_ready(health_port: int) -> tuple[int, str]:
     """Status and sentence; 0 while nothing answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    connection = http.client.HTTPConnection("127.0.0.1", health_port, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/v2/health/ready")
         answer = connection.getresponse()
@@ -56,13 +57,13 @@ def test_wrong_weights_are_not_served(tmp_path: Path, broken_model_dir: Path) ->
         server.stop()
 
     damage(broken_model_dir / "flow.pt")
-    port, ready = free_ports().http, tmp_path / "ready.json"
+    health_port, ready = port(), tmp_path / "ready.json"
     command = serve_command(repository, golden=True)
-    command += ["--ready-file", str(ready), "--health-port", str(port)]
+    command += ["--ready-file", str(ready), "--health-port", str(health_port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
         try:
-            wait_for(lambda: "golden utterance" in ask_ready(port)[1] or keeper.poll() is not None, "the refusal", STARTS_S)
-            status, sentence = ask_ready(port)
+            wait_for(lambda: "golden utterance" in ask_ready(health_port)[1] or keeper.poll() is not None, "the refusal", STARTS_S)
+            status, sentence = ask_ready(health_port)
             assert status == 503 and not ready.exists()
             assert "is not as stored on 20" in sentence and "token2wav makes other audio of the same speech tokens" in sentence
             assert f"remove {stored.parent}" in sentence
@@ -70,7 +71,7 @@ def test_wrong_weights_are_not_served(tmp_path: Path, broken_model_dir: Path) ->
             shutil.rmtree(broken_model_dir)
             make_checkpoint(broken_model_dir, "tiny", seed=1)
             wait_for(lambda: ready.exists() or keeper.poll() is not None, "the start with other weights", STARTS_S)
-            assert ask_ready(port)[0] == 200
+            assert ask_ready(health_port)[0] == 200
             assert len(list(state.rglob("*.safetensors"))) == 2 and len(list((state / "golden").iterdir())) == 2
             keeper.terminate()
             assert keeper.wait(WAIT_TIMEOUT_S) == 0
@@ -83,6 +84,8 @@ def test_wrong_weights_are_not_served(tmp_path: Path, broken_model_dir: Path) ->
 def test_a_command_does_not_run_on_wrong_weights(tmp_path: Path, broken_model_dir: Path) -> None:
     damage(broken_model_dir / "llm.pt")
     repository = make_repository(tmp_path, broken_model_dir)
-    finished = subprocess.run([*serve_command(repository, golden=True), "--", "true"], capture_output=True, text=True, timeout=300)
+    finished = subprocess.run(
+        [*serve_command(repository, golden=True), "--", "true"], capture_output=True, text=True, timeout=2 * START_TIMEOUT_S
+    )
     assert finished.returncode == 1
     assert "serve.py: llm.pt is damaged (llm/data/" in finished.stderr and finished.stderr.rstrip().endswith("download it again.")

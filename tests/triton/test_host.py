@@ -24,7 +24,7 @@ from bistream.keeper.server_process import TritonServer
 from bistream.keeper.server_start import start_server
 from bistream.keeper.server_watch import failure
 from bistream.wire import SPEAKER_EMBEDDING
-from tests.triton.conftest import PROBE_TIMEOUT_S, make_repository, server_settings, wait_for
+from tests.triton.conftest import PATIENCE_S, PROBE_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with
 from tests.triton.requests import ask, to_input
 from tests.triton.sockets import is_loopback, listening
@@ -67,7 +67,7 @@ def test_the_command_line_shows_no_key(small_server: TritonServer) -> None:
     for key in {word.rpartition("=")[2] for word in given}:
         request = urllib.request.Request(f"http://{small_server.http_url}/v2/repository/index", method="POST", headers={ADMIN_KEY: key})
         with pytest.raises(urllib.error.HTTPError) as refusal:
-            urllib.request.urlopen(request, timeout=20)
+            urllib.request.urlopen(request, timeout=PATIENCE_S)
         refusal.value.close()
         assert refusal.value.code == 403
     with triton.InferenceServerClient(small_server.grpc_url) as client, pytest.raises(InferenceServerException, match="restricted"):

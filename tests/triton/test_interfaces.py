@@ -48,7 +48,9 @@ def test_text_beyond_the_servers_limit_is_its_refusal(interfaces: Interfaces) ->
 
 
 def test_a_turn_of_tokens_and_an_interruption(interfaces: Interfaces, server: TritonServer) -> None:
-    with connect(f"ws://127.0.0.1:{interfaces.port}/v2/speak?model=reference&encoding=linear16&sample_rate=24000") as socket:
+    with connect(
+        f"ws://127.0.0.1:{interfaces.port}/v2/speak?model=reference&encoding=linear16&sample_rate=24000", open_timeout=WAIT_TIMEOUT_S
+    ) as socket:
         for word in (TEXT * 6).split(" "):
             socket.send(json.dumps({"type": "Speak", "text": f"{word} "}))
         audio_ms = 0.0
@@ -71,7 +73,7 @@ def test_a_turn_of_tokens_and_an_interruption(interfaces: Interfaces, server: Tr
 
 def test_the_first_signal_drains(interfaces: Interfaces) -> None:
     """Last: it ends the process."""
-    with connect(f"ws://127.0.0.1:{interfaces.port}/v2/speak?model=reference") as socket:
+    with connect(f"ws://127.0.0.1:{interfaces.port}/v2/speak?model=reference", open_timeout=WAIT_TIMEOUT_S) as socket:
         socket.recv(timeout=WAIT_TIMEOUT_S)
         interfaces.process.send_signal(signal.SIGTERM)
         with pytest.raises(ConnectionClosed) as closed:

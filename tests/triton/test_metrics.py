@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from bistream.keeper.server_process import TritonServer, free_ports
+from bistream.keeper.server_process import TritonServer
 from bistream.metrics.families import ALL, HOP_STAGES, OUTER_STAGES, RECOMPUTED_TOKENS, REJECTED_STOPS, STAGES, TOKENS_STAGES, Kind
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
-from tests.triton.conftest import ROOT, make_repository, wait_for
+from tests.ports import port
+from tests.triton.conftest import PATIENCE_S, ROOT, START_TIMEOUT_S, make_repository, wait_for
 from tests.triton.keeper import Keeper, processes_with
 from tests.triton.requests import Answer, Stream, ask
 from tests.triton.scraping import Scrape, fresh_scrape, scrape, session_lines
@@ -163,21 +164,24 @@ def test_a_session_leaves_one_line_without_its_text(server: TritonServer, grpc_u
 
 
 def test_the_keeper_serves_them_and_counts_restarts(tmp_path: Path, tiny_model_dir: Path) -> None:
-    port = free_ports().http
+    metrics_port = port()
     repository = make_repository(tmp_path, tiny_model_dir)
 
     def read() -> Scrape:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=PATIENCE_S) as response:
             assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             return Scrape(response.read().decode())
 
-    with Keeper(repository, "--health-port", str(port), "--probe-interval-s", "0") as keeper:
-        check_the_benchmark(keeper.grpc_url, f"http://127.0.0.1:{port}/metrics")
-        assert read()("bistream_audio_ttfp_s_count", text="pieces") == 1 + 4
-        assert (read()("bistream_server_ready"), read()("bistream_server_restarts_total")) == (1, 0)
-        (victim,) = [pid for pid in processes_with("token2wav") if is_stub_of(pid, repository)]
+    with Keeper(repository, "--health-port", str(metrics_port), "--probe-interval-s", "0") as keeper:
+        check_the_benchmark(keeper.grpc_url, f"http://127.0.0.1:{metrics_port}/metrics")
+        wait_for(lambda: read()("bistream_audio_ttfp_s_count", text="pieces") == 1 + 4, "the sessions in the metrics")
+        wait_for(lambda: read()("bistream_server_ready") == 1, "readiness")
+        assert read()("bistream_server_restarts_total") == 0
+        (victim,) = processes_with(f"{repository}/token2wav/1/model.py")
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: read()("bistream_server_restarts_total") == 1 and read()("bistream_server_ready") == 1, "the restart")
+        wait_for(
+            lambda: read()("bistream_server_restarts_total") == 1 and read()("bistream_server_ready") == 1, "the restart", START_TIMEOUT_S
+        )
         assert read()("bistream_audio_ttfp_s_count", text="pieces") == 0  # a new server counts from zero
 
 
@@ -199,7 +203,7 @@ def check_the_benchmark(grpc_url: str, metrics_url: str) -> None:
         "50",
     ]
     command += ["--reference-audio", str(ROOT / "assets/reference.wav"), "--reference-text", "A reference."]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(done.stdout.splitlines()[-1])["metrics"]["runs"]
     assert (run["load"], run["voice"], run["text"], run["sessions"], run["failed"]) == ("closed 2", "recording", "pieces", 4, 0)
@@ -207,8 +211,3 @@ def check_the_benchmark(grpc_url: str, metrics_url: str) -> None:
     assert sum(stages[name] for name in OUTER_STAGES) == pytest.approx(run["first_audio_server_ms"]["mean"], abs=0.1)
     inner = [name for name in stages if "." in name]
     assert len(inner) == len(TOKENS_STAGES) + len(HOP_STAGES) + 2 and all(stages[name] >= 0.0 for name in inner)
-
-
-def is_stub_of(pid: int, repository: Path) -> bool:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b"triton_python_backend_stub" in command and str(repository).encode() in command

@@ -16,6 +16,7 @@ from bistream.checkpoint_config import FlowConfig
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import FinishReason
+from tests.triton.conftest import PATIENCE_S
 from tests.triton.requests import Answer, Stream, ask, to_input
 
 EMBEDDING = np.ones(FlowConfig().spk_embed_dim, np.float32)
@@ -140,7 +141,7 @@ def test_upstream_offline_request_over_http(offline_server: TritonServer, refere
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         answer = json.load(response)
     waveform = np.array(answer["outputs"][0]["data"], np.float32)
     assert waveform.ndim == 1 and waveform.size > 0 and waveform.size % SAMPLES_PER_TOKEN == 0

@@ -16,12 +16,12 @@ from bistream.client.client import BistreamClient
 from bistream.client.server_errors import server_error
 from bistream.keeper.server_process import TritonServer
 from bistream.text.special_tokens import SPECIAL_TOKENS
-from tests.triton.conftest import serve
+from tests.triton.conftest import PATIENCE_S, serve
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
 
 PLACES = 3
-IDLE_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 15.0  # only hoarders may reach it, also where a busy machine takes seconds for the first words
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_places_cannot_be_hoarded(url: str, voice: Voice) -> None:
         began = time.monotonic()
         number = 0
         while not all(start.error for start in starts):
-            assert time.monotonic() < began + 60.0, "the places are held for ever"
+            assert time.monotonic() < began + PATIENCE_S, "the places are held for ever"
             for stream, session_id, start in zip(streams, ids, starts, strict=True):
                 if start.error is None:
                     piece = nothing[number % len(nothing)]

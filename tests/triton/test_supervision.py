@@ -16,7 +16,7 @@ import pytest
 from bistream.keeper.host import ServerError
 from bistream.keeper.server_start import start_server
 from bistream.keeper.shared_memory import sweep_shared_memory
-from tests.triton.conftest import PROBE_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
+from tests.triton.conftest import PROBE_TIMEOUT_S, START_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with, serve_command, shared_memory_of
 from tests.triton.requests import Stream
 from tests.triton.test_sessions import MODEL, check_audio
@@ -67,7 +67,7 @@ def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_pat
     command = serve_command(repository, "--ready-file", str(ready), "--exit-timeout-s", "10")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as keeper:
         try:
-            wait_for(ready.exists, "the first start")
+            wait_for(ready.exists, "the first start", START_TIMEOUT_S)
             first = json.loads(ready.read_text(encoding="utf-8"))
             stubs = [pid for pid in processes_with(f"{repository}/token2wav") if pid != keeper.pid]
             assert len(stubs) == 1
@@ -75,7 +75,7 @@ def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_pat
             assert Path(f"/proc/{server}/cmdline").read_text(encoding="utf-8").count(f"admin-key={'x' * 32}") == 2, "the key is hidden"
             os.kill(stubs[0], signal.SIGKILL)
             wait_for(lambda: not ready.exists(), "the failure to be noticed")
-            wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the restart")
+            wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the restart", START_TIMEOUT_S)
             assert json.loads(ready.read_text(encoding="utf-8")) == first  # the gate finds it again
             left = shared_memory_of(keeper.pid)
             kinds = [path.is_dir() for path in left]
@@ -92,7 +92,7 @@ def test_the_exit_code_of_a_command_run_with_the_server_is_returned(tmp_path: Pa
     repository = make_repository(tmp_path, tiny_model_dir, ["speaker_embedding"])
     program = "import sys; print('asked', sys.argv[1]); sys.exit(7)"
     command = serve_command(repository, "--", sys.executable, "-c", program, "{grpc}")
-    result = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_TIMEOUT_S)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
     assert result.returncode == 7
     assert result.stdout.startswith("asked 127.0.0.1:")
     assert processes_with(str(repository)) == []
@@ -104,7 +104,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, tiny_model
     command = serve_command(repository, "--ready-file", str(ready))
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as keeper:
         try:
-            wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the start")
+            wait_for(lambda: ready.exists() and ready.read_text(encoding="utf-8") != "", "the start", START_TIMEOUT_S)
             triton = json.loads(ready.read_text(encoding="utf-8"))["triton"]
         finally:
             keeper.kill()

@@ -19,7 +19,7 @@ from bistream.errors import InvalidInputError
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.reference_hash import reference_hash
-from tests.triton.conftest import serve
+from tests.triton.conftest import PATIENCE_S, serve
 from tests.triton.gate_process import GateProcess
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
@@ -114,7 +114,7 @@ def test_upstreams_model_takes_hashes_offline(gate: GateProcess, voice: Voice) -
         text = {"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": [TEXT]}
         body = json.dumps({"inputs": [*inputs, text]}).encode()
         request = urllib.request.Request(f"http://{gate.http_url}/v2/models/cosyvoice2/infer", data=body)
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return json.load(response)["outputs"][0]["data"]
 
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -133,11 +133,11 @@ def test_manners_over_http(gate: GateProcess, voice: Voice) -> None:
     source = {"name": "source_wav", "shape": [1, len(recording)], "datatype": "FP32", "data": recording.astype(float).round(5).tolist()}
     speaker = {"name": "speaker_id", "shape": [1, 1], "datatype": "BYTES", "data": ["001"]}
     bodies.append(json.dumps({"inputs": [source, speaker]}).encode())
-    heard = [synthesize(gate.http_url, "cosyvoice2", body, 60.0) for body in bodies]
+    heard = [synthesize(gate.http_url, "cosyvoice2", body, PATIENCE_S) for body in bodies]
     assert all(waveform.size and waveform.size % SAMPLES_PER_TOKEN == 0 for waveform in heard)
     assert heard[2].size == -(-recording.size // 640) * SAMPLES_PER_TOKEN
     with pytest.raises(InvalidInputError, match="target_text is missing"):
-        synthesize(gate.http_url, "cosyvoice2", json.dumps({"inputs": [speaker]}).encode(), 60.0)
+        synthesize(gate.http_url, "cosyvoice2", json.dumps({"inputs": [speaker]}).encode(), PATIENCE_S)
 
 
 def test_our_client_converts_and_instructs(url: str, voice: Voice) -> None:

@@ -21,7 +21,7 @@ from bistream.types import AudioChunk, Sampling
 
 TEXT = "Hello there."
 PIECES = ["Hel", "lo th", "ere", "."]
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def tone() -> VoiceChoice:

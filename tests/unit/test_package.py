@@ -44,7 +44,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_command_works_without_any_other_package(environment: Path, tmp_path: Path) -> None:
     assert "say" in run(environment / "bin/bistream", "help", cwd=tmp_path)
-    done = subprocess.run([environment / "bin/bistream", "say", "Hello."], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([environment / "bin/bistream", "say", "Hello."], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert "bistream[client]" in done.stderr and "Traceback" not in done.stderr
 

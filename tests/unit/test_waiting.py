@@ -35,7 +35,7 @@ def test_a_terminal_shows_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_waiting, "DELAY_S", 0.0)
     monkeypatch.setattr(_waiting, "INTERVAL_S", 0.01)
     waiting = Waiting("the server starts")
-    assert terminal.shown.wait(20.0)
+    assert terminal.shown.wait(240)
     waiting.done()
     waiting.done()
     assert "the server starts [00:" in terminal.getvalue()
@@ -48,11 +48,11 @@ def test_the_next_step_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_waiting, "DELAY_S", 0.0)
     monkeypatch.setattr(_waiting, "INTERVAL_S", 0.01)
     with Waiting("1 of 2") as waiting:
-        assert terminal.shown.wait(20.0)
+        assert terminal.shown.wait(240)
         terminal.shown.clear()
         waiting.goes_on("2 of 2")
         while "2 of 2 [00:" not in terminal.getvalue():
-            assert terminal.shown.wait(20.0)
+            assert terminal.shown.wait(240)
             terminal.shown.clear()
 
 

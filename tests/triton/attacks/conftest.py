@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bistream.keeper.server_process import free_ports
+from tests.ports import port
 from tests.triton.attacks.sizes import LONG, SHORT, Sizes
 from tests.triton.served import Served, serving
 
-SHORT_S = 6.0  # of every limit of time on the first server
+SHORT_S = 15.0  # of every limit of time on the first server; a busy machine must have spoken by then
 UNREAD_S = 15.0  # audio that its gate keeps for a client that does not read
 PLACES = 8
 OFFLINE = {"cosyvoice2.decoupled_mode": "False"}
@@ -39,7 +39,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iter
 
 
 def attacked(folder: Path, model_dir: Path, gate: tuple[str, ...], settings: dict[str, str]) -> Iterator[Served]:
-    port = free_ports().http
-    with serving(folder, model_dir, *UNLIMITED, "--exit-timeout-s", "3", "--health-port", str(port), *gate, **settings) as served:
-        served.health_port = port
+    health_port = port()
+    with serving(folder, model_dir, *UNLIMITED, "--exit-timeout-s", "3", "--health-port", str(health_port), *gate, **settings) as served:
+        served.health_port = health_port
         yield served

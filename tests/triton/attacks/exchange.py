@@ -20,7 +20,7 @@ from tests.triton.attacks.tensors import IDS, Request, bytes_tensor
 from tests.triton.requests import to_input
 
 SERVICE = "/inference.GRPCInferenceService"
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 240.0  # decides nothing on a working server
 PATIENCE_S = 0.25  # how long a session may go on before it is cancelled
 FINAL = "triton_final_response"
 INTERNALS = re.compile(r"Traceback|\.py\b|(?<![\w/])/(work|root|tmp|home|usr|opt|dev)/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 
-from tests.triton.conftest import wait_for
+from tests.triton.conftest import PATIENCE_S, wait_for
 from tests.triton.scraping import Scrape
 from tests.triton.served import Served
 
@@ -14,7 +14,7 @@ VOICES = "bistream_flow_pages"  # cached voices keep some
 
 def held(served: Served) -> dict[str, float]:
     """The gauges of sessions and of what they reserve that are not 0."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{served.health_port}/metrics", timeout=20) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.health_port}/metrics", timeout=PATIENCE_S) as response:
         found = Scrape(response.read().decode())
     sums = {
         name: sum(sample.value for sample in found.families[name].samples if sample.labels.get("state") != "free")

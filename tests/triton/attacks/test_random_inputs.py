@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 
 from bistream.errors import ERRORS_BY_CODE
 from bistream.wire import CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM
-from tests.triton.attacks.exchange import INTERNALS, call_once, coded, converse, message
+from tests.triton.attacks.exchange import ANSWER_TIMEOUT_S, INTERNALS, call_once, coded, converse, message
 from tests.triton.attacks.sizes import Sizes
 from tests.triton.attacks.tensors import TYPES, Request, Tensor, requests
 from tests.triton.processes import described, named, replaced
@@ -108,7 +108,7 @@ def test_the_grpc_port_survives_damaged_messages(hostile: Served, sizes: Sizes, 
     """The first answer or the status of the stream tells what became of each."""
 
     def send(data: bytes) -> list[str]:
-        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter([data]), timeout=30)
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter([data]), timeout=ANSWER_TIMEOUT_S)
         try:
             answers = list(call)
         except grpc.RpcError as error:
@@ -192,7 +192,7 @@ def http_requests(draw: st.DrawFn) -> tuple[str, str, bytes, dict[str, str]]:
 
 def ask_http(url: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> str:
     host, _, port = url.partition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request(method, path, body, headers)
         response = connection.getresponse()

@@ -14,7 +14,7 @@ from bistream.client.exchange import Chunk, Heard
 from bistream.errors import BusyError, CancelledError
 from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 Serve = Callable[[Behaviour], FakeServer]
 RECORDING = np.linspace(-1, 1, 16000, dtype=np.float32)
 

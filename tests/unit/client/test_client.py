@@ -19,7 +19,7 @@ from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInp
 from bistream.wire import COSYVOICE2_BISTREAM
 from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Stream
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 Serve = Callable[[Behaviour], FakeServer]
 
 

@@ -166,7 +166,7 @@ def test_an_interrupt_cancels_and_leaves_a_playable_file(
         assert run(server, output, "--stdin", "--speaker-id", "anna", "--json") == 130
     assert summary(capsys)["error"] == "interrupted"
     assert soundfile.info(output).frames == 2400
-    assert server.stream_gone.wait(20)
+    assert server.stream_gone.wait(240)
 
 
 @settings(max_examples=60, deadline=None)
@@ -185,6 +185,6 @@ def test_pacing_keeps_every_piece() -> None:
     "command", [["client/client_grpc.py"], ["-m", "bistream", "say"], ["client/client_http.py"], ["-m", "bistream", "say-http"]]
 )
 def test_both_ways_to_run_it(command: list[str]) -> None:
-    result = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
     assert "--reference-audio" in result.stdout

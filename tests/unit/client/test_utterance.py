@@ -19,7 +19,7 @@ from bistream.errors import BusyError, CancelledError, EngineError, UnknownSpeak
 from bistream.refusals import nothing_to_speak
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER, Behaviour, FakeServer, Reader, Received, Stream
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 ANNA = Speaker(speaker_id="anna", seed=3)
 Serve = Callable[[Behaviour], FakeServer]
 

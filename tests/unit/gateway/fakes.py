@@ -135,7 +135,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     """One test of the event loop; nothing may hang."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             await test()
 
     asyncio.run(bounded())

@@ -23,7 +23,7 @@ from gateway.settings import GateSettings, Limits, TlsSettings, UpstreamSettings
 from gateway.upstream import Upstream
 from tests.unit.client.fake_server import Behaviour, FakeServer, Speakers
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 class FakeTriton(FakeServer):
@@ -91,7 +91,8 @@ class GateRig:
         self, behave: Behaviour | None = None, limits: Limits | None = None, keys: Keys | None = None, tls: TlsSettings | None = None
     ) -> None:
         self.server = FakeTriton(behave or Speakers())
-        self._settings = GateSettings(UpstreamSettings(self.server.address, poll_interval_s=0.05), limits or Limits())
+        upstream = UpstreamSettings(self.server.address, poll_interval_s=0.05, poll_timeout_s=TIMEOUT_S, max_silence_s=2 * TIMEOUT_S)
+        self._settings = GateSettings(upstream, limits or Limits())
         self._keys = keys
         self._tls = tls
         self._started = threading.Event()

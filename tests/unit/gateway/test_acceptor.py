@@ -48,7 +48,7 @@ def accepting(limits: Limits, tls: TlsSettings | None = None, address: str = "12
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -56,14 +56,14 @@ async def until(condition: Callable[[], bool]) -> None:
 async def greeting(peer: socket.socket) -> bytes:
     peer.setblocking(False)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             return await asyncio.get_running_loop().sock_recv(peer, 100)
     except ConnectionError:
         return b""
 
 
 def connected(acceptor: Acceptor, source: str = "127.0.0.1") -> socket.socket:
-    return socket.create_connection(("127.0.0.1", acceptor.port), timeout=20, source_address=(source, 0))
+    return socket.create_connection(("127.0.0.1", acceptor.port), timeout=240, source_address=(source, 0))
 
 
 @pytest.mark.parametrize("limits", [Limits(max_connections=2), Limits(connections_per_address=2)])
@@ -84,7 +84,7 @@ def test_a_connection_over_the_limit_is_closed_and_places_become_free(limits: Li
 
 
 def test_a_handshake_that_is_not_finished_takes_a_place_and_loses_it(tls: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", 2.0)  # less than a busy machine takes to count the connections would fail
 
     async def test() -> None:
         with accepting(Limits(connections_per_address=3), tls) as acceptor:
@@ -95,6 +95,7 @@ def test_a_handshake_that_is_not_finished_takes_a_place_and_loses_it(tls: TlsSet
             assert await greeting(refused) == b"" and acceptor.connections <= 3
             wrong.sendall(b"GET / HTTP/1.1\r\n\r\n")
             await until(lambda: acceptor.connections == 0)
+            monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", 240.0)  # of one that is finished
             context = ssl.create_default_context(cafile=str(tls.certificate))
             reader, writer = await asyncio.open_connection("127.0.0.1", acceptor.port, ssl=context)
             assert await reader.read(5) == b"hello"

@@ -116,7 +116,7 @@ def test_without_what_tls_needs_there_is_no_connection(
 def program(gate: Guarded, key: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments, "--server", gate.grpc_url, "--text", "Hi.", *gate.tls_options]
     environment = {**os.environ, API_KEY_VARIABLE: key}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_load_test_lets_itself_in(gate: Guarded, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Client:
         self._channel = grpc.insecure_channel(rig.grpc_url)
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method = self._channel.stream_stream(METHOD, response_deserializer=service_pb2.ModelStreamInferResponse.FromString)
-        self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=20)
+        self.call = method(iter(self._requests.get, None), metadata=metadata, timeout=240)
 
     def send(self, request: Any) -> None:
         self._requests.put(request if isinstance(request, bytes) else request.SerializeToString())
@@ -154,7 +154,7 @@ def test_a_client_that_goes_frees_the_servers_stream(when: str) -> None:
         else:
             rig.wait_for(lambda: len(rig.server.received) == 1)
         client.call.cancel()
-        assert rig.server.stream_gone.wait(20)
+        assert rig.server.stream_gone.wait(240)
         rig.wait_for(lambda: rig.gate.admission.sessions == 0 and rig.gate.admission.streams == 0)
 
 
@@ -194,7 +194,7 @@ def test_a_client_that_never_reads_keeps_a_bounded_amount() -> None:
         call = channel.stream_stream(METHOD)(iter(requests.get, None))
         requests.put(message(target_text="x", session_id="a", is_start=True, is_end=False).SerializeToString())
         rig.wait_for(lambda: rig.gate.metrics.refusals["CANCELLED"] == 1)
-        assert rig.server.stream_gone.wait(20) and rig.gate.admission.sessions == 0
+        assert rig.server.stream_gone.wait(240) and rig.gate.admission.sessions == 0
         reader.send(message(model="nope"))
         assert told(reader.take())[1] == "INVALID_INPUT"  # others are served
         requests.put(None)
@@ -348,10 +348,10 @@ def test_tls(pem: Path, mutual: bool) -> None:
         authority = certificate.read_bytes()
         own = (key.read_bytes(), authority) if mutual else (None, None)
         with grpc.secure_channel(rig.grpc_url, grpc.ssl_channel_credentials(authority, *own)) as channel:
-            assert service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(service_pb2.ServerReadyRequest(), timeout=10).ready
+            assert service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(service_pb2.ServerReadyRequest(), timeout=240).ready
         if mutual:
             with grpc.secure_channel(rig.grpc_url, grpc.ssl_channel_credentials(authority)) as channel, pytest.raises(grpc.RpcError):
-                service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(service_pb2.ServerReadyRequest(), timeout=10)
+                service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerReady(service_pb2.ServerReadyRequest(), timeout=240)
 
 
 # Many at a time

@@ -19,6 +19,7 @@ from gateway.grpc_door import REQUESTS_PER_TURN, GrpcDoor
 from gateway.http2.server import CallError, Http2Server, ServerCall, ServerSettings
 from gateway.listening import listening_socket
 from gateway.settings import Limits
+from tests.ports import port
 from tests.unit.gateway.fakes import House, run
 from tests.unit.gateway.requests import OFFLINE, message
 from tests.unit.gateway.rig import TIMEOUT_S, GateRig
@@ -125,7 +126,7 @@ def test_the_asynchronous_client(server: EchoServer) -> None:
 def test_an_upload_of_50_megabytes_in_one_stream(server: EchoServer) -> None:
     with server.channel() as channel:
         pieces = (bytes(100_000 + number) for number in range(500))
-        assert channel.stream_unary("/x/Sum")(pieces, timeout=60) == str(sum(100_000 + number for number in range(500))).encode()
+        assert channel.stream_unary("/x/Sum")(pieces, timeout=240) == str(sum(100_000 + number for number in range(500))).encode()
 
 
 def test_a_status_keeps_its_words(server: EchoServer) -> None:
@@ -177,7 +178,7 @@ def test_pings_of_a_client_are_welcome(server: EchoServer) -> None:
 
 
 def test_a_client_finds_the_server_again_after_its_goaway() -> None:
-    with EchoServer() as first, first.channel() as channel:
+    with EchoServer(port()) as first, first.channel() as channel:
         echo = channel.unary_unary("/x/Echo")
         assert echo(b"x", timeout=TIMEOUT_S) == b"x"
         hanging = channel.stream_stream("/x/Echo")(iter([b"a"]))

@@ -37,6 +37,15 @@ class Process:
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        try:
+            self._await_ready()
+        except BaseException:
+            self.process.kill()
+            self.process.communicate()
+            raise
+        return self
+
+    def _await_ready(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while not (self._ready.exists() and self._ready.read_text(encoding="utf-8")):
             assert self.process.poll() is None and time.monotonic() < deadline, "the gate did not open"
@@ -45,7 +54,6 @@ class Process:
         self.grpc_url, self.http_url = addresses["grpc"], addresses["http"]
         self.client = self.connect()
         self.wait_for_readiness(True)
-        return self
 
     def connect(self) -> triton.InferenceServerClient:
         return triton.InferenceServerClient(self.grpc_url)
@@ -97,7 +105,7 @@ def test_a_second_signal_ends_all_and_tells_the_sessions(tmp_path: Path) -> None
 
 
 def failing(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "gateway", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-m", "gateway", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     return done.stderr.splitlines()[-1]
 

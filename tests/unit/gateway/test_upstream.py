@@ -11,16 +11,17 @@ import pytest
 from bistream.errors import EngineError
 from gateway.settings import UpstreamSettings
 from gateway.upstream import Upstream, UpstreamLost, public_error
+from tests.ports import port
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.fakes import run
-from tests.unit.gateway.rig import FakeTriton
+from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton
 
 
 def watched(address: str, test: Callable[[Upstream], Awaitable[None]]) -> None:
     """Run ``test`` beside the watch."""
 
     async def beside() -> None:
-        upstream = Upstream(UpstreamSettings(address, poll_interval_s=0.01, poll_timeout_s=0.1, max_silence_s=0.3))
+        upstream = Upstream(UpstreamSettings(address, poll_interval_s=0.01, poll_timeout_s=TIMEOUT_S))
         watch = asyncio.create_task(upstream.watch())
         try:
             await test(upstream)
@@ -82,15 +83,23 @@ def test_a_server_that_dies_is_noticed_and_calls_fail() -> None:
 
 def test_a_server_that_comes_later_is_found() -> None:
     async def test() -> None:
-        free = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        port = free.sockets[0].getsockname()[1]
-        free.close()
-        await free.wait_closed()
-        upstream = Upstream(UpstreamSettings(f"127.0.0.1:{port}", poll_interval_s=0.01))
+        number = port()
+        upstream = Upstream(UpstreamSettings(f"127.0.0.1:{number}", poll_interval_s=0.01, poll_timeout_s=TIMEOUT_S))
+        failures: list[Exception] = []
+        reconnect = upstream._reconnect
+
+        async def note() -> None:
+            try:
+                await reconnect()
+            except Exception as failure:
+                failures.append(failure)
+                raise
+
+        upstream._reconnect = note  # type: ignore[method-assign]
         watch = asyncio.create_task(upstream.watch())
-        await asyncio.sleep(0.03)
+        await until(lambda: len(failures) > 2)
         assert not upstream.is_ready
-        server = await asyncio.to_thread(FakeTriton, Speakers(), port)
+        server = await asyncio.to_thread(FakeTriton, Speakers(), number)
         await until(lambda: upstream.is_ready)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
@@ -113,7 +122,7 @@ def test_a_server_that_is_held_takes_no_sessions(tmp_path: Path) -> None:
     hold.touch()
 
     async def test() -> None:
-        upstream = Upstream(UpstreamSettings(server.address, poll_interval_s=0.01, hold_file=hold))
+        upstream = Upstream(UpstreamSettings(server.address, poll_interval_s=0.01, poll_timeout_s=TIMEOUT_S, hold_file=hold))
         asked: list[bool] = []
         ask = upstream._ask_ready
 

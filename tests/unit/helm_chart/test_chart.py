@@ -172,7 +172,7 @@ def test_probes_and_metrics_of_the_interfaces_are_theirs() -> None:
 
 def status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=240) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()

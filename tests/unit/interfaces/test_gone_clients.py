@@ -16,7 +16,7 @@ from interfaces.core.speech import Speech
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ReadyServer, Running, running
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 MULTI = "/v1/text-to-speech/anna/multi-stream-input?output_format=pcm_24000"
 SINGLE = "/v1/text-to-speech/anna/stream-input?output_format=pcm_24000"
 DEEPGRAM = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"

@@ -24,7 +24,7 @@ from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 
 KEY, OTHER_KEY = "a-key-of-the-tests", "another-key-of-the-tests"
-WAIT_S = 20.0
+WAIT_S = 120.0
 TEXT = "A text that is long enough to be made in pieces."
 
 

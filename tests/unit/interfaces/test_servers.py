@@ -30,7 +30,7 @@ bistream_capacity_audio_s_per_s {capacity}
 bistream_server_ready {ready}
 bistream_sessions_ended_total{{reason="eos"}} 7777
 """
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class Keeper:

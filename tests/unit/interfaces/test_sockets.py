@@ -24,7 +24,7 @@ from interfaces.web.first_message import identified
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 KEY = "a-key-of-the-tests"
 BYTES_PER_CHARACTER = 2 * SAMPLES_PER_CHARACTER
 MULTI = "/v1/text-to-speech/anna/multi-stream-input?output_format=pcm_24000"

@@ -21,7 +21,7 @@ from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, reading
 
 Result = TypeVar("Result")
 CALLER = Caller("key", "10.0.0.1")
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 @pytest.fixture

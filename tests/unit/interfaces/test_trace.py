@@ -63,7 +63,7 @@ def test_the_server_gets_the_id_and_the_traceparent_and_the_log_has_both(caplog:
         with caplog.at_level(logging.INFO, "interfaces.utterances"), running(server.address) as front:
             body = json.dumps({"model": "tts-1", "voice": "anna", "input": "A secret sentence.", "response_format": "pcm"}).encode()
             request = urllib.request.Request(f"{front.http}/v1/audio/speech", body, {"traceparent": PARENT, "x-request-id": "call-7"})
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=240) as answer:
                 assert answer.headers["x-request-id"] == "call-7" and answer.read()
         (metadata,) = server.metadata
         session_id = server.received[0].inputs["session_id"].decode()
@@ -100,10 +100,10 @@ def test_every_way_to_end_is_written_down(caplog: pytest.LogCaptureFixture) -> N
 def test_metrics_show_the_servers_and_the_first_audio() -> None:
     with reading() as server, running(server.address) as front:
         body = json.dumps({"model": "tts-1", "voice": "anna", "input": "Hello.", "response_format": "pcm"}).encode()
-        with urllib.request.urlopen(f"{front.http}/v1/audio/speech", body, timeout=20) as answer:
+        with urllib.request.urlopen(f"{front.http}/v1/audio/speech", body, timeout=240) as answer:
             assert answer.read()
         wait_in_loop(front, lambda: front.service.open_speeches == 0)
-        with urllib.request.urlopen(f"{front.http}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"{front.http}/metrics", timeout=240) as answer:
             page = answer.read().decode()
     values = dict(re.findall(r"^(bistream_interfaces_\S+) (\S+)$", page, re.MULTILINE))
     assert values["bistream_interfaces_first_audio_s_count"] == values['bistream_interfaces_first_audio_s_bucket{le="+Inf"}'] == "1"

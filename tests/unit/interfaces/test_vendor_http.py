@@ -17,7 +17,7 @@ from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 from tests.unit.interfaces.test_http import ask, error_of, holding, seconds, wait_until
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 TEXT = "A text that is spoken."
 RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
 LENGTH = 2 * SAMPLES_PER_CHARACTER * len(TEXT)

@@ -12,7 +12,7 @@ from bistream.control_files import CONTROL_VARIABLE, forget_process
 from bistream.keeper.drain import CLOSING_S, TELLING_S, Drain, FailureNotice
 from bistream.triton.front_door import FrontDoor, follow_keeper
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class FakeOrchestrator:

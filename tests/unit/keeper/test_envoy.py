@@ -19,8 +19,8 @@ from bistream.client.client import BistreamClient, ClientSession
 from bistream.errors import EngineError
 from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
 from bistream.keeper.health import HealthServer
-from bistream.keeper.server_process import free_ports
 from scripts.serve_gpus import find_envoy, is_open
+from tests.ports import port, ports
 from tests.triton.conftest import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,8 +57,8 @@ def test_tls_is_that_of_the_clients(tmp_path: Path) -> None:
         validate(envoy_config(ProxySettings("0.0.0.0", 8001, "0.0.0.0", 8000, 9901, tls), [HERE]), tmp_path)
 
 
-def await_open(port: int) -> None:
-    wait_for(lambda: is_open(LOOPBACK, port), f"port {port} to be open")
+def await_open(number: int) -> None:
+    wait_for(lambda: is_open(LOOPBACK, number), f"port {number} to be open")
 
 
 class Server:
@@ -66,7 +66,7 @@ class Server:
 
     def __init__(self, stack: ExitStack) -> None:
         self.is_ready = True
-        grpc_port = free_ports().grpc
+        grpc_port = port()
         self.process = subprocess.Popen([sys.executable, "benchmarks/_gateway_stub.py", str(grpc_port)], cwd=ROOT)
         stack.callback(self.process.wait)
         stack.callback(self.process.kill)
@@ -87,15 +87,15 @@ class House:
         self.servers = [Server(stack) for _ in range(2)]
         for server in self.servers:
             await_open(server.address.grpc_port)
-        ports = free_ports()
-        settings = ProxySettings(LOOPBACK, ports.grpc, LOOPBACK, ports.http, ports.metrics)
+        grpc_port, http_port, admin_port = ports(3)
+        settings = ProxySettings(LOOPBACK, grpc_port, LOOPBACK, http_port, admin_port)
         config = folder / "envoy.yaml"
         config.write_text(envoy_config(settings, [server.address for server in self.servers]), encoding="utf-8")
         words = [str(find_envoy(None)), "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
         process = subprocess.Popen(words)
         stack.callback(process.wait)
         stack.callback(process.kill)
-        self.http_url, self.admin_url = (f"http://{LOOPBACK}:{port}" for port in (settings.http_port, settings.admin_port))
+        self.http_url, self.admin_url = (f"http://{LOOPBACK}:{number}" for number in (http_port, admin_port))
         self.client = BistreamClient(f"{LOOPBACK}:{settings.grpc_port}", sends_hashes=False)
         await_open(settings.grpc_port)
 

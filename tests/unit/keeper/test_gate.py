@@ -21,7 +21,7 @@ from bistream.keeper.host import ServerError
 from bistream.keeper.server_process import Interrupted, never
 from gateway.settings import GateSettings, Listen, TlsSettings
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 SETTINGS = GateSettings(grpc=Listen(port=0), http=Listen(port=0), drain_timeout_s=7.0)
 OPEN = replace(SETTINGS, grpc=Listen(port=5001), http=Listen(port=5000))
 

@@ -14,7 +14,7 @@ from bistream.keeper.host import ServerError
 
 
 def status(port: int, path: str, method: str = "GET") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     try:
         connection.request(method, path)
         response = connection.getresponse()
@@ -37,7 +37,7 @@ def test_ready_follows_the_server_and_live_does_not() -> None:
 
 def test_readiness_says_why() -> None:
     with HealthServer("127.0.0.1", 0, lambda: False, describe=lambda: "It restarts — slowly.") as health:
-        connection = http.client.HTTPConnection("127.0.0.1", health.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", health.port, timeout=240)
         connection.request("GET", READY)
         response = connection.getresponse()
         assert (response.status, response.read().decode()) == (503, "It restarts — slowly.")
@@ -52,7 +52,7 @@ def test_nothing_else_is_answered(method: str, path: str, code: int) -> None:
 
 def test_metrics_are_served_where_there_are_some() -> None:
     with HealthServer("127.0.0.1", 0, lambda: False, lambda: "a 1\n") as health:
-        with urllib.request.urlopen(f"http://127.0.0.1:{health.port}{METRICS}", timeout=20) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{health.port}{METRICS}", timeout=240) as response:
             assert (response.read(), response.headers["Content-Type"]) == (b"a 1\n", "text/plain; version=0.0.4; charset=utf-8")
         assert (status(health.port, METRICS, "HEAD"), status(health.port, READY)) == (200, 503)
     with HealthServer("127.0.0.1", 0, lambda: True) as health:

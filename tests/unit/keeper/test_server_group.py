@@ -14,7 +14,7 @@ from bistream.keeper.group_member import Member, MemberPlan, spawn
 from bistream.keeper.host import ServerError
 from bistream.keeper.server_group import ServerGroup
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @dataclass

@@ -15,7 +15,7 @@ from bistream.keeper.probe import ProbeError
 from bistream.keeper.restart_policy import RestartLimits
 from bistream.keeper.server_watch import MAX_LEFTOVERS, OTHERS_PATIENCE_S, Fault, ServerWatch
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 LIMITS = RestartLimits(budget=2, first_delay_s=0.0, longest_delay_s=0.0)
 
 

@@ -126,7 +126,7 @@ def test_the_model_processes_of_a_killed_keeper_are_ended_and_no_others(tmp_path
         with orphan, child:
             killed.kill()
             sweep_shared_memory(shared)
-            assert orphan.wait(30) == -signal.SIGKILL
+            assert orphan.wait(240) == -signal.SIGKILL
             assert child.poll() is None
             child.kill()
         living.end()

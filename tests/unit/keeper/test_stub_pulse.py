@@ -66,7 +66,7 @@ def clear(path: Path) -> None:
 
 
 def wait_until_set(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not is_set(path):
         assert time.monotonic() < deadline, f"the flag of {path.name} was not set"
 

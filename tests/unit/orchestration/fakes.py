@@ -18,7 +18,7 @@ from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
 
-WAIT_S = 20.0  # time limit for a thread; exceeding it is a failure, never a measurement
+WAIT_S = 120.0  # time limit for a thread; exceeding it is a failure, never a measurement
 TOKENS_PER_BLOCK = 15
 CHARS_PER_BLOCK = 5
 TOKENS_AT_END = 10

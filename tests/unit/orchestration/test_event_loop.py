@@ -11,7 +11,7 @@ import pytest
 
 from bistream.orchestration.event_loop import EventLoop
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_every_engine_speaks_the_same(weights: ModelWeights, spec: SamplingSpec,
             ended.set()
 
     def wait(sink: RecordingSink) -> None:
-        assert ended.wait(30)
+        assert ended.wait(240)
         ended.clear()
 
     found["threaded"] = spoken(threaded, wait, spec, Telling)

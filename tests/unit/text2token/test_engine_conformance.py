@@ -107,7 +107,7 @@ class TestThreadedTorchEngine(EngineConformance):
 
         def drive(sinks: Sequence[RecordingSink]) -> None:
             with progress:
-                assert progress.wait_for(lambda: all(sink.result is not None for sink in sinks), timeout=30)
+                assert progress.wait_for(lambda: all(sink.result is not None for sink in sinks), timeout=240)
 
         bench = Bench(engine, drive, lambda: None, runner.break_down)
         yield bench

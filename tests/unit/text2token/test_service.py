@@ -522,7 +522,7 @@ class TestEnds:
         service = SpeechTokenService(replace(CONFIG, session_idle_timeout_s=0.01), parts=parts)
         mailbox = Mailbox()
         service.start(request("a", b"hello", False), mailbox)
-        assert mailbox.ended.wait(timeout=10)
+        assert mailbox.ended.wait(timeout=240)
         assert isinstance(mailbox.error, SessionTimeoutError)
         service.close()
 
@@ -586,7 +586,7 @@ class TestEnds:
         drain = threading.Thread(target=pumped.service.drain, args=(60.0,))
         drain.start()
         pumped.engine.pump()
-        drain.join(timeout=30)
+        drain.join(timeout=240)
         assert not drain.is_alive()
         assert mailbox.reason is FinishReason.LENGTH
 
@@ -654,12 +654,12 @@ def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
-    assert all(mailbox.ended.wait(timeout=60) for mailbox in together)
+        thread.join(timeout=240)
+    assert all(mailbox.ended.wait(timeout=240) for mailbox in together)
     for index, mailbox in enumerate(together):
         alone = Mailbox()
         speak(service, index, 100, alone)
-        assert alone.ended.wait(timeout=60)
+        assert alone.ended.wait(timeout=240)
         assert mailbox.tokens == alone.tokens
         assert mailbox.reason is alone.reason is not None
     assert service._parts.engine.stats().sessions == 0

@@ -319,7 +319,7 @@ def test_a_sink_may_wait_for_another_thread_that_asks_the_engine() -> None:
             super().on_ids(ids)
             asker = threading.Thread(target=ask, daemon=True)
             asker.start()
-            asker.join(10)
+            asker.join(240)
 
     engine.open("a", GREEDY, 100).turn([1, 2], TurnLimits(1, forbidden=ALL_STOPS), Asking())
     engine.step()
@@ -353,7 +353,7 @@ def test_many_threads_use_one_engine() -> None:
             for ids in random_turns(random.Random(seed)):
                 sink = Waiting()
                 session.turn(ids, TurnLimits(9, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sink)
-                assert sink.ended.wait(30)
+                assert sink.ended.wait(240)
                 answers.append(sink.ids)
             session.close()
             if answers != expected[seed]:
@@ -363,7 +363,7 @@ def test_many_threads_use_one_engine() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert not wrong and engine.stats().sessions == 0
     engine.check_integrity()
     engine.close()
@@ -392,7 +392,7 @@ def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
         sink = WaitingSink()
         space = engine.space
         engine.open("a", SamplingSpec(), 50).turn([space.sos, 1, 2], TurnLimits(5, forbidden=frozenset(space.specials)), sink)
-        assert sink.ended.wait(30) and len(sink.ids) == 5
+        assert sink.ended.wait(240) and len(sink.ids) == 5
     finally:
         engine.close()
 
@@ -409,7 +409,7 @@ def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
         for number in range(3):
             sink, other = WaitingSink(), engine.open("other", GREEDY, 300)
             other.turn([SPACE.sos, 3, number], limits, sink)
-            assert sink.ended.wait(30) and len(sink.ids) == 9
+            assert sink.ended.wait(240) and len(sink.ids) == 9
             other.close()
     finally:
         engine.close()

@@ -28,7 +28,7 @@ from bistream.token2wav.renderer import (
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.types import FloatArray, VoicePrompt
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 OTHER_SIZES = RendererSizes(SAMPLE_RATE, samples_per_frame=480, frames_per_token=2, mel_bins=96, speaker_embedding_size=256)
 
 

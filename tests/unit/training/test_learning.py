@@ -128,11 +128,11 @@ class Counting:
 def test_interrupted_training_equals_one_run(tmp_path: Path) -> None:
     whole, first = Counting(), Counting()
     first.module.load_state_dict(whole.module.state_dict())
-    assert train(whole, Folders.of(tmp_path / "whole"), time.monotonic() + 60, quiet=True)
+    assert train(whole, Folders.of(tmp_path / "whole"), time.monotonic() + 240, quiet=True)
     pieces = Folders.of(tmp_path / "pieces")
     assert not train(first, pieces, time.monotonic() - 1, quiet=True)  # saved before its first step
     second = Counting()
-    assert train(second, pieces, time.monotonic() + 60, quiet=True)
+    assert train(second, pieces, time.monotonic() + 240, quiet=True)
     assert second.numbers == list(range(12)) and torch.equal(second.module.weight, whole.module.weight)
     (pieces.local / "counting.full.pt").unlink()
     carried = torch.nn.Linear(1, 1)

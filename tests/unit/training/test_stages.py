@@ -17,7 +17,7 @@ from training.voices import VOICES
 
 
 def work_in(folder: Path) -> stages.Work:
-    return stages.Work(folder, SMOKE, torch.device("cpu"), time.monotonic() + 60, 1.0, 0, 1)
+    return stages.Work(folder, SMOKE, torch.device("cpu"), time.monotonic() + 240, 1.0, 0, 1)
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "speaker", "language_model", "flow", "vocoder"])

@@ -15,7 +15,7 @@ from bistream.triton.sender import Answerer, SiblingResponseSender, public_error
 from bistream.wire import LLM_BISTREAM, TOKEN2WAV, parse_error
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeRequest, FakeResponse, FakeSender
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class AwaitedSender(FakeSender):

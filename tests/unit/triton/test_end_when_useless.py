@@ -14,7 +14,7 @@ end_when_useless(lambda: not broken.is_set(), interval_s=0.05)
 print("open", flush=True)
 sys.stdin.readline()
 broken.set()
-threading.Event().wait(30)
+threading.Event().wait(600)
 print("still here", flush=True)
 """
 
@@ -25,7 +25,7 @@ def test_an_unhealthy_process_ends_itself() -> None:
     )
     assert process.stdout is not None and process.stdout.readline() == "open\n"
     assert process.poll() is None
-    out, err = process.communicate("\n", timeout=20)
+    out, err = process.communicate("\n", timeout=240)
     assert process.returncode == 1
     assert out == ""
     assert "can no longer compute" in err
@@ -39,6 +39,6 @@ def test_a_process_stuck_with_the_gil_ends_itself() -> None:
         "end_when_useless(lambda: True, interval_s=0.05, stuck_after_s=1.0)\n"
         "ctypes.PyDLL(None).sleep(600)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert result.returncode == 1
     assert "Timeout" in result.stderr and "most recent call first" in result.stderr

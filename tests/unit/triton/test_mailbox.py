@@ -118,7 +118,7 @@ def test_a_poster_and_a_taker_lose_nothing() -> None:
     taker.start()
     for token in range(count):
         mailbox.post(SpeechTokens((token,), token, FinishReason.EOS if token + 1 == count else None))
-    taker.join(timeout=60)
+    taker.join(timeout=240)
     assert tokens_of(answers) == list(range(count))
 
 

@@ -14,7 +14,7 @@ from bistream.types import VoicePrompt
 from bistream.voice.analyses import ANALYSIS_THREADS, FAST_ANALYSIS_THREADS, FAST_S, Analyses, Analysis, smoothed, threads_at_a_time
 from tests.unit.voice.voices import random_voice
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class Studio:
