@@ -113,7 +113,7 @@ class FakeFlow:
     _gate: threading.Event | None = None
     _entered: threading.Event = field(default_factory=threading.Event)
 
-    def open(self, voice: VoicePrompt) -> FakeState:
+    def open(self, voice: VoicePrompt, expected_speech_s: float | None = None) -> FakeState:
         if self.refuses_to_open:
             raise BusyError("No state left; try again later.")
         length = len(voice.speech_tokens)
