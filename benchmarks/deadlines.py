@@ -21,7 +21,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import report, table
-from benchmarks._deadline_load import Load, Results, ShorterCalm, WholeBatches
+from benchmarks._deadline_load import Load, Results
+from benchmarks._deadline_policies import ShorterCalm, WholeBatches
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.token2wav.hop_queue import BatchPace
 from bistream.token2wav.turns import FIRST_TOKENS_PER_S, StepDecision, Turns
