@@ -27,12 +27,14 @@ from benchmarks._deadline_callers import (
     Hop,
     batch_seconds,
 )
+from benchmarks._deadline_policies import WholeBatches
+from bistream.orchestration.hop_policy import HopPolicy
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.urgency import Demand
-from bistream.token2wav.hop_queue import BatchPace, HopQueue, QueuedHop
-from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchStanding, StepDecision, Turns
+from bistream.token2wav.hop_queue import HopQueue, QueuedHop
+from bistream.token2wav.turns import BatchStanding, StepDecision, Turns
 
 
 @dataclass
@@ -41,20 +43,6 @@ class Batch:
     seconds: float  # of all steps
     standing: BatchStanding
     leftover: bool = False
-
-
-class WholeBatches(Turns):
-    """What the server did before: whole batches of up to ``LONG_BATCH_S``, by the pace of the last ones."""
-
-    def __init__(self) -> None:
-        super().__init__(BatchPace(FIRST_TOKENS_PER_S), 0)
-        self._tokens_per_s = FIRST_TOKENS_PER_S
-
-    def next_batch(self, queue: HopQueue[Hop], now_s: float) -> list[QueuedHop[Hop]]:  # type: ignore[override]
-        return queue.pop(queue.prefix(MAX_BATCH_HOPS, LONG_BATCH_S * self._tokens_per_s))
-
-    def observed(self, tokens: int, seconds: float) -> None:
-        self._tokens_per_s += (tokens / seconds - self._tokens_per_s) / 4
 
 
 @dataclass
@@ -73,8 +61,17 @@ class Results:
 class Load:
     """``callers`` in a closed loop: each starts again as soon as its last audio has been made."""
 
-    def __init__(self, callers: int, turns: Turns, tokens: tuple[int, int] = (130, 150), seed: int = 0, names_slack: bool = True) -> None:
+    def __init__(
+        self,
+        callers: int,
+        turns: Turns,
+        tokens: tuple[int, int] = (130, 150),
+        seed: int = 0,
+        names_slack: bool = True,
+        policy: HopPolicy = POLICY,
+    ) -> None:
         """tokens: of a session, shortest and longest. names_slack: pulls of tokens say how urgent they are."""
+        self._policy = policy
         self.turns = turns
         self.results = Results()
         self._chance = random.Random(seed)
@@ -113,7 +110,7 @@ class Load:
     def _start(self, index: int) -> None:
         number = next(self._numbers)
         caller = Caller(f"{index}-{number}", self._now, self._chance.randint(*self._tokens))
-        caller.look_at_tokens = POLICY.wanted_tokens(caller.progress(self._now))
+        caller.look_at_tokens = self._policy.wanted_tokens(caller.progress(self._now))
         self._at(self._now + WAY_S, lambda: self._begin_turn(caller))
 
     def _begin_turn(self, caller: Caller) -> None:
@@ -164,10 +161,10 @@ class Load:
         if caller.is_waiting or caller.sent == caller.total:
             return
         progress = caller.progress(self._now)
-        count = POLICY.next_hop(progress)
+        count = self._policy.next_hop(progress)
         if count is None:
-            caller.look_at_tokens = caller.received + POLICY.wanted_tokens(progress)
-            again_s = POLICY.recheck_after_s(progress)
+            caller.look_at_tokens = caller.received + self._policy.wanted_tokens(progress)
+            again_s = self._policy.recheck_after_s(progress)
             if again_s is not None:
                 self._at(self._now + max(0.001, again_s), lambda: self._consider(caller))
             return

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -62,11 +62,12 @@ def run(command: list[str], log: Path, environment: dict[str, str]) -> str:
 class Server:
     """``scripts/serve.py`` on free ports, with its gate, for a ``with`` statement. startup_s: time until it accepts sessions."""
 
-    def __init__(self, repository: Path, work: Path, environment: dict[str, str], name: str) -> None:
+    def __init__(self, repository: Path, work: Path, environment: dict[str, str], name: str, more: Sequence[str] = ()) -> None:
+        """more: options of ``scripts/serve.py``."""
         self._ready, self._log = work / f"{name}.ready", work / f"{name}.log"
         self._ready.unlink(missing_ok=True)
         self._command = [sys.executable, "scripts/serve.py", "--model-repository", str(repository), "--free-ports", "--log-file", "-"]
-        self._command += ["--ready-file", str(self._ready), "--start-timeout-s", str(START_TIMEOUT_S), *MANY_CALLERS]
+        self._command += ["--ready-file", str(self._ready), "--start-timeout-s", str(START_TIMEOUT_S), *MANY_CALLERS, *more]
         self._environment = environment
         self.grpc, self.startup_s = "", 0.0
 

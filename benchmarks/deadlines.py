@@ -3,9 +3,9 @@
     python benchmarks/deadlines.py [--callers 16,64,128,256] [--seconds 5] [--no-slack] [--out FILE]
 
 The decisions are the product's; their clock is simulated, and service times are those measured on one H200 (``_deadline_load`` says what is
-left out). ``before``: whole batches of up to 150 ms, filled from the front of the queue. ``whole``: ``max_suspensions`` 0, the default.
-``steps``: ``max_suspensions`` 5. Short texts: 5.2 to 6 s of audio; longer ones: 12 to 40 s. Prints milliseconds; the last line is one
-JSON object.
+left out). ``before``: whole batches of up to 150 ms, filled from the front of the queue. ``whole``: ``max_suspensions`` 0. ``steps``:
+``max_suspensions`` 5, the default. ``calm 80``, ``calm 40``: and batches without urgent hops of at most so many ms while first hops come.
+Short texts: 5.2 to 6 s of audio; longer ones: 12 to 40 s. Prints milliseconds; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import report, table
-from benchmarks._deadline_load import Load, Results, WholeBatches
+from benchmarks._deadline_load import Load, Results
+from benchmarks._deadline_policies import ShorterCalm, WholeBatches
+from bistream.orchestration.hop_policy import HopPolicy
 from bistream.token2wav.hop_queue import BatchPace
 from bistream.token2wav.turns import FIRST_TOKENS_PER_S, StepDecision, Turns
 
@@ -29,6 +31,8 @@ POLICIES: dict[str, Callable[[], Turns]] = {
     "before": WholeBatches,
     "whole": lambda: Turns(BatchPace(FIRST_TOKENS_PER_S), 0),
     "steps": lambda: Turns(BatchPace(FIRST_TOKENS_PER_S), 5),
+    "calm 80": lambda: ShorterCalm(5, 0.08),
+    "calm 40": lambda: ShorterCalm(5, 0.04),
 }
 TEXTS = {"short": (130, 150), "longer": (300, 1000)}  # speech tokens of a session
 WARM_S = {"short": 2.0, "longer": 5.0}
@@ -39,14 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--callers", default="16,64,128,256")
     parser.add_argument("--seconds", type=float, default=5.0, help="simulated, after a warm-up")
     parser.add_argument("--no-slack", action="store_true", help="pulls of tokens do not say how urgent they are, as before")
+    parser.add_argument("--max-hop-chunks", type=int, default=1, help="as the parameter (default %(default)s)")
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)
     metrics: dict[str, float] = {}
+    policy = HopPolicy(max_chunks=options.max_hop_chunks)
     rows: list[list[object]] = []
     for text, tokens in TEXTS.items():
         for callers in map(int, options.callers.split(",")):
             for name, make in POLICIES.items():
-                found = Load(callers, make(), tokens, names_slack=not options.no_slack).run(WARM_S[text], options.seconds)
+                found = Load(callers, make(), tokens, names_slack=not options.no_slack, policy=policy).run(WARM_S[text], options.seconds)
                 values = summary(found, options.seconds)
                 metrics |= {f"{text}_{callers}_{name}_{key}": value for key, value in values.items()}
                 rows.append([text, callers, name, *values.values()])
@@ -54,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         "deadlines (simulated)",
         torch.device("cpu"),
-        {"callers": options.callers, "seconds": options.seconds, "slack": not options.no_slack},
+        {"callers": options.callers, "seconds": options.seconds, "slack": not options.no_slack, "max_hop_chunks": options.max_hop_chunks},
         metrics,
         options.out,
     )

@@ -45,6 +45,7 @@ SPEECH_TEXT = "one two three four five six seven eight nine ten"
 SPEECH_TEXT_RATE = 0.4  # words per second, about one second of audio per second at 20 speech tokens per text token
 PROBE_TEXT = "Hello you"
 PROBE_REQUESTS = 30
+NOT_SPEECH = ("--no-golden", "--probe-interval-s", "0")  # the stand-ins make silence, which is no golden utterance
 CLOSED_SESSIONS, CLOSED_REQUESTS = 256, 2  # least: in all, and of each caller
 PROCESS_NAMES = re.compile(r"triton_python_backend_stub \S*/(\w+)/1/model.py|(tritonserver) |-m (gateway) |benchmarks/_(callers)\.py")
 
@@ -235,7 +236,7 @@ def main() -> int:
     repository = make_repository(plan, work, environment)
     replace_networks(repository)
     runs = []
-    with Server(repository, work, environment, "server") as server:
+    with Server(repository, work, environment, "server", NOT_SPEECH) as server:
         probe(server.grpc, environment)  # prepares the voice
         for sessions in (0, *options.sessions):
             runs.append(measure(server.grpc, sessions, options.seconds, environment))

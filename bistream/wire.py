@@ -133,6 +133,7 @@ TOKEN2WAV = ModelContract(
         _scalar("seed", "INT64"),
         _scalar("speed", "FP32"),
         _scalar("playback_buffer_s", "FP32"),
+        _scalar("expected_speech_s", "FP32"),
         *_CHANNEL,
     ),
     # load_report: token2wav/load_report.py, for the front doors' admission

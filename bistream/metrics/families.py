@@ -155,7 +155,12 @@ HOP_DECISIONS = _counter(
 )
 HOP_QUEUE = _gauge("hop_queue_depth", _TOKEN2WAV, "Hops and offline jobs that wait for a batch")
 CAPACITY = _gauge("capacity_audio_s_per_s", _TOKEN2WAV, "Audio seconds per second with full batches, estimated; 0 before it is known")
-FLOW_PAGES = _gauge("flow_pages", _TOKEN2WAV, "Pages of flow state: held by sessions and voices, or free", state=("used", "free"))
+FLOW_PAGES = _gauge(
+    "flow_pages",
+    _TOKEN2WAV,
+    "Pages of flow state: held by sessions and voices, reserved for sessions, or free",
+    state=("used", "reserved", "free"),
+)
 VOCODER_SLOTS = _gauge("vocoder_slots", _TOKEN2WAV, "Slots of vocoder state (tiers kernels and graphs)", state=("used", "free"))
 
 THREADS = _gauge("threads", Source.EVERY_MODEL, "Python threads of a model's processes", model=())

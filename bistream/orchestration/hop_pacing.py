@@ -98,6 +98,7 @@ class HopPacing:
             is_open=session.owns(TOKEN2WAV),
             has_ended=session.has_ended,
             voice_tokens=self._voice_tokens,
+            reserved_s=session.reserved_s,
         )
 
     def _due_tokens(self, now: float) -> int | None:
@@ -153,4 +154,5 @@ class HopPacing:
             prompt=prompt if is_first else None,
             seed=session.start.sampling.seed,
             playback_buffer_s=self.playback.buffer_s(now),
+            expected_speech_s=session.reserved_s if is_first else None,
         )

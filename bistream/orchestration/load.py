@@ -10,7 +10,8 @@ follow it at once; that also bounds how many first hops wait for each other. The
 
 Flow state: a session may need a page for each second of its speech, beside those of its voice, which sessions with the same voice share.
 The length of speech is estimated from its text where all of it is there, else from the sessions that have ended. The pages of all
-sessions together must exist, or the flow would have to forget the beginnings of their speech.
+sessions together must exist, or the flow would have to forget the beginnings of their speech. Without a limit of the load (target 0) only
+what token2wav reserves for them must: a session for which that is missing would fail when its first audio is due.
 
 The only session is never refused: a server slower than speech still speaks with one caller. Before there is a report of token2wav,
 ``ASSUMED_CAPACITY`` bounds a first burst of starts, and flow state does not.
@@ -43,15 +44,20 @@ RATE_WINDOW_S = 10.0  # in which ended and refused sessions are counted
 class Need:
     """What one session still needs. rate: audio seconds per second. pages: of flow state at most, without those of its voice.
 
+    reserved: pages that token2wav keeps for it whatever happens, beside those of its voice.
     voice: sessions with an equal one share its pages. is_open: token2wav counts the session. is_late: its listener hears a gap.
     """
 
     rate: float
     pages: float = 0.0
+    reserved: float = 0.0
     voice: Hashable = None
     voice_pages: int = 0
     is_open: bool = False
     is_late: bool = False
+
+
+NOTHING = Need(0.0)
 
 
 def promised_rate(rest_s: float | None, waits_since_s: float | None = None) -> float:
@@ -94,25 +100,36 @@ class _Count:
     sessions: int = 0
     rate: float = 0.0
     pages: float = 0.0
+    reserved: float = 0.0
     open: int = 0
     late: int = 0
+    voice_pages: int = 0
     voices: dict[Hashable, int] = field(default_factory=dict)  # pages
 
     def add(self, need: Need) -> None:
-        self.sessions += 1
-        self.rate += need.rate
-        self.pages += need.pages
-        self.open += need.is_open
-        self.late += need.is_late
+        self._add(need, 1)
         if need.voice not in self.voices or self.voices[need.voice] < need.voice_pages:
-            self.pages += need.voice_pages - self.voices.get(need.voice, 0)
+            self.voice_pages += need.voice_pages - self.voices.get(need.voice, 0)
             self.voices[need.voice] = need.voice_pages
+
+    def remove(self, need: Need) -> None:
+        """The pages of its voice may be another one's, too, and stay."""
+        if need is not NOTHING:
+            self._add(need, -1)
+
+    def _add(self, need: Need, times: int) -> None:
+        self.sessions += times
+        self.rate += times * need.rate
+        self.pages += times * need.pages
+        self.reserved += times * need.reserved
+        self.open += times * need.is_open
+        self.late += times * need.is_late
 
 
 class LoadControl:
     """Not thread-safe: it belongs to the orchestrator's event loop.
 
-    target: the highest load that a start may cause; 0: refuses nobody. report: the latest of token2wav. live: the needs of the sessions
+    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. live: the needs of the sessions
     that were admitted and have not ended. longest_s: as for ``Lengths``.
     """
 
@@ -138,13 +155,12 @@ class LoadControl:
 
     def admit(self, need: Need) -> None:
         """Count another session. Raises ``BusyError`` when its promise, or that of another one, could not be kept."""
-        now = self._clock()
-        if self._target:
-            count = self._counted(now)
-            newcomer = self._pages(need, count)
-            if count.sessions + self._others:
-                self._check(need, newcomer, count, now)
-            count.add(need)
+        count = self._counted(self._clock())
+        if count.sessions + self._others:
+            if self._target and need.rate:
+                self._check_pace(need, count)
+            self._check_pages(need, count)
+        count.add(need)
 
     def retry_after_s(self, sessions: float = 1.0) -> float:
         """Until about this many sessions have ended, after those that were refused before and may come back."""
@@ -158,8 +174,9 @@ class LoadControl:
             return FIRST_RETRY_S
         return min(MAX_RETRY_S, max(MIN_RETRY_S, (sessions + refused) * RATE_WINDOW_S / len(self._ended)))
 
-    def ended(self, text_bytes: int | None, audio_s: float) -> None:
-        """A session's place is free; it had ``audio_s`` seconds of audio. text_bytes: as for ``Lengths``."""
+    def ended(self, text_bytes: int | None, audio_s: float, need: Need = NOTHING) -> None:
+        """A session's place is free; it had ``audio_s`` seconds of audio. text_bytes: as for ``Lengths``. need: as it was counted last."""
+        self._count.remove(need)
         self._ended.append(self._clock())
         if audio_s > 0.0:
             self.lengths.ended(text_bytes, audio_s)
@@ -169,22 +186,24 @@ class LoadControl:
         count = self._counted(self._clock())
         return count.rate / self._report.capacity if self._report.capacity else 0.0
 
-    def _check(self, need: Need, pages: float, count: _Count, now: float) -> None:
-        report = self._report
-        excess = count.rate + self._others + min(1.0, need.rate) - self._target * (report.capacity or ASSUMED_CAPACITY)
-        if need.rate and excess > 0.0:
+    def _check_pace(self, need: Need, count: _Count) -> None:
+        excess = count.rate + self._others + min(1.0, need.rate) - self._target * (self._report.capacity or ASSUMED_CAPACITY)
+        if excess > 0.0:
             raise server_full(self.retry_after_s(excess))
-        if need.rate and count.late >= max(MIN_LATE, LATE_SHARE * count.sessions):
+        if count.late >= max(MIN_LATE, LATE_SHARE * count.sessions):
             raise server_full(self.retry_after_s(count.late))
-        if report.pages and need.pages:
-            mean = count.pages / count.sessions if count.sessions else pages
-            missing = count.pages + self._others * mean + pages - report.pages
-            if missing > 0.0:
-                raise flow_state_taken(self.retry_after_s(missing / max(1.0, mean)))
 
-    def _pages(self, need: Need, count: _Count) -> float:
-        """Of a newcomer; pages of a voice that a live session has are there."""
-        return need.pages + (0 if need.voice in count.voices else need.voice_pages)
+    def _check_pages(self, need: Need, count: _Count) -> None:
+        """Pages of a voice that a live session has are there."""
+        pages, live = (need.pages, count.pages) if self._target else (need.reserved, count.reserved)
+        if not (self._report.pages and pages):
+            return
+        live += count.voice_pages
+        pages += 0 if need.voice in count.voices else need.voice_pages
+        mean = live / count.sessions if count.sessions else pages
+        missing = live + self._others * mean + pages - self._report.pages
+        if missing > 0.0:
+            raise flow_state_taken(self.retry_after_s(missing / max(1.0, mean)))
 
     def _counted(self, now: float) -> _Count:
         if now - self._count.at_s >= RECOUNT_S or self._count.sessions <= FEW:

@@ -12,6 +12,7 @@ from bistream.rates import CHUNK_TOKENS, REFERENCE_SAMPLE_RATE, SPEECH_TOKENS_PE
 from bistream.token2wav.load_report import LoadReport
 
 UNKNOWN_VOICE_PAGES = 10  # of a registered voice that has not been read
+LEAST_RESERVED_S = 4.0  # the longest hop: a short text can become longer speech than expected
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Standing:
 
     age_s: since its start. buffer_s: audio ahead of its listener. made_s: audio that was sent. received_s: speech of the tokens that came.
     tokens_ended, text_ended: no more will come. hop_waits: token2wav has a hop of it. voice_tokens: None until the voice is ready.
+    reserved_s: speech for which token2wav reserves flow state, as it was when the session was admitted; None: as much as usual.
     """
 
     age_s: float = 0.0
@@ -32,11 +34,19 @@ class Standing:
     is_open: bool = False
     has_ended: bool = False
     voice_tokens: int | None = None
+    reserved_s: float | None = None
 
 
 def text_bytes(start: SessionStart) -> int | None:
     """Bytes of the whole text; None: more may come."""
     return len(start.text) if start.is_end else None
+
+
+def reserved_speech_s(start: SessionStart, lengths: Lengths) -> float | None:
+    """Speech for which a session that starts now is sure of flow state; None: as much as usual, for nobody knows how long it will be."""
+    if start.source_wav is not None:
+        return len(start.source_wav) / REFERENCE_SAMPLE_RATE
+    return max(LEAST_RESERVED_S, lengths.expected_s(text_bytes(start))) if start.is_end else None
 
 
 def need_of(start: SessionStart, standing: Standing, report: LoadReport, lengths: Lengths) -> Need:
@@ -45,9 +55,11 @@ def need_of(start: SessionStart, standing: Standing, report: LoadReport, lengths
         return Need(0.0, is_open=standing.is_open and not start.offline)
     waits_for_server = standing.hop_waits or (standing.text_ended and not standing.tokens_ended)
     rest_s = max(0.0, standing.received_s - standing.made_s) if standing.tokens_ended else None
+    reserved = report.reserve_pages if standing.reserved_s is None else min(report.reserve_pages, max(1, math.ceil(standing.reserved_s)))
     return Need(
         rate=promised_rate(rest_s, standing.age_s if standing.made_s == 0.0 else None),
-        pages=_pages(start, standing, report, lengths),
+        pages=_pages(start, standing, report, lengths, reserved),
+        reserved=reserved,
         voice=_voice(start),
         voice_pages=_voice_pages(start, standing),
         is_open=standing.is_open,
@@ -55,12 +67,12 @@ def need_of(start: SessionStart, standing: Standing, report: LoadReport, lengths
     )
 
 
-def _pages(start: SessionStart, standing: Standing, report: LoadReport, lengths: Lengths) -> float:
+def _pages(start: SessionStart, standing: Standing, report: LoadReport, lengths: Lengths, reserved: float) -> float:
     if start.source_wav is not None:
         known = len(start.source_wav) / REFERENCE_SAMPLE_RATE
     else:
         known = standing.received_s if standing.tokens_ended else lengths.expected_s(text_bytes(start), standing.received_s)
-    return min(report.most_pages or math.inf, max(report.reserve_pages, known))
+    return min(report.most_pages or math.inf, max(reserved, known))
 
 
 def _voice(start: SessionStart) -> Hashable:

@@ -31,7 +31,7 @@ from bistream.orchestration.admission import SessionStart, TextLedger, check_app
 from bistream.orchestration.event_loop import EventLoop
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.orchestration.load import LoadControl, Need
-from bistream.orchestration.needs import need_of, text_bytes
+from bistream.orchestration.needs import need_of, reserved_speech_s, text_bytes
 from bistream.orchestration.ports import AudioSender, BistreamRequest, Ports, SessionKey
 from bistream.orchestration.services import Services
 from bistream.orchestration.session import CallerSession
@@ -97,10 +97,11 @@ class Orchestrator:
     def _needs(self) -> list[Need]:
         """Of all live sessions."""
         now = self._clock()
-        return [self._need(run, now) for run in self._open.values()]
+        return [self._count_need(run, now) for run in self._open.values()]
 
-    def _need(self, run: SessionRun, now: float) -> Need:
-        return need_of(run.session.start, run.standing(now), self._load.report, self._load.lengths)
+    def _count_need(self, run: SessionRun, now: float) -> Need:
+        run.counted = need_of(run.session.start, run.standing(now), self._load.report, self._load.lengths)
+        return run.counted
 
     # Requests
 
@@ -201,7 +202,8 @@ class Orchestrator:
             raise self._refusal.renewed(None)
         if len(self._open) >= self._config.max_sessions:
             raise sessions_taken(self._config.max_sessions, retry_after_s=self._load.retry_after_s())
-        self._load.admit(self._need(run, self._clock()))
+        session.reserved_s = reserved_speech_s(session.start, self._load.lengths)
+        self._load.admit(self._count_need(run, self._clock()))
         if session.key is not None:
             self._reachable[session.key] = run
             self._ended.discard(session.key)
@@ -219,7 +221,8 @@ class Orchestrator:
 
     def _forget(self, run: SessionRun) -> None:
         del self._open[run.session.port_id]
-        self._load.ended(text_bytes(run.session.start), 0.0 if run.has_failed else run.standing(self._clock()).made_s)
+        made_s = 0.0 if run.has_failed else run.standing(self._clock()).made_s
+        self._load.ended(text_bytes(run.session.start), made_s, run.counted)
         self._sessions_changed.set()
 
     def watch(self) -> None:

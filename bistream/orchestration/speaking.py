@@ -19,6 +19,7 @@ from bistream.limits import check_offline_length
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.hop_pacing import TOKEN2WAV, HopPacing
 from bistream.orchestration.language_model_link import LanguageModelLink, from_model, unexpected
+from bistream.orchestration.load import NOTHING
 from bistream.orchestration.needs import Standing
 from bistream.orchestration.playback import SpokenText
 from bistream.orchestration.services import Services
@@ -53,6 +54,7 @@ class SessionRun:
         on_closed: Callable[[SessionRun], None],
     ) -> None:
         self.session = session
+        self.counted = NOTHING  # its need, when admission counted it last
         self._services = services
         self._on_ended = on_ended
         self._on_closed = on_closed

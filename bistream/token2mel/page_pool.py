@@ -71,6 +71,11 @@ class PagePool:
         return len(self._free)
 
     @property
+    def promised_pages(self) -> int:
+        """What live sessions are sure of and have not drawn."""
+        return self._promised_pages
+
+    @property
     def available(self) -> int:
         """Unpromised pages: free ones and those of idle prefixes, less the promises."""
         return len(self._free) + self._idle_pages - self._promised_pages

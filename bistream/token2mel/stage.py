@@ -44,7 +44,7 @@ from bistream.token2mel.planning import HopPlanner, Work
 from bistream.token2mel.prefixes import PIECE_CHUNKS_ON_CPU, incomplete, needs_preparation, next_span
 from bistream.token2mel.solving import SpanBatch
 from bistream.token2mel.state import FlowState, FlowStatus
-from bistream.token2mel.state_budget import AUTO_SESSION_S, available_bytes, language_model_bytes, state_pages
+from bistream.token2mel.state_budget import AUTO_SESSION_S, available_bytes, language_model_bytes, reserved_pages, state_pages
 from bistream.types import VoicePrompt
 
 RESERVE_TOKENS = 250  # state reserved for every session at open, in addition to its prompt: 10 s
@@ -122,7 +122,7 @@ class FlowStage:
         self.tiers = () if choice is None else (choice,)
         tier = Tier.PLAIN if choice is None else choice.tier
         self.page_bytes = flow_page_bytes(tier, self.config, self.dtype)
-        page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
+        self.page_s = page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
         claimed = language_model_bytes(checkpoint.language_model, config.shared_kv_cache_tokens) if self.device.type == "cuda" else 0
         available = available_bytes(*memory_bytes(self.device), claimed)
         # Bounded context needs the stored chunks that a hop reads, as many new ones while it runs, and as many of the prompt.
@@ -138,9 +138,10 @@ class FlowStage:
         self._states: list[FlowState] = []  # those open when the last session was admitted
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 
-    def open(self, prompt: VoicePrompt) -> FlowState:
+    def open(self, prompt: VoicePrompt, expected_speech_s: float | None = None) -> FlowState:
         """Admit a session. ``close()`` of the result frees it.
 
+        expected_speech_s: ``state_budget.reserved_pages`` has less of it than usual; None: nobody knows how much it will be.
         Raises ``InvalidInputError`` for a prompt of wrong shape or range, ``BusyError`` when its state cannot be guaranteed.
         """
         tokens = check_prompt(prompt, self.config)
@@ -150,7 +151,7 @@ class FlowStage:
         stored = min(complete, self.left_context_chunks or complete)
         if stored > self.pool.total and self.pages:
             raise InvalidInputError("The reference recording is longer than this server has flow state for; use a shorter one.")
-        reserve = min(self.reserve_chunks, self.pool.total - stored)
+        reserve = min(reserved_pages(expected_speech_s, self.reserve_chunks, self.page_s), self.pool.total - stored)
         key = fingerprint(prompt)
         self.planner.reclaim(self.pool.shortage(reserve, key, stored), self._states)
         account = self.pool.open(reserve, key, stored)

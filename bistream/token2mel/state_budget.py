@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bistream.checkpoint_config import LanguageModelConfig
 from bistream.errors import ConfigError
 
@@ -27,6 +29,26 @@ def available_bytes(free_bytes: int, total_bytes: int, claimed_bytes: int) -> in
     Models load in any order: where the claim has been taken, ``free_bytes`` already excludes it.
     """
     return max(0, min(free_bytes, total_bytes - claimed_bytes))
+
+
+def reserved_pages(speech_s: float | None, usual: int, page_s: float) -> int:
+    """Pages that a session is sure of: those of its expected speech, where that is known and less than usual; one at least.
+
+    With none a session for which no page is left would compute all of its speech again in each hop.
+    """
+    return usual if speech_s is None else min(usual, max(1, math.ceil(speech_s / page_s)))
+
+
+def shortage(pages: int, reserve: int, page_s: float, max_sessions: int) -> str | None:
+    """A sentence for the log where fewer sessions than ``max_sessions`` find their reservation of ``reserve`` pages."""
+    sessions = pages // reserve
+    if sessions >= max_sessions:
+        return None
+    return (
+        f"The flow state has room for {sessions} sessions at a time that reserve {reserve * page_s:g} s of speech each, and "
+        f"max_sessions is {max_sessions}: starts beyond that get BUSY. A lower max_sessions leaves the flow memory of the KV cache; or set "
+        "left_context_chunks, or raise flow_state_mb."
+    )
 
 
 def state_pages(

@@ -15,9 +15,9 @@ from bistream.errors import BistreamError, BusyError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2wav.background import BackgroundShare, OfflineJob, Work
 from bistream.token2wav.capacity import CapacityMeter
-from bistream.token2wav.hop_jobs import HopJob
+from bistream.token2wav.hop_jobs import AudioSession, HopJob
 from bistream.token2wav.hop_queue import BatchPace, QueuedHop
-from bistream.token2wav.renderer import HopsInProgress, Outcome, RendererHop, SpeechRenderer
+from bistream.token2wav.renderer import HopsInProgress, Outcome, RendererHop, Rendering, SpeechRenderer
 from bistream.token2wav.turns import BatchStanding
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Computing:
         for hop in hops:
             job = hop.item
             try:
-                rendering = job.session.rendering or self._renderer.open(job.session.prompt, job.session.seed)
+                rendering = job.session.rendering or self._open(job.session)
             except BusyError as error:
                 if is_alone:
                     batch.answers.append((job, error))
@@ -92,6 +92,9 @@ class Computing:
             batch.standing = BatchStanding.of(batch.hops, batch.rendered.steps_left)
             self._took(batch, batch.began_s)
         return batch
+
+    def _open(self, session: AudioSession) -> Rendering:
+        return self._renderer.open(session.prompt, session.seed, session.expected_speech_s)
 
     def step(self, batch: HopBatch) -> None:
         """One step of a batch in progress."""

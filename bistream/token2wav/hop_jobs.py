@@ -22,9 +22,10 @@ MAX_HOP_TOKENS = 250  # 10 s; the hop policy sends at most half of it
 
 @dataclass(frozen=True)
 class Token2WavHop:
-    """New speech tokens of one session. prompt and seed are used in the first hop only, which must carry a prompt.
+    """New speech tokens of one session. prompt, seed and expected_speech_s are used in the first hop only, which must carry a prompt.
 
-    playback_buffer_s: audio the listener has left; the session with the least is served first.
+    playback_buffer_s: audio the listener has left; the session with the least is served first. expected_speech_s: of the whole session,
+    for which its state is reserved, if that is less than the usual reservation; None: nobody knows.
     """
 
     session_id: str
@@ -33,6 +34,7 @@ class Token2WavHop:
     prompt: VoicePrompt | None = None
     seed: int = 0
     playback_buffer_s: float = 0.0
+    expected_speech_s: float | None = None
 
 
 @dataclass(eq=False)
@@ -46,6 +48,7 @@ class AudioSession:
     prompt: VoicePrompt
     seed: int
     last_active_s: float
+    expected_speech_s: float | None = None
     jobs: deque[HopJob] = field(default_factory=deque)
     received_tokens: int = 0
     is_finalizing: bool = False  # its final hop was accepted
@@ -90,6 +93,8 @@ def check_hop(renderer: SpeechRenderer, hop: Token2WavHop) -> None:
     renderer.check_tokens(hop.token_ids)
     if not (math.isfinite(hop.playback_buffer_s) and hop.playback_buffer_s >= 0):
         raise InvalidInputError(f"playback_buffer_s is {hop.playback_buffer_s}; send the seconds of audio left, 0 or more.")
+    if hop.expected_speech_s is not None and not (math.isfinite(hop.expected_speech_s) and hop.expected_speech_s >= 0):
+        raise InvalidInputError(f"expected_speech_s is {hop.expected_speech_s}; send the seconds of speech to expect, 0 or more.")
 
 
 def settle(future: Future[FloatArray], outcome: FloatArray | BistreamError) -> None:

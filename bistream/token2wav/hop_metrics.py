@@ -34,7 +34,7 @@ class HopMetrics:
         self._decisions = {decision: recorder.counter(families.HOP_DECISIONS, decision.value) for decision in StepDecision}
         recorder.read(families.HOP_QUEUE, lambda: {(): queued()})
         recorder.read(families.CAPACITY, lambda: {(): capacity()})
-        recorder.read(families.FLOW_PAGES, lambda: _labelled(pools().get(FLOW_PAGES)))
+        recorder.read(families.FLOW_PAGES, lambda: _pages(pools().get(FLOW_PAGES)))
         recorder.read(families.VOCODER_SLOTS, lambda: _labelled(pools().get(VOCODER_SLOTS)))
 
     def decided(self, decision: StepDecision) -> None:
@@ -64,3 +64,11 @@ def _labelled(use: PoolUse | None) -> dict[Labels, float]:
     if use is None:
         return {}
     return {("used",): use.used, ("free",): use.total - use.used}
+
+
+def _pages(use: PoolUse | None) -> dict[Labels, float]:
+    """What is promised may be pages of cached voices, which are ``used``: nothing is free then."""
+    if use is None:
+        return {}
+    reserved = min(use.promised, use.total - use.used)
+    return {("used",): use.used, ("reserved",): reserved, ("free",): use.total - use.used - reserved}

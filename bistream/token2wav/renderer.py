@@ -101,12 +101,14 @@ class PoolUse:
     """Occupancy of a pool of state memory, in its own units.
 
     reserve: what each session has whatever happens. most: what one session takes at most; 0: no bound. Both beside its voice's share.
+    promised: what live sessions are sure of and do not use yet.
     """
 
     used: int
     total: int
     reserve: int = 0
     most: int = 0
+    promised: int = 0
 
 
 class SpeechRenderer(Protocol):
@@ -136,8 +138,11 @@ class SpeechRenderer(Protocol):
     def check_prompt(self, prompt: VoicePrompt) -> None:
         """Raises ``InvalidInputError`` for shapes that do not match ``sizes`` and for invalid tokens."""
 
-    def open(self, prompt: VoicePrompt, seed: int) -> Rendering:
-        """Begin a rendering. Raises ``BusyError`` where its state cannot be guaranteed, ``InvalidInputError``, ``EngineError``."""
+    def open(self, prompt: VoicePrompt, seed: int, expected_speech_s: float | None = None) -> Rendering:
+        """Begin a rendering. Raises ``BusyError`` where its state cannot be guaranteed, ``InvalidInputError``, ``EngineError``.
+
+        expected_speech_s: its state is guaranteed for so much speech, if that is less than usual; None: for as much as usual.
+        """
 
     def begin(self, hops: Sequence[RendererHop]) -> HopsInProgress:
         """The next waveform of each rendering, computed together; a rendering occurs at most once."""

@@ -219,7 +219,7 @@ class Token2Wav:
         check_prompt(self._renderer, hop.prompt)
         self._renderer.check_length(len(hop.prompt.speech_tokens) + len(hop.token_ids))
         self._admit()
-        session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock())
+        session = AudioSession(hop.session_id, hop.prompt, hop.seed, self._clock(), hop.expected_speech_s)
         self._sessions[hop.session_id] = session
         return session
 

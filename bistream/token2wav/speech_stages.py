@@ -23,6 +23,7 @@ from bistream.token2mel.checks import check_length, check_prompt, check_tokens
 from bistream.token2mel.solving import FAILED
 from bistream.token2mel.stage import FlowHop, FlowHops, FlowStage
 from bistream.token2mel.state import FlowState
+from bistream.token2mel.state_budget import shortage
 from bistream.token2wav.fidelity import within_bounds
 from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, Outcome, PoolUse, RendererHop, RendererSizes, Rendering
 from bistream.types import FloatArray, VoicePrompt
@@ -142,6 +143,8 @@ class SpeechStages:
         """Read the weights of the model directory. Raises ``ConfigError`` or ``CheckpointError``."""
         of_flow, of_vocoder = within_bounds(config, checkpoint)
         flow = FlowStage(of_flow, checkpoint)
+        if (warning := shortage(flow.pool.total, flow.reserve_chunks, flow.page_s, config.max_sessions)) is not None:
+            logger.warning(warning)
         choice = vocoder_tier(of_vocoder, checkpoint)
         sizes = replace(sizes, shares_batches=flow.device.type != "cpu")  # matrix libraries of CPUs sum by the shape of a product
         return cls(flow, make_vocoder(of_vocoder, checkpoint, choice), sizes, (*flow.tiers, choice))
@@ -155,7 +158,7 @@ class SpeechStages:
     def pools(self) -> dict[str, PoolUse]:
         flow, pool = self.flow, self.flow.pool
         most = flow.reserve_chunks if flow.left_context_chunks else -(-flow.max_tokens // flow.chunk_tokens)
-        pools = {FLOW_PAGES: PoolUse(pool.total - pool.free_pages, pool.total, flow.reserve_chunks, most)}
+        pools = {FLOW_PAGES: PoolUse(pool.total - pool.free_pages, pool.total, flow.reserve_chunks, most, pool.promised_pages)}
         if (slots := self.vocoder.slots) is not None:
             pools[VOCODER_SLOTS] = PoolUse(*slots)
         return pools
@@ -170,9 +173,9 @@ class SpeechStages:
         check_prompt(prompt, self._checks)
 
     @torch.inference_mode()
-    def open(self, prompt: VoicePrompt, seed: int) -> Rendering:
+    def open(self, prompt: VoicePrompt, seed: int, expected_speech_s: float | None = None) -> Rendering:
         try:
-            flow = self.flow.open(prompt)
+            flow = self.flow.open(prompt, expected_speech_s)
             try:
                 return StagesRendering(flow, self.vocoder.open(seed), self.flow)
             except BaseException:

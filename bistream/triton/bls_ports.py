@@ -198,6 +198,8 @@ class BlsToken2Wav:
             arrays["target_speech_tokens"] = np.array(hop.token_ids, np.int32)
         if hop.prompt is not None:
             arrays.update(prompt_arrays(hop.prompt))
+            if hop.expected_speech_s is not None:
+                arrays["expected_speech_s"] = scalar_array(hop.expected_speech_s, np.float32)
         return await self._waveform(arrays)
 
     async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:

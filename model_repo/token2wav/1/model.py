@@ -56,6 +56,7 @@ class TritonPythonModel(SiblingModel):
                 prompt=self._prompt(inputs),
                 seed=inputs.integer("seed") or 0,
                 playback_buffer_s=inputs.number("playback_buffer_s") or 0.0,
+                expected_speech_s=inputs.number("expected_speech_s"),
             )
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 from bistream.errors import BusyError
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.hop_policy import HopPolicy, HopProgress
-from bistream.orchestration.load import LoadControl, Need
+from bistream.orchestration.load import NOTHING, LoadControl, Need
 from bistream.orchestration.needs import Standing, need_of, text_bytes
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.token2wav.capacity import CapacityMeter
@@ -50,6 +50,7 @@ class Listener:
     audio_ends_at_s: float = 0.0
     made_s: float = 0.0
     silent_s: float = 0.0
+    counted: Need = NOTHING
 
     @property
     def is_done(self) -> bool:
@@ -162,7 +163,8 @@ class Server:
         return [self._need(listener) for listener in self.live]
 
     def _need(self, listener: Listener) -> Need:
-        return need_of(listener.start, listener.standing(self.now_s), self.load.report, self.load.lengths)
+        listener.counted = need_of(listener.start, listener.standing(self.now_s), self.load.report, self.load.lengths)
+        return listener.counted
 
     def run(self, until_s: float) -> None:
         """Offers the sessions, computes batches as the service does, and lets the listeners play."""
@@ -201,7 +203,7 @@ class Server:
             listener.receive(count, self.now_s)
             if listener.is_done:
                 self.live.remove(listener)
-                self.load.ended(text_bytes(listener.start), listener.made_s)
+                self.load.ended(text_bytes(listener.start), listener.made_s, listener.counted)
         self.most_pages = max(self.most_pages, sum(listener.sent * TOKEN_S for listener in self.live))
 
     def _ask(self) -> None:

@@ -157,6 +157,14 @@ def test_nan_in_an_interrupted_batch_stays_there(tier: Tier) -> None:
     assert isinstance(found, Tensor) and torch.equal(found, expected)
 
 
+def test_a_session_of_little_speech_reserves_little() -> None:
+    stage = make_stage(flow_state_mb=2, reserve_tokens=50)
+    for speech_s, reserve in ((None, 2), (0.0, 1), (1.0, 1), (1.5, 2), (60.0, 2)):
+        state = stage.open(make_prompt(0), speech_s)
+        assert state.account.reserve == reserve
+        state.close()
+
+
 def test_pages_of_a_batch_in_progress_are_not_taken_from_it() -> None:
     """Its session has borrowed them; a new session is refused until it has ended, and then gets them."""
     stage = make_stage(flow_state_mb=2, reserve_tokens=50)

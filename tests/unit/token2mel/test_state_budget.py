@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bistream.checkpoint_config import LanguageModelConfig
 from bistream.errors import ConfigError
-from bistream.token2mel.state_budget import AUTO_MEMORY_SHARE, AUTO_SESSION_S, available_bytes, language_model_bytes, state_pages
+from bistream.token2mel.state_budget import AUTO_MEMORY_SHARE, AUTO_SESSION_S, available_bytes, language_model_bytes, shortage, state_pages
 
 MB = 2**20
 
@@ -37,6 +37,25 @@ def test_the_automatic_budget_fits_free_memory_and_the_need(sessions: int, page_
 
 def test_sixty_four_sessions_on_a_large_gpu_have_thirty_seconds_each() -> None:
     assert state_pages(0, 30_050_000, 1.0, 64, 130 * 2**30) == 64 * 30
+
+
+def test_a_cache_for_800_sessions_leaves_an_h200_pages_for_242() -> None:
+    """143,771 MiB, of which networks and contexts are assumed to have 4 GiB. With a cache for 400 sessions 256 have room."""
+
+    def room(max_sessions: int) -> int:
+        claimed = language_model_bytes(LanguageModelConfig(), max_sessions * 4096)
+        available = available_bytes((143_771 - 4 * 1024) * 2**20 - claimed, 143_771 * 2**20, claimed)
+        return state_pages(0, 30_051_328, 1.0, max_sessions, available) // 10
+
+    assert room(800) == 242
+    assert room(400) > 256
+
+
+@given(pages=st.integers(1, 10_000), reserve=st.integers(1, 20), sessions=st.integers(1, 1000))
+def test_too_few_pages_for_all_sessions_are_told(pages: int, reserve: int, sessions: int) -> None:
+    sentence = shortage(pages, reserve, 1.0, sessions)
+    assert (sentence is None) == (pages >= sessions * reserve)
+    assert sentence is None or f"room for {pages // reserve} sessions" in sentence
 
 
 def test_the_automatic_budget_leaves_memory_to_others() -> None:

@@ -49,9 +49,9 @@ def test_a_batch_is_recorded_as_it_was_computed(hops: list[tuple[bool, float, in
 
 def test_pools_and_queue_are_read_with_every_snapshot() -> None:
     recorder = Recorder()
-    make(recorder, queued=3, flow_pages=PoolUse(7, 10))
+    make(recorder, queued=3, flow_pages=PoolUse(5, 10, promised=2))
     assert FLOW_PAGES == "flow pages"
     values = recorder.snapshot().values
     assert values["bistream_hop_queue_depth", ()] == 3
-    assert (values["bistream_flow_pages", ("used",)], values["bistream_flow_pages", ("free",)]) == (7, 3)
+    assert [values["bistream_flow_pages", (state,)] for state in ("used", "reserved", "free")] == [5, 2, 3]
     assert values["bistream_vocoder_slots", ("used",)] == 0, "a renderer without slots"

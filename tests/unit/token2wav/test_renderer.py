@@ -118,7 +118,7 @@ class NumberRenderer:
         if prompt.speaker_embedding.shape != (self.sizes.speaker_embedding_size,):
             raise InvalidInputError("Send an embedding of 256 values.")
 
-    def open(self, prompt: VoicePrompt, seed: int) -> Rendering:
+    def open(self, prompt: VoicePrompt, seed: int, expected_speech_s: float | None = None) -> Rendering:
         if len(self.places) == self.free_places:
             raise BusyError("No place is left; try again later.")
         self.places.append(Place())

@@ -113,7 +113,7 @@ class FakeFlow:
     _gate: threading.Event | None = None
     _entered: threading.Event = field(default_factory=threading.Event)
 
-    def open(self, voice: VoicePrompt) -> FakeState:
+    def open(self, voice: VoicePrompt, expected_speech_s: float | None = None) -> FakeState:
         if self.refuses_to_open:
             raise BusyError("No state left; try again later.")
         length = len(voice.speech_tokens)
@@ -317,6 +317,7 @@ def test_bad_requests_leave_the_session_unchanged(rig: Rig) -> None:
     for token in (-1, FlowConfig().vocab_size):
         assert isinstance(error(rig.hop("a", token)), InvalidInputError)
     assert isinstance(error(rig.hop("a", 2, playback_buffer_s=float("nan"))), InvalidInputError)
+    assert isinstance(error(rig.hop("a", 2, expected_speech_s=-1.0)), InvalidInputError)
     assert isinstance(error(rig.hop("a", 2, start=True)), SessionExistsError)
     unknown = error(rig.hop("nobody", 2))
     assert isinstance(unknown, UnknownSessionError)

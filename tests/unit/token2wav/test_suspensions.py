@@ -92,7 +92,7 @@ def test_a_start_without_room_waits_for_the_batch_in_progress(rig: Rig, monkeypa
     audio(rig.hop("calm", 1, start=True))
     open_, refusals = rig.flow.open, []
 
-    def open_after(voice: Any) -> FakeState:
+    def open_after(voice: Any, expected_speech_s: float | None = None) -> FakeState:
         if (11,) not in [tokens for batch in rig.flow.batches for tokens in batch]:
             refusals.append(1)
             raise BusyError("The pages are in use.")

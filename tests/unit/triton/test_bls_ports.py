@@ -251,13 +251,14 @@ def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
 @pytest.mark.parametrize("token_ids", [(), (5, 6)])
 def test_a_hop_is_read_as_it_was_sent(ports: Ask, prompt: VoicePrompt | None, token_ids: tuple[int, ...]) -> None:
     speaking, siblings = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32))])
-    hop = Token2WavHop("s", token_ids, finalize=True, prompt=prompt, seed=9, playback_buffer_s=0.5)
+    hop = Token2WavHop("s", token_ids, finalize=True, prompt=prompt, seed=9, playback_buffer_s=0.5, expected_speech_s=4.5)
     assert asyncio.run(speaking.token2wav.hop(hop)).tolist() == [0, 1, 2, 3]
     ((model, arrays),) = siblings.calls
     check_fits(model, arrays)
     read = CallInputs(arrays, TOKEN2WAV)
     assert tuple(read.integers("target_speech_tokens").tolist()) == token_ids
     assert (read.flag("finalize", False), read.integer("seed"), read.number("playback_buffer_s")) == (True, 9, 0.5)
+    assert read.number("expected_speech_s") == (None if prompt is None else 4.5)
     voice = voice_prompt(read, 80)
     assert (voice is None) == (prompt is None)
     if voice is not None and prompt is not None:
