@@ -54,6 +54,9 @@ class BatchSize:
     tiles: int
     context: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.tiles} chunks" + (f" that read {self.context} pages" if self.context else "")
+
     def holds(self, other: BatchSize) -> bool:
         return self.tiles >= other.tiles and self.context >= other.context
 

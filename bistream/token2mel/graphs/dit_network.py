@@ -113,10 +113,10 @@ class PackedDit:
 
     def _positioned(self, x: Tensor, step: int, batch: DitBatch) -> Tensor:
         """What the position convolutions add to their input."""
-        pages, width = self._pages, x.shape[2]
+        pages, convs = self._pages, self._network.input.convs
         tails = pages.tail[step].flatten(0, 1)  # [2 * pages, history, channels of both]
         places = {"chunk": pages.chunk_frames, "history": pages.conv_history}
-        for conv, tail in zip(self._network.input.convs, tails.split(width, dim=2), strict=True):
+        for conv, tail in zip(convs, tails.chunk(len(convs), dim=2), strict=True):
             assert isinstance(conv, PositionConv)
             extended = self._operations.extend_left(x, tail, batch.previous, batch.last, batch.page, **places)
             x = F.mish(F.conv1d(extended, conv.weight, conv.bias, groups=CONV_GROUPS)).transpose(1, 2).contiguous()

@@ -146,7 +146,8 @@ def test_folded_projections_are_the_projections() -> None:
         index = torch.arange(3, dtype=torch.int32)[None]
         folded = torch.nn.functional.linear(query[None], weights.query)
         live = torch.full((3,), 64, dtype=torch.int32)
-        attended = attend_gathered(folded, *[keys.view(3, 64, 16)] * 2, torch.tensor([3]), index, live, weights.heads, weights.scale)
+        pages = keys.view(3, 64, 16)
+        attended = attend_gathered(folded, pages, pages, torch.tensor([3]), index, live, weights.heads, weights.scale)
         found = torch.nn.functional.linear(attended, weights.output.weight, weights.output.bias)
     assert_same(found, expected, 1e-5)
 
