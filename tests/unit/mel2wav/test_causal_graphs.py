@@ -29,6 +29,7 @@ from bistream.mel2wav.stage import VocoderHop
 from bistream.mel2wav.vocoder import Vocoder
 from bistream.rates import SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
+from tests.unit.launches import Launches
 from tests.unit.mel2wav.test_causal_stage import EXACT, voiced_mel
 from tests.unit.mel2wav.tiny import CAUSAL, CAUSAL_CHECKPOINT, random_state
 
@@ -196,6 +197,22 @@ def test_every_function_is_compiled_once_for_all_buckets() -> None:
         after.append(compiled)
     # 3 widths: snake, two forms of add_and_snake, add_and_leak; the latter once more after the first convolution; 2 other functions
     assert after == [3 * 4 + 1 + 2] * 3
+
+
+def test_a_call_can_be_recorded() -> None:
+    """One bucket launches the same operations for the beginning, the middle and the end of speech, and for no row at all."""
+    stage = graph_stage(buckets=(Bucket(3, 36),))
+    state, seen = stage.open(0), []
+    call = stage._calls[Bucket(3, 36)]
+    for frames, finalize in ((20, False), (30, False), (2, True)):
+        stage.hop([VocoderHop(state, voiced_mel(frames), finalize)])
+        with Launches() as launches:
+            call.launch()
+        seen.append(launches.seen)
+    stage._parts.meta.zero_()
+    with Launches() as launches:
+        call.launch()
+    assert len(launches.seen) > 500 and all(other == launches.seen for other in seen)
 
 
 def test_every_cuda_gpu_gets_recorded_graphs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.graphs.operations import compile_for_all_sizes
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 from bistream.token2mel.stage import FlowHop, FlowStage
+from tests.unit.launches import Launches
 from tests.unit.token2mel.flow_fixtures import (
     DIT_CHECKPOINT,
     TINY_DIT,
@@ -212,6 +213,26 @@ def test_the_usual_sizes_serve() -> None:
     for mel, exact in zip(run(subject, make_prompt(28), pieces), run(plain_stage(), make_prompt(28), pieces), strict=True):
         assert_same(mel, exact)
     assert_same(subject.synthesize(pieces[0], make_prompt(10)), plain_stage().synthesize(pieces[0], make_prompt(10)), 0)
+
+
+def test_a_batch_size_can_be_recorded() -> None:
+    """It launches the same operations for batches with and without stored state, and for none; the attention is compiled on a GPU."""
+    stage, size = make_stage(checkpoint=DIT_CHECKPOINT), BatchSize(4, 16)
+    assert isinstance(stage.runner.network, DitFlow)
+    attention_left_out = dataclasses.replace(dit_operations.plain_operations(), attend=lambda query, *_: torch.zeros_like(query))
+    runner = DitGraphRunner(stage.runner.network, pages_of(stage), 0, (size,), attention_left_out)
+    stage.runner = runner
+    (call,) = runner._calls
+    state, seen = stage.open(make_prompt(30)), []
+    for count in (3, 40, 60):
+        hop_mel(stage, state, make_tokens(count))
+        with Launches() as launches:
+            runner._launch(call, range(TINY_DIT.n_timesteps))
+        seen.append(launches.seen)
+    call.memory.clear()
+    with Launches() as launches:
+        runner._launch(call, range(TINY_DIT.n_timesteps))
+    assert len(launches.seen) > 100 and all(other == launches.seen for other in seen)
 
 
 def test_every_cuda_gpu_gets_recorded_graphs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
