@@ -95,7 +95,6 @@ def test_attention_over_keys_and_values_of_each_head(dtype: torch.dtype) -> None
 def test_the_configuration_chooses_the_runner() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bistream.token2mel.graphs.dit_runner.TILES", (2, 16))
-        patch.setattr("bistream.token2mel.graphs.dit_batch.CONTEXTS", (64,))
         stage = plain_stage(kernels="auto")
     assert isinstance(stage.runner, DitGraphRunner)
     for found, exact in zip(speak(stage, VOICES, HOPS), exact_mels(), strict=True):
