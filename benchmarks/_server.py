@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bistream.family import COSYVOICE2
+
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, EXIT_TIMEOUT_S = 900.0, 60.0
 TEXT, TEXT_RATE = "The quick brown fox jumps over", 10.0
@@ -25,13 +27,19 @@ STARTS_PER_S, LONGEST_SPREAD_S = 16.0, 16.0  # of callers
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """callers: how many in each run. model_dir None: a random checkpoint of this size."""
+    """model_dir None: a random checkpoint of this size and family. callers: how many in each run at the pace of text that is being written.
+
+    closed: how many in each run of callers that send ``closed_requests`` whole texts one after another, with a voice that the server knows.
+    """
 
     kernels: str
     size: str
     model_dir: Path | None
     callers: tuple[int, ...]
     max_sessions: int
+    family: str = COSYVOICE2.name
+    closed: tuple[int, ...] = ()
+    closed_requests: int = 10
 
 
 def gpu_line(field: str) -> str | None:
@@ -101,10 +109,12 @@ class Server:
 
 def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str], more: Mapping[str, str] = MappingProxyType({})) -> Path:
     """more: settings, as for ``make_model_repo.py --set``."""
-    model_dir = plan.model_dir or work.parent / f"checkpoint-{plan.size}"
+    names = [plan.size] if plan.family == COSYVOICE2.name else [plan.family, plan.size]
+    model_dir = plan.model_dir or work.parent / "-".join(["checkpoint", *names])
     if not model_dir.exists():
         device = "cuda" if gpu_line("name") else "cpu"
-        command = [sys.executable, "scripts/make_checkpoint.py", "--size", plan.size, "--device", device, str(model_dir)]
+        command = [sys.executable, "scripts/make_checkpoint.py", "--family", plan.family, "--size", plan.size, "--device", device]
+        command.append(str(model_dir))
         run(command, work / "checkpoint.log", environment)
     repository = work / "model_repo"
     command = [sys.executable, "scripts/make_model_repo.py", "--model-dir", str(model_dir), "--out", str(repository)]
@@ -118,13 +128,23 @@ def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str], m
 
 
 def call(
-    server: Server, callers: int, work: Path, environment: dict[str, str], requests: int = 1, text_rate: float | None = TEXT_RATE
+    server: Server,
+    callers: int,
+    work: Path,
+    environment: dict[str, str],
+    requests: int = 1,
+    text_rate: float | None = TEXT_RATE,
+    is_closed: bool = False,
 ) -> dict[str, Any]:
-    """The summary of ``benchmarks/sessions.py`` for this many concurrent callers. text_rate: words per second; None: the text is whole."""
-    spread_s = 0.0 if callers == 1 else min(LONGEST_SPREAD_S, callers / STARTS_PER_S)
+    """The summary of ``benchmarks/sessions.py`` for this many concurrent callers.
+
+    text_rate: words per second; None: the text is whole. is_closed: as in ``ServerPlan.closed``, the text is whole, too.
+    """
+    spread_s = 0.0 if callers == 1 or is_closed else min(LONGEST_SPREAD_S, callers / STARTS_PER_S)
     command = [sys.executable, "benchmarks/sessions.py", "--server", server.grpc, "--num-tasks", str(callers), "--spread-s", str(spread_s)]
     command += ["--requests", str(requests), "--reference-audio", "assets/reference.wav", "--text", TEXT]
-    command += [] if text_rate is None else ["--text-rate", str(text_rate)]
+    command += ["--voice-hash"] if is_closed else []
+    command += [] if is_closed or text_rate is None else ["--text-rate", str(text_rate)]
     command += ["--reference-text", (ROOT / "assets" / "reference.txt").read_text(encoding="utf-8").strip()]
     with (work / f"callers-{callers}.log").open("w") as stream:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
@@ -132,7 +152,7 @@ def call(
     if not lines or not lines[-1].startswith("{"):  # exit code 1 can mean that a session failed, which is a result
         raise RuntimeError(f"{callers} callers: the benchmark ended with {done.returncode} and printed no result; see {stream.name}")
     summary: dict[str, Any] = json.loads(lines[-1])
-    return {**summary, "audio_s_per_s": round(summary["audio_s"] / summary["wall_s"], 1)}
+    return {"load": "closed" if is_closed else "real time", **summary, "audio_s_per_s": round(summary["audio_s"] / summary["wall_s"], 1)}
 
 
 def measure_server(plan: ServerPlan, work: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -143,17 +163,18 @@ def measure_server(plan: ServerPlan, work: Path, environment: dict[str, str]) ->
         cold = server.startup_s
         print(f"cold start {cold} s", flush=True)
         call(server, 1, work, environment)
+        loads = [*((callers, True) for callers in plan.closed), *((callers, False) for callers in plan.callers)]
         runs = []
-        for callers in plan.callers:
-            runs.append(call(server, callers, work, environment))
-            print(f"{callers} callers: {runs[-1]['time_to_first_audio_ms']}", flush=True)
+        for callers, is_closed in loads:
+            runs.append(call(server, callers, work, environment, plan.closed_requests if is_closed else 1, is_closed))
+            print(f"{callers} callers, {runs[-1]['load']}: {runs[-1]['time_to_first_audio_ms']}", flush=True)
         after = gpu_memory_gb()
     with Server(repository, work, environment, "server-warm") as server:
         warm = server.startup_s
     metrics: dict[str, Any] = {"runs": runs, "startup_s": {"cold": cold, "warm": warm}}
     if before is not None and after is not None:
         metrics["gpu_memory_gb"] = round(after - before, 2)
-    settings = {"kernels": plan.kernels, "max_sessions": plan.max_sessions, "checkpoint": f"{plan.size}, random"}
+    settings = {"kernels": plan.kernels, "family": plan.family, "max_sessions": plan.max_sessions, "checkpoint": f"{plan.size}, random"}
     if plan.model_dir is not None:
         settings["checkpoint"] = plan.model_dir.name
     return {"name": "sessions", "config": {**settings, "text": TEXT, "text_rate": TEXT_RATE}, "metrics": metrics}

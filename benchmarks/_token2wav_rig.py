@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks._common import synchronize
-from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, VocoderConfig
+from bistream.checkpoint_config import CheckpointConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
+from bistream.family import COSYVOICE2, COSYVOICE3
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop
@@ -29,19 +29,14 @@ from bistream.token2mel.stage import FlowHop, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.types import FloatArray, VoicePrompt
 from scripts._random_weights import Drawer, flow_state, vocoder_state
+from scripts.make_checkpoint import FAMILY_SIZES
 
 FIRST_HOP_TOKENS = 15 + LOOKAHEAD_TOKENS
 SMALL_FIRST_HOP_TOKENS = 12 + LOOKAHEAD_TOKENS  # with first_hop_tokens 12: as many as the first text block yields
+TINY = FAMILY_SIZES[COSYVOICE2.name]["tiny"].checkpoint
 SIZES = {
-    "full": CheckpointConfig(),
-    "tiny": CheckpointConfig(
-        flow=FlowConfig(
-            encoder=FlowEncoderConfig(input_size=64, output_size=64, attention_heads=4, linear_units=128, num_blocks=2, num_up_blocks=2),
-            estimator=EstimatorConfig(channels=(32,), attention_head_dim=16, n_blocks=1, num_mid_blocks=2, num_heads=2),
-            input_size=64,
-        ),
-        vocoder=VocoderConfig(base_channels=128, f0_channels=32),
-    ),
+    COSYVOICE2.name: {"full": CheckpointConfig(), "tiny": replace(TINY, vocoder=VocoderConfig(base_channels=128, f0_channels=32))},
+    COSYVOICE3.name: {name: size.checkpoint for name, size in FAMILY_SIZES[COSYVOICE3.name].items()},
 }
 
 
@@ -66,7 +61,7 @@ class Rig:
 
     def __init__(self, directory: str, sizes: CheckpointConfig, config: RuntimeConfig, naive: bool = False) -> None:
         self.sizes = sizes
-        config = dataclasses.replace(config, model_dir=directory, kernels="plain" if naive else config.kernels)
+        config = replace(config, model_dir=directory, kernels="plain" if naive else config.kernels)
         began = time.perf_counter()
         self.flow = FlowStage(config, sizes, incremental=not naive)
         self.vocoder: Vocoder = make_vocoder(config, sizes)

@@ -1,6 +1,6 @@
 """Speed of token2wav (flow and vocoder) on random weights: hops of one and of many sessions together, sustained load.
 
-    python benchmarks/token2wav.py [--size full|tiny] [--device auto] [--out benchmarks/results/token2wav-h200.json]
+    python benchmarks/token2wav.py [--family cosyvoice2|cosyvoice3] [--size full|tiny] [--device auto] [--out FILE]
 
 A hop takes a session's new speech tokens through flow and vocoder to audio on the host; times are wall times, medians.
 First hop: 18 new tokens (15 spoken, 3 lookahead; 12 spoken where noted), the voice's state cached, prompts of random lengths from 2 to
@@ -31,7 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._common import percentiles, report, table
 from benchmarks._token2wav_load import Load, LoadResult
 from benchmarks._token2wav_rig import FIRST_HOP_TOKENS, SIZES, SMALL_FIRST_HOP_TOKENS, Rig, random_model
+from bistream.checkpoint_config import CheckpointConfig
 from bistream.config import RuntimeConfig
+from bistream.family import COSYVOICE2
 from bistream.rates import CHUNK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.pages import memory_bytes
 
@@ -69,7 +71,8 @@ STATE_SHARE = 0.8  # the rest is for the vocoder, recorded graphs and activation
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=sorted(SIZES), default="full")
+    parser.add_argument("--family", choices=sorted(SIZES), default=COSYVOICE2.name)
+    parser.add_argument("--size", choices=sorted(PLANS), default="full")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", help="of the flow: auto, float16, bfloat16 or float32")
     parser.add_argument("--kernels", default="auto", choices=["auto", "kernels", "graphs", "plain"], help="which tier computes")
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)
     name = options.device if options.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    device, sizes = torch.device(name), SIZES[options.size]
+    device, sizes = torch.device(name), SIZES[options.family][options.size]
     asked = PLANS[options.size]
     plan = dataclasses.replace(asked, flow_state_mb=min(asked.flow_state_mb, int(STATE_SHARE * memory_bytes(device)[0]) >> 20))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the references are float32
@@ -86,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     metrics: dict[str, Any] = {}
     with random_model(sizes, device) as directory:
         if "quality" in parts:
-            metrics |= measure_quality(directory, config, options.size)
+            metrics |= measure_quality(directory, config, sizes)
         if "naive" in parts:
-            metrics |= measure_naive(directory, config, options.size, plan)
+            metrics |= measure_naive(directory, config, sizes, plan)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -110,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             metrics["gpu_memory_reserved_gb"] = round(torch.cuda.max_memory_reserved(device) / 1e9, 1)
     derive(metrics)
     described = {
+        "family": options.family,
         "size": options.size, "dtype": str(rig.flow.dtype).removeprefix("torch."), "kernels": config.kernels, "prompt_s": PROMPT_S,
         "first_hop_prompt_s": FIRST_HOP_PROMPT_S,
         "first_hop_tokens": FIRST_HOP_TOKENS, "steady_hop_tokens": CHUNK_TOKENS, "steady_context_s": CONTEXT_S, **dataclasses.asdict(plan),
@@ -205,11 +209,11 @@ def measure_load(rig: Rig, plan: Plan) -> dict[str, Any]:
     }
 
 
-def measure_quality(directory: str, config: RuntimeConfig, size: str) -> dict[str, Any]:
+def measure_quality(directory: str, config: RuntimeConfig, sizes: CheckpointConfig) -> dict[str, Any]:
     """Signal-to-noise ratio of mel and audio against the plain network in float32, over one session's hops."""
     small = dataclasses.replace(config, flow_state_mb=min(4000, config.flow_state_mb))
-    exact = Rig(directory, SIZES[size], dataclasses.replace(small, dtype="float32", kernels="plain"))
-    rig = Rig(directory, SIZES[size], small)
+    exact = Rig(directory, sizes, dataclasses.replace(small, dtype="float32", kernels="plain"))
+    rig = Rig(directory, sizes, small)
     mels, waves = [], []
     for each in (exact, rig):
         session = each.open(each.prompt(PROMPT_S))
@@ -233,9 +237,9 @@ def snr_db(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float(10 * torch.log10(exact.double().square().sum() / error.clamp(min=1e-30)))
 
 
-def measure_naive(directory: str, config: RuntimeConfig, size: str, plan: Plan) -> dict[str, Any]:
+def measure_naive(directory: str, config: RuntimeConfig, sizes: CheckpointConfig, plan: Plan) -> dict[str, Any]:
     """The same steady hop, computed eagerly over the whole prefix, one session after another. 64 sessions: 64 times one."""
-    rig = Rig(directory, SIZES[size], config, naive=True)
+    rig = Rig(directory, sizes, config, naive=True)
     session = rig.open(rig.prompt(PROMPT_S))
     rig.hop([session], [int((CONTEXT_S - PROMPT_S) * SPEECH_TOKENS_PER_SECOND) + 3])
     times = [rig.time_ms(lambda: rig.hop([session], [CHUNK_TOKENS])) for _ in range(plan.naive_hops + 1)]

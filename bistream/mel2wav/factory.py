@@ -1,5 +1,5 @@
 """Chooses the vocoder stage: the only module that asks which vocoder a checkpoint has, and the only one outside ``cuda/`` and ``graphs/``
-that imports them, where they can run. The causal vocoder (``causal/``) has the plain tier alone.
+that imports them, where they can run. The causal vocoder (``causal/``) has no kernels of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def vocoder_tier(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierCho
     dtype = torch.float32 if config.dtype == "float32" else torch.float16
     device, sizes = resolve_device(config.device), checkpoint.vocoder
     if isinstance(sizes, CausalVocoderConfig):
-        return choose_tier("vocoder", config.kernels, device, dtype, graphs_need=("a vocoder of symmetric convolutions",))
+        return choose_tier("vocoder", config.kernels, device, dtype, kernels_need=("a vocoder of symmetric convolutions",))
     return choose_tier("vocoder", config.kernels, device, dtype, kernels_need(sizes))
 
 
@@ -47,6 +47,12 @@ def make_vocoder(
         stage = CudaVocoderStage(config, checkpoint)
         stage.record(share)
         return stage
+    if choice.tier is Tier.GRAPHS and isinstance(checkpoint.vocoder, CausalVocoderConfig):
+        from bistream.mel2wav.graphs.causal_stage import CausalGraphStage  # noqa: PLC0415  (imports the compiler)
+
+        causal = CausalGraphStage(config, checkpoint.vocoder, _make_causal(config, checkpoint))
+        causal.record()
+        return causal
     if choice.tier is Tier.GRAPHS:
         from bistream.mel2wav.graphs.stage import GraphVocoderStage  # noqa: PLC0415  (imports the compiler)
 
@@ -58,9 +64,13 @@ def make_vocoder(
 
 def make_plain(config: RuntimeConfig, checkpoint: CheckpointConfig) -> VocoderStage | CausalVocoderStage:
     """The plain tier."""
+    is_causal = isinstance(checkpoint.vocoder, CausalVocoderConfig)
+    return _make_causal(config, checkpoint) if is_causal else VocoderStage(config, checkpoint)
+
+
+def _make_causal(config: RuntimeConfig, checkpoint: CheckpointConfig) -> CausalVocoderStage:
     sizes, flow = checkpoint.vocoder, checkpoint.flow
-    if not isinstance(sizes, CausalVocoderConfig):
-        return VocoderStage(config, checkpoint)
+    assert isinstance(sizes, CausalVocoderConfig)
     assert isinstance(flow, DitFlowConfig), "the reference has the causal vocoder behind a DiT only"
     hift = causal_weights.load_hift(config.model_dir, sizes, resolve_device(config.device))
     noise = torch.cat([hift.m_source.merge_noise(piece.to(hift.m_source.overtones.device)) for piece in reference_noise(flow, sizes)])

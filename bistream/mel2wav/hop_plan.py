@@ -20,17 +20,17 @@ class Bucket:
 BUCKETS = tuple(Bucket(rows, frames) for frames in (40, 72, 136, 288) for rows in (2, 16, 64) if rows * frames <= 64 * 72)
 
 
-def bucket_of(rows: int, frames: int) -> Bucket | None:
+def bucket_of(rows: int, frames: int, buckets: Sequence[Bucket] = BUCKETS) -> Bucket | None:
     """The smallest bucket that holds a call, or None."""
-    fitting = [bucket for bucket in BUCKETS if bucket.rows >= rows and bucket.frames >= frames]
+    fitting = [bucket for bucket in buckets if bucket.rows >= rows and bucket.frames >= frames]
     return min(fitting, key=lambda bucket: bucket.rows * bucket.frames) if fitting else None
 
 
-def group_rows(lengths: Sequence[int]) -> list[list[int]]:
+def group_rows(lengths: Sequence[int], buckets: Sequence[Bucket] = BUCKETS) -> list[list[int]]:
     """Indices into ``lengths`` in groups that each fit a bucket, longest first. Every length must fit one."""
     groups: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
-        if groups and bucket_of(len(groups[-1]) + 1, lengths[groups[-1][0]]) is not None:
+        if groups and bucket_of(len(groups[-1]) + 1, lengths[groups[-1][0]], buckets) is not None:
             groups[-1].append(position)
         else:
             groups.append([position])

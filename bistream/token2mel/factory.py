@@ -1,7 +1,7 @@
 """Chooses the network of a flow stage, its tier, its pages and its runner: the only module that asks which flow a checkpoint has, and
 the only one outside ``cuda/`` and ``graphs/`` that imports them.
 
-Runners are imported only where they can run. The DiT (``dit/``) has the plain tier alone.
+Runners are imported only where they can run. The DiT (``dit/``) has no kernels of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from bistream.token2mel import weights as unet_weights
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.dit import pages as dit_pages
 from bistream.token2mel.dit import weights as dit_weights
+from bistream.token2mel.dit.network import DitFlow
+from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.flow import FlowModel, FlowNetwork
 from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count, whole_pages
 from bistream.token2mel.paged_memory import StatePages
@@ -41,7 +43,7 @@ def expected_shapes(sizes: FlowConfig) -> dict[str, tuple[int, ...]]:
 def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested one is unavailable."""
     if isinstance(sizes, DitFlowConfig):
-        return choose_tier("flow", config.kernels, device, dtype, graphs_need=("a flow with a U-Net",))
+        return choose_tier("flow", config.kernels, device, dtype, kernels_need=("a flow with a U-Net",))
     return choose_tier("flow", config.kernels, device, dtype, kernels_need(sizes))
 
 
@@ -55,7 +57,7 @@ def flow_page_bytes(tier: Tier, sizes: FlowConfig, dtype: torch.dtype) -> int:
 def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, device: torch.device) -> StatePages:
     """pages: how many fit into memory, those that the tier itself needs included."""
     if isinstance(sizes, DitFlowConfig):
-        return dit_pages.DitPages(sizes, pages, dtype, device)
+        return DitPages(sizes, pages, dtype, device)
     if tier is not Tier.GRAPHS:
         return FlowPages(sizes, pages, dtype, device)
     scratch = scratch_page_count(pages)
@@ -68,9 +70,16 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
     share: of the buckets of our own kernels; less than all of them only fills the compiler's cache.
     """
     left, interruptible = config.left_context_chunks, config.max_suspensions > 0
-    if isinstance(network, FlowNetwork) and isinstance(pages, FlowPages) and tier is not Tier.PLAIN:
-        return _recorded_runner(tier, network, pages, left, interruptible, share)
-    return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
+    if tier is Tier.PLAIN or pages is None:
+        return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
+    if isinstance(network, DitFlow) and isinstance(pages, DitPages):
+        from bistream.token2mel.graphs.dit_runner import DitGraphRunner  # noqa: PLC0415  (imports flex_attention)
+
+        runner = DitGraphRunner(network, pages, left, interruptible=interruptible)
+        runner.record()
+        return runner
+    assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
+    return _recorded_runner(tier, network, pages, left, interruptible, share)
 
 
 def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool, share: slice) -> FlowRunner:

@@ -97,6 +97,10 @@ class FlowModel(nn.Module):
         """
         raise NotImplementedError
 
+    def encode(self, batch: FlowBatch, memory: SolverMemory) -> Tensor:
+        """The solver's inputs besides noise alone, [S, ratio * T, channels], for a solver of another tier."""
+        raise NotImplementedError
+
     def attention_bias(self, batch: FlowBatch, ratio: int) -> Tensor:
         """The additive attention mask at ``ratio`` frames per token."""
         lookahead = self.config.pre_lookahead_len
@@ -161,9 +165,8 @@ class FlowNetwork(FlowModel):
         return torch.cat([mu, self.speaker(batch, mu.shape[1]), batch.prompt_mel.to(self.dtype)], dim=-1)
 
     @torch.no_grad()
-    def encode(self, batch: FlowBatch, memory: EncoderMemory) -> Tensor:
-        """``conditions`` alone, for a solver of another tier."""
-        return self.conditions(batch, self.attention_bias(batch, self.config.token_mel_ratio), memory)
+    def encode(self, batch: FlowBatch, memory: SolverMemory) -> Tensor:
+        return self.conditions(batch, self.attention_bias(batch, self.config.token_mel_ratio), encoder_of(memory))
 
 
 def encoder_of(memory: SolverMemory) -> EncoderMemory:

@@ -48,8 +48,12 @@ class FlowRunner:
 
     def begin(self, spans: Sequence[Span]) -> SpanBatch:
         """``compute`` in steps, between which other calls may run. Computes nothing yet."""
+        return SpanBatch.of(len(spans), self.plain_groups(spans))
+
+    def plain_groups(self, spans: Sequence[Span]) -> list[tuple[Sequence[int], SpanGroup]]:
+        """Groups on the plain network."""
         groups = group_spans(spans, self.network.config.chunk_tokens)
-        return SpanBatch.of(len(spans), [(group, _PlainGroup(self, [spans[index] for index in group])) for group in groups])
+        return [(group, _PlainGroup(self, [spans[index] for index in group])) for group in groups]
 
     def from_the_start(self, spans: Sequence[Span]) -> list[tuple[Sequence[int], SpanGroup]]:
         """Groups on the plain network that read no stored state: for tiers that store it in a form that this network cannot read."""

@@ -6,6 +6,7 @@ everything up to rounding. Rows of a batch may have different lengths: padding s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,27 +19,30 @@ class LayerMemory:
     """The last inputs of every layer of one call. Calls of ``extend`` come in network order, so no layer needs an index.
 
     stored: [B, numbers], as ``kept`` gave it after the previous call; None: the start of the signal, zeros. frames: int64 [B], new frames.
+    positions_dim: of the inputs, 2, or 1 where channels are last.
     """
 
-    def __init__(self, stored: Tensor | None, frames: Tensor) -> None:
+    def __init__(self, stored: Tensor | None, frames: Tensor, positions_dim: int = 2) -> None:
         self._stored = stored
         self._frames = frames
+        self._dim = positions_dim
         self._place = 0
         self._kept: list[Tensor] = []
 
     def extend(self, x: Tensor, history: int, rate: int = 1) -> Tensor:
         """[B, C, N] -> [B, C, history + N]. Keeps the last ``history`` of the first ``rate * frames`` positions of each row: those behind
         come again in the next call, or are padding."""
-        batch, channels, _ = x.shape
+        dim, shape = self._dim, list(x.shape)
+        shape[dim] = history
         if self._stored is None:
-            old = x.new_zeros(batch, channels, history)
+            old = x.new_zeros(shape)
         else:
-            size = channels * history
-            old = self._stored[:, self._place : self._place + size].view(batch, channels, history)
+            size = math.prod(shape[1:])
+            old = self._stored[:, self._place : self._place + size].view(shape)
             self._place += size
-        extended = torch.cat([old, x], dim=2)
+        extended = torch.cat([old, x], dim=dim)
         index = rate * self._frames[:, None] + torch.arange(history, device=x.device)
-        self._kept.append(extended.gather(2, index[:, None, :].expand(-1, channels, -1)).flatten(1))
+        self._kept.append(extended.gather(dim, index.unsqueeze(3 - dim).expand(shape)).flatten(1))
         return extended
 
     def kept(self) -> Tensor:

@@ -75,7 +75,7 @@ class CausalHiFT(nn.Module):
         before the first new frame on, reflected at both ends of a signal. Returns samples within the audio limit, those of the first new
         frame from ``first_sample`` on; ``unfinished_samples`` before them are due where a row goes on, and as many are not at its end.
         """
-        spectrum = self._source_spectrum(source, signal)
+        spectrum = self.source_spectrum(source, signal)
         x = self.conv_pre(mel)
         count, last = len(self.config.resblock_kernel_sizes), len(self.ups) - 1
         for stage, up in enumerate(self.ups):
@@ -93,15 +93,21 @@ class CausalHiFT(nn.Module):
         waves = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], dim=1)
         exists = torch.arange(waves.shape[2], device=waves.device) <= (self.rates[last] * signal.frames)[:, None]  # else of the padding
         waves = memory.extend(torch.where(exists[:, None], waves, 0.0), self.spectrum_history, self.rates[last])
-        return self._waveform(waves, signal)
+        return self.waveform(waves, signal)
 
     @property
     def first_sample(self) -> int:
         """Place of the first sample of a call's first frame in the output of ``decode``."""
         return self.spectrum_history * self.config.istft_hop_len + self.config.istft_n_fft // 2
 
-    def _source_spectrum(self, source: Tensor, signal: Signal) -> Tensor:
-        """STFT frames [B, n_fft + 2, before + 120 N + 1]; zeros before the start of a signal."""
+    def reflected(self, position: Tensor, signal: Signal) -> Tensor:
+        """Where the sample at ``position`` [B, N] of a call is found: before the first one of a signal, and behind its last, reflected."""
+        position = torch.where(signal.starts[:, None], position.abs(), position)
+        last = (signal.frames * self.samples_per_frame)[:, None] - 1
+        return torch.where(signal.ends[:, None] & (position > last), 2 * last - position, position)
+
+    def source_spectrum(self, source: Tensor, signal: Signal) -> Tensor:
+        """source as in ``decode`` -> STFT frames [B, n_fft + 2, before + 120 N + 1]; zeros before the start of a signal."""
         spectrum = F.conv1d(source[:, None], self.fourier.forward_basis, stride=self.fourier.hop)
         exists = torch.arange(spectrum.shape[2], device=source.device) >= self.source_frames_before
         return torch.where(signal.starts[:, None, None] & ~exists, 0.0, spectrum)
@@ -117,7 +123,8 @@ class CausalHiFT(nn.Module):
         front = torch.where(signal.starts[:, None, None], x[:, :, 1:2], extended[:, :, :1])
         return torch.cat([front, x], dim=2)
 
-    def _waveform(self, waves: Tensor, signal: Signal) -> Tensor:
+    def waveform(self, waves: Tensor, signal: Signal) -> Tensor:
+        """Real and imaginary parts [B, n_fft + 2, ``spectrum_history`` + frames] -> samples; see ``decode``."""
         fourier = self.fourier
         summed = F.conv_transpose1d(waves, fourier.inverse_basis, stride=fourier.hop)[:, 0]
         edge = fourier.left_gain.shape[0]

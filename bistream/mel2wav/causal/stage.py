@@ -22,6 +22,7 @@ from bistream.checkpoint_config import CausalVocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
 from bistream.gpu.precision import exact_float32
+from bistream.mel2wav.causal.hop_plan import CausalPlan, advance, plan_call
 from bistream.mel2wav.causal.layers import LayerMemory
 from bistream.mel2wav.causal.network import CausalHiFT, Signal
 from bistream.mel2wav.causal.state import CausalState
@@ -35,17 +36,11 @@ from bistream.types import FloatArray
 
 @dataclass(frozen=True)
 class _Row:
-    """One session in a call: how many frames of f0, and of audio, it makes."""
+    """One session in a call."""
 
-    hop: VocoderHop
     state: CausalState
     mel: Tensor  # [80, N], from the session's first frame that is not decoded on
-    f0_frames: int
-    frames: int
-
-    @property
-    def ends(self) -> bool:
-        return self.hop.finalize
+    plan: CausalPlan
 
 
 class CausalVocoderStage:
@@ -89,22 +84,19 @@ class CausalVocoderStage:
     def _hop(self, hops: Sequence[VocoderHop]) -> list[FloatArray]:
         waveforms: list[FloatArray] = [np.zeros(0, np.float32)] * len(hops)
         rows = [self._row(hop) for hop in hops]
-        due = [index for index, row in enumerate(rows) if row.f0_frames]
-        for group in group_similar([rows[index].f0_frames for index in due]):
+        due = [index for index, row in enumerate(rows) if row.plan.pitched]
+        for group in group_similar([rows[index].plan.pitched for index in due]):
             members = [due[position] for position in group]
             self._extend_source([rows[index] for index in members])
-        due = [index for index, row in enumerate(rows) if row.frames]
-        for group in group_similar([rows[index].frames for index in due]):
+        due = [index for index, row in enumerate(rows) if row.plan.decoded]
+        for group in group_similar([rows[index].plan.decoded for index in due]):
             members = [due[position] for position in group]
             for index, piece in zip(members, self._decode([rows[index] for index in members]), strict=True):
                 waveforms[index] = piece
         for row in rows:
-            state = row.state
-            state.mel = row.mel[:, row.frames :].clone()
-            state.received_frames += row.hop.mel.shape[1]
-            state.pitched_frames += row.f0_frames
-            state.decoded_frames += row.frames
-            state.finalized |= row.ends
+            row.state.mel = row.mel[:, row.plan.decoded :].clone()
+            advance(row.state, row.plan)
+            row.state.finalized |= row.plan.ends
         return waveforms
 
     def synthesize(self, mel: Tensor, seed: int, speed: float = 1.0) -> FloatArray:
@@ -127,34 +119,30 @@ class CausalVocoderStage:
         state = hop.state
         assert isinstance(state, CausalState) and not state.closed and not state.finalized
         mel = torch.cat([state.mel, hop.mel.to(self.device, torch.float32)], dim=1)
-        received = state.received_frames + hop.mel.shape[1]
-        pitched = received if hop.finalize else max(0, received - self._f0_look_right)
-        decoded = received if hop.finalize else max(0, received - self._look_right)
-        return _Row(hop, state, mel, pitched - state.pitched_frames, decoded - state.decoded_frames)
+        return _Row(state, mel, plan_call(state, hop.mel.shape[1], hop.finalize, self._look_right, self._f0_look_right))
 
     def _extend_source(self, rows: Sequence[_Row]) -> None:
         """Compute f0 and source of the new frames and append them to the states."""
-        size = max(row.f0_frames for row in rows)
-        first = [row.state.pitched_frames - row.state.decoded_frames for row in rows]
-        mel = _stack([row.mel[:, begin:] for row, begin in zip(rows, first, strict=True)], size + self._f0_look_right)
-        frames = self._integers([row.f0_frames for row in rows])
+        size = max(row.plan.pitched for row in rows)
+        mel = _stack([row.mel[:, row.plan.ahead :] for row in rows], size + self._f0_look_right)
+        frames = self._integers([row.plan.pitched for row in rows])
         memory = LayerMemory(torch.stack([row.state.f0_layers for row in rows]), frames)
         f0 = self.hift.f0_predictor(mel, memory).float()
-        place = self._integers([row.state.pitched_frames for row in rows])[:, None] * SAMPLES_PER_MEL_FRAME
+        place = self._integers([row.plan.first_pitched for row in rows])[:, None] * SAMPLES_PER_MEL_FRAME
         noise = self.noise[(place + torch.arange(size * SAMPLES_PER_MEL_FRAME, device=self.device)) % len(self.noise)]
         source, cycles = self.hift.m_source(f0, noise, torch.stack([row.state.cycles for row in rows]))
         kept = memory.kept()
         for index, row in enumerate(rows):
-            row.state.source = torch.cat([row.state.source, source[index, : row.f0_frames * SAMPLES_PER_MEL_FRAME]])
-            row.state.cycles = cycles[index, :, row.f0_frames - 1].clone()
+            row.state.source = torch.cat([row.state.source, source[index, : row.plan.pitched * SAMPLES_PER_MEL_FRAME]])
+            row.state.cycles = cycles[index, :, row.plan.pitched - 1].clone()
             row.state.f0_layers = kept[index].clone()
 
     def _decode(self, rows: Sequence[_Row]) -> list[FloatArray]:
-        hift, size = self.hift, max(row.frames for row in rows)
+        hift, size = self.hift, max(row.plan.decoded for row in rows)
         signal = Signal(
-            frames=self._integers([row.frames for row in rows]),
-            starts=self._integers([row.state.decoded_frames == 0 for row in rows]).bool(),
-            ends=self._integers([row.ends for row in rows]).bool(),
+            frames=self._integers([row.plan.decoded for row in rows]),
+            starts=self._integers([row.plan.starts for row in rows]).bool(),
+            ends=self._integers([row.plan.ends for row in rows]).bool(),
         )
         memory = LayerMemory(torch.stack([row.state.layers for row in rows]), signal.frames)
         mel = _stack([row.mel for row in rows], size + self._look_right)
@@ -163,10 +151,9 @@ class CausalVocoderStage:
         pieces = []
         for index, row in enumerate(rows):
             row.state.layers = kept[index].clone()
-            row.state.source = row.state.source[row.frames * SAMPLES_PER_MEL_FRAME :].clone()
-            begin = hift.first_sample - (hift.unfinished_samples if row.state.decoded_frames else 0)
-            end = hift.first_sample + row.frames * SAMPLES_PER_MEL_FRAME - (0 if row.ends else hift.unfinished_samples)
-            pieces.append(on_host[index, begin:end].copy())
+            row.state.source = row.state.source[row.plan.decoded * SAMPLES_PER_MEL_FRAME :].clone()
+            begin, end = row.plan.samples(hift.unfinished_samples)
+            pieces.append(on_host[index, hift.first_sample + begin : hift.first_sample + end].copy())
         return pieces
 
     def _source_window(self, rows: Sequence[_Row], size: int, signal: Signal) -> Tensor:
@@ -175,9 +162,7 @@ class CausalVocoderStage:
         samples = size * SAMPLES_PER_MEL_FRAME
         known = _stack([row.state.source for row in rows], before + samples + after)
         position = torch.arange(-before, samples + after, device=self.device).expand(len(rows), -1)
-        position = torch.where(signal.starts[:, None], position.abs(), position)
-        last = (signal.frames * SAMPLES_PER_MEL_FRAME)[:, None] - 1
-        position = torch.where(signal.ends[:, None] & (position > last), 2 * last - position, position)
+        position = self.hift.reflected(position, signal)
         return known.gather(1, (position + before).clamp(0, known.shape[1] - 1))
 
     @torch.inference_mode()

@@ -23,7 +23,7 @@ from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
 from bistream.rates import SAMPLES_PER_MEL_FRAME
 
-_RECOMPILE_LIMIT = 64  # PyTorch's default of 8 counts the compilations of all stages of a process together
+RECOMPILE_LIMIT = 64  # PyTorch's default of 8 counts the compilations of all stages of a process together
 
 
 class Buffers:
@@ -69,7 +69,7 @@ class VocoderCall:
 
         ``meta`` is copied: the compiler compiles anew for every base of a view, and a tensor made in inference mode is not a view.
         """
-        limit = torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT)
+        limit = torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT)
         with torch.inference_mode(), exact_float32(self._parts.benchmark), limit:
             parts, meta = self._parts, self._meta.clone()
             mel = parts.functions.gather_mel(parts.slots.mel, parts.buffers.new_mel, meta, self._positions[0])

@@ -1,6 +1,7 @@
-"""``HiFT.decode`` between the two Fourier transforms, in the dtype and memory layout in which a GPU's convolutions are fastest.
+"""The decoders of both vocoders between the two Fourier transforms, in dtype and memory layout in which a GPU convolves fastest.
 
-The network is the one of ``hift.py``; here convolutions add no bias, the activations and sums between two of them are fused into one
+The network is that of ``hift.py`` or ``causal/network.py``, which differ in what convolutions see beyond a row's ends (``Edges``); here
+convolutions add no bias, the activations and sums between two of them are fused into one
 function, and a residual stream lacks its biases until its next sum, which adds all missing ones as one vector.
 """
 
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bistream.mel2wav.causal.layers import CausalConv, CausalResBlock, Upsampling
+from bistream.mel2wav.causal.network import CausalHiFT
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.hift import LAST_LEAKY_SLOPE, HiFT, ResBlock, Snake
 
@@ -59,7 +63,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Conv:
-    """weight: 4-dimensional, height 1. bias: float32 in the layout's shape; it is not added by ``Layout.convolve``."""
+    """weight: 4-dimensional, height 1. bias: float32 in the layout's shape; it is not added by ``Layout.convolve``.
+
+    history: positions to the left that a causal convolution sees, after its input's positions were repeated ``repeats`` times. stage: from
+    0 on; -1: before the first.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -67,6 +75,38 @@ class Conv:
     padding: int
     dilation: int = 1
     transposed: bool = False
+    history: int = 0
+    repeats: int = 1
+    stage: int = -1
+
+
+class Edges(Protocol):
+    """What stands beyond the ends of the rows of one call."""
+
+    def convolve(self, x: Tensor, conv: Conv) -> Tensor:
+        """In the layout, without the bias."""
+
+    def front(self, x: Tensor) -> Tensor:
+        """The position before the first one of the last stage: there is one STFT frame more than hops."""
+
+    def source(self, waves: Tensor, stage: int) -> Tensor:
+        """The positions of the source's spectrum that a stage reads."""
+
+
+@dataclass(frozen=True)
+class ReflectedEdges:
+    """Zeros, and one reflected position; see ``hift.HiFT``."""
+
+    layout: Layout
+
+    def convolve(self, x: Tensor, conv: Conv) -> Tensor:
+        return self.layout.convolve(x, conv)
+
+    def front(self, x: Tensor) -> Tensor:
+        return x.narrow(self.layout.positions_dim, 1, 1)
+
+    def source(self, waves: Tensor, stage: int) -> Tensor:
+        return waves
 
 
 @dataclass(frozen=True)
@@ -95,7 +135,7 @@ class Stage:
     end_missing: Tensor
 
 
-def _pack(module: nn.Module, dtype: torch.dtype, layout: Layout, inputs: int = 0, outputs: int = 0) -> Conv:
+def _pack(module: nn.Module, dtype: torch.dtype, layout: Layout, stage: int, inputs: int = 0, outputs: int = 0) -> Conv:
     """inputs, outputs: channels to pad to with zeros (0: no padding)."""
     assert isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and module.bias is not None and isinstance(module.padding[0], int)
     weight, bias = module.weight.detach(), module.bias.detach()
@@ -104,12 +144,22 @@ def _pack(module: nn.Module, dtype: torch.dtype, layout: Layout, inputs: int = 0
         weight, bias = F.pad(weight, (0, 0, 0, grow[1], 0, grow[0])), F.pad(bias, (0, grow[0]))
     memory = torch.channels_last if layout.channels_last else torch.contiguous_format
     image = weight.to(dtype).unsqueeze(2).clone(memory_format=memory)
-    return Conv(image, layout.vector(bias), module.stride[0], module.padding[0], module.dilation[0], isinstance(module, nn.ConvTranspose1d))
+    return Conv(
+        weight=image,
+        bias=layout.vector(bias),
+        stride=module.stride[0],
+        padding=module.padding[0],
+        dilation=module.dilation[0],
+        transposed=isinstance(module, nn.ConvTranspose1d),
+        history=module.history if isinstance(module, CausalConv) else 0,
+        repeats=module.factor if isinstance(module, Upsampling) else 1,
+        stage=stage,
+    )
 
 
-def _layers(block: nn.Module, dtype: torch.dtype, layout: Layout, missing: Tensor | None = None) -> list[Layer]:
+def _layers(block: nn.Module, dtype: torch.dtype, layout: Layout, stage: int, missing: Tensor | None = None) -> list[Layer]:
     """missing: the bias that the block's input lacks."""
-    assert isinstance(block, ResBlock)
+    assert isinstance(block, ResBlock | CausalResBlock)
 
     def alpha(snake: nn.Module) -> Tensor:
         assert isinstance(snake, Snake)
@@ -117,20 +167,21 @@ def _layers(block: nn.Module, dtype: torch.dtype, layout: Layout, missing: Tenso
 
     layers = []
     for snake1, conv1, snake2, conv2 in zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True):
-        second = _pack(conv2, dtype, layout)
+        second = _pack(conv2, dtype, layout, stage)
         lacks = second.bias if missing is None else second.bias + missing
-        layers.append(Layer(alpha(snake1), _pack(conv1, dtype, layout), alpha(snake2), second, lacks))
+        layers.append(Layer(alpha(snake1), _pack(conv1, dtype, layout, stage), alpha(snake2), second, lacks))
         missing = None
     return layers
 
 
-def _stage(
-    up: nn.Module, down: nn.Module, source: nn.Module, blocks: Sequence[nn.Module], dtype: torch.dtype, layout: Layout, width: int
-) -> Stage:
+def _stage(hift: HiFT | CausalHiFT, stage: int, dtype: torch.dtype, layout: Layout, width: int) -> Stage:
     """width: channels of the source's spectrum."""
-    packed_up, packed_down = _pack(up, dtype, layout), _pack(down, dtype, layout, inputs=width)
-    source_block = _layers(source, dtype, layout, packed_down.bias)
-    packed = [_layers(block, dtype, layout) for block in blocks]
+    kernels = len(hift.config.resblock_kernel_sizes)
+    blocks = list(hift.resblocks)[stage * kernels : (stage + 1) * kernels]
+    packed_up = _pack(hift.ups[stage], dtype, layout, stage)
+    packed_down = _pack(hift.source_downs[stage], dtype, layout, stage, inputs=width)
+    source_block = _layers(hift.source_resblocks[stage], dtype, layout, stage, packed_down.bias)
+    packed = [_layers(block, dtype, layout, stage) for block in blocks]
     ends = torch.stack([layers[-1].missing for layers in packed]).sum(0)
     return Stage(packed_up, packed_down, source_block, packed, source_block[-1].missing + packed_up.bias, ends)
 
@@ -138,54 +189,54 @@ def _stage(
 class Decoder:
     """Holds a copy of the weights in ``dtype``; the network is unchanged."""
 
-    def __init__(self, hift: HiFT, dtype: torch.dtype, layout: Layout, functions: Functions) -> None:
+    def __init__(self, hift: HiFT | CausalHiFT, dtype: torch.dtype, layout: Layout, functions: Functions) -> None:
         self.dtype, self.layout, self._functions = dtype, layout, functions
         config = hift.config
         self.spectrum_width = -(-(config.istft_n_fft + 2) // _CHANNEL_ROUND) * _CHANNEL_ROUND
         kernels = len(config.resblock_kernel_sizes)
-        self._pre = _pack(hift.conv_pre, dtype, layout)
-        self._stages = [
-            _stage(up, down, source, list(hift.resblocks[index * kernels : (index + 1) * kernels]), dtype, layout, self.spectrum_width)
-            for index, (up, down, source) in enumerate(zip(hift.ups, hift.source_downs, hift.source_resblocks, strict=True))
-        ]
-        self._post = _pack(hift.conv_post, dtype, layout, outputs=self.spectrum_width)
+        self._pre = _pack(hift.conv_pre, dtype, layout, -1)
+        self._stages = [_stage(hift, stage, dtype, layout, self.spectrum_width) for stage in range(len(hift.ups))]
+        self._post = _pack(hift.conv_post, dtype, layout, len(hift.ups) - 1, outputs=self.spectrum_width)
         self.post_bias = self._post.bias.flatten()
         device = self._pre.weight.device
         slopes = [config.lrelu_slope] * len(self._stages) + [LAST_LEAKY_SLOPE]
         self._slopes = [torch.tensor(slope, device=device) for slope in slopes]
         self._one, self._share = torch.tensor(1.0, device=device), torch.tensor(1.0 / kernels, device=device)
 
-    def __call__(self, mel: Tensor, spectrum: Tensor, masks: Sequence[Tensor]) -> Tensor:
-        """mel [B, T, 80], spectrum [B, frames, spectrum_width], masks [B, positions, 1] at the rate of the mel and of each stage.
+    def __call__(self, mel: Tensor, spectrum: Tensor, masks: Sequence[Tensor], edges: Edges | None = None) -> Tensor:
+        """edges: None: ``ReflectedEdges``.
+
+        mel [B, T, 80], spectrum [B, frames, spectrum_width], masks [B, positions, 1] at the rate of the mel and of each stage.
 
         Returns the output of ``conv_post`` without its bias, [B, frames, spectrum_width].
         """
         masks = [self.layout.leave(mask) for mask in masks]
-        functions, convolve = self._functions, self.layout.convolve
+        functions, edges = self._functions, edges or ReflectedEdges(self.layout)
         waves = self.layout.enter(spectrum, self.dtype)
-        x = convolve(self.layout.enter(mel, self.dtype), self._pre)
+        x = edges.convolve(self.layout.enter(mel, self.dtype), self._pre)
         x = functions.add_and_leak([x], self._pre.bias, self._one, self._slopes[0], masks[0])
         for index, stage in enumerate(self._stages):
-            x = convolve(x, stage.up)
+            x = edges.convolve(x, stage.up)
             if index == len(self._stages) - 1:
-                second = x.narrow(self.layout.positions_dim, 1, 1)
-                x = torch.cat([second, x], dim=self.layout.positions_dim)  # one reflected position: there is one STFT frame more than hops
-            x = self._stage(stage, x, convolve(waves, stage.source_down), self._slopes[index + 1], masks[index + 1])
-        return self.layout.leave(convolve(x, self._post))
+                x = torch.cat([edges.front(x), x], dim=self.layout.positions_dim)
+            source = edges.convolve(edges.source(waves, index), stage.source_down)
+            x = self._stage(stage, x, source, self._slopes[index + 1], masks[index + 1], edges)
+        return self.layout.leave(edges.convolve(x, self._post))
 
-    def _stage(self, stage: Stage, x: Tensor, source: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
+    def _stage(self, stage: Stage, x: Tensor, source: Tensor, slope: Tensor, mask: Tensor, edges: Edges) -> Tensor:
         """x: upsampled, source: at the same rate, both without their biases -> activation for the next layer."""
         functions = self._functions
         active = functions.snake(source, stage.source_down.bias, stage.source_block[0].alpha1, mask)
-        parts = self._residual(stage.source_block, source, active, mask)
+        parts = self._residual(stage.source_block, source, active, mask, edges)
         x, *actives = functions.add_and_snake([x, *parts], stage.join_missing, [layers[0].alpha1 for layers in stage.blocks], mask)
-        ends = [part for layers, active in zip(stage.blocks, actives, strict=True) for part in self._residual(layers, x, active, mask)]
+        residuals = [self._residual(layers, x, active, mask, edges) for layers, active in zip(stage.blocks, actives, strict=True)]
+        ends = [part for parts in residuals for part in parts]
         leaky: Tensor = functions.add_and_leak(ends, stage.end_missing, self._share, slope, mask)
         return leaky
 
-    def _residual(self, block: list[Layer], x: Tensor, active: Tensor, mask: Tensor) -> list[Tensor]:
+    def _residual(self, block: list[Layer], x: Tensor, active: Tensor, mask: Tensor, edges: Edges) -> list[Tensor]:
         """A residual block up to its last sum: two summands, which lack ``missing`` of the last layer."""
-        functions, convolve = self._functions, self.layout.convolve
+        functions, convolve = self._functions, edges.convolve
         parts = [x]
         for index, layer in enumerate(block):
             if index > 0:

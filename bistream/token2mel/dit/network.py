@@ -57,6 +57,10 @@ class DitFlow(FlowModel):
         return self.matching.begin(batch.starts * ratio, self.conditions(batch), self.attention_bias(batch, ratio), memory)
 
     @torch.no_grad()
+    def encode(self, batch: FlowBatch, memory: SolverMemory) -> Tensor:
+        return self.conditions(batch)
+
+    @torch.no_grad()
     def whole_utterance(self, batch: FlowBatch, max_scores: int) -> Steps[Tensor]:
         first_frames, conditions = batch.starts * self.config.token_mel_ratio, self.conditions(batch)
         yield

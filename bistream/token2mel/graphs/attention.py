@@ -1,8 +1,8 @@
 """Attention of query tiles over pages: ``flex_attention`` on a GPU, and a plain form of the same sums.
 
-A tile of queries sees the pages of its list; the pages are keys and values at once, shared by all heads (``weights``). Lists hold
-page numbers, so nothing is gathered; their lengths are read on the device, so one recorded graph serves contexts of any
-length.
+A tile of queries sees the pages of its list. Pages are keys and values at once, shared by all heads (the U-Net's, ``weights``), or
+there are pages of keys and pages of values, a part for each head (the DiT's). Lists hold page numbers, so nothing is gathered; their
+lengths are read on the device, so one recorded graph serves contexts of any length.
 """
 
 from __future__ import annotations
@@ -31,42 +31,58 @@ def kernel_options(width: int, bytes_per_number: int, shared_memory: int) -> dic
 
 
 def attend_flex(
-    query: Tensor, pages: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float, options: Any
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    lists: Tensor,
+    page_live: Tensor,
+    heads: int,
+    scale: float,
+    options: Any,
 ) -> Tensor:
     """query: [tiles, rows, heads * width]; the result has its shape. Zeros for a tile that sees nothing.
 
-    pages: [pages, rows, width]. visible: int32 [tiles], pages of each tile's list; lists: int32 [tiles, longest].
+    keys, values: [pages, rows, width], shared by all heads, or [pages, rows, heads * width].
+    visible: int32 [tiles], pages of each tile's list; lists: int32 [tiles, longest].
     page_live: int32 [pages], rows of each page that are keys. Call it compiled: in eager mode the library ignores the lists.
     """
-    tiles, rows, _ = query.shape
-    width = pages.shape[2]
+    tiles, rows, channels = query.shape
+    width = channels // heads
 
     def is_key(batch: Tensor, head: Tensor, query_row: Tensor, key_row: Tensor) -> Tensor:
         return key_row % rows < page_live[key_row // rows]
 
-    keys = pages.view(1, 1, -1, width)
+    keys, values = (pages.view(1, -1, pages.shape[2] // width, width).transpose(1, 2) for pages in (keys, values))
     count, index = visible[None, None], lists[None, None]
     lengths = (tiles * rows, keys.shape[2])
     mask = BlockMask(lengths, count, index, None, None, None, None, None, None, (rows, rows), is_key)
     split = query.view(1, tiles * rows, heads, width).transpose(1, 2)
-    out = flex_attention(split, keys, keys, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options)
+    out = flex_attention(split, keys, values, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options)
     return out.transpose(1, 2).reshape(query.shape)
 
 
-def attend_gathered(query: Tensor, pages: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float) -> Tensor:
+def attend_gathered(
+    query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float
+) -> Tensor:
     """The same by gathering each tile's keys: for the CPU, and as reference in tests of ``attend_flex``."""
     tiles, rows, _ = query.shape
     longest = int(visible.max())
     if longest == 0:
         return torch.zeros_like(query)
     index = lists[:, :longest].long()
-    keys = pages[index]  # [tiles, longest, rows, width]
     is_listed = torch.arange(longest, device=query.device) < visible[:, None]
     is_live = torch.arange(rows, device=query.device) < page_live[index][:, :, None]
     is_key = (is_listed[:, :, None] & is_live).flatten(1)
-    keys = keys.flatten(1, 2).masked_fill(~is_listed.repeat_interleave(rows, dim=1)[:, :, None], 0.0)[:, None]
+    is_row = is_listed.repeat_interleave(rows, dim=1)[:, :, None]
     split = query.view(tiles, rows, heads, -1).transpose(1, 2)
+
+    def of_heads(pages: Tensor) -> Tensor:
+        """[tiles, heads, longest * rows, width]"""
+        gathered = pages[index].flatten(1, 2).masked_fill(~is_row, 0.0)
+        return gathered.view(*gathered.shape[:2], -1, split.shape[3]).transpose(1, 2).expand(-1, heads, -1, -1)
+
     mask = is_key[:, None, None, :].expand(-1, 1, rows, -1)
-    out = F.scaled_dot_product_attention(split, keys.expand(-1, heads, -1, -1), keys.expand(-1, heads, -1, -1), attn_mask=mask, scale=scale)
+    out = F.scaled_dot_product_attention(split, of_heads(keys), of_heads(values), attn_mask=mask, scale=scale)
     out = torch.where(is_key.any(dim=1)[:, None, None, None], out, 0.0)
     return out.transpose(1, 2).flatten(2)

@@ -9,20 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import FlowConfig
 from bistream.token2mel.batching import Span
-from bistream.token2mel.graphs.batch import IntArray32, Layout, array_shapes, fill
+from bistream.token2mel.graphs.batch import BatchSize, IntArray32, TileLayout
 
 
 class BatchMemory:
-    """For at most ``tiles`` tiles. conditions: [tiles, rows, channels]; mel: float32 [tiles, rows, bins]; is_finite: bool [tiles]."""
+    """Of one capacity. conditions: [tiles, rows, channels]; mel: float32 [tiles, rows, bins]; is_finite: bool [tiles].
 
-    def __init__(self, tiles: int, config: FlowConfig, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
-        shapes = array_shapes(tiles, layout)
-        size = sum(math.prod(shape) for shape in shapes.values())
+    channels, bins: of the conditions and of the mel.
+    """
+
+    def __init__(self, size: BatchSize, layout: TileLayout, channels: int, bins: int, dtype: torch.dtype, device: torch.device) -> None:
+        shapes, tiles = layout.array_shapes(size), size.tiles
+        count = sum(math.prod(shape) for shape in shapes.values())
         self._layout = layout
-        self._numbers = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._device_numbers = torch.zeros(size, dtype=torch.int32, device=device)
+        self._numbers = torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device_numbers = torch.zeros(count, dtype=torch.int32, device=device)
         self._host: dict[str, IntArray32] = {}
         self.arrays: dict[str, Tensor] = {}
         numbers, begin = self._numbers.numpy(), 0
@@ -31,20 +33,19 @@ class BatchMemory:
             self._host[name] = numbers[begin:end].reshape(shape)
             self.arrays[name] = self._device_numbers[begin:end].view(shape)
             begin = end
-        channels = config.estimator.in_channels - config.output_size
         self.conditions = torch.zeros(tiles, layout.rows, channels, dtype=dtype, device=device)
-        self.mel = torch.zeros(tiles, layout.rows, config.output_size, device=device)
+        self.mel = torch.zeros(tiles, layout.rows, bins, device=device)
         self.is_finite = torch.zeros(tiles, dtype=torch.bool, device=device)
         self.clear()
 
     def clear(self) -> None:
         """Make every tile dead."""
-        fill(self._host, (), (), self._layout)
+        self._layout.fill(self._host, (), ())
         self._device_numbers.copy_(self._numbers)
 
     def bring(self, spans: Sequence[Span], first_conditions: Sequence[int], conditions: Tensor) -> None:
-        """Load a batch. conditions: [rows, channels]; see ``batch.fill``."""
-        fill(self._host, spans, first_conditions, self._layout)
+        """Load a batch. conditions: [rows, channels]; see ``TileLayout.fill``."""
+        self._layout.fill(self._host, spans, first_conditions)
         self._device_numbers.copy_(self._numbers, non_blocking=True)
         count = sum(self._layout.tiles(span) for span in spans)
         index = self.arrays["condition"][:count].flatten()

@@ -1,8 +1,7 @@
-"""The estimator and its solver over packed tiles: the launches that a graph records.
+"""The U-Net over packed tiles: the launches that a graph records.
 
 ``BatchTensors`` is what one batch reads and ``FlowPages`` what it reads and writes, all at fixed addresses. The arithmetic
-is that of ``estimator.Estimator`` and ``flow_matching.FlowMatching``, with attention folded (``weights``) and the residual stream
-and its norms in float32.
+is that of ``estimator.Estimator``, with attention folded (``weights``) and the residual stream and its norms in float32.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.token2mel.flow_matching import FlowMatching
-from bistream.token2mel.graphs.operations import Operations, many_compilations
+from bistream.token2mel.graphs.operations import Operations
+from bistream.token2mel.graphs.solver import halves
 from bistream.token2mel.graphs.weights import BlockWeights, EstimatorWeights, LinearWeights, ResidualWeights
 from bistream.token2mel.pages import GUIDANCE_ROWS, FlowPages
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES
@@ -23,7 +22,7 @@ from bistream.token2mel.sizes import CONV_HISTORY_FRAMES
 
 @dataclass(frozen=True)
 class BatchTensors:
-    """Both guidance halves of a batch, made from its arrays (``batch.fill``): the second half's tiles and pages follow the first's.
+    """Both guidance halves of a batch, made from its arrays (``Layout.fill``): the second half's tiles and pages follow the first's.
 
     rows, tail_rows: see ``operations.window``. page_live: int32 [2 * pages].
     """
@@ -43,7 +42,7 @@ def batch_tensors(arrays: Mapping[str, Tensor], pages: FlowPages, rows: int) -> 
     device = arrays["live"].device
     page_live = torch.full((count,), pages.chunk_frames, dtype=torch.int32, device=device)
     page_live[pages.scratch.start : pages.scratch.stop] = arrays["scratch_live"][: len(pages.scratch)]
-    previous, last = _halves(arrays["previous"].long(), len(arrays["previous"])), _halves(arrays["last"].long(), count)
+    previous, last = halves(arrays["previous"].long(), len(arrays["previous"])), halves(arrays["last"].long(), count)
     is_first = torch.cat([arrays["previous"]] * GUIDANCE_ROWS) < 0
     tap = torch.arange(rows, device=device)[:, None] + torch.arange(-CONV_HISTORY_FRAMES, 1, device=device)  # [rows, 3]
     own = torch.arange(len(is_first), device=device)[:, None, None] * rows + tap.clamp(min=0)
@@ -52,30 +51,30 @@ def batch_tensors(arrays: Mapping[str, Tensor], pages: FlowPages, rows: int) -> 
     is_before, is_stored = (tap < 0) & ~is_first[:, None, None], (tap < 0) & is_first[:, None, None]
     return BatchTensors(
         live=torch.cat([arrays["live"]] * GUIDANCE_ROWS),
-        page=_halves(arrays["page"].long(), count),
+        page=halves(arrays["page"].long(), count),
         visible=torch.cat([arrays["visible"]] * GUIDANCE_ROWS),
-        lists=_halves(arrays["lists"], count),
+        lists=halves(arrays["lists"], count),
         rows=torch.where(is_before, before, own),
         tail_rows=torch.where(is_stored, stored, -1),
         page_live=torch.cat([page_live] * GUIDANCE_ROWS),
     )
 
 
-def _halves(index: Tensor, offset: int) -> Tensor:
-    """An index for the first half, followed by that for the second, ``offset`` further."""
-    return torch.cat([index + half * offset for half in range(GUIDANCE_ROWS)])
-
-
 class PackedEstimator:
     """One evaluation per call. x: the residual stream, float32; delta: what the next function adds to it."""
 
-    def __init__(self, weights: EstimatorWeights, pages: FlowPages, operations: Operations) -> None:
+    def __init__(self, weights: EstimatorWeights, time_biases: Tensor, pages: FlowPages, operations: Operations) -> None:
+        """time_biases: [steps, units, width]."""
         self._weights = weights
+        self._time_biases = time_biases
         self._pages = pages
         self._operations = operations
 
-    def velocity(self, inputs: Tensor, time_biases: Tensor, step: int, batch: BatchTensors) -> Tensor:
-        """inputs: [2 * tiles, rows, in_channels]; time_biases: [units, width]. Returns [2 * tiles, rows, out_channels]."""
+    def prepare(self, arrays: Mapping[str, Tensor]) -> BatchTensors:
+        return batch_tensors(arrays, self._pages, self._pages.context_rows.shape[-2])
+
+    def velocity(self, inputs: Tensor, step: int, batch: BatchTensors) -> Tensor:
+        time_biases = self._time_biases[step]
         weights, call = self._weights, _Evaluation(self._pages, self._operations, step, batch)
         *earlier, up = range(len(weights.units))
         x = inputs
@@ -126,44 +125,10 @@ class _Evaluation:
         operations, batch, pages = self._operations, self._batch, next(self._blocks)
         x, normed = operations.add_norm_store(x, delta, batch.live, pages, batch.page, **weights.norm_attention.arguments)
         query = F.linear(normed, weights.query)
-        attended = operations.attend(query, pages, batch.visible, batch.lists, batch.page_live, weights.heads, weights.scale)
+        attended = operations.attend(query, pages, pages, batch.visible, batch.lists, batch.page_live, weights.heads, weights.scale)
         x, normed = operations.add_norm(x, _linear(attended, weights.output), **weights.norm_feed_forward.arguments)
         return x, _linear(F.gelu(_linear(normed, weights.linear_in)), weights.linear_out)
 
 
 def _linear(x: Tensor, weights: LinearWeights) -> Tensor:
     return F.linear(x, weights.weight, weights.bias)
-
-
-class PackedSolver:
-    """All Euler steps over a batch; see ``FlowMatching.solve``."""
-
-    def __init__(self, matching: FlowMatching, estimator: PackedEstimator, pages: FlowPages, rows: int) -> None:
-        self._matching = matching
-        self._estimator = estimator
-        self._pages = pages
-        self._rows = rows
-
-    @torch.no_grad()
-    def launch(self, steps: range, arrays: Mapping[str, Tensor], conditions: Tensor, mel: Tensor, is_finite: Tensor) -> None:
-        """Queue these steps of the solver on the current stream; those before them have been computed.
-
-        conditions: [tiles, rows, channels] in the network's dtype. In and out: mel, float32 [tiles, rows, bins], which the first step
-        begins with noise; all else that steps have in common is computed anew. Out, with the last step: is_finite, bool [tiles].
-        """
-        matching = self._matching
-        with many_compilations():
-            batch = batch_tensors(arrays, self._pages, self._rows)
-            x = mel if steps.start else matching.noise[arrays["noise"].long()]
-            bins = x.shape[2]
-            conditioned = (*x.shape[:2], bins + conditions.shape[2])
-            inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
-            inputs[: len(x), :, bins:] = conditions
-            for step in steps:
-                inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
-                guided, unguided = self._estimator.velocity(inputs, matching.time_biases[step], step, batch).float().chunk(2)
-                x = x + matching.step_sizes[step] * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
-        mel.copy_(x)
-        if steps.stop == matching.n_steps:
-            is_live = torch.arange(self._rows, device=x.device) < arrays["live"][:, None]
-            is_finite.copy_((torch.isfinite(x).all(dim=2) | ~is_live).all(dim=1))

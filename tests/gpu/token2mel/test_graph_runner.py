@@ -156,8 +156,8 @@ def test_attention_over_listed_pages(dtype: torch.dtype, tiles: int) -> None:
     seen, listed, in_page = (torch.from_numpy(array).cuda() for array in (visible, lists, live))
     shared = int(getattr(torch.cuda.get_device_properties(0), "shared_memory_per_block_optin"))  # noqa: B009  (not in the stubs)
     options = kernel_options(width, dtype.itemsize, shared)
-    found = compile_per_size(attend_flex)(query, pages, seen, listed, in_page, heads, 0.05, options=options)
-    exact = attend_gathered(query.float(), pages.float(), seen, listed, in_page, heads, 0.05)
+    found = compile_per_size(attend_flex)(query, pages, pages, seen, listed, in_page, heads, 0.05, options=options)
+    exact = attend_gathered(query.float(), pages.float(), pages.float(), seen, listed, in_page, heads, 0.05)
     assert not found[-1].any()
     assert snr_db(found[:-1].cpu(), exact[:-1].cpu()) > (60.0 if dtype is torch.float16 else 42.0)
 

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from bistream.checkpoint_config import CausalVocoderConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
-from bistream.errors import CheckpointError, ConfigError
-from bistream.gpu.tier import Tier
+from bistream.errors import CheckpointError
 from bistream.mel2wav.causal.noise import NOISE_SECONDS, reference_noise
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.state import CausalState
 from bistream.mel2wav.causal.weights import build_hift, expected_shapes
-from bistream.mel2wav.factory import make_vocoder, vocoder_tier
+from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop
 from bistream.rates import SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
@@ -197,9 +196,3 @@ def test_a_model_directory_gives_the_stage(tmp_path: Path) -> None:
     assert np.abs(found - at_once(mel)).max() > 1e-4  # other noise
     with pytest.raises(CheckpointError, match=r"hift\.pt"):
         make_vocoder(write_model(tmp_path, random_state()), CAUSAL_CHECKPOINT)
-
-
-def test_only_the_plain_tier_computes_it() -> None:
-    assert vocoder_tier(RuntimeConfig(device="cpu"), CAUSAL_CHECKPOINT).tier is Tier.PLAIN
-    with pytest.raises(ConfigError, match="kernels"):
-        vocoder_tier(RuntimeConfig(device="cpu", kernels="graphs"), CAUSAL_CHECKPOINT)

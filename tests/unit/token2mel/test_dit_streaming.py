@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bistream.checkpoint_config import DitFlowConfig
-from bistream.config import RuntimeConfig
-from bistream.errors import BusyError, CheckpointError, ConfigError, EngineError
-from bistream.gpu.tier import Tier
+from bistream.errors import BusyError, CheckpointError, EngineError
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages, page_bytes
 from bistream.token2mel.dit.weights import build_network, expected_shapes
-from bistream.token2mel.factory import flow_tier
 from bistream.token2mel.flow import FlowBatch
 from bistream.token2mel.page_pool import FIRST_PAGE
 from bistream.token2mel.stage import FlowHop, FlowStage
@@ -286,10 +283,3 @@ def test_sizes_that_do_not_fit_are_refused(change: dict[str, int]) -> None:
     sizes = dataclasses.replace(TINY_DIT, dit=dataclasses.replace(TINY_DIT.dit, **change))
     with pytest.raises(CheckpointError, match=r"cosyvoice3\.yaml"):
         build_network({}, sizes, CPU, torch.float32)
-
-
-def test_only_the_plain_tier_computes_it() -> None:
-    assert flow_tier(RuntimeConfig(), TINY_DIT, CPU, torch.float32).tier is Tier.PLAIN
-    on_gpu = torch.device("cuda")
-    with pytest.raises(ConfigError, match="U-Net"):
-        flow_tier(RuntimeConfig(kernels="graphs"), TINY_DIT, on_gpu, torch.float16)

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from bistream.checkpoint_config import EstimatorConfig, FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.graphs.batch import (
+    BatchSize,
     IntArray32,
     Layout,
-    array_shapes,
-    fill,
-    group,
     output_rows,
     rows_per_page,
     scratch_page_count,
@@ -32,7 +30,7 @@ PROMPT = make_prompt(30)
 
 
 def _layout(left: int = 0, scratch: range = SCRATCH) -> Layout:
-    return Layout(CHUNK, ROWS, RATIO, scratch, left)
+    return Layout(CHUNK, ROWS, RATIO, left, scratch)
 
 
 @st.composite
@@ -54,10 +52,10 @@ def batches(draw: st.DrawFn) -> list[Span]:
 
 def _filled(spans: list[Span], layout: Layout, before: list[Span]) -> dict[str, IntArray32]:
     """The batch's arrays, after they held another batch."""
-    arrays = {name: np.zeros(shape, np.int32) for name, shape in array_shapes(TILES, layout).items()}
+    arrays = {name: np.zeros(shape, np.int32) for name, shape in layout.array_shapes(BatchSize(TILES)).items()}
     for batch in (before, spans):
         firsts = np.cumsum([0, *(RATIO * span.length for span in batch)])[:-1]
-        fill(arrays, batch, firsts.tolist(), layout)
+        layout.fill(arrays, batch, firsts.tolist())
     return arrays
 
 
@@ -120,7 +118,7 @@ def test_rows_name_frames_of_their_span_and_every_frame_comes_out_once(spans: li
 def test_groups_keep_the_order_and_fit(parts: list[list[Span]], max_tiles: int, scratch: int) -> None:
     layout = _layout(scratch=range(900, 900 + scratch))
     spans = [span for part in parts for span in part if layout.scratch(span) <= scratch]
-    groups = group(spans, layout, max_tiles)
+    groups = layout.group(spans, BatchSize(max_tiles))
     assert [index for members in groups for index in members] == list(range(len(spans)))
     for members in groups:
         assert sum(layout.tiles(spans[index]) for index in members) <= max_tiles

@@ -15,7 +15,7 @@ from bistream.checkpoint_config import CheckpointConfig
 from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.estimator import TransformerBlock, Unit
-from bistream.token2mel.graphs import runner as graph_runner
+from bistream.token2mel.graphs import recorded
 from bistream.token2mel.graphs.attention import attend_gathered, kernel_options
 from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.graphs.weights import pack
@@ -146,7 +146,8 @@ def test_folded_projections_are_the_projections() -> None:
         index = torch.arange(3, dtype=torch.int32)[None]
         folded = torch.nn.functional.linear(query[None], weights.query)
         live = torch.full((3,), 64, dtype=torch.int32)
-        attended = attend_gathered(folded, keys.view(3, 64, 16), torch.tensor([3]), index, live, weights.heads, weights.scale)
+        pages = keys.view(3, 64, 16)
+        attended = attend_gathered(folded, pages, pages, torch.tensor([3]), index, live, weights.heads, weights.scale)
         found = torch.nn.functional.linear(attended, weights.output.weight, weights.output.bias)
     assert_same(found, expected, 1e-5)
 
@@ -162,7 +163,7 @@ def test_programs_of_the_attention_fit_the_gpu(kilobytes: int, width: int) -> No
 
 
 def test_warming_the_encoder_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_runner, "WARM_ROWS", (1, 4))
+    monkeypatch.setattr(recorded, "WARM_ROWS", (1, 4))
     stage = graph_stage((4, 8))
     assert isinstance(stage.runner, GraphFlowRunner)
     pages = pages_of(stage)

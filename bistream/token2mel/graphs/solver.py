@@ -1,0 +1,60 @@
+"""The solver over packed tiles: the launches that a graph records. The arithmetic is that of ``flow_matching.GuidedSolver``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bistream.token2mel.flow_matching import GuidedSolver
+from bistream.token2mel.graphs.operations import many_compilations
+from bistream.token2mel.pages import GUIDANCE_ROWS
+
+
+class PackedNetwork(Protocol):
+    """An estimator over packed tiles. It reads and writes pages at fixed addresses."""
+
+    def prepare(self, arrays: Mapping[str, Tensor]) -> Any:
+        """What the steps of one batch have in common, made from its arrays (``TileLayout.fill``) with a few small kernels."""
+
+    def velocity(self, inputs: Tensor, step: int, batch: Any) -> Tensor:
+        """inputs: [2 * tiles, rows, in_channels], the unconditioned half last. Returns [2 * tiles, rows, bins]. batch: of ``prepare``."""
+
+
+def halves(index: Tensor, offset: int) -> Tensor:
+    """An index for the first half, followed by that for the second, ``offset`` further."""
+    return torch.cat([index + half * offset for half in range(GUIDANCE_ROWS)])
+
+
+class PackedSolver:
+    """All Euler steps over a batch; see ``GuidedSolver.solve``."""
+
+    def __init__(self, matching: GuidedSolver, network: PackedNetwork) -> None:
+        self._matching = matching
+        self._network = network
+
+    @torch.no_grad()
+    def launch(self, steps: range, arrays: Mapping[str, Tensor], conditions: Tensor, mel: Tensor, is_finite: Tensor) -> None:
+        """Queue these steps of the solver on the current stream; those before them have been computed.
+
+        conditions: [tiles, rows, channels] in the network's dtype. In and out: mel, float32 [tiles, rows, bins], which the first step
+        begins with noise; all else that steps have in common is computed anew. Out, with the last step: is_finite, bool [tiles].
+        """
+        matching = self._matching
+        with many_compilations():
+            batch = self._network.prepare(arrays)
+            x = mel if steps.start else matching.noise[arrays["noise"].long()]
+            bins = x.shape[2]
+            conditioned = (*x.shape[:2], bins + conditions.shape[2])
+            inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
+            inputs[: len(x), :, bins:] = conditions
+            for step in steps:
+                inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
+                guided, unguided = self._network.velocity(inputs, step, batch).float().chunk(2)
+                x = x + matching.step_sizes[step] * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
+        mel.copy_(x)
+        if steps.stop == matching.n_steps:
+            is_live = torch.arange(x.shape[1], device=x.device) < arrays["live"][:, None]
+            is_finite.copy_((torch.isfinite(x).all(dim=2) | ~is_live).all(dim=1))
