@@ -128,8 +128,10 @@ install() {
   marker=$VENV/.installed-$name
   digest=$(cat requirements/*.txt pyproject.toml plugins/*/pyproject.toml <(printf '%s' "$*") | sha256sum)
   if [ "$(cat "$marker" 2>/dev/null)" = "$digest" ]; then return; fi
+  local quiet=--quiet
+  if [ -t 2 ]; then quiet=; fi # on a terminal pip shows what it downloads, which takes minutes
   say "installing $name requirements into $VENV"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" || return 1 # also where errexit is off
+  "$VENV/bin/python" -m pip install $quiet --disable-pip-version-check "$@" || return 1 # also where errexit is off
   printf '%s\n' "$digest" >"$marker"
 }
 
@@ -184,6 +186,10 @@ stage_0() {
     ${MODEL_REVISION:+--revision "$MODEL_REVISION"}
 }
 
+check_profile() {
+  case $PROFILE in torch | tensorrt_llm) ;; *) fail "PROFILE is $PROFILE; set it to torch or tensorrt_llm" ;; esac
+}
+
 # The merged checkpoint needs no TensorRT-LLM; building and testing do.
 stage_1() {
   say "stage 1: convert the checkpoint"
@@ -191,7 +197,7 @@ stage_1() {
     say "nothing to convert: the torch engine loads $MODEL_DIR as it is"
     return
   fi
-  [ "$PROFILE" = tensorrt_llm ] || fail "PROFILE is $PROFILE; set it to torch or tensorrt_llm"
+  check_profile
   setup
   make_checkpoint
   "$VENV/bin/python" scripts/convert_checkpoint.py huggingface --model-dir "$MODEL_DIR" --out "$MERGED_DIR" --dtype "$TRTLLM_DTYPE"
@@ -209,6 +215,7 @@ stage_1() {
 }
 
 stage_2() {
+  check_profile
   setup
   make_checkpoint
   say "stage 2: make the model repository"

@@ -5,6 +5,9 @@ As a program this file is a client process (``_client_processes.py``). Needs wha
 
 from __future__ import annotations
 
+import functools
+import itertools
+import random
 import sys
 import threading
 import time
@@ -12,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -30,7 +35,8 @@ from bistream.types import FloatArray
 @dataclass(frozen=True)
 class Speech:
     """What every caller says, and with which voice. text_rate: words per second; None: the whole text at once. sends_hash: of the
-    recording, which the server has heard before, instead of the recording."""
+    recording, which the server has heard before, instead of the recording. fresh_seed: each session sends a recording that nobody has
+    sent before, the given one with noise of its own; another seed gives other recordings."""
 
     server: str
     text: str
@@ -39,15 +45,19 @@ class Speech:
     reference_audio: str | None = None
     reference_text: str | None = None
     sends_hash: bool = False
+    fresh_seed: int | None = None
     security: ClientSecurity = field(default=INSECURE, repr=False)
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Sessions one after another, the first ``begin_s`` after the beginning of the load."""
+    """Sessions one after another, the first ``begin_s`` after the beginning of the load: ``requests`` of them, and more as long as they
+    begin before ``until_s``. number: tells the fresh recordings of one caller from those of others."""
 
     begin_s: float = 0.0
     requests: int = 1
+    until_s: float = 0.0
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,13 +109,30 @@ def failure_of_all(load: Load) -> str | None:
     return errors.pop() or None if len(errors) == 1 and not heard else None
 
 
+def poisson_starts(starts_per_s: float, seconds: float, rng: random.Random) -> list[float]:
+    """Times of independent starts, at least one."""
+    starts = [rng.expovariate(starts_per_s)]
+    while starts[-1] < seconds:
+        starts.append(starts[-1] + rng.expovariate(starts_per_s))
+    return starts[:-1] or starts
+
+
 def run_load(speech: Speech, callers: Sequence[Caller], processes: int) -> Load:
     """Raises ``RuntimeError`` when a client process fails."""
-    shares = [share for number in range(processes) if (share := callers[number::processes])]
-    plans = [{"speech": plan_of(speech), "callers": [asdict(caller) for caller in share]} for share in shares]
-    reports: list[SessionReport] = []
-    process = run_processes(Path(__file__), plans, lambda result: reports.append(report_of(result)))
-    return Load(reports, process)
+    return run_loads([(speech, callers)], processes)[0]
+
+
+def run_loads(loads: Sequence[tuple[Speech, Sequence[Caller]]], processes: int) -> list[Load]:
+    """Loads of one server at the same time, each from so many processes. Raises ``RuntimeError`` when a client process fails."""
+    plans = [
+        {"load": index, "speech": plan_of(speech), "callers": [asdict(caller) for caller in share]}
+        for index, (speech, callers) in enumerate(loads)
+        for number in range(processes)
+        if (share := callers[number::processes])
+    ]
+    reports: list[list[SessionReport]] = [[] for _ in loads]
+    process = run_processes(Path(__file__), plans, lambda result: reports[result["load"]].append(report_of(result["report"])))
+    return [Load(ours, process) for ours in reports]
 
 
 def plan_of(speech: Speech) -> dict[str, Any]:
@@ -131,14 +158,24 @@ def prepare(plan: dict[str, Any]) -> list[Task]:
     whole: dict[str, Any] = {"text": speech.text, "is_end": True} if speech.text_rate is None else {}
     pieces = split_pieces(speech.text)
 
-    def call(caller: Caller) -> Iterator[Result]:
-        for _ in range(caller.requests):
-            yield asdict(run_session(lambda: client.start(**voice, **whole), pieces, speech.text_rate))
+    def call(caller: Caller, began: float) -> Iterator[Result]:
+        for number in itertools.count():
+            if number >= caller.requests and time.monotonic() >= began + caller.until_s:
+                return
+            own = voice if speech.fresh_seed is None else fresh_voice(voice, (speech.fresh_seed, caller.number, number))
+            report = run_session(functools.partial(client.start, **own, **whole), pieces, speech.text_rate)
+            yield {"load": plan["load"], "report": asdict(report)}
 
     def task(caller: Caller) -> Task:
-        return Task(caller.begin_s, lambda began: call(caller))
+        return Task(caller.begin_s, lambda began: call(caller, began))
 
     return [task(Caller(**values)) for values in plan["callers"]]
+
+
+def fresh_voice(voice: dict[str, Any], seed: Sequence[int]) -> dict[str, Any]:
+    """The same recording to the ear (noise 80 dB below full scale), another one to the server."""
+    wav: FloatArray = voice["reference_wav"]
+    return {**voice, "reference_wav": wav + np.float32(1e-4) * np.random.default_rng(seed).standard_normal(wav.size, np.float32)}
 
 
 def _voice(speech: Speech) -> dict[str, Any]:

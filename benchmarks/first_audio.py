@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._callers import Caller, Load, Speech, failure_of_all, run_load
+from benchmarks._callers import Caller, Load, Speech, failure_of_all, poisson_starts, run_load
 from benchmarks._client_processes import default_processes
 from benchmarks._common import percentiles, report, table
 from benchmarks._scrape import Between, mean, quantile, scrape
@@ -146,14 +146,6 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         for starts_per_s in options.open:
             starts = poisson_starts(starts_per_s, options.seconds, random.Random(options.seed))
             yield Case(f"open {starts_per_s:g}/s", speech, tuple(map(Caller, starts)), len(starts))
-
-
-def poisson_starts(starts_per_s: float, seconds: float, rng: random.Random) -> list[float]:
-    """Times of independent starts, at least one."""
-    starts = [rng.expovariate(starts_per_s)]
-    while starts[-1] < seconds:
-        starts.append(starts[-1] + rng.expovariate(starts_per_s))
-    return starts[:-1] or starts
 
 
 def measure(case: Case, url: str, processes: int | None) -> dict[str, Any]:

@@ -4,8 +4,9 @@
     python benchmarks/voices.py --model-dir FULL --providers cpu cuda tensorrt --batches 1 2 8 --out benchmarks/results/voices-NAME.json
     python benchmarks/voices.py --model-dir FULL --providers cuda --speech-tokenizer onnx torch --batches 1 8
 
-For each program of the speech tokenizer and each provider of onnxruntime, which always runs the speaker encoder. One that does not start
-here is reported with its reason. Every recording is new; batches of more than one are of equal length. The server computes the three
+For each program of the speech tokenizer and each provider of onnxruntime, which always runs the speaker encoder: with PyTorch on CUDA it
+is on the GPU where onnxruntime-gpu is installed and else on the CPU (``speaker_encoder`` says which). One that does not start here is
+reported with its reason. Every recording is new; batches of more than one are of equal length. The server computes the three
 parts at the same time, so a voice takes as long as the longest one there (column ``longest_part_s``).
 """
 
@@ -93,7 +94,11 @@ def measure(options: argparse.Namespace, program: str, provider: str) -> dict[st
         tokenizer, encoder = SpeechTokenizer.from_config(config), SpeakerEncoder.from_config(config)
     except BistreamError as error:
         return {"not_run": error.sentence}
-    found: dict[str, Any] = {"load_s": time.perf_counter() - began, "tokenizer_batches": tokenizer.batching.value}
+    found: dict[str, Any] = {
+        "load_s": round(time.perf_counter() - began, 2),
+        "tokenizer_batches": tokenizer.batching.value,
+        "speaker_encoder": encoder.provider,
+    }
     seed = 0
     for batch in options.batches:
         rounds = []

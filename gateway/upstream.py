@@ -158,8 +158,10 @@ class Upstream:
                 logger.info("the server at %s %s", settings.address, "is ready" if is_ready else "is not ready")
             self.is_ready = is_ready
             if was_silent_s <= settings.max_silence_s < silent_s:
-                level = logging.ERROR if has_answered else logging.INFO  # before its first answer it may be starting
-                logger.log(level, "the server at %s has not answered for %.1f s; its sessions are ended", settings.address, silent_s)
+                if has_answered:
+                    logger.error("the server at %s has not answered for %.1f s; its sessions are ended", settings.address, silent_s)
+                else:
+                    logger.info("the server at %s has not answered in the first %.1f s; it may be starting", settings.address, silent_s)
                 self.on_silence()
             began = self._clock()
             await asyncio.sleep(settings.poll_interval_s)

@@ -25,6 +25,8 @@ STANDARD_OUTPUT = "-"
 
 def read_reference(path: str | Path) -> NDArray[np.float32]:
     """float32 [N], 16 kHz mono in [-1, 1], from any file that soundfile reads. Raises ``ValueError`` with a sentence for the user."""
+    if not Path(path).exists() or Path(path).is_dir():  # a pipe is neither
+        raise ValueError(f"{path} is {'a folder' if Path(path).is_dir() else 'not there'}; name the file of the recording.")
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)  # [N, channels]
     except (OSError, soundfile.LibsndfileError) as error:

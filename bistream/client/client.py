@@ -176,7 +176,9 @@ class ClientSession:
             if self._closed:
                 return
             self._closed = True
-        self._connection.stop_stream(cancel_requests=not self._exchange.is_over)
+        # After an error on a piece the session goes on: without a cancel the half-closed stream would wait for its end.
+        has_ended = self._exchange.is_over and self._exchange.failure is None
+        self._connection.stop_stream(cancel_requests=not has_ended)
         self._connection.close()
         self._events.put(CancelledError(_CLOSED, self.session_id))
 

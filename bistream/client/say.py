@@ -211,7 +211,8 @@ def run(options: argparse.Namespace, work: Work) -> int:
     if options.json:
         print(json.dumps({"output": options.output, **report.as_dict()}, ensure_ascii=False))
     elif code == EXIT_OK:
-        print(f"{options.output}: {report.as_text()}", file=sys.stderr)
+        where = "standard output" if options.output == STANDARD_OUTPUT else options.output
+        print(f"{where}: {report.as_text()}", file=sys.stderr)
     return code
 
 

@@ -86,6 +86,8 @@ def no_answer(address: str, reason: str) -> ConnectionError:
         return ConnectionError(
             f"No server answers at {address} ({_brief(reason)}); start it, or check the address and whether it wants TLS."
         )
+    if re.search(r"resol[uv]|[Nn]ame or service not known|[Dd]omain name not found", reason):
+        return ConnectionError(f"The host of {address} is not known here; check the address.")
     return ConnectionError(f"The connection to {address} failed: {reason}; check that it is running, and whether it wants TLS.")
 
 

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("bistream"):
             raise
-        print(f"error: The package {error.name} is not installed; run: pip install 'bistream[{command.extra}]'", file=sys.stderr)
+        print(f"error: The package {error.name} is not installed; run in the checkout: pip install '.[{command.extra}]'", file=sys.stderr)
         return EXIT_USAGE
     code: int = module.main(words[1:])
     return code

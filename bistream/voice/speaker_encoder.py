@@ -35,6 +35,7 @@ class SpeakerEncoder:
         """size: of the embedding that the flow of the same model directory expects."""
         self._model = model
         self._size = size
+        self.provider = model.provider  # of onnxruntime
         # Never padded: the network averages over time, and padding would count.
         self.batching = Batching.EQUAL if model.takes_batches and self._gives_equal_vectors() else Batching.ALONE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,13 @@ def test_the_command_works_without_any_other_package(environment: Path, tmp_path
     assert "say" in run(environment / "bin/bistream", "help", cwd=tmp_path)
     done = subprocess.run([environment / "bin/bistream", "say", "Hello."], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
-    assert "bistream[client]" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install '.[client]'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_installation_without_extras_has_what_the_clients_need(environment: Path, tmp_path: Path) -> None:
+    code = "from importlib.metadata import requires; print(*(one for one in requires('bistream') if 'extra ==' not in one), sep='\\n')"
+    needed = run(environment / "bin/python", "-c", code, cwd=tmp_path).splitlines()
+    assert sorted(re.split(r"\W", one)[0] for one in needed) == ["numpy", "soundfile", "tritonclient"]
 
 
 def test_the_clients_work_from_anywhere(environment: Path, tmp_path: Path) -> None:

@@ -153,8 +153,9 @@ def test_wrong_arguments_are_one_sentence(arguments: tuple[str, ...], stages: St
     assert error.startswith("run.sh: ") and len(error.splitlines()) == 1
 
 
-def test_an_unknown_profile_is_one_sentence(stages: Stages) -> None:
-    status, _, error = stages.run("1", "1", PROFILE="vllm")
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_an_unknown_profile_is_one_sentence(stage: str, stages: Stages) -> None:
+    status, _, error = stages.run(stage, stage, PROFILE="vllm")
     assert status == 1 and error == "run.sh: PROFILE is vllm; set it to torch or tensorrt_llm\n"
 
 

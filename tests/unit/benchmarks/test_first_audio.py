@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._callers import poisson_starts
 from benchmarks._client_processes import ProcessLoad, default_processes
 from benchmarks._scrape import Between, mean, parse, quantile
-from benchmarks.first_audio import BETWEEN, INNER, budget, poisson_starts
+from benchmarks.first_audio import BETWEEN, INNER, budget
 from bistream.metrics.families import AUDIO_STAGE, AUDIO_TTFP, HOPS, SESSION_STARTS, STAGES
 from bistream.metrics.recorder import Recorder
 from bistream.metrics.snapshot import exposition

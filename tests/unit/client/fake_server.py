@@ -37,6 +37,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.has_open_session = False  # a half-close does not end the stream then
 
     def audio(self, request_id: str, waveform: np.ndarray[Any, Any], number: int, consumed: int, position: int | None = None) -> None:
         """position: None: as a server that knows none."""
@@ -98,7 +99,8 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             received = decode(request)
             self.received.append(received)
             self.behave(received, stream)
-        stream.responses.put(None)
+        if not stream.has_open_session:
+            stream.responses.put(None)
 
     def stop(self) -> None:
         self._server.stop(grace=None).wait()

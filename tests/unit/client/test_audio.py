@@ -83,3 +83,9 @@ def test_a_file_that_is_no_recording_is_one_sentence(tmp_path: Path) -> None:
     for name in ("missing.wav", "text.wav", "empty.wav"):
         with pytest.raises(ValueError, match=name):
             read_reference(tmp_path / name)
+
+
+def test_a_recording_that_is_missing_or_a_folder_is_one_sentence(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none.wav", "not there"), (tmp_path, "a folder")):
+        with pytest.raises(ValueError, match=f"is {reason}; name the file of the recording."):
+            read_reference(path)

@@ -160,6 +160,23 @@ def test_closing_early_ends_the_stream(serve: Serve) -> None:
         session.push_text("more")
 
 
+def test_after_an_error_on_a_piece_closing_does_not_wait_for_the_session_that_goes_on(serve: Serve) -> None:
+    def behave(request: Received, stream: Stream) -> None:
+        stream.has_open_session = True
+        if not request.flag("is_start"):
+            stream.error(request.id, "INVALID_INPUT: The text is too long.")
+
+    server = serve(behave)
+    session = BistreamClient(server.address).start(speaker_id="anna")
+    session.push_text("more")
+    with pytest.raises(InvalidInputError):
+        list(session)
+    closing = threading.Thread(target=session.close, daemon=True)
+    closing.start()
+    closing.join(WAIT_S)
+    assert not closing.is_alive() and server.stream_gone.wait(WAIT_S)
+
+
 def test_a_server_that_cannot_be_reached() -> None:
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):  # raised by the start or by the iteration, whichever comes first
         with BistreamClient("127.0.0.1:1").start(speaker_id="anna") as session:

@@ -37,6 +37,13 @@ def test_a_server_that_cannot_be_reached_is_said_to_be_so() -> None:
     assert type(error) is ConnectionError and str(error).startswith("No server answers at proxy:8001 (failed to connect ")
 
 
+def test_a_host_without_an_address_is_one_short_sentence() -> None:
+    words = "errors resolving proxy:8001: [field:hostname lookup error:address lookup failed for proxy:8001: Domain name not found]"
+    for details in (words, "DNS resolution failed for proxy:8001: C-ares status is not ARES_SUCCESS qtype=A name=proxy"):
+        error = stream_error(InferenceServerException(details, "StatusCode.UNAVAILABLE"), "proxy:8001")
+        assert str(error) == "The host of proxy:8001 is not known here; check the address."
+
+
 def test_answers_of_our_proxy_keep_their_code() -> None:
     error = stream_error(InferenceServerException("ENGINE_ERROR: Lost; start again.", "StatusCode.UNAVAILABLE"), "proxy:8001")
     assert type(error) is EngineError and error.retryable

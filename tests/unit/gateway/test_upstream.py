@@ -38,7 +38,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_server_that_accepts_and_never_answers_is_told_of_once() -> None:
+def test_a_server_that_accepts_and_never_answers_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gateway")
+
     async def test() -> None:
         connections: list[asyncio.StreamWriter] = []
         silent = await asyncio.start_server(lambda reader, writer: connections.append(writer), "127.0.0.1", 0)
@@ -61,6 +63,8 @@ def test_a_server_that_accepts_and_never_answers_is_told_of_once() -> None:
         await asyncio.sleep(0.01)
 
     run(test)
+    (said,) = [record for record in caplog.records if "has not answered" in record.message]
+    assert said.levelname == "INFO" and "may be starting" in said.message
 
 
 def test_a_server_that_dies_is_noticed_and_calls_fail() -> None:
