@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,6 +120,8 @@ def main() -> None:
     texts = list(sentences(arguments.set))[: arguments.count]
     spoken = teachers.speak(arguments.folder / "work" / "unpacked", voice_named(arguments.voice), texts)
     recordings = [utterance.waveform.astype(np.float32) / 32768.0 for utterance in spoken if utterance is not None]
+    if len(recordings) < len(texts):  # the numbers of files and texts would no longer agree
+        sys.exit(f"The teacher of {arguments.voice} spoke only {len(recordings)} of {len(texts)} sentences; run the stage prepare again.")
     systems: dict[str, System] = {"teacher": np.copy, "griffin_lim": lambda waveform: griffin_lim(mel_24k(waveform)), "noise": noise_like}
     if not arguments.teachers_only:
         copies = Copies(arguments.folder / "model")

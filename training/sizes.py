@@ -1,4 +1,5 @@
-"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is shipped; ``SMOKE`` trains in seconds on a CPU, for tests."""
+"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is shipped; ``REHEARSAL`` learns a few
+sentences by heart with networks of its size (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU, for tests."""
 
 from __future__ import annotations
 
@@ -111,4 +112,23 @@ SMOKE = Sizes(
         loader_processes=0,
     ),
 )
-SIZES = {"voice": VOICE, "smoke": SMOKE}
+REHEARSAL = replace(
+    VOICE,
+    checkpoint=replace(VOICE.checkpoint, vocoder=replace(VOICE.checkpoint.vocoder, base_channels=64)),
+    plan=Plan(
+        tokenizer_steps=400,
+        tokenizer_rows=4,
+        language_model_steps=500,
+        language_model_positions=512,
+        flow_steps=800,
+        flow_seconds=6,
+        speaker_steps=60,
+        speaker_rows=16,
+        vocoder_steps=1000,
+        vocoder_gan_steps=20,
+        vocoder_rows=4,
+        vocoder_frames=24,
+        loader_processes=0,
+    ),
+)
+SIZES = {"voice": VOICE, "rehearsal": REHEARSAL, "smoke": SMOKE}
