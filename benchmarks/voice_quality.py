@@ -49,9 +49,15 @@ def pieces_of(text: str, kind: str) -> Iterator[str]:
 
 
 def speak(options: argparse.Namespace) -> int:
-    """WAV files and texts.json in OUT/VOICE-SET-PIECES; a sentence that failed has no file and counts as not understood."""
+    """WAV files and texts.json in OUT/VOICE-SET-PIECES; a sentence that failed counts as not understood."""
+    for kind in options.pieces:
+        speak_set(options, kind)
+    return 0
+
+
+def speak_set(options: argparse.Namespace, kind: str) -> None:
     texts = list(sentences(options.set))[: options.count]
-    folder: Path = options.out / f"{options.voice}-{options.set}-{options.pieces}"
+    folder: Path = options.out / f"{options.voice}-{options.set}-{kind}"
     folder.mkdir(parents=True, exist_ok=True)
     teacher = options.out / f"{options.voice}-{options.set}-teacher" / "texts.json"
     lengths = json.loads(teacher.read_text(encoding="utf-8"))["teacher_s"] if teacher.exists() else [None] * len(texts)
@@ -60,22 +66,21 @@ def speak(options: argparse.Namespace) -> int:
     for number, text in enumerate(tqdm(texts, desc=folder.name, unit="sentence")):
         waveforms = []
         try:
-            waveforms = spoken(client, text, options, number)
+            waveforms = spoken(client, text, options, number, kind)
         except BistreamError as error:
             print(f"{number}: {error.sentence}", file=sys.stderr)
         soundfile.write(folder / f"{number:03d}.wav", np.concatenate([*waveforms, np.zeros(1, np.float32)]), SAMPLE_RATE, subtype="PCM_16")
-    return 0
 
 
-def spoken(client: BistreamClient, text: str, options: argparse.Namespace, seed: int) -> list[NDArray[np.float32]]:
+def spoken(client: BistreamClient, text: str, options: argparse.Namespace, seed: int, kind: str) -> list[NDArray[np.float32]]:
     """The chunks of one session. Raises ``BistreamError``."""
-    if options.pieces == "whole":
+    if kind == "whole":
         with client.start(speaker_id=options.voice, seed=seed, text=text, is_end=True) as session:
             return [chunk.waveform for chunk in session]
     with client.start(speaker_id=options.voice, seed=seed) as session:
-        for piece in pieces_of(text, options.pieces):
+        for piece in pieces_of(text, kind):
             session.push_text(piece)
-            if options.pieces == "words" and options.word_rate:
+            if kind == "words" and options.word_rate:
                 time.sleep(1.0 / options.word_rate)
         session.end_text()
         return [chunk.waveform for chunk in session]
@@ -137,7 +142,7 @@ def main() -> int:
     speaking.add_argument("--server", default="localhost:8001", metavar="HOST:PORT")
     speaking.add_argument("--set", choices=NAMES, default="a")
     speaking.add_argument("--voice", default="nora", help="speaker_id, also the teacher's name (default: %(default)s)")
-    speaking.add_argument("--pieces", choices=("words", "characters", "whole"), default="words")
+    speaking.add_argument("--pieces", nargs="+", choices=("words", "characters", "whole"), default=["words"])
     speaking.add_argument("--word-rate", type=float, default=10.0, help="words a second; 0: as fast as possible (default: %(default)s)")
     speaking.add_argument("--count", type=int, default=1000, help="sentences at most")
     speaking.add_argument("--out", type=Path, default=Path("build/voice/judged"))
