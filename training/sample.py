@@ -96,7 +96,7 @@ class Copies:
         ids = torch.cat([codes[:prompt], codes[:tokens]])[None]
         mel = torch.from_numpy(mel_24k(waveform))[None, : 2 * prompt]
         batch = flow_batch(ids, mel, torch.from_numpy(self.encoder.embedding(heard))[None], self.flow.config)
-        made = self.flow(batch, BlankMemory())
+        made: torch.Tensor = self.flow(batch, BlankMemory())
         return made[0, 2 * prompt :]
 
 

@@ -25,6 +25,7 @@ _RESOLUTIONS = (512, 1024, 2048)
 _MEL_WEIGHT, _FEATURE_WEIGHT, _SPECTRUM_WEIGHT = 15.0, 2.0, 2.0
 _PITCH_WEIGHT = 0.01  # of Hz
 _FLOW_MELS_FROM = 0.85  # of all steps
+_GAN_RATE = 0.5  # of the generator's learning rate: with discriminators a high one diverges
 MelMaker = Callable[[Tensor, int], Tensor]  # first tokens [B], tokens -> mel [B, 2 tokens, 80] with the recording's timing
 _ASK_EVERY = 500  # steps, for a flow that was not there yet
 
@@ -60,6 +61,8 @@ class VocoderTask:
         loss = _SPECTRUM_WEIGHT * spectrum + _MEL_WEIGHT * mel_loss + _PITCH_WEIGHT * pitch_loss
         found = {"spectrum": spectrum.detach(), "mel": mel_loss.detach(), "pitch": pitch_loss.detach()}
         if not is_spectral:
+            for group in self.optimizers["generator"].param_groups:  # set anew before every step
+                group["lr"] *= _GAN_RATE
             against = discriminator_loss(self.discriminators(real), self.discriminators(made.detach()))
             update(against, self.optimizers["discriminators"], 10.0)
             self.discriminators.requires_grad_(False)

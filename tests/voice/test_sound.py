@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from numpy.typing import NDArray
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
@@ -45,6 +46,11 @@ def chunks(pipeline: LocalPipeline) -> list[list[AudioChunk]]:
 
 def joined(chunks: list[AudioChunk]) -> FloatArray:
     return np.concatenate([chunk.waveform for chunk in chunks])
+
+
+def vectors(heard: list[Heard]) -> NDArray[np.float64]:
+    """[sentences, size]; sounds that were too short are missing."""
+    return np.array([one.vector for one in heard if one.vector is not None])
 
 
 def share_of_errors(heard: list[Heard]) -> float:
@@ -104,9 +110,8 @@ def test_clone_is_closer_to_its_own_voice(pipeline: LocalPipeline, judge: Judge,
         recordings.append(recording)
         choice = VoiceChoice(recording, (VOICE_DIR / "recordings" / "transcript.txt").read_text(encoding="utf-8").strip())
         clones += [joined(list(pipeline.stream([text], choice, Sampling(seed=seed)))) for seed, text in enumerate(CLONED)]
-    originals = [one.vector for one in judge.hear(tmp_path / "recordings", ["", ""], recordings, rate)]
-    made = [one.vector for one in judge.hear(tmp_path / "clones", [*CLONED, *CLONED], clones)]
-    similarity = np.array([[vector @ original for original in originals] for vector in made if vector is not None])
-    assert len(similarity) == 2 * len(CLONED)
+    originals = vectors(judge.hear(tmp_path / "recordings", ["", ""], recordings, rate))
+    similarity = vectors(judge.hear(tmp_path / "clones", [*CLONED, *CLONED], clones)) @ originals.T
+    assert similarity.shape == (2 * len(CLONED), 2)
     own_first, own_second = similarity[: len(CLONED)].mean(0), similarity[len(CLONED) :].mean(0)
     assert own_first[0] > own_first[1] and own_second[1] > own_second[0], similarity

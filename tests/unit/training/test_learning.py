@@ -102,6 +102,8 @@ def test_vocoder_before_and_with_discriminators(corpus: Corpus) -> None:
     with_discriminators = task.step(24)
     assert set(with_discriminators) == {"spectrum", "mel", "pitch", "against", "fooled", "features"}
     assert all(value.isfinite() for value in with_discriminators.values())
+    rates = [group["lr"] for group in task.optimizers["generator"].param_groups]
+    assert rates == [4e-4, 4e-4]  # half of what the spectral steps had
     assert all(parameter.requires_grad for parameter in task.discriminators.parameters())
 
 
