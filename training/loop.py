@@ -1,7 +1,8 @@
 """One training loop for all networks: until the steps are done or the time is over, with checkpoints, and a curve of losses in CSV.
 
 Two files keep a network. ``NAME.full.pt`` stays on the machine and continues exactly (float32, optimizers). ``NAME.pt`` travels: weights
-in float16 and the number of steps; after it the optimizers begin anew and the learning rate rises again.
+in float16 and the number of steps; after it the optimizers begin anew and the learning rate rises again. What only training needs
+(discriminators, decoders) travels until the last step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _REWARM_STEPS = 100
 
 
 class Task(Protocol):
-    """A network in training. ``modules`` and ``optimizers`` are all that a checkpoint must hold."""
+    """A network in training. ``modules`` and ``optimizers`` are all that a checkpoint must hold; the module "network" is served."""
 
     name: str
     total_steps: int
@@ -44,11 +45,12 @@ class Curve:
     total: int
     floor: float = 0.02
 
-    def share(self, step: int, resumed_at: int = 0) -> float:
+    def share(self, step: int, resumed_at: int = 0, progress: float | None = None) -> float:
+        """progress: place on the cosine, 0 to 1, where it is not that of the step."""
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if resumed_at:
             rise = min(rise, (step - resumed_at + 1) / _REWARM_STEPS)
-        progress = min(1.0, step / max(1, self.total))
+        progress = min(1.0, step / max(1, self.total) if progress is None else progress)
         return rise * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
@@ -67,8 +69,11 @@ class Folders:
         return folders
 
 
-def train(task: Task, folders: Folders, deadline: float, quiet: bool = False) -> bool:
-    """Train until ``deadline`` (of ``time.monotonic``) or the last step. Returns whether it was the last step."""
+def train(task: Task, folders: Folders, deadline: float, quiet: bool = False, finish: bool = False) -> bool:
+    """Train until ``deadline`` (of ``time.monotonic``) or the last step. Returns whether it was the last step.
+
+    finish: there will be no later piece, so the rate falls to its floor by the deadline, however many steps that is.
+    """
     step, resumed_at = _load(task, folders)
     curve = Curve(task.warmup_steps, task.total_steps)
     peaks = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in task.optimizers.items()}
@@ -76,37 +81,51 @@ def train(task: Task, folders: Folders, deadline: float, quiet: bool = False) ->
     saved, began, first = time.monotonic(), time.monotonic(), step
     bar = tqdm(total=task.total_steps, initial=step, desc=task.name, unit="step", disable=quiet, mininterval=5.0)
     sums: dict[str, Tensor] = {}
+    summed = 0
     with bar, (folders.local / f"{task.name}.csv").open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         while step < task.total_steps and time.monotonic() < deadline:
-            share = curve.share(step, resumed_at)
+            share = curve.share(step, resumed_at, _finishing(step, task.total_steps, first, began, deadline) if finish else None)
             for name, optimizer in task.optimizers.items():
                 for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
                     group["lr"] = peak * share
             for name, value in task.step(step).items():
                 sums[name] = sums.get(name, torch.zeros((), device=device)) + value.float()
-            step += 1
+            step, summed = step + 1, summed + 1
             bar.update()
             if step % LOG_EVERY == 0:
-                means = {name: float(value) / LOG_EVERY for name, value in sums.items()}
+                means = {name: float(value) / summed for name, value in sums.items()}
                 _check_finite(task.name, means)
                 writer.writerow([step, *(f"{name}={value:.5f}" for name, value in means.items())])
                 file.flush()
                 bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()}, refresh=False)
                 sums.clear()
+                summed = 0
             if time.monotonic() - saved > SAVE_EVERY_S:
+                _check_finite(task.name, sums)
                 _save(task, folders, step, peaks)
                 saved = time.monotonic()
+    _check_finite(task.name, sums)
     _save(task, folders, step, peaks)
     taken = time.monotonic() - began
     print(f"{task.name}: step {step} of {task.total_steps}, {1000 * taken / max(1, step - first):.0f} ms a step", flush=True)
     return step >= task.total_steps
 
 
-def _check_finite(name: str, means: Mapping[str, float]) -> None:
-    for loss, value in means.items():
-        if not math.isfinite(value):
-            raise FloatingPointError(f"{name}: the loss {loss} is {value}; go back to an earlier checkpoint with a lower learning rate.")
+def _finishing(step: int, total: int, first: int, began: float, deadline: float) -> float:
+    """Place on the cosine that reaches its end at the deadline, or at the last step if that comes first."""
+    start = first / max(1, total)
+    elapsed = (time.monotonic() - began) / max(1e-6, deadline - began)
+    return max(step / max(1, total), start + (1 - start) * elapsed)
+
+
+def _check_finite(name: str, losses: Mapping[str, float] | Mapping[str, Tensor]) -> None:
+    """Before every save, or a checkpoint would be replaced by one of no use."""
+    for loss, value in losses.items():
+        if not math.isfinite(float(value)):
+            raise FloatingPointError(
+                f"{name}: the loss {loss} is {float(value)}; run the stage again: it goes on from the last checkpoint."
+            )
 
 
 def steps_done(folders: Folders, name: str) -> int:
@@ -151,7 +170,8 @@ def _save(task: Task, folders: Folders, step: int, peaks: Mapping[str, list[floa
             group["lr"] = peak
     optimizers = {name: optimizer.state_dict() for name, optimizer in task.optimizers.items()}
     _write({"step": step, "modules": modules, "optimizers": optimizers}, folders.local / f"{task.name}.full.pt")
-    halves = {name: {key: _half(value) for key, value in state.items()} for name, state in modules.items()}
+    travelling = {"network": modules["network"]} if step >= task.total_steps else modules
+    halves = {name: {key: _half(value) for key, value in state.items()} for name, state in travelling.items()}
     _write({"step": step, "modules": halves}, folders.travel / f"{task.name}.pt")
 
 

@@ -26,6 +26,7 @@ import torch
 from training import stages
 from training.curves import draw_curves
 from training.sizes import SIZES
+from training.voices import VOICES
 
 
 def _export(work: stages.Work) -> bool:
@@ -55,7 +56,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("build/voice"), help="of everything that is made (default: %(default)s)")
     parser.add_argument("--size", choices=SIZES, default="voice", help="smoke: tiny networks and few steps (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=540.0, help="end about then, resumable (default: %(default)s)")
+    parser.add_argument("--until", type=float, help="the same as a time of the clock time.monotonic; counts more than --seconds")
+    parser.add_argument("--finish", action="store_true", help="no later piece: the learning rate falls to its floor by the end of this one")
     parser.add_argument("--hours", type=float, default=1.0, help="scale of the corpus's 54 hours (default: %(default)s)")
+    parser.add_argument("--voices", nargs="*", default=[], choices=[voice.name for voice in VOICES], help="of the corpus (default: all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=0, help="of the stage corpus; 0: all cores")
     parser.add_argument("--seed", type=int, default=0)
@@ -70,10 +74,12 @@ def main() -> int:
         root=arguments.folder.resolve(),
         sizes=SIZES[arguments.size],
         device=torch.device(arguments.device),
-        deadline=time.monotonic() + arguments.seconds,
+        deadline=time.monotonic() + arguments.seconds if arguments.until is None else arguments.until,
         hours=arguments.hours,
         seed=arguments.seed,
         processes=arguments.processes,
+        voices=tuple(arguments.voices),
+        finish=arguments.finish,
     )
     try:
         complete = STAGES[arguments.stage](work)

@@ -1,7 +1,8 @@
 """Where is the fault? Held-out sentences of a teacher through one more trained network at a time, as WAV files for the judges.
 
-vocoder: the teacher's mels through the vocoder. flow: the teacher's codes through flow and vocoder, its first two seconds as prompt.
-Griffin-Lim from the teacher's mels, the teacher itself and noise stand beside them (ceiling and floor).
+vocoder: the teacher's mels through the vocoder. flow: the teacher's codes through flow and vocoder, its first two seconds as prompt;
+flow_griffin_lim: the same without our vocoder, so that a vocoder that is short of steps does not hide what the flow can do. Griffin-Lim
+from the teacher's mels, the teacher itself and noise stand beside them (ceiling and floor).
 
 Example:  python -m training.sample --set a --voice nora --out build/voice/judged
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +82,13 @@ class Copies:
         return vocode(self.vocoder, torch.from_numpy(mel_24k(waveform).T.copy())[None])
 
     def of_codes(self, waveform: FloatArray) -> FloatArray:
-        """The whole sentence, behind itself as prompt."""
+        return vocode(self.vocoder, self.mel_of_codes(waveform).T[None])
+
+    def griffin_lim_of_codes(self, waveform: FloatArray) -> FloatArray:
+        return griffin_lim(self.mel_of_codes(waveform).numpy())
+
+    def mel_of_codes(self, waveform: FloatArray) -> torch.Tensor:
+        """The whole sentence, behind itself as prompt: [T, 80]."""
         heard = resample(waveform, SAMPLE_RATE, REFERENCE_SAMPLE_RATE)
         codes = torch.from_numpy(self.tokenizer.tokens(heard).astype(np.int64))
         tokens = min(len(codes), len(waveform) // (2 * _HOP))
@@ -87,13 +96,21 @@ class Copies:
         ids = torch.cat([codes[:prompt], codes[:tokens]])[None]
         mel = torch.from_numpy(mel_24k(waveform))[None, : 2 * prompt]
         batch = flow_batch(ids, mel, torch.from_numpy(self.encoder.embedding(heard))[None], self.flow.config)
-        made = self.flow(batch, BlankMemory())
-        return vocode(self.vocoder, made[:, 2 * prompt :].transpose(1, 2))
+        made: torch.Tensor = self.flow(batch, BlankMemory())
+        return made[0, 2 * prompt :]
 
 
 def noise_like(waveform: FloatArray) -> FloatArray:
     level = float(np.sqrt(np.mean(waveform**2)))
     return (level * np.random.default_rng(0).standard_normal(len(waveform))).astype(np.float32)
+
+
+UNTRAINED: dict[str, System] = {"teacher": np.copy, "griffin_lim": lambda waveform: griffin_lim(mel_24k(waveform)), "noise": noise_like}
+TRAINED: dict[str, Callable[[Copies, FloatArray], FloatArray]] = {
+    "vocoder": Copies.of_mel,
+    "flow": Copies.of_codes,
+    "flow_griffin_lim": Copies.griffin_lim_of_codes,
+}
 
 
 def write_system(name: str, system: System, recordings: list[FloatArray], texts: list[str], out: Path) -> None:
@@ -113,18 +130,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="sentences at most")
     parser.add_argument("--folder", type=Path, default=Path("build/voice"))
     parser.add_argument("--out", type=Path, default=Path("build/voice/judged"))
-    parser.add_argument("--teachers-only", action="store_true", help="no trained network")
+    parser.add_argument("--systems", nargs="+", choices=(*UNTRAINED, *TRAINED), default=[*UNTRAINED, *TRAINED], help="(default: all)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     texts = list(sentences(arguments.set))[: arguments.count]
     spoken = teachers.speak(arguments.folder / "work" / "unpacked", voice_named(arguments.voice), texts)
     recordings = [utterance.waveform.astype(np.float32) / 32768.0 for utterance in spoken if utterance is not None]
-    systems: dict[str, System] = {"teacher": np.copy, "griffin_lim": lambda waveform: griffin_lim(mel_24k(waveform)), "noise": noise_like}
-    if not arguments.teachers_only:
+    if len(recordings) < len(texts):  # the numbers of files and texts would no longer agree
+        sys.exit(f"The teacher of {arguments.voice} spoke only {len(recordings)} of {len(texts)} sentences; run the stage prepare again.")
+    systems = dict(UNTRAINED)
+    if not UNTRAINED.keys() >= set(arguments.systems):
         copies = Copies(arguments.folder / "model")
-        systems |= {"vocoder": copies.of_mel, "flow": copies.of_codes}
-    for name, system in systems.items():
-        write_system(f"{arguments.voice}-{arguments.set}-{name}", system, recordings, texts, arguments.out)
+        systems |= {name: partial(method, copies) for name, method in TRAINED.items()}
+    for name in arguments.systems:
+        write_system(f"{arguments.voice}-{arguments.set}-{name}", systems[name], recordings, texts, arguments.out)
 
 
 if __name__ == "__main__":

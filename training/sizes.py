@@ -1,4 +1,5 @@
-"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is shipped; ``SMOKE`` trains in seconds on a CPU, for tests."""
+"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is shipped; ``REHEARSAL`` learns a few
+sentences by heart (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU, for tests."""
 
 from __future__ import annotations
 
@@ -111,4 +112,39 @@ SMOKE = Sizes(
         loader_processes=0,
     ),
 )
-SIZES = {"voice": VOICE, "smoke": SMOKE}
+REHEARSAL = replace(
+    VOICE,
+    checkpoint=CheckpointConfig(
+        language_model=replace(
+            VOICE.checkpoint.language_model,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        ),
+        flow=replace(
+            VOICE.checkpoint.flow,
+            encoder=FlowEncoderConfig(input_size=96, output_size=96, attention_heads=3, linear_units=256, num_blocks=2, num_up_blocks=1),
+            estimator=EstimatorConfig(channels=(64,), attention_head_dim=32, n_blocks=1, num_mid_blocks=2, num_heads=2),
+            input_size=96,
+        ),
+        vocoder=replace(VOICE.checkpoint.vocoder, base_channels=64),
+    ),
+    plan=Plan(
+        tokenizer_steps=400,
+        tokenizer_rows=4,
+        language_model_steps=2000,
+        language_model_positions=384,
+        flow_steps=1500,
+        flow_seconds=4,
+        speaker_steps=60,
+        speaker_rows=16,
+        vocoder_steps=1000,
+        vocoder_gan_steps=20,
+        vocoder_rows=4,
+        vocoder_frames=24,
+        loader_processes=0,
+    ),
+)
+SIZES = {"voice": VOICE, "rehearsal": REHEARSAL, "smoke": SMOKE}

@@ -20,7 +20,7 @@ from training.flow_mels import FlowMels
 from training.flow_task import FlowTask
 from training.language_model_data import Utterances
 from training.language_model_task import LanguageModelTask
-from training.loop import Folders, load_travel, steps_done, train
+from training.loop import Folders, Task, load_travel, steps_done, train
 from training.sizes import Sizes
 from training.speaker_task import SpeakerNetwork, SpeakerTask
 from training.texts import TextPlan, make_texts, read_texts, write_texts
@@ -33,7 +33,8 @@ from training.voices import VOICES
 class Work:
     """Where everything is. carried: what a bare machine needs; travel: checkpoints; local: what can be made again.
 
-    deadline: of ``time.monotonic``. hours: scale of the corpus.
+    deadline: of ``time.monotonic``. hours: scale of the corpus. voices: names of those that speak; none: all.
+    finish: as in ``loop.train``.
     """
 
     root: Path
@@ -43,6 +44,8 @@ class Work:
     hours: float
     seed: int
     processes: int
+    voices: tuple[str, ...] = ()
+    finish: bool = False
 
     @property
     def carried(self) -> Path:
@@ -121,7 +124,7 @@ def corpus(work: Work) -> bool:
         return True
     if not (work.teachers / "usr").exists():
         packages.extract(work.archive, work.teachers)
-    tasks = plan_shards([len(text) for text in work.texts], scale=work.hours)
+    tasks = plan_shards([len(text) for text in work.texts], work.hours, work.voices)
     shards = work.root / "work" / "shards"
     if not make_corpus(work.teachers, shards, work.texts, tasks, work.deadline, work.processes):
         return False
@@ -132,7 +135,7 @@ def corpus(work: Work) -> bool:
 def tokenizer(work: Work) -> bool:
     if steps_done(work.folders, "tokenizer") >= work.sizes.plan.tokenizer_steps:  # without loading the corpus
         return True
-    return train(TokenizerTask(work.corpus(), work.sizes, len(VOICES), work.seed), work.folders, work.deadline)
+    return _train(work, TokenizerTask(work.corpus(), work.sizes, len(VOICES), _piece_seed(work, "tokenizer")))
 
 
 def codes(work: Work) -> bool:
@@ -149,7 +152,7 @@ def codes(work: Work) -> bool:
 def speaker(work: Work) -> bool:
     if steps_done(work.folders, "speaker") >= work.sizes.plan.speaker_steps:
         return True
-    return train(SpeakerTask(work.corpus(), work.sizes, len(VOICES), work.seed), work.folders, work.deadline)
+    return _train(work, SpeakerTask(work.corpus(), work.sizes, len(VOICES), _piece_seed(work, "speaker")))
 
 
 def _speaker_network(work: Work) -> SpeakerNetwork:
@@ -163,30 +166,38 @@ def language_model(work: Work) -> bool:
     if steps_done(work.folders, "language_model") >= work.sizes.plan.language_model_steps:
         return True
     utterances = Utterances.of(work.corpus(with_audio=False), work.codes())
-    task = LanguageModelTask(utterances, TextIds(work.texts, work.carried), work.sizes, work.device, _piece_seed(work))
-    return train(task, work.folders, work.deadline)
+    seed = _piece_seed(work, "language_model")
+    return _train(work, LanguageModelTask(utterances, TextIds(work.texts, work.carried), work.sizes, work.device, seed))
 
 
 def flow(work: Work) -> bool:
     if steps_done(work.folders, "flow") >= work.sizes.plan.flow_steps:
         return True
-    task = FlowTask(work.corpus(), work.codes(), _speaker_network(work), work.sizes, _piece_seed(work))
-    return train(task, work.folders, work.deadline)
+    return _train(work, FlowTask(work.corpus(), work.codes(), _speaker_network(work), work.sizes, _piece_seed(work, "flow")))
 
 
 def vocoder(work: Work) -> bool:
     if steps_done(work.folders, "vocoder") >= work.sizes.plan.vocoder_steps + work.sizes.plan.vocoder_gan_steps:
         return True
-    data, maker = work.corpus(), None
-    if (work.folders.travel / "flow.pt").exists() and work.codes_file.exists():
-        network = FlowNetwork(work.sizes.checkpoint.flow)
-        step = work.travelled("flow", network)
-        if step > work.sizes.plan.flow_steps // 2:
-            maker = FlowMels(data, work.codes(), network, _speaker_network(work))
-    return train(VocoderTask(data, work.sizes, _piece_seed(work), maker), work.folders, work.deadline)
+    data = work.corpus()
+    task = VocoderTask(data, work.sizes, _piece_seed(work, "vocoder"), lambda: _flow_mels(work, data))
+    return _train(work, task)
 
 
-def _piece_seed(work: Work) -> int:
+def _flow_mels(work: Work, data: Corpus) -> FlowMels | None:
+    """Of the newest checkpoint, which another process may be training; None while it is less than half done."""
+    if not ((work.folders.travel / "flow.pt").exists() and work.codes_file.exists()):
+        return None
+    network = FlowNetwork(work.sizes.checkpoint.flow)
+    if work.travelled("flow", network) < work.sizes.plan.flow_steps // 2:
+        return None
+    return FlowMels(data, work.codes(), network, _speaker_network(work))
+
+
+def _train(work: Work, task: Task) -> bool:
+    return train(task, work.folders, work.deadline, finish=work.finish)
+
+
+def _piece_seed(work: Work, name: str) -> int:
     """Another one after every piece, or a resumed piece would draw its first batches again."""
-    paths = work.folders.travel.glob("*.pt")
-    return work.seed + sum(int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["step"]) for path in paths)
+    return work.seed + steps_done(work.folders, name)

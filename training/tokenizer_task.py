@@ -116,7 +116,11 @@ def _manner(waveform: Tensor, mel: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def encode_corpus(network: S3Network, corpus: Corpus, path: Path, rows: int = 256) -> NDArray[np.uint16]:
-    """Codes of every utterance on its own, as of a recording: uint16 [tokens of the corpus], kept in ``path``."""
+    """Codes of every utterance on its own, as of a recording: uint16 [tokens of the corpus], kept in ``path``.
+
+    In full float32: prompts are encoded on CPUs, and a rounding that falls the other way is another code.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     codes = np.zeros(corpus.num_tokens, dtype=np.uint16)
     order = np.argsort(corpus.tokens, kind="stable")
     for start in tqdm(range(0, len(order), rows), desc="codes", unit="batch"):

@@ -25,13 +25,16 @@ _RESOLUTIONS = (512, 1024, 2048)
 _MEL_WEIGHT, _FEATURE_WEIGHT, _SPECTRUM_WEIGHT = 15.0, 2.0, 2.0
 _PITCH_WEIGHT = 0.01  # of Hz
 _FLOW_MELS_FROM = 0.85  # of all steps
+_GAN_RATE = 0.5  # of the generator's learning rate: with discriminators a high one diverges
 MelMaker = Callable[[Tensor, int], Tensor]  # first tokens [B], tokens -> mel [B, 2 tokens, 80] with the recording's timing
+_ASK_EVERY = 500  # steps, for a flow that was not there yet
 
 
 class VocoderTask:
     name = "vocoder"
 
-    def __init__(self, corpus: Corpus, sizes: Sizes, seed: int = 0, flow_mels: MelMaker | None = None) -> None:
+    def __init__(self, corpus: Corpus, sizes: Sizes, seed: int = 0, find_flow: Callable[[], MelMaker | None] = lambda: None) -> None:
+        """find_flow: asked when its mels are due, since flow and vocoder are trained side by side."""
         torch.manual_seed(seed)
         plan = sizes.plan
         self.network = HiFT(sizes.checkpoint.vocoder).to(corpus.device)
@@ -39,7 +42,9 @@ class VocoderTask:
         self._spectral_steps, self.total_steps = plan.vocoder_steps, plan.vocoder_steps + plan.vocoder_gan_steps
         self.warmup_steps = min(200, self.total_steps // 10)
         self._rows, self._tokens = plan.vocoder_rows, plan.vocoder_frames // FRAMES_PER_TOKEN
-        self._corpus, self._sampler, self._flow_mels = corpus, CropSampler(corpus, seed), flow_mels
+        self._corpus, self._sampler, self._find_flow = corpus, CropSampler(corpus, seed), find_flow
+        self._flow_mels: MelMaker | None = None
+        self._asked_at = -_ASK_EVERY
         self.modules: Mapping[str, nn.Module] = {"network": self.network, "discriminators": self.discriminators}
         self.optimizers: Mapping[str, torch.optim.Optimizer] = {
             "generator": adamw(self.network.parameters(), 8e-4, (0.8, 0.99), 0.0),
@@ -56,6 +61,8 @@ class VocoderTask:
         loss = _SPECTRUM_WEIGHT * spectrum + _MEL_WEIGHT * mel_loss + _PITCH_WEIGHT * pitch_loss
         found = {"spectrum": spectrum.detach(), "mel": mel_loss.detach(), "pitch": pitch_loss.detach()}
         if not is_spectral:
+            for group in self.optimizers["generator"].param_groups:  # set anew before every step
+                group["lr"] *= _GAN_RATE
             against = discriminator_loss(self.discriminators(real), self.discriminators(made.detach()))
             update(against, self.optimizers["discriminators"], 10.0)
             self.discriminators.requires_grad_(False)
@@ -89,11 +96,16 @@ class VocoderTask:
         margin = _MARGIN_TOKENS * FRAMES_PER_TOKEN
         inside = slice(margin, margin + self._tokens * FRAMES_PER_TOKEN)
         mel, f0 = mel_24k(waveform)[:, inside], pitch(waveform)[:, inside]
-        if self._flow_mels is not None and number > _FLOW_MELS_FROM * self.total_steps:
+        if number > _FLOW_MELS_FROM * self.total_steps and (flow_mels := self._mel_maker(number)) is not None:
             half = self._rows // 2
-            mel[:half] = self._flow_mels(first[:half] + _MARGIN_TOKENS, self._tokens)
+            mel[:half] = flow_mels(first[:half] + _MARGIN_TOKENS, self._tokens)
         size = self.network.samples_per_frame
         return mel.transpose(1, 2), waveform[:, inside.start * size : inside.stop * size], f0
+
+    def _mel_maker(self, number: int) -> MelMaker | None:
+        if self._flow_mels is None and number - self._asked_at >= _ASK_EVERY:
+            self._flow_mels, self._asked_at = self._find_flow(), number
+        return self._flow_mels
 
 
 def spectral_loss(made: Tensor, real: Tensor) -> Tensor:

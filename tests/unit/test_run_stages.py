@@ -33,6 +33,8 @@ class Stages:
             "PATH": os.environ["PATH"],
             "VENV": str(venv),
             "BUILD": str(self.build),
+            "VOICE_DIR": str(folder / "voice"),
+            "PYTHON": str(venv / "bin" / "python"),
             "CALLS": str(self._calls),
             "TRITON_SERVER": str(triton / "tritonserver"),
             "TRITON_BACKENDS": str(triton / "backends"),
@@ -45,6 +47,11 @@ class Stages:
         result = subprocess.run(["bash", str(ROOT / "run.sh"), *arguments], env=environment, capture_output=True, text=True, check=False)
         calls = self._calls.read_text().splitlines() if self._calls.exists() else []
         return result.returncode, [call for call in calls if "pip install" not in call and "setup_triton" not in call], result.stderr
+
+    def make(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        for name in ("llm.pt", "spk2info.pt"):
+            (directory / name).touch()
 
     def installed(self) -> list[str]:
         return [call for call in self._calls.read_text().splitlines() if "pip install" in call]
@@ -178,3 +185,42 @@ def test_voices_and_doctor_take_the_variables_and_what_follows(stages: Stages, t
 def test_a_model_directory_that_does_not_exist_is_one_sentence(stages: Stages) -> None:
     status, calls, error = stages.run("2", "2", MODEL_DIR="/nowhere/model")
     assert (status, calls) == (1, []) and "MODEL_DIR /nowhere/model does not exist" in error
+
+
+def test_default_is_the_download_else_the_trained_voice_else_random_weights(stages: Stages, tmp_path: Path) -> None:
+    voice, download, own = tmp_path / "voice", stages.build / "CosyVoice2-0.5B", tmp_path / "own"
+
+    def model_dir(**variables: str) -> str:
+        status, calls, error = stages.run("2", "2", **variables)
+        assert status == 0, error
+        (call,) = [call for call in calls if "make_model_repo.py" in call]
+        return call.split("--model-dir ")[1].split(" ")[0]
+
+    assert model_dir() == f"{stages.build}/tiny_checkpoint"
+    stages.make(voice)
+    assert model_dir() == str(voice)
+    stages.make(download)
+    assert model_dir() == str(download)
+    stages.make(own)
+    assert model_dir(MODEL_DIR=str(own)) == str(own)
+    assert model_dir(FAMILY="cosyvoice3") == str(voice)
+
+
+def test_judging_needs_a_trained_voice_and_speaks_it_through_the_server(stages: Stages, tmp_path: Path) -> None:
+    status, calls, error = stages.run("judge")
+    assert status != 0 and not calls and "has no trained voice; train one (training/README.md), or set MODEL_DIR" in error
+    stages.make(tmp_path / "voice")
+    judged = tmp_path / "judged"
+    (judged / "nora-b-words").mkdir(parents=True)
+    judges = stages.build / "judges" / "bin" / "python"
+    judges.parent.mkdir(parents=True)
+    judges.write_text(RECORDER)
+    judges.chmod(0o755)
+    status, calls, error = stages.run("judge", JUDGED=str(judged), JUDGED_SET="b")
+    assert status == 0, error
+    repository, speaking, judging = calls
+    assert f"--model-dir {tmp_path}/voice" in repository and "token2wav.left_context_chunks=4" in repository
+    assert (
+        "serve.py" in speaking and "voice_quality.py speak --server {grpc} --set b --voice nora --pieces words characters whole" in speaking
+    )
+    assert f"voice_quality.py judge --python {judges}" in judging and judging.endswith(f"{judged}/nora-b-words/")

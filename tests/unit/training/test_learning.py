@@ -102,7 +102,27 @@ def test_vocoder_before_and_with_discriminators(corpus: Corpus) -> None:
     with_discriminators = task.step(24)
     assert set(with_discriminators) == {"spectrum", "mel", "pitch", "against", "fooled", "features"}
     assert all(value.isfinite() for value in with_discriminators.values())
+    rates = [group["lr"] for group in task.optimizers["generator"].param_groups]
+    assert rates == [4e-4, 4e-4]  # half of what the spectral steps had
     assert all(parameter.requires_grad for parameter in task.discriminators.parameters())
+
+
+def test_vocoder_asks_for_the_flow_when_its_mels_are_due(corpus: Corpus) -> None:
+    asked, seen, plan = list[int](), list[tuple[int, int]](), replace(SIZES.plan, vocoder_steps=2000, vocoder_gan_steps=0)
+
+    def mels(first: Tensor, tokens: int) -> Tensor:
+        seen.append((len(first), tokens))
+        return torch.full((len(first), 2 * tokens, 80), -9.0)
+
+    task = VocoderTask(corpus, replace(SIZES, plan=plan), find_flow=lambda: asked.append(0) or (mels if len(asked) > 1 else None))  # type: ignore[func-returns-value]
+    task._crop(1700)
+    assert not asked and not seen
+    for number in (1701, 1702, 2000):  # the flow is not there yet, and not asked for at every step
+        assert (task._crop(number)[0] != -9.0).any()
+    assert len(asked) == 1
+    mel = task._crop(2201)[0]
+    assert len(asked) == 2 and seen == [(SIZES.plan.vocoder_rows // 2, SIZES.plan.vocoder_frames // 2)]
+    assert (mel[: len(mel) // 2] == -9.0).all() and (mel[len(mel) // 2 :] != -9.0).any()
 
 
 class Counting:
@@ -138,6 +158,56 @@ def test_interrupted_training_equals_one_run(tmp_path: Path) -> None:
     carried = torch.nn.Linear(1, 1)
     assert load_travel(pieces.travel / "counting.pt", {"network": carried}) == 12
     assert torch.allclose(carried.weight, whole.module.weight, rtol=1e-3)
+
+
+class Bursting(Counting):
+    """Its loss is not a number from the third step on."""
+
+    def step(self, number: int) -> dict[str, Tensor]:
+        return {"loss": super().step(number)["loss"] * (math.nan if number >= 2 else 1.0)}
+
+
+def test_checkpoint_with_a_bad_loss_is_not_written(tmp_path: Path) -> None:
+    folders = Folders.of(tmp_path)
+    assert not train(Counting(), folders, time.monotonic() - 1, quiet=True)
+    kept = (folders.travel / "counting.pt").read_bytes()
+    with pytest.raises(FloatingPointError, match="goes on from the last checkpoint"):
+        train(Bursting(), folders, time.monotonic() + 60, quiet=True)
+    assert (folders.travel / "counting.pt").read_bytes() == kept
+
+
+def test_what_only_training_needs_travels_until_the_last_step(tmp_path: Path) -> None:
+    task, folders = Counting(), Folders.of(tmp_path)
+    task.modules = {**task.modules, "decoder": torch.nn.Linear(1, 1)}
+    for deadline, names in ((time.monotonic() - 1, {"network", "decoder"}), (time.monotonic() + 60, {"network"})):
+        train(task, folders, deadline, quiet=True)
+        assert set(torch.load(folders.travel / "counting.pt", weights_only=True)["modules"]) == names
+
+
+class Timed(Counting):
+    """Each step takes a second of a clock that only steps move."""
+
+    total_steps = 1000
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__()
+        self.clock, self.rates = clock, list[float]()
+
+    def step(self, number: int) -> dict[str, Tensor]:
+        self.clock[0] += 1.0
+        self.rates.append(self.optimizers["adam"].param_groups[0]["lr"])
+        return super().step(number)
+
+
+def test_last_piece_ends_with_the_lowest_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("training.loop.time.monotonic", lambda: clock[0])
+    unfinished, finishing = Timed(clock), Timed(clock)
+    assert not train(unfinished, Folders.of(tmp_path / "more to come"), clock[0] + 100, quiet=True)
+    assert not train(finishing, Folders.of(tmp_path / "last"), clock[0] + 100, quiet=True, finish=True)
+    assert len(unfinished.rates) == len(finishing.rates) == 100
+    assert min(unfinished.rates) > 0.09 > 0.003 > finishing.rates[-1]
+    assert finishing.rates == sorted(finishing.rates, reverse=True) and finishing.rates[0] == pytest.approx(0.1)
 
 
 def test_rate_rises_then_falls_and_rises_again_without_its_optimizer() -> None:

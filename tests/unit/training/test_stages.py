@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -14,6 +16,8 @@ from training.corpus import SHARD_TEXTS, plan_shards
 from training.gpu_lot import LARGEST_FILE, Lot
 from training.sizes import SMOKE
 from training.voices import VOICES
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def work_in(folder: Path) -> stages.Work:
@@ -38,6 +42,46 @@ def test_shards_speak_every_text_and_are_the_same_each_time() -> None:
     shares = {number: sum(len(task.texts) for task in tasks if task.voice == number) for number in range(len(VOICES))}
     assert shares[0] == pytest.approx(shares[1], rel=0.02)
     assert {task.voice for task in tasks[:20]} == set(range(len(VOICES)))  # a part of the corpus has all voices
+
+
+def test_voices_of_a_rehearsal_keep_their_numbers() -> None:
+    tasks = plan_shards([40] * 50, 0.001, ["felix"])
+    assert {VOICES[task.voice].name for task in tasks} == {"felix"}
+
+
+def test_pieces_draw_other_batches(tmp_path: Path) -> None:
+    work = work_in(tmp_path)
+    assert stages._piece_seed(work, "flow") == work.seed
+    torch.save({"step": 700, "modules": {}}, work.folders.travel / "flow.pt")
+    assert (stages._piece_seed(work, "flow"), stages._piece_seed(work, "vocoder")) == (work.seed + 700, work.seed)
+
+
+def test_host_of_a_lot_needs_few_packages() -> None:
+    """What a host with PyTorch has, README.md says; everything else is imported by the stages that run elsewhere."""
+    absent = ("onnx", "onnxruntime", "soundfile", "matplotlib", "tritonclient", "grpc", "google", "scipy", "httpx", "safetensors")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import training.gpu_lot, training.make"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_lot_gives_its_stages_the_time_at_which_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    class Process:
+        def __init__(self, command: list[str], **_: object) -> None:
+            started.append(command)
+
+        def wait(self, timeout: float) -> int:
+            return 0
+
+    monkeypatch.setattr("training.gpu_lot.subprocess.Popen", Process)
+    began = time.monotonic()
+    lot = Lot(Namespace(folder=tmp_path, only=["flow"], out=tmp_path / "out", seconds=1000.0), ["--size", "smoke"])
+    (tmp_path / "travel").mkdir()
+    assert lot.run() == 0
+    names = [command[command.index("--stage") + 1] for command in started]
+    assert names == ["corpus", "codes", "flow"]
+    ends = {float(command[command.index("--until") + 1]) for command in started}
+    assert len(ends) == 1 and began + 900 < ends.pop() < began + 1060
 
 
 def test_lot_packs_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,62 @@
+"""A trained voice's speech tokens, offline and from pieces of text."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bistream.errors import BistreamError
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.types import FinishReason, Sampling, SpeechTokens
+from bistream.voice.spk2info import read_spk2info
+
+VOICE = "nora"
+_PATIENCE_S = 600.0  # for one message, on a machine that is busy with other things
+
+
+@dataclass(frozen=True)
+class Spoken:
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+
+    @property
+    def seconds(self) -> float:
+        return len(self.tokens) / SPEECH_TOKENS_PER_SECOND
+
+
+class VoiceUnderTest:
+    def __init__(self, service: SpeechTokenService, directory: Path) -> None:
+        self._service = service
+        self.prompt = read_spk2info(directory / "spk2info.pt", lambda ids: "")[VOICE]
+
+    def speak(self, pieces: Sequence[str], seed: int = 0, is_whole: bool = False) -> Spoken:
+        """The tokens of one session. is_whole: the text in one request, in the one-shot layout. Raises ``BistreamError``."""
+        messages: queue.SimpleQueue[SpeechTokens | BistreamError] = queue.SimpleQueue()
+        session, text = uuid.uuid4().hex, "".join(pieces).encode()
+        prompt = self.prompt
+        start = LanguageModelStart(
+            session, text if is_whole else b"", is_whole, prompt.prompt_text, prompt.speech_tokens, Sampling(seed=seed)
+        )
+        self._service.start(start, messages.put)
+        if not is_whole:
+            for piece in pieces:
+                self._service.append(session, piece.encode(), False)
+            self._service.append(session, b"", True)
+        tokens = list[int]()
+        while True:
+            message = messages.get(timeout=_PATIENCE_S)
+            if isinstance(message, BistreamError):
+                raise message
+            tokens += message.token_ids
+            if message.finish_reason is not None:
+                return Spoken(tuple(tokens), message.finish_reason)
+
+
+def words_with_blanks(text: str) -> list[str]:
+    """As a caller sends them: each word with the blank before it."""
+    first, *others = text.split(" ")
+    return [first, *(f" {word}" for word in others)]

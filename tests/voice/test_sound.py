@@ -1,0 +1,117 @@
+"""The voice is understood, joints are silent, named voices differ, and positions in the text are true: with sound, and others' ears."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from numpy.typing import NDArray
+
+from bistream.checkpoint import read_config
+from bistream.config import RuntimeConfig
+from bistream.local import LocalPipeline, VoiceChoice
+from bistream.mel2wav.stage import VocoderHop
+from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS
+from bistream.token2mel.stage import FlowHop
+from bistream.token2wav.renderer import sizes_of
+from bistream.token2wav.speech_stages import SpeechStages
+from bistream.types import AudioChunk, FloatArray, Sampling
+from scripts._seam_meter import joints_of, measure_seams
+from tests.voice.conftest import VOICE_DIR
+from tests.voice.judges import Heard, Judge
+from tests.voice.speaking import VOICE, VoiceUnderTest, words_with_blanks
+from training.heldout import sentences
+from training.normalise import words_of
+
+SENTENCES = sentences("b")[:20]
+MOST_WORD_ERRORS = 0.15
+OTHER_VOICE = "felix"
+CLONED = SENTENCES[:4]
+MOST_CLICK_DB, MOST_STEP_DB = 3.0, 1.5  # louder than the same speech without the joint
+SURE_SHARE = 0.9
+
+
+@pytest.fixture(scope="module")
+def chunks(pipeline: LocalPipeline) -> list[list[AudioChunk]]:
+    """The sentences, word by word."""
+    return [
+        list(pipeline.stream(words_with_blanks(text), VoiceChoice(speaker_id=VOICE), Sampling(seed=number)))
+        for number, text in enumerate(SENTENCES)
+    ]
+
+
+def joined(chunks: list[AudioChunk]) -> FloatArray:
+    return np.concatenate([chunk.waveform for chunk in chunks])
+
+
+def vectors(heard: list[Heard]) -> NDArray[np.float64]:
+    """[sentences, size]; sounds that were too short are missing."""
+    return np.array([one.vector for one in heard if one.vector is not None])
+
+
+def share_of_errors(heard: list[Heard]) -> float:
+    return sum(one.errors for one in heard) / sum(one.words for one in heard)
+
+
+def test_words_are_understood(chunks: list[list[AudioChunk]], judge: Judge, tmp_path: Path) -> None:
+    heard = judge.hear(tmp_path / "words", SENTENCES, [joined(each) for each in chunks])
+    assert share_of_errors(heard) <= MOST_WORD_ERRORS, [one.text for one in heard]
+
+
+def test_noise_is_not_understood(judge: Judge, tmp_path: Path) -> None:
+    """The judge can fail a voice."""
+    noise = [0.05 * np.random.default_rng(seed).standard_normal(48_000).astype(np.float32) for seed in range(3)]
+    assert share_of_errors(judge.hear(tmp_path / "noise", SENTENCES[:3], noise)) >= 0.9
+
+
+def test_joints_are_silent(voice: VoiceUnderTest, runtime: RuntimeConfig) -> None:
+    """Hops of a stream against the same mel at once."""
+    checkpoint = read_config(VOICE_DIR)
+    stages = SpeechStages.load(runtime, checkpoint, sizes_of(checkpoint))
+    for number, text in enumerate(SENTENCES[:3]):
+        tokens = list(voice.speak(words_with_blanks(text), number).tokens)
+        ends = [*range(CHUNK_TOKENS + LOOKAHEAD_TOKENS, len(tokens), CHUNK_TOKENS), len(tokens)]
+        mels, waveforms = [], []
+        with torch.inference_mode():
+            flow, vocoder = stages.flow.open(voice.prompt), stages.vocoder.open(0)
+            for begin, end in zip([0, *ends], ends, strict=False):
+                (mel,) = stages.flow.hop([FlowHop(flow, tokens[begin:end], end == len(tokens))])
+                assert isinstance(mel, torch.Tensor), mel
+                mels.append(mel)
+                waveforms += stages.vocoder.hop([VocoderHop(vocoder, mel, end == len(tokens))])
+            whole = stages.vocoder.synthesize(torch.cat(mels, dim=1), 0)
+        report = measure_seams(np.concatenate(waveforms), whole, joints_of([len(waveform) for waveform in waveforms]))
+        assert report.joints and report.worst_click_db <= MOST_CLICK_DB and report.worst_level_step_db <= MOST_STEP_DB, report
+
+
+def test_certain_characters_have_been_heard(chunks: list[list[AudioChunk]], judge: Judge, tmp_path: Path) -> None:
+    """Half of a session's audio holds the words that it calls spoken: those of a caller who interrupts there."""
+    halves, texts = [], []
+    for text, each in zip(SENTENCES, chunks, strict=True):
+        lengths = list(accumulate(len(chunk.waveform) for chunk in each))
+        place = next(number for number, length in enumerate(lengths) if 2 * length >= lengths[-1])
+        halves.append(joined(each[: place + 1]))
+        texts.append(text[: each[place].text_consumed])
+    heard = judge.hear(tmp_path / "halves", SENTENCES, halves)
+    enough = [len(words_of(one.text)) >= len(words_of(text)) - 1 for one, text in zip(heard, texts, strict=True)]  # the last may be cut
+    assert any(words_of(text) for text in texts)
+    assert np.mean(enough) >= SURE_SHARE, [(text, one.text) for text, one in zip(texts, heard, strict=True)]
+
+
+def test_clone_is_closer_to_its_own_voice(pipeline: LocalPipeline, judge: Judge, tmp_path: Path) -> None:
+    """Recordings of two teachers as references of the same sentences."""
+    recordings, clones = [], []
+    for name in (VOICE, OTHER_VOICE):
+        recording, rate = soundfile.read(VOICE_DIR / "recordings" / f"{name}.wav", dtype="float32")
+        recordings.append(recording)
+        choice = VoiceChoice(recording, (VOICE_DIR / "recordings" / "transcript.txt").read_text(encoding="utf-8").strip())
+        clones += [joined(list(pipeline.stream([text], choice, Sampling(seed=seed)))) for seed, text in enumerate(CLONED)]
+    originals = vectors(judge.hear(tmp_path / "recordings", ["", ""], recordings, rate))
+    similarity = vectors(judge.hear(tmp_path / "clones", [*CLONED, *CLONED], clones)) @ originals.T
+    assert similarity.shape == (2 * len(CLONED), 2)
+    own_first, own_second = similarity[: len(CLONED)].mean(0), similarity[len(CLONED) :].mean(0)
+    assert own_first[0] > own_first[1] and own_second[1] > own_second[0], similarity
