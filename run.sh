@@ -11,14 +11,16 @@ BUILD=${BUILD:-build}                          # all build output except the vir
 TRITON_SERVER=${TRITON_SERVER:-$BUILD/triton/wheel/pytriton/tritonserver/bin/tritonserver}
 TRITON_BACKENDS=${TRITON_BACKENDS:-$BUILD/triton/backends}
 
-FAMILY=${FAMILY:-cosyvoice2}                   # which download is meant: cosyvoice2 | cosyvoice3
+FAMILY=${FAMILY:-cosyvoice2}                   # which download or tiny checkpoint is meant where MODEL_DIR is not set: cosyvoice2 | cosyvoice3
 DOWNLOAD_DIR=$BUILD/CosyVoice2-0.5B            # where stage 0 puts it
-[ "$FAMILY" = cosyvoice2 ] || DOWNLOAD_DIR=$BUILD/Fun-CosyVoice3-0.5B-2512
+TINY_DIR=$BUILD/tiny_checkpoint
+[ "$FAMILY" = cosyvoice2 ] || { DOWNLOAD_DIR=$BUILD/Fun-CosyVoice3-0.5B-2512 && TINY_DIR=$BUILD/tiny_$FAMILY; }
 MODEL_DIR_SET=${MODEL_DIR:+1}
 VOICE_DIR=${VOICE_DIR:-assets/voice}           # a small trained voice (training/README.md), where there is one
+[ "$FAMILY" = cosyvoice2 ] || VOICE_DIR=       # it is a CosyVoice2
 # CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512. Not set: what stage 0 has downloaded, else VOICE_DIR, else a tiny random checkpoint, made when
 # it is missing.
-for candidate in "$DOWNLOAD_DIR" "$VOICE_DIR" "$BUILD/tiny_checkpoint"; do
+for candidate in "$DOWNLOAD_DIR" ${VOICE_DIR:+"$VOICE_DIR"} "$TINY_DIR"; do
   if [ -n "$MODEL_DIR_SET" ] || [ -f "$candidate/llm.pt" ]; then break; fi
 done
 MODEL_DIR=${MODEL_DIR:-$candidate}
@@ -29,7 +31,7 @@ MODEL_REPO=${MODEL_REPO:-$BUILD/model_repo}    # the model repository that the s
 PROFILE=${PROFILE:-torch}                      # engine of the language model: torch | tensorrt_llm
 DECOUPLED_MODE=${DECOUPLED_MODE:-True}         # cosyvoice2: True streams, False answers offline and HTTP clients; see MODE
 MODE=                                          # streaming | offline: the stages' third argument, else as DECOUPLED_MODE says
-MERGED_DIR=${MERGED_DIR:-$BUILD/cosyvoice2_llm} # PROFILE=tensorrt_llm: the merged checkpoint that stage 1 makes
+MERGED_DIR=${MERGED_DIR:-$BUILD/${FAMILY}_llm} # PROFILE=tensorrt_llm: the merged checkpoint that stage 1 makes
 TRTLLM_DTYPE=${TRTLLM_DTYPE:-bfloat16}         # float16 | bfloat16 | float32
 TRTLLM_BACKEND=${TRTLLM_BACKEND:-pytorch}      # pytorch serves; tensorrt builds an engine too, for TensorRT-LLM's own runtimes
 TRTLLM_CONVERT_ARGUMENTS=${TRTLLM_CONVERT_ARGUMENTS:-} # with tensorrt: e.g. "--tp_size 2 --use_weight_only" (scripts/convert_checkpoint.py)
@@ -111,6 +113,7 @@ bash run.sh START STOP [streaming|offline]    runs the numbered stages START to 
     1  convert and build           4  one request: over gRPC when streaming, over HTTP when offline
     2  make the model repository   5  gRPC benchmark with a data set    6  the same without the server: offline in batches, or in chunks
 Variables and their defaults are at the top of run.sh, e.g. MODEL_DIR=CosyVoice2-0.5B bash run.sh serve
+CosyVoice2 and CosyVoice3 are told apart by what is in MODEL_DIR; without it, FAMILY=cosyvoice3 names the other one.
 TEXT
 }
 
@@ -167,9 +170,9 @@ setup_development() {
 
 make_checkpoint() {
   if [ -e "$MODEL_DIR" ]; then return; fi
-  [ "$MODEL_DIR" = "$BUILD/tiny_checkpoint" ] || fail "MODEL_DIR $MODEL_DIR does not exist; download it: MODEL_DIR=$MODEL_DIR bash run.sh 0 0"
+  [ "$MODEL_DIR" = "$TINY_DIR" ] || fail "MODEL_DIR $MODEL_DIR does not exist; download it: MODEL_DIR=$MODEL_DIR bash run.sh 0 0"
   say "making $MODEL_DIR: tiny random weights in the format of the real ones; their speech is noise"
-  "$VENV/bin/python" scripts/make_checkpoint.py --size tiny "$MODEL_DIR"
+  "$VENV/bin/python" scripts/make_checkpoint.py --size tiny --family "$FAMILY" "$MODEL_DIR"
 }
 
 # make_model_repo OUT SETTING...
@@ -185,13 +188,13 @@ stage_0() {
   setup
   say "stage 0: get the checkpoint"
   [ -n "$MODEL_DIR_SET" ] || MODEL_DIR=$DOWNLOAD_DIR
-  if [ "$MODEL_DIR" = "$BUILD/tiny_checkpoint" ]; then make_checkpoint; fi
+  if [ "$MODEL_DIR" = "$TINY_DIR" ]; then make_checkpoint; fi
   if [ -d "$MODEL_DIR" ] && [ -n "$(ls -A "$MODEL_DIR")" ]; then
     "$VENV/bin/python" scripts/download_checkpoint.py --check "$MODEL_DIR"
     return
   fi
   install hub -r requirements/hub.txt ||
-    fail "requirements/hub.txt could not be installed; connect this machine to a package index, or set MODEL_DIR=/path/to/CosyVoice2-0.5B"
+    fail "requirements/hub.txt could not be installed; connect this machine to a package index, or set MODEL_DIR=/path/to/$(basename "$DOWNLOAD_DIR")"
   "$VENV/bin/python" scripts/download_checkpoint.py "$MODEL_DIR" --hub "$MODEL_HUB" --family "$FAMILY" ${MODEL_ID:+--model-id "$MODEL_ID"} \
     ${MODEL_REVISION:+--revision "$MODEL_REVISION"}
 }
@@ -527,6 +530,11 @@ check() {
   "$VENV/bin/python" -m pytest -q tests/unit/test_import_order.py tests/unit/test_size_report.py
   "$VENV/bin/python" scripts/size_report.py
 }
+
+case $FAMILY in
+  cosyvoice2 | cosyvoice3) ;;
+  *) fail "FAMILY is $FAMILY; set it to cosyvoice2 or cosyvoice3" ;;
+esac
 
 case ${1:-help} in
   demo | setup | serve | gateway | check | attack | judges | judge) "$1" ;;

@@ -114,7 +114,7 @@ def measure(options: argparse.Namespace, program: str, provider: str) -> dict[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model-dir", type=Path, required=True, help="holds both ONNX files and cosyvoice2.yaml")
+    parser.add_argument("--model-dir", type=Path, required=True, help="of either family: holds both ONNX files and the yaml")
     parser.add_argument("--providers", nargs="+", choices=("cpu", "cuda", "tensorrt"), default=["cpu"])
     parser.add_argument("--speech-tokenizer", nargs="+", choices=PROGRAMS, default=["onnx"])
     parser.add_argument("--device", default="cuda", help="of the GPU providers (default %(default)s)")

@@ -18,6 +18,7 @@ class SpeechRows:
     num_scored: rows that the engine's head scores; a sampled one ends a turn. ``sos`` and ``task`` behind them are the rows of a
     table of their own (``llm_embedding``).
     num_stored: rows of the checkpoint's head. Those from ``num_scored`` on mean nothing anywhere in training, and are not loaded.
+    names: the ids that mean something, first to last, as upstream writes them in the tokenizer of its merged checkpoint.
     """
 
     sos: int
@@ -26,6 +27,7 @@ class SpeechRows:
     fill: int
     num_scored: int
     num_stored: int
+    names: tuple[str, ...]
 
     @property
     def have_own_table(self) -> bool:
@@ -76,7 +78,15 @@ COSYVOICE2 = Family(
     repository="CosyVoice2-0.5B",
     yaml_names=("cosyvoice2.yaml", "cosyvoice.yaml"),  # early releases used the second name, which is CosyVoice's, too
     language_model="Qwen2LM",
-    rows=SpeechRows(eos=0, fill=2, sos=3, task=4, num_scored=3, num_stored=3),  # row 1: a second stop id
+    rows=SpeechRows(
+        eos=0,  # row 1: a second stop id
+        fill=2,
+        sos=3,
+        task=4,
+        num_scored=3,
+        num_stored=3,
+        names=("<|eos1|>", "<|eos2|>", "<|eos3|>", "<|sos|>", "<|task_id|>"),
+    ),
     head_has_bias=True,
     tokenizer_version="cosyvoice2",
     default_instruction="",
@@ -94,7 +104,15 @@ COSYVOICE3 = Family(
     repository="Fun-CosyVoice3-0.5B-2512",
     yaml_names=("cosyvoice3.yaml",),
     language_model="CosyVoice3LM",
-    rows=SpeechRows(sos=0, eos=1, task=2, fill=3, num_scored=4, num_stored=200),
+    rows=SpeechRows(
+        sos=0,
+        eos=1,
+        task=2,
+        fill=3,
+        num_scored=4,
+        num_stored=200,
+        names=("<|sos|>", "<|eos1|>", "<|task_id|>", "<|fill|>"),
+    ),
     head_has_bias=False,
     tokenizer_version="cosyvoice3",
     default_instruction="You are a helpful assistant.",

@@ -23,9 +23,9 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of speech tokens. ``None`` means the value of the checkpoint's ``cosyvoice2.yaml``.
+    """Sampling of speech tokens. ``None`` means the value of the checkpoint's yaml.
 
-    Repetition-aware sampling (``cosyvoice2.yaml``: ``ras_sampling``) adds its window and threshold, which are not
+    Repetition-aware sampling (``ras_sampling`` in the yaml) adds its window and threshold, which are not
     per-request settings. ``temperature`` 1.0 is the reference; 0.0 is greedy.
     """
 

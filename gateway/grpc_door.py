@@ -26,7 +26,7 @@ from gateway.keys import HEADERS
 from gateway.listening import listening_socket, server_context
 from gateway.messages import data_bytes, error_bytes, final_bytes, parse_request, read_request, wants_empty_final
 from gateway.refusals import TooLargeError, grpc_status
-from gateway.requests import PUBLIC
+from gateway.requests import PUBLIC, served_name
 from gateway.session import Answer
 from gateway.settings import TlsSettings
 from gateway.upstream import SERVICE
@@ -171,17 +171,21 @@ def _questions(gate: Gate) -> dict[str, tuple[Any, Question]]:
     async def ready(request: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=gate.is_ready)
 
+    def of_model(ask: Callable[[Gate, str, str], Awaitable[Any]]) -> Question:
+        return lambda request: ask(gate, served_name(request.name), request.version)
+
     async def model_ready(request: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=await public.model_ready(gate, request.name, request.version))
+        is_ready = await public.model_ready(gate, served_name(request.name), request.version)
+        return service_pb2.ModelReadyResponse(ready=is_ready)
 
     return {
         "ServerLive": (service_pb2.ServerLiveRequest, live),
         "ServerReady": (service_pb2.ServerReadyRequest, ready),
         "ModelReady": (service_pb2.ModelReadyRequest, model_ready),
         "ServerMetadata": (service_pb2.ServerMetadataRequest, lambda request: public.server_metadata(gate)),
-        "ModelMetadata": (service_pb2.ModelMetadataRequest, lambda request: public.model_metadata(gate, request.name, request.version)),
-        "ModelConfig": (service_pb2.ModelConfigRequest, lambda request: public.model_config(gate, request.name, request.version)),
-        "ModelStatistics": (service_pb2.ModelStatisticsRequest, lambda request: public.statistics(gate, request.name, request.version)),
+        "ModelMetadata": (service_pb2.ModelMetadataRequest, of_model(public.model_metadata)),
+        "ModelConfig": (service_pb2.ModelConfigRequest, of_model(public.model_config)),
+        "ModelStatistics": (service_pb2.ModelStatisticsRequest, of_model(public.statistics)),
     }
 
 
@@ -189,8 +193,8 @@ async def _refuse_message(conversation: Conversation, message: Any, error: Bistr
     if message is None:
         await conversation.refuse("", "", True, error)
         return
-    model = message.model_name if message.model_name in PUBLIC else ""
-    await conversation.refuse(model, message.id[:1024], wants_empty_final(message), error)
+    model = served_name(message.model_name)
+    await conversation.refuse(model if model in PUBLIC else "", message.id[:1024], wants_empty_final(message), error)
 
 
 async def _write(conversation: Conversation, call: ServerCall) -> None:

@@ -27,6 +27,7 @@ from gateway.http_server import HttpServer
 from gateway.keys import HEADERS
 from gateway.metrics import Exposition
 from gateway.refusals import NotServedError, TooLargeError, http_status, retry_after
+from gateway.requests import served_name
 from gateway.settings import TlsSettings
 
 BODY_TIMEOUT_S = 60.0
@@ -188,7 +189,7 @@ def _host(request: Request) -> str:
 
 
 def _model(request: Request) -> tuple[str, str]:
-    return request.path_params.get("model", ""), request.path_params.get("version", "")
+    return served_name(request.path_params.get("model", "")), request.path_params.get("version", "")
 
 
 def _json_length(request: Request) -> int | None:

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.wire import format_error
-from gateway.requests import FrontDoorRequest, Tensor, check_request_id, checked_request, contract_of
+from gateway.requests import FrontDoorRequest, Tensor, check_request_id, checked_request, contract_of, served_name
 from gateway.settings import Limits
 
 FINAL = "triton_final_response"
@@ -40,7 +40,7 @@ def wants_empty_final(message: Any) -> bool:
 
 def read_request(message: Any, limits: Limits) -> FrontDoorRequest:
     """Raises ``InvalidInputError``."""
-    model = message.model_name
+    model = served_name(message.model_name)
     contract = contract_of(model, message.model_version)
     check_request_id(message.id)
     if len(message.inputs) > len(contract.inputs):

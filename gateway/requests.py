@@ -15,6 +15,7 @@ from bistream.errors import InvalidInputError
 from bistream.wire import (
     COSYVOICE2,
     COSYVOICE2_BISTREAM,
+    OTHER_NAMES,
     REFERENCE_HASH_PATTERN,
     SESSION_ID_PATTERN,
     SPEAKER_NAME_PATTERN,
@@ -67,6 +68,11 @@ class FrontDoorRequest:
 
 def bytes_tensor(name: str, value: bytes) -> Tensor:
     return Tensor(name, "BYTES", (1, 1), len(value).to_bytes(LENGTH_BYTES, "little") + value)
+
+
+def served_name(model: str) -> str:
+    """The name under which the server knows the model that a client means; any other word as it is."""
+    return OTHER_NAMES.get(model, model)
 
 
 def contract_of(model: str, version: str) -> ModelContract:

@@ -51,7 +51,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """What ``runtime_config`` and ``sampling`` read, the voices aside."""
-    parser.add_argument("--model-dir", required=True, metavar="DIR", help="CosyVoice2-0.5B, or a result of scripts/make_checkpoint.py")
+    parser.add_argument(
+        "--model-dir",
+        required=True,
+        metavar="DIR",
+        help="CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512, or one made by scripts/make_checkpoint.py",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads; 0 is the library's default")

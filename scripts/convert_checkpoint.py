@@ -5,8 +5,9 @@
     convert_checkpoint.py llm_pt --merged build/cosyvoice2_llm --model-dir CosyVoice2-0.5B --out llm.pt
     convert_checkpoint.py tensorrt_llm --merged build/cosyvoice2_llm --out build/trtllm_checkpoint --tp_size 2
 
-huggingface   llm.pt and CosyVoice-BlankEN to the merged checkpoint: one vocabulary of text and speech, with the ids of
-              yuekai/cosyvoice2_llm. TensorRT-LLM's PyTorch backend, vLLM and transformers (trust_remote_code=True) load it.
+huggingface   llm.pt and CosyVoice-BlankEN of either family to the merged checkpoint: one vocabulary of text and speech, with the ids
+              of yuekai/cosyvoice2_llm or yuekai/Fun-CosyVoice3-0.5B-2512-LLM-HF. TensorRT-LLM's PyTorch backend and transformers
+              (trust_remote_code=True) load it; vLLM with upstream's class, which knows CosyVoice2's.
 llm_pt        the merged checkpoint, for example after a training with transformers, back to llm.pt.
 tensorrt_llm  the merged checkpoint to the input of build_engine.py. Needs TensorRT-LLM 1.2.1, whose TensorRT engine backend ended
               after 1.3.0rc20. This was never run: no machine with TensorRT-LLM was available.
@@ -98,7 +99,9 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="huggingface | llm_pt | tensorrt_llm")
 
     merge = commands.add_parser("huggingface", help="llm.pt to the merged checkpoint")
-    merge.add_argument("--model-dir", type=Path, required=True, metavar="DIR", help="CosyVoice2-0.5B, or one with a tuned llm.pt")
+    merge.add_argument(
+        "--model-dir", type=Path, required=True, metavar="DIR", help="CosyVoice2-0.5B, Fun-CosyVoice3-0.5B-2512, or one with a tuned llm.pt"
+    )
     merge.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write; an older conversion there is replaced")
     merge.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="float32 loses nothing (default: %(default)s, as upstream's)")
     merge.set_defaults(run=to_huggingface)

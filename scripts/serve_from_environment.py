@@ -109,9 +109,9 @@ def checked_profile(value: str) -> str:
 
 def check_model_dir(value: str | None) -> None:
     if value is None:
-        raise VariableError(f"{MODEL_DIR} is not set; it is the folder of CosyVoice2-0.5B.")
+        raise VariableError(f"{MODEL_DIR} is not set; it is the folder of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512.")
     if not Path(value).is_dir():
-        raise VariableError(f"{MODEL_DIR} is {value}, where there is no folder; mount CosyVoice2-0.5B there.")
+        raise VariableError(f"{MODEL_DIR} is {value}, where there is no folder; mount the checkpoint there.")
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """Speak texts as they stream, in this process and without a server: text in pieces goes in while audio comes out.
 
-Examples:
+Examples, all of them with Fun-CosyVoice3-0.5B-2512 as well:
     streaming_inference.py --model-dir CosyVoice2-0.5B --text "Hello." --reference-audio voice.wav --reference-text "What is said in it."
     streaming_inference.py --model-dir CosyVoice2-0.5B --manifest meta.lst --output-dir out --text-rate 20
     streaming_inference.py --model-dir CosyVoice2-0.5B --dataset yuekai/seed_tts_cosy2 --split wenetspeech4tts --strategy exponential

@@ -5,6 +5,8 @@
     test_engine.py --model-dir CosyVoice2-0.5B --compiled build/trtllm_engine        a TensorRT engine of build_engine.py
     test_engine.py --model-dir CosyVoice2-0.5B --engine torch --dtype bfloat16       the torch engine itself, in another precision
 
+CosyVoice3 alike: name Fun-CosyVoice3-0.5B-2512 and what was made of it.
+
 The reference is the torch engine on the CPU in float32. Every id is judged by the reference's scores, given the ids before it: it may be
 below the best score by at most --tolerance, because precisions round differently. With TensorRT-LLM this was never run: no machine
 with it was available.
@@ -27,7 +29,7 @@ from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
 from bistream.conversion.merged import vocabulary_of
 from bistream.conversion.smoke_test import TOLERANCES, Decoder, compare, compiled_decoder
-from bistream.conversion.utterances import decode, prompt_of, reference_engine
+from bistream.conversion.utterances import decode, prompt_of, reference_engine, told
 from bistream.errors import BistreamError
 from bistream.text2token.engine import SamplingSpec, TokenSpace
 from bistream.text2token.factory import make_engine
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace) -> bool:
     ):
         network = Qwen2Model(sizes, load_weights(options.model_dir, sizes, torch.device("cpu"), torch.float32))
         for text in options.text or TEXTS:
-            prompt = prompt_of(network.space, parts.tokenizer.encode(text)[: MAX_PROMPT_IDS - 2])
+            prompt = prompt_of(network.space, parts.tokenizer.encode(told(parts.family, text))[: MAX_PROMPT_IDS - 2])
             found, expected = (
                 ids if stop_id is None else [*ids, stop_id]
                 for ids, stop_id in (decode_tested(prompt, options.max_new), decode(parts.engine, prompt, GREEDY, options.max_new))

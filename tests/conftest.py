@@ -23,8 +23,18 @@ pytest_plugins = ["tests.triton.recording"]  # has options, which pytest wants a
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model directory, read only. Every process of a parallel run makes its own, in a fraction of a second."""
+    return _make_tiny(tmp_path_factory, "cosyvoice2")
+
+
+@pytest.fixture(scope="session")
+def tiny_cosyvoice3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the other family."""
+    return _make_tiny(tmp_path_factory, "cosyvoice3")
+
+
+def _make_tiny(tmp_path_factory: pytest.TempPathFactory, family: str) -> Path:
     from scripts.make_checkpoint import make_checkpoint  # noqa: PLC0415  (most tests do not need torch)
 
     directory = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    make_checkpoint(directory, "tiny", seed=0)
+    make_checkpoint(directory, "tiny", seed=0, family=family)
     return directory

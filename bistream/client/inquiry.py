@@ -34,6 +34,8 @@ class Inquiry(Protocol):
 
     def metadata(self, model: str | None = None) -> dict[str, Any]: ...
 
+    def config(self, model: str) -> dict[str, Any]: ...
+
     def statistics(self, model: str) -> dict[str, Any]: ...
 
 
@@ -55,6 +57,9 @@ class GrpcInquiry:
         if model is None:
             return dict(self._ask(self._connection.get_server_metadata, as_json=True))
         return dict(self._ask(self._connection.get_model_metadata, model, as_json=True))
+
+    def config(self, model: str) -> dict[str, Any]:
+        return dict(self._ask(self._connection.get_model_config, model, as_json=True)["config"])
 
     def statistics(self, model: str) -> dict[str, Any]:
         return dict(self._ask(self._connection.get_inference_statistics, model, as_json=True))
@@ -80,6 +85,9 @@ class HttpInquiry:
 
     def metadata(self, model: str | None = None) -> dict[str, Any]:
         return self._json("/v2" if model is None else f"/v2/models/{model}")
+
+    def config(self, model: str) -> dict[str, Any]:
+        return self._json(f"/v2/models/{model}/config")
 
     def statistics(self, model: str) -> dict[str, Any]:
         return self._json(f"/v2/models/{model}/stats")

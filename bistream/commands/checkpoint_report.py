@@ -27,6 +27,7 @@ NO_RECORD = "not compared: the directory has no record of a download (bash run.s
 def describe(model_dir: Path) -> Iterator[str]:
     """Lines for the user, while the files are read. Raises ``CheckpointError`` at the first fault."""
     sizes = check_model_dir(model_dir)
+    yield f"model family: {sizes.family.title}"
     for names in required_files(sizes.family):
         path = next(model_dir / name for name in names if (model_dir / name).is_file())
         yield f"{path.relative_to(model_dir).as_posix():36}{path.stat().st_size:>16,} bytes"

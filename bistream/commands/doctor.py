@@ -115,7 +115,7 @@ def _examine_language_model(
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model_dir", type=Path, metavar="MODEL_DIR", help="the directory of CosyVoice2-0.5B")
+    parser.add_argument("model_dir", type=Path, metavar="MODEL_DIR", help="the directory of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512")
     parser.add_argument("--text", default=TEXT, help="what to speak (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="auto (default) | cpu | cuda | cuda:N")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of language model and flow; auto: what the server uses on a GPU")

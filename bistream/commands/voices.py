@@ -44,7 +44,11 @@ def make_parser() -> argparse.ArgumentParser:
     for verb in (add, list_, remove):
         verb.add_argument("--voices-dir", type=Path, required=True, metavar="DIR", help="directory of voices: voices_dir of the server")
         verb.add_argument(
-            "--model-dir", type=Path, required=verb is add, metavar="DIR", help="CosyVoice2-0.5B, with whose networks it is made"
+            "--model-dir",
+            type=Path,
+            required=verb is add,
+            metavar="DIR",
+            help="CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512, with whose networks it is made",
         )
     return parser
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bistream.conversion.utterances import decode, prompt_of, reference_engine
+from bistream.conversion.utterances import decode, prompt_of, reference_engine, told
 from bistream.conversion.vocabulary import speech_token_text
 from bistream.errors import InvalidInputError
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
@@ -41,7 +41,7 @@ def write_dataset(model_dir: Path, texts: Sequence[str], folder: Path, device: s
     with reference_engine(model_dir, MAX_IDS, device) as parts, (out / "validation.jsonl").open("w", encoding="utf-8") as file:
         space = TokenSpace.of(parts.sizes)
         for index in range(num_samples):
-            text = texts[index % len(texts)]
+            text = told(parts.family, texts[index % len(texts)])
             prompt = prompt_of(space, parts.tokenizer.encode(text)[: MAX_IDS // 4])
             most = min(MAX_IDS - len(prompt), MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(prompt))
             ids, _ = decode(parts.engine, prompt, SamplingSpec(seed=index), most)

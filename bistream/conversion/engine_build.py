@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bistream.config import RuntimeConfig
 from bistream.conversion import tensorrt_llm_library
-from bistream.conversion.merged import ARCHITECTURE
+from bistream.conversion.merged import ARCHITECTURES
 from bistream.errors import CheckpointError, ConfigError
 from bistream.text2token.tensorrt_llm.contract import VERSION
 
@@ -35,24 +35,24 @@ class EngineSizes:
         return cls(config.max_sessions, config.max_session_tokens, max(LEAST_STEP_TOKENS, config.max_session_tokens))
 
 
-def checkpoint_dtype(checkpoint: Path) -> str:
-    """The type of a TensorRT-LLM checkpoint. Raises ``CheckpointError`` where ``checkpoint`` is none, or one without the head's bias."""
+def read_kind(checkpoint: Path) -> tuple[str, str]:
+    """Type and architecture of a TensorRT-LLM checkpoint. Raises ``CheckpointError`` where it is none, or has lost the head's bias."""
     try:
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        dtype, architecture = str(config["dtype"]), config["architecture"]
+        dtype, architecture = str(config["dtype"]), str(config["architecture"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{checkpoint} is no TensorRT-LLM checkpoint ({type(error).__name__}); make one: convert_checkpoint.py tensorrt_llm."
         ) from error
-    if architecture != ARCHITECTURE:
+    if architecture not in ARCHITECTURES:
         raise CheckpointError(
             f"{checkpoint} is a checkpoint of {architecture}, without the bias of the speech head: its engine would sample text ids; "
             "make it with convert_checkpoint.py tensorrt_llm."
         )
-    return dtype
+    return dtype, architecture
 
 
-def build_options(sizes: EngineSizes, dtype: str, workers: int) -> dict[str, str]:
+def build_options(sizes: EngineSizes, dtype: str, architecture: str, workers: int) -> dict[str, str]:
     """Options of ``trtllm-build`` with their values; blocks of the cache can be used again only with paged context attention."""
     options = {
         "max_batch_size": str(sizes.max_batch_size),
@@ -64,7 +64,7 @@ def build_options(sizes: EngineSizes, dtype: str, workers: int) -> dict[str, str
         "kv_cache_type": "paged",
         "tokens_per_block": str(TOKENS_PER_BLOCK),
         "model_cls_file": str(MODEL_FILE),
-        "model_cls_name": ARCHITECTURE,
+        "model_cls_name": architecture,
         "workers": str(workers),
     }
     if dtype != "float32":  # its kernels are for 16 bit
@@ -99,7 +99,7 @@ def build(checkpoint: Path, out: Path, sizes: EngineSizes, workers: int) -> None
 
     Raises ``ConfigError`` for an option that this version does not have or a build that failed, and ``CheckpointError``.
     """
-    options = build_options(sizes, checkpoint_dtype(checkpoint), workers)
+    options = build_options(sizes, *read_kind(checkpoint), workers)
     builder = find_builder()
     missing = sorted(set(options) - known_options(builder))
     if missing:

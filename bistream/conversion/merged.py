@@ -1,9 +1,9 @@
 """``llm.pt`` to the merged Hugging Face checkpoint, and back.
 
-The head of the merged checkpoint has a bias: that of the speech head on its rows, minus infinity on all others, whose weights are zero. A
-Qwen2 head has none, so a loader of plain Qwen2 models would drop it and sample text ids. Therefore ``config.json`` names the architecture
-``CosyVoice2ForCausalLM`` (as upstream's class for vLLM; TensorRT-LLM refuses a name that it does not know), and the folder brings the
-class for ``transformers`` (``modeling_cosyvoice2.py``), which is loaded with ``trust_remote_code=True``.
+The head of the merged checkpoint has a bias: that of the speech head (CosyVoice3's has none: zero) on the rows that can be sampled, minus
+infinity on all others. A Qwen2 head has none, so a loader of plain Qwen2 models would drop it and sample text ids. So ``config.json``
+names an architecture of the family (``CosyVoice2ForCausalLM`` as upstream's class for vLLM; TensorRT-LLM refuses a name that it does not
+know), and the folder brings the class for ``transformers`` (``modeling_*.py``), which is loaded with ``trust_remote_code=True``.
 """
 
 from __future__ import annotations
@@ -18,50 +18,66 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoint import check_state_dict, find_file, load_state_dict, read_config
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoint_config import CheckpointConfig, LanguageModelConfig
 from bistream.conversion.records import PARTIAL_SUFFIX
 from bistream.conversion.safetensors_files import FILE_NAME as WEIGHTS_NAME
 from bistream.conversion.safetensors_files import load_tensors, save_tensors
 from bistream.conversion.tokenizer_files import write_tokenizer_files
-from bistream.conversion.vocabulary import NUM_STOP_IDS, MergedVocabulary
+from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.errors import CheckpointError
+from bistream.family import FAMILIES, Family
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.weights import BODY, FILE_NAME, expected_shapes
 
-ARCHITECTURE = "CosyVoice2ForCausalLM"
-MODELING_FILE = Path(__file__).with_name("modeling_cosyvoice2.py")
 EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
 TEXT_EMBEDDING, TEXT_HEAD = f"{BODY}.embed_tokens.weight", "llm.model.lm_head.weight"
 
 
+def architecture_of(family: Family) -> str:
+    """``architectures`` in ``config.json``, and the name of the class in ``modeling_file``."""
+    return f"{family.title}ForCausalLM"
+
+
+ARCHITECTURES = tuple(map(architecture_of, FAMILIES))
+
+
+def modeling_file(family: Family) -> Path:
+    return Path(__file__).with_name(f"modeling_{family.name}.py")
+
+
 def vocabulary_of(model_dir: Path, config: LanguageModelConfig) -> MergedVocabulary:
     """The merged vocabulary of a model directory. Raises ``CheckpointError`` for a tokenizer that is damaged or too large."""
-    if not config.head_has_bias:
-        raise CheckpointError(
-            "The language model's head has no bias, as CosyVoice3's; conversion knows CosyVoice2 alone: serve this one with engine torch."
-        )
     text_size = TextTokenizer.from_model_dir(model_dir).size
     if text_size > config.text_vocab_size:
         raise CheckpointError(
             f"The tokenizer files have {text_size} ids, but CosyVoice-BlankEN/config.json gives vocab_size {config.text_vocab_size}; "
             "use files that belong together."
         )
-    return MergedVocabulary(text_size, config.speech_token_size)
+    return MergedVocabulary(text_size, config.speech_token_size, config.rows)
 
 
 def merged_state(state: Mapping[str, Tensor], vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Tensor]:
     """The merged state dict of a checked ``llm.pt``. Rows of the text embedding beyond the tokenizer are left out: no text has them."""
     hidden = state["llm_decoder.weight"].shape[1]
-    rows = slice(vocabulary.speech_offset, vocabulary.speech_offset + vocabulary.head_rows)
+    stored, scored = _stored_rows(vocabulary), _scored_rows(vocabulary)
     embedding = torch.zeros(vocabulary.size, hidden, dtype=dtype)
     embedding[: vocabulary.text_size] = state[TEXT_EMBEDDING][: vocabulary.text_size]
-    embedding[rows] = state["speech_embedding.weight"]
-    embedding[vocabulary.sos : vocabulary.task + 1] = state["llm_embedding.weight"]
+    embedding[stored] = state["speech_embedding.weight"]
+    if vocabulary.rows.have_own_table:
+        embedding[vocabulary.sos : vocabulary.task + 1] = state["llm_embedding.weight"]
     head, bias = torch.zeros_like(embedding), torch.full((vocabulary.size,), float("-inf"), dtype=dtype)
-    head[rows] = state["llm_decoder.weight"]
-    bias[rows] = state["llm_decoder.bias"]
+    head[stored] = state["llm_decoder.weight"]
+    bias[scored] = state.get("llm_decoder.bias", torch.zeros(vocabulary.head_rows))
     body = {_merged_key(key): tensor.to(dtype).contiguous() for key, tensor in state.items() if _is_body(key)}
     return {EMBEDDING: embedding, **body, HEAD: head, HEAD_BIAS: bias}
+
+
+def _stored_rows(vocabulary: MergedVocabulary) -> slice:
+    return slice(vocabulary.speech_offset, vocabulary.speech_offset + vocabulary.stored_rows)
+
+
+def _scored_rows(vocabulary: MergedVocabulary) -> slice:
+    return slice(vocabulary.speech_offset, vocabulary.speech_offset + vocabulary.head_rows)
 
 
 def _is_body(key: str) -> bool:
@@ -79,22 +95,25 @@ def split_state(
     """``llm.pt`` of a merged state dict, float32: the inverse of ``merged_state``.
 
     unused_rows [text_vocab_size - text_size, hidden]: rows of the text embedding that the merged checkpoint has no place for; zero where
-    they are not given. Raises ``CheckpointError`` for a merged checkpoint of other sizes or without the head's bias.
+    they are not given. Raises ``CheckpointError`` for a merged checkpoint of other sizes, without the head's bias, or with one that
+    ``llm.pt`` has no place for.
     """
     _check_merged(merged, config, vocabulary)
-    rows = slice(vocabulary.speech_offset, vocabulary.speech_offset + vocabulary.head_rows)
+    stored, scored = _stored_rows(vocabulary), _scored_rows(vocabulary)
     text = torch.zeros(config.text_vocab_size, config.hidden_size)
     text[: vocabulary.text_size] = merged[EMBEDDING][: vocabulary.text_size]
     if unused_rows is not None:
         text[vocabulary.text_size :] = unused_rows
     state = {
-        "llm_embedding.weight": merged[EMBEDDING][vocabulary.sos : vocabulary.task + 1].float().clone(),
-        "speech_embedding.weight": merged[EMBEDDING][rows].float().clone(),
-        "llm_decoder.weight": merged[HEAD][rows].float().clone(),
-        "llm_decoder.bias": merged[HEAD_BIAS][rows].float().clone(),
+        "speech_embedding.weight": merged[EMBEDDING][stored].float().clone(),
+        "llm_decoder.weight": merged[HEAD][stored].float().clone(),
         TEXT_EMBEDDING: text,
         TEXT_HEAD: text,  # one storage under two keys, as in the released file
     }
+    if vocabulary.rows.have_own_table:
+        state["llm_embedding.weight"] = merged[EMBEDDING][vocabulary.sos : vocabulary.task + 1].float().clone()
+    if config.head_has_bias:
+        state["llm_decoder.bias"] = merged[HEAD_BIAS][scored].float().clone()
     return state | {f"llm.model.{key}": tensor.float() for key, tensor in merged.items() if key not in (EMBEDDING, HEAD, HEAD_BIAS)}
 
 
@@ -108,13 +127,19 @@ def _check_merged(merged: Mapping[str, Tensor], config: LanguageModelConfig, voc
     size = (vocabulary.size, config.hidden_size)
     shapes |= {EMBEDDING: size, HEAD: size, HEAD_BIAS: (vocabulary.size,)}
     check_state_dict("the merged checkpoint", merged, shapes)
+    if not config.head_has_bias and merged[HEAD_BIAS][_scored_rows(vocabulary)].any():
+        raise CheckpointError(
+            f"{HEAD_BIAS} of the merged checkpoint was trained, and llm.pt of this family has no place for it; load the checkpoint with "
+            "trust_remote_code=True before training, so that the bias stays as it is."
+        )
 
 
-def merged_config(config: LanguageModelConfig, vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Any]:
+def merged_config(checkpoint: CheckpointConfig, vocabulary: MergedVocabulary, dtype: torch.dtype) -> dict[str, Any]:
     """``config.json``, with the keys of transformers 4 (TensorRT-LLM 1.2 reads those), which version 5 reads too."""
+    config, architecture = checkpoint.language_model, architecture_of(checkpoint.family)
     return {
-        "architectures": [ARCHITECTURE],
-        "auto_map": {"AutoModelForCausalLM": f"{MODELING_FILE.stem}.{ARCHITECTURE}"},
+        "architectures": [architecture],
+        "auto_map": {"AutoModelForCausalLM": f"{modeling_file(checkpoint.family).stem}.{architecture}"},
         "attention_dropout": 0.0,
         "bos_token_id": vocabulary.sos,
         "eos_token_id": vocabulary.eos,
@@ -144,7 +169,7 @@ def generation_config(config: LanguageModelConfig, vocabulary: MergedVocabulary)
     return {
         "bos_token_id": vocabulary.sos,
         "do_sample": True,
-        "eos_token_id": [vocabulary.eos + index for index in range(NUM_STOP_IDS)],
+        "eos_token_id": vocabulary.stop_ids,
         "temperature": 1.0,
         "top_k": config.top_k,
         "top_p": config.top_p,
@@ -153,18 +178,19 @@ def generation_config(config: LanguageModelConfig, vocabulary: MergedVocabulary)
 
 def write_merged(model_dir: Path, out: Path, dtype: torch.dtype) -> MergedVocabulary:
     """Write the merged checkpoint of ``model_dir`` into the existing folder ``out``. Raises ``CheckpointError`` naming a bad file."""
-    config = read_config(model_dir).language_model
+    checkpoint = read_config(model_dir)
+    config, modeling = checkpoint.language_model, modeling_file(checkpoint.family)
     vocabulary = vocabulary_of(model_dir, config)
     state = load_state_dict(find_file(model_dir, FILE_NAME))
     check_state_dict(FILE_NAME, state, expected_shapes(config))
     save_tensors(merged_state(state, vocabulary, dtype), out / WEIGHTS_NAME)
     for name, values in (
-        ("config.json", merged_config(config, vocabulary, dtype)),
+        ("config.json", merged_config(checkpoint, vocabulary, dtype)),
         ("generation_config.json", generation_config(config, vocabulary)),
     ):
         (out / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     write_tokenizer_files(model_dir, vocabulary, out)
-    shutil.copyfile(MODELING_FILE, out / MODELING_FILE.name)
+    shutil.copyfile(modeling, out / modeling.name)
     return vocabulary
 
 

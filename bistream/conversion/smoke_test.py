@@ -77,7 +77,7 @@ def compiled_decoder(engine_dir: Path, vocabulary: MergedVocabulary, space: Toke
         ) from error
     llm = llm_class(model=str(engine_dir), skip_tokenizer_init=True)
     ids_of = vocabulary.ids(space)
-    stops = ids_of.to_merged(space.specials)
+    end_id, *others = vocabulary.stop_ids
 
     def own(merged_id: int) -> int:
         token_id = ids_of.from_merged(merged_id)
@@ -86,9 +86,7 @@ def compiled_decoder(engine_dir: Path, vocabulary: MergedVocabulary, space: Toke
         return token_id
 
     def decode(prompt: Sequence[int], max_new_ids: int) -> tuple[list[int], int | None]:
-        sampling = sampling_class(
-            end_id=stops[0], pad_id=stops[0], stop_token_ids=stops[1:], max_tokens=max_new_ids, top_k=1, detokenize=False
-        )
+        sampling = sampling_class(end_id=end_id, pad_id=end_id, stop_token_ids=others, max_tokens=max_new_ids, top_k=1, detokenize=False)
         (completion,) = llm.generate([ids_of.to_merged(prompt)], sampling)[0].outputs
         ids = [own(merged_id) for merged_id in completion.token_ids]
         if ids and ids[-1] in space.specials:

@@ -1,4 +1,4 @@
-"""The model class with which ``trtllm-build`` builds the engine: TensorRT-LLM's Qwen2 with a bias at its head.
+"""The model classes with which ``trtllm-build`` builds the engine: TensorRT-LLM's Qwen2 with a bias at its head.
 
 ``trtllm-build --model_cls_file`` loads this file, so it imports nothing of bistream. Never run: no machine with TensorRT-LLM was available.
 Read in NVIDIA/TensorRT-LLM, tensorrt_llm/models/qwen/model.py at 04a2cac.
@@ -24,3 +24,7 @@ class CosyVoice2ForCausalLM(QWenForCausalLM):  # type: ignore[misc]  # has no ty
                 tp_size=config.mapping.tp_size,
                 gather_output=True,
             )
+
+
+class CosyVoice3ForCausalLM(CosyVoice2ForCausalLM):
+    """The same network: its bias is zero for every id that may be sampled."""

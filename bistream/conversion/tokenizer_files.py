@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
 from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.conversion.vocabulary import SPECIAL_TOKENS, MergedVocabulary
+from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.text.tokenizer import TextTokenizer, make_pre_tokenizer
 
 # Upstream's: the user's text between the two special vectors, the assistant's speech tokens after them.
@@ -38,7 +38,7 @@ def write_tokenizer_files(model_dir: Path, vocabulary: MergedVocabulary, out: Pa
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     added = vocabulary.added_tokens()
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
-    assert tokenizer.token_to_id(SPECIAL_TOKENS[-1]) == vocabulary.task, "the ids of the added tokens do not follow the text ids"
+    assert tokenizer.token_to_id("<|task_id|>") == vocabulary.task, "the ids of the added tokens do not follow the text ids"
     tokenizer.save(str(out / "tokenizer.json"))
     config = _config(json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8")), text.special_tokens, vocabulary)
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
+from bistream.family import Family
+from bistream.text.prompt_form import make_prompt_form, own_instruction
 from bistream.text2token.engine import Engine, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.factory import LanguageModelParts, load_parts
 
@@ -36,6 +38,12 @@ class _Collector:
         if self.result.end is TurnEnd.ERROR:
             raise EngineError(self.result.error or "The engine failed; look at its log.")
         return self.result
+
+
+def told(family: Family, text: str) -> str:
+    """The text behind the instruction that the family's prompts need, if they need one and it does not begin with one."""
+    own, _ = own_instruction(family.default_instruction, text.encode())
+    return text if own else make_prompt_form(family.default_instruction, "", "").instruction + text
 
 
 def prompt_of(space: TokenSpace, text_ids: Sequence[int]) -> list[int]:

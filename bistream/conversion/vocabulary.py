@@ -1,20 +1,24 @@
 """The vocabulary of the merged checkpoint, as it is written; ``MergedIds`` maps between it and the engines' ids. Pure.
 
-They are upstream's (CosyVoice, examples/grpo/cosyvoice2/pretrained_to_huggingface.py): text ids as they are, then the speech tokens,
-the three stop ids and the two special vectors; the vocabulary is padded to a multiple of 128. For the released tokenizer of 151663 ids
-the first speech token is 151663, eos 158224, fill 158226, start of sequence 158227 and task 158228, of 158336 rows.
+It is upstream's: text ids as they are, then the speech tokens and the ids behind them in the family's order; padded to a multiple of 128.
+
+| | CosyVoice2 | CosyVoice3 |
+|---|---|---|
+| in FunAudioLLM/CosyVoice | examples/grpo/cosyvoice2/pretrained_to_huggingface.py | runtime/…/convert_cosyvoice3_to_hf.py |
+| text ids of the released tokenizer, and first speech token | 151663 | 151924 |
+| eos, fill, sos, task | 158224, 158226, 158227, 158228 | 158486, 158488, 158485, 158487 |
+| rows without a meaning, then padding | none, 158229 to 158335 | 158489 to 158684, 158685 to 158719 |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bistream.family import SpeechRows
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
 
 PADDING = 128
-NUM_STOP_IDS = 3  # eos, a second stop id, fill
-SPECIAL_TOKENS = ("<|eos1|>", "<|eos2|>", "<|eos3|>", "<|sos|>", "<|task_id|>")  # after the speech tokens; eos3 is fill
 
 
 def speech_token_text(token: int) -> str:
@@ -28,6 +32,7 @@ class MergedVocabulary:
 
     text_size: int
     speech_token_size: int
+    rows: SpeechRows
 
     @property
     def speech_offset(self) -> int:
@@ -35,34 +40,50 @@ class MergedVocabulary:
 
     @property
     def head_rows(self) -> int:
-        """Rows of the speech head, from ``speech_offset`` on."""
-        return self.speech_token_size + NUM_STOP_IDS
+        """Rows of the speech head that can be sampled, from ``speech_offset`` on."""
+        return self.speech_token_size + self.rows.num_scored
 
     @property
-    def eos(self) -> int:
+    def stored_rows(self) -> int:
+        """Rows of the checkpoint's speech embedding and head, from ``speech_offset`` on."""
+        return self.speech_token_size + self.rows.num_stored
+
+    @property
+    def first_special(self) -> int:
         return self.speech_offset + self.speech_token_size
 
     @property
+    def eos(self) -> int:
+        return self.first_special + self.rows.eos
+
+    @property
     def fill(self) -> int:
-        return self.eos + 2
+        return self.first_special + self.rows.fill
 
     @property
     def sos(self) -> int:
-        return self.eos + NUM_STOP_IDS
+        return self.first_special + self.rows.sos
 
     @property
     def task(self) -> int:
-        return self.sos + 1
+        return self.first_special + self.rows.task
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The ids that end what is sampled, eos first."""
+        ids = range(self.first_special, self.first_special + self.rows.num_scored)
+        return sorted(ids, key=lambda merged_id: (merged_id != self.eos, merged_id))
 
     @property
     def size(self) -> int:
         """Rows of embedding and head, padding included."""
-        return -(-(self.task + 1) // PADDING) * PADDING
+        return -(-(self.speech_offset + len(self.added_tokens())) // PADDING) * PADDING
 
     def ids(self, space: TokenSpace) -> MergedIds:
         """Between ids of the engines' space and those of the merged checkpoint."""
         return MergedIds(space, self.speech_offset, self.size)
 
     def added_tokens(self) -> list[str]:
-        """The strings of the ids from ``speech_offset`` on, in order."""
-        return [*map(speech_token_text, range(self.speech_token_size)), *SPECIAL_TOKENS]
+        """The strings of the ids from ``speech_offset`` on, in order; a row without a meaning is named like a speech token."""
+        unused = range(self.speech_token_size + len(self.rows.names), self.stored_rows)
+        return [*map(speech_token_text, range(self.speech_token_size)), *self.rows.names, *map(speech_token_text, unused)]

@@ -1,41 +1,54 @@
-"""The same server with a directory of CosyVoice3: pieces, whole texts, instructions, a cancel, and the golden utterance before all."""
+"""The same server with a directory of CosyVoice3: pieces, whole texts, manners, voice conversion, a cancel, upstream's clients, and the
+golden utterance before all."""
 
 from __future__ import annotations
 
+import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
 from bistream.errors import CancelledError
+from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.types import FloatArray
-from scripts.make_checkpoint import make_checkpoint
 from tests.triton.conftest import make_repository
 from tests.triton.keeper import Keeper
-from tests.triton.requests import Stream
+from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
+from tests.triton.upstream_clients import MODEL3, ask_over_http, ask_statistics, infer_offline, stream_each
 
 WORDS = [b"Hello ", b"there, ", b"this is ", b"one more ", b"test."]
 TEXT = b"".join(WORDS)
+PRESET = "001"
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+def model_dir(tmp_path_factory: pytest.TempPathFactory, tiny_cosyvoice3_dir: Path, tiny_model_dir: Path) -> Path:
+    """With a table of presets, which is not released for CosyVoice3 but made by upstream's library for both families."""
+    made = Path(shutil.copytree(tiny_cosyvoice3_dir, tmp_path_factory.mktemp("model") / "tiny"))
+    shutil.copy(tiny_model_dir / "spk2info.pt", made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Keeper]:
     folder = tmp_path_factory.mktemp("cosyvoice3")
-    make_checkpoint(folder / "tiny", "tiny", seed=0, family="cosyvoice3")
-    with Keeper(make_repository(folder, folder / "tiny"), "--state-dir", str(folder / "state"), golden=True) as found:
+    with Keeper(make_repository(folder, model_dir), "--state-dir", str(folder / "state"), golden=True) as found:
         yield found
 
 
-def say_in_pieces(stream: Stream, voice: Voice) -> FloatArray:
+def say_in_pieces(stream: Stream, voice: Voice, words: Sequence[bytes] = WORDS) -> FloatArray:
     session_id = uuid.uuid4().hex
-    start = stream.send(MODEL, session_id=session_id, target_text=WORDS[0], is_end=False, seed=7, **voice)
-    for word in WORDS[1:]:
-        stream.receive(stream.send(MODEL, session_id=session_id, target_text=word, is_start=False, is_end=word is WORDS[-1]))
+    start = stream.send(MODEL, session_id=session_id, target_text=words[0], is_end=False, seed=7, **voice)
+    for word in words[1:]:
+        stream.receive(stream.send(MODEL, session_id=session_id, target_text=word, is_start=False, is_end=word is words[-1]))
     answer = stream.receive(start)
-    check_audio(answer, len(TEXT))
+    check_audio(answer, len(b"".join(words)))
     return answer.waveform
 
 
@@ -57,6 +70,47 @@ def test_a_whole_text_with_an_instruction_and_without_a_transcript(keeper: Keepe
     with Stream(keeper.grpc_url) as stream:
         check_audio(stream.receive(stream.send(MODEL, target_text=TEXT, instruct_text="Speak slowly.", **voice)), len(TEXT))
         check_audio(stream.receive(stream.send(MODEL, target_text=TEXT, is_cross_lingual=True, **foreign)), len(TEXT))
+
+
+@pytest.mark.parametrize(
+    "manner",
+    [
+        {"instruct_text": "Speak slowly."},
+        {"is_cross_lingual": True},
+        {"speaker_id": PRESET},
+        {"speaker_id": PRESET, "instruct_text": "Loudly.<|endofprompt|>"},
+    ],
+    ids=["instructed", "cross-lingual", "preset", "preset, instructed"],
+)
+def test_text_in_pieces_in_every_manner(keeper: Keeper, voice: Voice, manner: dict[str, Any]) -> None:
+    with Stream(keeper.grpc_url) as stream:
+        told = manner if "speaker_id" in manner else {**voice, **manner}
+        assert say_in_pieces(stream, told, [b"Hi", b"."]).size % SAMPLES_PER_TOKEN == 0
+
+
+@pytest.mark.parametrize("model", [MODEL, "cosyvoice2"])
+def test_a_recording_is_converted(keeper: Keeper, voice: Voice, model: str) -> None:
+    source = np.tile(voice["reference_wav"], 3)[:, ::-1].copy()
+    answer = ask(keeper.grpc_url, model, source_wav=source, reference_wav=voice["reference_wav"])
+    assert answer.error is None and answer.finals == 1 and len(answer.outputs) > 1
+    assert answer.waveform.size == source.size // 640 * SAMPLES_PER_TOKEN
+
+
+def test_upstreams_client_streams_under_its_own_name(keeper: Keeper, voice: Voice) -> None:
+    before = ask_statistics(keeper.grpc_url, MODEL3)
+    spoken = stream_each(keeper.grpc_url, voice["reference_wav"][0], "A reference.", ["Hi.", "You."], MODEL3)
+    assert all(audio.ndim == 1 and audio.size > 0 and np.isfinite(audio).all() for audio in spoken)
+    assert ask_statistics(keeper.grpc_url, MODEL3) >= before + len(spoken)  # the keeper's probes count too
+
+
+def test_upstreams_clients_work_offline_under_its_own_name(tmp_path: Path, model_dir: Path, voice: Voice) -> None:
+    recording = voice["reference_wav"][0]
+    with Keeper(make_repository(tmp_path, model_dir, None, **{"cosyvoice2.decoupled_mode": "False"})) as offline:
+        over_grpc = infer_offline(offline.grpc_url, recording, "A reference.", "Hi.", MODEL3)
+        over_http = ask_over_http(offline.http_url, recording, "A reference.", "Hi.", MODEL3)
+        assert over_grpc.ndim == over_http.ndim == 1 and over_grpc.size == over_http.size > 0
+        offline.signal()
+        offline.check_end()
 
 
 def test_a_session_is_cancelled(keeper: Keeper, voice: Voice) -> None:

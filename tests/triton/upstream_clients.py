@@ -1,5 +1,7 @@
 """The calls of upstream's clients (FunAudioLLM/CosyVoice, runtime/triton_trtllm/client_grpc.py and client_http.py): the same methods of
-``tritonclient``, tensors, padding, ids and JSON, and the same way to read the answers."""
+``tritonclient``, tensors, padding, ids and JSON, and the same way to read the answers.
+
+model: ``cosyvoice2`` or ``cosyvoice3``, as their option ``--model-name`` says."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype
 
 MODEL = "cosyvoice2"
+MODEL3 = "cosyvoice3"  # the default of client_http.py
 SAMPLE_RATE = 16000
 STREAMING_PADDING_S, OFFLINE_PADDING_S = 10, 1
 ANSWER_TIMEOUT_S = 240.0  # decides nothing on a working server
@@ -42,7 +45,9 @@ def tensors(client: Any, waveform: NDArray[np.float32], transcript: str, text: s
     return inputs
 
 
-def stream_each(url: str, waveform: NDArray[np.float32], transcript: str, texts: list[str]) -> list[NDArray[np.float32]]:
+def stream_each(
+    url: str, waveform: NDArray[np.float32], transcript: str, texts: list[str], model: str = MODEL
+) -> list[NDArray[np.float32]]:
     """One text after the other on one stream. The response with the final flag is not looked at for audio."""
     client = triton.InferenceServerClient(url=url, verbose=False)
     answers: queue.Queue[Any] = queue.Queue()
@@ -51,7 +56,7 @@ def stream_each(url: str, waveform: NDArray[np.float32], transcript: str, texts:
     for text in texts:
         inputs = tensors(triton, waveform, transcript, text, STREAMING_PADDING_S)
         outputs = [triton.InferRequestedOutput("waveform")]
-        client.async_stream_infer(MODEL, inputs, request_id=str(uuid.uuid4()), outputs=outputs, enable_empty_final_response=True)
+        client.async_stream_infer(model, inputs, request_id=str(uuid.uuid4()), outputs=outputs, enable_empty_final_response=True)
         chunks = []
         while True:
             answer = answers.get(timeout=ANSWER_TIMEOUT_S)
@@ -66,27 +71,27 @@ def stream_each(url: str, waveform: NDArray[np.float32], transcript: str, texts:
     return spoken
 
 
-def ask_statistics(url: str) -> int:
+def ask_statistics(url: str, model: str = MODEL) -> int:
     """What the benchmark asks before and after its requests, of all models in one question; the number of requests so far."""
 
     async def ask() -> int:
         client = triton_aio.InferenceServerClient(url=url, verbose=False)
         statistics = await client.get_inference_statistics(model_name="", as_json=True)
-        config = await client.get_model_config(model_name=MODEL, as_json=True)
+        config = await client.get_model_config(model_name=model, as_json=True)
         await client.close()
         assert config["config"]["name"] == MODEL
-        (model,) = [one for one in statistics["model_stats"] if one["name"] == MODEL]
-        return int(model.get("inference_stats", {}).get("success", {}).get("count", 0))
+        (found,) = [one for one in statistics["model_stats"] if one["name"] == MODEL]
+        return int(found.get("inference_stats", {}).get("success", {}).get("count", 0))
 
     return asyncio.run(ask())
 
 
-def infer_offline(url: str, waveform: NDArray[np.float32], transcript: str, text: str) -> NDArray[np.float32]:
+def infer_offline(url: str, waveform: NDArray[np.float32], transcript: str, text: str, model: str = MODEL) -> NDArray[np.float32]:
     async def infer() -> NDArray[np.float32]:
         client = triton_aio.InferenceServerClient(url=url, verbose=False)
         inputs = tensors(triton_aio, waveform, transcript, text, OFFLINE_PADDING_S)
         outputs = [triton_aio.InferRequestedOutput("waveform")]
-        response = await client.infer(MODEL, inputs, request_id="100000000", outputs=outputs)
+        response = await client.infer(model, inputs, request_id="100000000", outputs=outputs)
         await client.close()
         audio: NDArray[np.float32] = response.as_numpy("waveform").reshape(-1)
         return audio
@@ -94,7 +99,7 @@ def infer_offline(url: str, waveform: NDArray[np.float32], transcript: str, text
     return asyncio.run(infer())
 
 
-def ask_over_http(server: str, waveform: NDArray[np.float32], transcript: str, text: str) -> NDArray[np.float32]:
+def ask_over_http(server: str, waveform: NDArray[np.float32], transcript: str, text: str, model: str = MODEL) -> NDArray[np.float32]:
     """Without padding, every sample as a decimal number of full length."""
     data = {
         "inputs": [
@@ -105,7 +110,7 @@ def ask_over_http(server: str, waveform: NDArray[np.float32], transcript: str, t
         ]
     }
     request = urllib.request.Request(
-        f"http://{server}/v2/models/{MODEL}/infer?request_id=0",
+        f"http://{server}/v2/models/{model}/infer?request_id=0",
         data=json.dumps(data).encode(),
         headers={"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate", "Accept": "*/*"},
     )

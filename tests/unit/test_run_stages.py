@@ -14,8 +14,8 @@ RECORDER = """#!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
   *--fail-here*) exit 1 ;;
-  *convert_checkpoint.py*huggingface*) mkdir -p "$BUILD/cosyvoice2_llm" && touch "$BUILD/cosyvoice2_llm/config.json" ;;
-  *make_checkpoint.py*) mkdir -p "$BUILD/tiny_checkpoint" && touch "$BUILD/tiny_checkpoint/llm.pt" ;;
+  *convert_checkpoint.py*huggingface*) mkdir -p "$6" && touch "$6/config.json" ;;
+  *make_checkpoint.py*) out="${*: -1}" && mkdir -p "$out" && touch "$out/llm.pt" ;;
 esac
 """
 
@@ -111,6 +111,17 @@ def test_tensorrt_llm_is_converted_checked_and_tested(stages: Stages) -> None:
     ]
     _, calls, _ = stages.run("2", "2", PROFILE="tensorrt_llm")
     assert any("--profile tensorrt_llm" in call and f"--set engine_dir={merged}" in call for call in calls)
+
+
+def test_without_a_directory_the_family_is_asked_for(stages: Stages) -> None:
+    other = {"PROFILE": "tensorrt_llm", "FAMILY": "cosyvoice3"}
+    status, calls, _ = stages.run("1", "2", **other)
+    tiny, merged = f"{stages.build}/tiny_cosyvoice3", f"{stages.build}/cosyvoice3_llm"
+    assert status == 0 and calls[0] == f"scripts/make_checkpoint.py --size tiny --family cosyvoice3 {tiny}"
+    assert calls[1] == f"scripts/convert_checkpoint.py huggingface --model-dir {tiny} --out {merged} --dtype bfloat16"
+    assert f"--model-dir {tiny}" in calls[-1] and f"--set engine_dir={merged}" in calls[-1]
+    status, calls, error = stages.run("2", "2", FAMILY="cosyvoice1")
+    assert (status, calls) == (1, []) and "set it to cosyvoice2 or cosyvoice3" in error
 
 
 def test_an_engine_is_built_on_request(stages: Stages) -> None:

@@ -105,8 +105,8 @@ def test_a_wrong_value_is_one_sentence(variables: dict[str, str], sentence: str)
     ("variables", "sentence"),
     [
         ({"PROFILE": "jax"}, "PROFILE is 'jax'; it is one of tensorrt_llm, torch."),
-        ({"MODEL_DIR": ""}, "MODEL_DIR is not set; it is the folder of CosyVoice2-0.5B."),
-        ({"MODEL_DIR": "/nowhere"}, "MODEL_DIR is /nowhere, where there is no folder; mount CosyVoice2-0.5B there."),
+        ({"MODEL_DIR": ""}, "MODEL_DIR is not set; it is the folder of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512."),
+        ({"MODEL_DIR": "/nowhere"}, "MODEL_DIR is /nowhere, where there is no folder; mount the checkpoint there."),
     ],
 )
 def test_so_is_a_wrong_value_of_the_names_that_run_sh_has(variables: dict[str, str], sentence: str) -> None:

@@ -1,8 +1,8 @@
 """The merged Hugging Face checkpoint that TensorRT-LLM loads (``engine_dir``), and its ids.
 
-One vocabulary holds text, speech and the two special vectors, because TensorRT-LLM takes ids only: text ids as they are, then from
-``speech_offset`` on the rows of the speech head and ``sos`` and ``task``, in ``TokenSpace``'s order (scripts/convert_checkpoint.py).
-The head has a bias, minus infinity where no speech row is, so the bias itself tells where those rows lie.
+One vocabulary holds text and all else that a sequence can hold, because TensorRT-LLM takes ids only: text ids as they are, then from
+``speech_offset`` on what follows them in ``TokenSpace``, in its order (scripts/convert_checkpoint.py). The head has a bias, minus infinity
+for every id that must not be sampled, so the bias itself tells where the speech rows lie.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_merged_ids(engine_dir: str | Path, space: TokenSpace) -> MergedIds:
     if is_tied:
         raise CheckpointError(f"The merged checkpoint ties its head to its embedding, so it has no speech head; {CONVERT}.")
     speech_offset = _first_speech_row(_read_head_bias(folder), space)
-    if speech_offset + space.speech_token_size + len(space.specials) + 2 > vocab_size:  # sos and task
+    if speech_offset + space.size - space.speech_offset > vocab_size:
         raise CheckpointError(f"The merged checkpoint's vocabulary of {vocab_size} ids ends before its special ids; {CONVERT}.")
     return MergedIds(space, speech_offset, vocab_size)
 

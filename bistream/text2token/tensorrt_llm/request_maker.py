@@ -57,7 +57,8 @@ class RequestMaker:
 
     def arguments(self, prompt: list[int], request: Request, spec: SamplingSpec) -> dict[str, Any]:
         """Those of ``LLM.generate_async``; prompt: the whole sequence, merged ids."""
-        end_id, *others = self._ids.to_merged(self._ids.space.specials)
+        space = self._ids.space
+        (end_id,), others = self._ids.to_merged([space.eos]), self._ids.to_merged(sorted(space.specials_but(space.eos)))
         sampling = self._api.SamplingParams(
             end_id=end_id,
             pad_id=end_id,

@@ -35,6 +35,7 @@ def test_info_names_the_server_and_its_tensors(server: list[str], capsys: pytest
     assert main(["info", *server, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["models"]) == set(MODELS) and found["server"]["name"]
+    assert found["model_family"] == "cosyvoice2"
     assert main(["info", *server]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in MODELS)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,24 +16,41 @@ from hypothesis import strategies as st
 
 from bistream.checkpoint import QWEN_DIRECTORY, load_state_dict, read_config
 from bistream.checkpoint_config import LanguageModelConfig
-from bistream.conversion.merged import ARCHITECTURE, HEAD, HEAD_BIAS, merged_state, split_state, write_llm_pt, write_merged
+from bistream.conversion.merged import (
+    HEAD,
+    HEAD_BIAS,
+    architecture_of,
+    merged_state,
+    split_state,
+    vocabulary_of,
+    write_llm_pt,
+    write_merged,
+)
 from bistream.conversion.safetensors_files import load_tensors, save_tensors
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.errors import CheckpointError
+from bistream.family import COSYVOICE2, COSYVOICE3
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import load_weights
 from tests.unit.text2token.tiny import CONFIG, random_state
 
-RELEASED = MergedVocabulary(text_size=151_663, speech_token_size=6561)
+RELEASED = MergedVocabulary(text_size=151_663, speech_token_size=6561, rows=COSYVOICE2.rows)
+RELEASED3 = MergedVocabulary(text_size=151_924, speech_token_size=6561, rows=COSYVOICE3.rows)
+CONFIGS = {"cosyvoice2": CONFIG, "cosyvoice3": replace(CONFIG, rows=COSYVOICE3.rows, head_has_bias=False)}
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDING = 1e-4  # float32 sums in another order; the scores are of size 10
 
 
+@pytest.fixture(scope="module", params=("cosyvoice2", "cosyvoice3"))
+def model_dir(request: pytest.FixtureRequest, tiny_model_dir: Path, tiny_cosyvoice3_dir: Path) -> Path:
+    return tiny_model_dir if request.param == "cosyvoice2" else tiny_cosyvoice3_dir
+
+
 @pytest.fixture(scope="module")
-def merged_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("merged")
-    write_merged(tiny_model_dir, out, torch.float32)
+    write_merged(model_dir, out, torch.float32)
     return out
 
 
@@ -46,17 +64,30 @@ def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_ids_of_the_released_model_are_upstreams() -> None:
     assert (RELEASED.speech_offset, RELEASED.eos, RELEASED.fill) == (151_663, 158_224, 158_226)
     assert (RELEASED.sos, RELEASED.task, RELEASED.size) == (158_227, 158_228, 158_336)
+    assert (RELEASED3.speech_offset, RELEASED3.sos, RELEASED3.eos) == (151_924, 158_485, 158_486)
+    assert (RELEASED3.task, RELEASED3.fill, RELEASED3.size) == (158_487, 158_488, 158_720)
+    names = RELEASED3.added_tokens()
+    assert names[6561:6566] == ["<|sos|>", "<|eos1|>", "<|task_id|>", "<|fill|>", "<|s_6565|>"]
+    assert names[-1] == "<|s_6760|>" and RELEASED3.speech_offset + len(names) == 158_685
+
+
+def test_everything_that_ends_a_turn_ends_what_transformers_samples() -> None:
+    assert RELEASED.stop_ids == [158_224, 158_225, 158_226]
+    assert RELEASED3.stop_ids == [158_486, 158_485, 158_487, 158_488], "eos first"
 
 
 @pytest.mark.usefixtures("modules_cache")
-def test_logits_in_transformers_are_ours(merged_dir: Path, tiny_model_dir: Path) -> None:
+def test_logits_in_transformers_are_ours(merged_dir: Path, model_dir: Path) -> None:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  (takes seconds)
 
-    config = read_config(tiny_model_dir).language_model
-    ours = Qwen2Model(config, load_weights(tiny_model_dir, config, torch.device("cpu"), torch.float32))
+    checkpoint = read_config(model_dir)
+    config = checkpoint.language_model
+    ours = Qwen2Model(config, load_weights(model_dir, config, torch.device("cpu"), torch.float32))
     theirs = AutoModelForCausalLM.from_pretrained(merged_dir, trust_remote_code=True, dtype=torch.float32)
-    assert type(theirs).__name__ == ARCHITECTURE
-    vocabulary = MergedVocabulary(TextTokenizer.from_model_dir(tiny_model_dir).size, config.speech_token_size)
+    assert type(theirs).__name__ == architecture_of(checkpoint.family)
+    trained = dict(theirs.named_parameters())
+    assert (HEAD_BIAS in trained) is config.head_has_bias, "a bias would be trained that llm.pt has no place for"
+    vocabulary = vocabulary_of(model_dir, config)
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(vocabulary.text_size, (20,), generator=generator)
     speech = torch.randint(vocabulary.head_rows, (30,), generator=generator)
@@ -73,72 +104,85 @@ def test_logits_in_transformers_are_ours(merged_dir: Path, tiny_model_dir: Path)
     assert torch.all(found[:, others] == float("-inf")), "an id that is no speech could be sampled"
 
 
-def test_the_tokenizer_in_transformers_has_the_merged_ids(merged_dir: Path, tiny_model_dir: Path) -> None:
+def test_the_tokenizer_in_transformers_has_the_merged_ids(merged_dir: Path, model_dir: Path) -> None:
     from transformers import AutoTokenizer  # noqa: PLC0415
 
-    theirs, ours = AutoTokenizer.from_pretrained(merged_dir), TextTokenizer.from_model_dir(tiny_model_dir)
-    vocabulary = MergedVocabulary(ours.size, 6561)
+    theirs, ours = AutoTokenizer.from_pretrained(merged_dir), TextTokenizer.from_model_dir(model_dir)
+    vocabulary = vocabulary_of(model_dir, read_config(model_dir).language_model)
     for text in ("The weather was clear.", "你好，世界 [breath] 12", "<|endofprompt|>a\nb"):
         assert theirs.encode(text) == ours.encode(text)
-    expected = [vocabulary.sos, *ours.encode("Hello"), vocabulary.task, vocabulary.speech_offset, vocabulary.eos - 1, vocabulary.fill]
-    assert theirs.encode("<|sos|>Hello<|task_id|><|s_0|><|s_6560|><|eos3|>") == expected
+    last = vocabulary.first_special - 1
+    expected = [vocabulary.sos, *ours.encode("Hello"), vocabulary.task, vocabulary.speech_offset, last, vocabulary.fill]
+    fill = vocabulary.rows.names[vocabulary.rows.fill]
+    assert theirs.encode(f"<|sos|>Hello<|task_id|><|s_0|><|s_6560|>{fill}") == expected
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<|s_7|>"}]
     spoken = theirs.apply_chat_template(chat, tokenize=False)
     assert spoken == "<|sos|>Hello<|task_id|><|s_7|>"
     assert theirs.decode(expected[1:-4]) == "Hello"
 
 
-def test_the_way_there_and_back_is_exact(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
-    write_llm_pt(merged_dir, tiny_model_dir, tmp_path / "llm.pt")
-    before, after = load_state_dict(tiny_model_dir / "llm.pt"), load_state_dict(tmp_path / "llm.pt")
+def test_the_way_there_and_back_is_exact(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
+    write_llm_pt(merged_dir, model_dir, tmp_path / "llm.pt")
+    before, after = load_state_dict(model_dir / "llm.pt"), load_state_dict(tmp_path / "llm.pt")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     embedding, head = (after[key] for key in ("llm.model.model.embed_tokens.weight", "llm.model.lm_head.weight"))
     assert embedding.data_ptr() == head.data_ptr()
-    assert (tmp_path / "llm.pt").stat().st_size < 1.05 * (tiny_model_dir / "llm.pt").stat().st_size
+    assert (tmp_path / "llm.pt").stat().st_size < 1.05 * (model_dir / "llm.pt").stat().st_size
 
 
 @settings(deadline=None, max_examples=30)
-@given(text_size=st.integers(150, CONFIG.text_vocab_size), keep=st.booleans())
-def test_rows_beyond_the_tokenizer_come_back_only_where_they_are_known(text_size: int, keep: bool) -> None:
-    state = random_state(CONFIG)
+@given(family=st.sampled_from(sorted(CONFIGS)), text_size=st.integers(150, CONFIG.text_vocab_size), keep=st.booleans())
+def test_rows_beyond_the_tokenizer_come_back_only_where_they_are_known(family: str, text_size: int, keep: bool) -> None:
+    config = CONFIGS[family]
+    state = random_state(config)
     state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
-    vocabulary = MergedVocabulary(text_size, CONFIG.speech_token_size)
+    vocabulary = MergedVocabulary(text_size, config.speech_token_size, config.rows)
     unused = state["llm.model.model.embed_tokens.weight"][text_size:]
-    back = split_state(merged_state(state, vocabulary, torch.float32), CONFIG, vocabulary, unused if keep else None)
+    back = split_state(merged_state(state, vocabulary, torch.float32), config, vocabulary, unused if keep else None)
     expected = state["llm.model.model.embed_tokens.weight"].clone()
     if not keep:
         expected[text_size:] = 0
     assert torch.equal(back.pop("llm.model.model.embed_tokens.weight"), expected)
     assert torch.equal(back.pop("llm.model.lm_head.weight"), expected)
+    assert state.keys() - back.keys() == {"llm.model.model.embed_tokens.weight", "llm.model.lm_head.weight"}
     assert all(torch.equal(state[key], tensor) for key, tensor in back.items())
 
 
-def test_bfloat16_rounds_once(tiny_model_dir: Path, tmp_path: Path) -> None:
-    write_merged(tiny_model_dir, tmp_path, torch.bfloat16)
-    merged, state = load_tensors(tmp_path), load_state_dict(tiny_model_dir / "llm.pt")
+def test_bfloat16_rounds_once(model_dir: Path, tmp_path: Path) -> None:
+    write_merged(model_dir, tmp_path, torch.bfloat16)
+    merged, state = load_tensors(tmp_path), load_state_dict(model_dir / "llm.pt")
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
     assert torch.equal(merged["model.norm.weight"], state["llm.model.model.norm.weight"].bfloat16())
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
-def test_a_merged_checkpoint_that_lost_the_bias_is_refused(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_merged_checkpoint_that_lost_the_bias_is_refused(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
     tensors = load_tensors(merged_dir)
     del tensors[HEAD_BIAS]
     save_tensors(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lm_head\.bias.*is lost"):
-        write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
+        write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
 
 
-def test_a_merged_checkpoint_of_other_sizes_is_refused(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_trained_bias_that_llm_pt_has_no_place_for_is_refused(tiny_cosyvoice3_dir: Path, tmp_path: Path) -> None:
+    write_merged(tiny_cosyvoice3_dir, tmp_path, torch.float32)
+    tensors = load_tensors(tmp_path)
+    tensors[HEAD_BIAS] = tensors[HEAD_BIAS] + 0.25
+    save_tensors(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no place for it"):
+        write_llm_pt(tmp_path, tiny_cosyvoice3_dir, tmp_path / "llm.pt")
+
+
+def test_a_merged_checkpoint_of_other_sizes_is_refused(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
     tensors = load_tensors(merged_dir)
     tensors[HEAD] = tensors[HEAD][:-128].clone()
     save_tensors(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape"):
-        write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
+        write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
 
 
-def test_weights_in_several_files(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_weights_in_several_files(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
     """As ``save_pretrained`` of transformers writes a large model."""
     from safetensors.torch import save_file  # noqa: PLC0415
 
@@ -149,16 +193,16 @@ def test_weights_in_several_files(merged_dir: Path, tiny_model_dir: Path, tmp_pa
         save_file({key: tensors[key] for key in keys}, tmp_path / file_name)
     index = {"weight_map": {key: file_name for file_name, keys in parts.items() for key in keys}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
-    assert load_state_dict(tmp_path / "llm.pt").keys() == load_state_dict(tiny_model_dir / "llm.pt").keys()
+    write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
+    assert load_state_dict(tmp_path / "llm.pt").keys() == load_state_dict(model_dir / "llm.pt").keys()
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match="00002-of-00002.safetensors is missing"):
-        write_llm_pt(tmp_path, tiny_model_dir, tmp_path / "llm.pt")
+        write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
 
 
-def test_a_checkpoint_of_a_training_run_converts_too(tiny_model_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_model_dir, tmp_path / "tuned")
-    state = load_state_dict(tiny_model_dir / "llm.pt")
+def test_a_checkpoint_of_a_training_run_converts_too(model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_dir, tmp_path / "tuned")
+    state = load_state_dict(model_dir / "llm.pt")
     torch.save(state | {"epoch": 3, "step": 12_000}, tmp_path / "tuned" / "llm.pt")
     (tmp_path / "merged").mkdir()
     write_merged(tmp_path / "tuned", tmp_path / "merged", torch.float32)
@@ -177,15 +221,17 @@ def test_full_size_has_the_shapes_of_upstreams_checkpoint() -> None:
     """Shapes alone: tensors without storage."""
     from bistream.text2token.weights import expected_shapes  # noqa: PLC0415
 
-    state = {key: torch.empty(shape, device="meta") for key, shape in expected_shapes(LanguageModelConfig()).items()}
-    with torch.device("meta"):
-        merged = merged_state(state, RELEASED, torch.bfloat16)
-    assert merged["model.embed_tokens.weight"].shape == merged[HEAD].shape == (158_336, 896)
-    assert merged[HEAD_BIAS].shape == (158_336,)
-    assert len(merged) == 24 * 12 + 4
+    full = LanguageModelConfig()
+    for vocabulary, config in ((RELEASED, full), (RELEASED3, replace(full, rows=COSYVOICE3.rows, head_has_bias=False))):
+        state = {key: torch.empty(shape, device="meta") for key, shape in expected_shapes(config).items()}
+        with torch.device("meta"):
+            merged = merged_state(state, vocabulary, torch.bfloat16)
+        assert merged["model.embed_tokens.weight"].shape == merged[HEAD].shape == (vocabulary.size, 896)
+        assert merged[HEAD_BIAS].shape == (vocabulary.size,)
+        assert len(merged) == 24 * 12 + 4
 
 
-def test_a_file_that_cannot_be_written_is_not_left_half(merged_dir: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_not_left_half(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
     """The limit on the size of a file stands for a full disk."""
     code = """
 import resource, sys
@@ -194,8 +240,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 sys.exit(main(sys.argv[1:]))
 """
     for arguments in (
-        ["llm_pt", "--merged", str(merged_dir), "--model-dir", str(tiny_model_dir), "--out", str(tmp_path / "llm.pt")],
-        ["huggingface", "--model-dir", str(tiny_model_dir), "--out", str(tmp_path / "merged")],
+        ["llm_pt", "--merged", str(merged_dir), "--model-dir", str(model_dir), "--out", str(tmp_path / "llm.pt")],
+        ["huggingface", "--model-dir", str(model_dir), "--out", str(tmp_path / "merged")],
     ):
         result = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1, result.stderr

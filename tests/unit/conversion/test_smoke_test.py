@@ -65,20 +65,25 @@ def test_no_id_at_all_is_not_right() -> None:
     assert not compare(tiny_model(), PROMPT, [], greedy(PROMPT, 3)).is_right(1e9)
 
 
+@pytest.fixture(params=("cosyvoice2", "cosyvoice3"))
+def model_dir(request: pytest.FixtureRequest, tiny_model_dir: Path, tiny_cosyvoice3_dir: Path) -> Path:
+    return tiny_model_dir if request.param == "cosyvoice2" else tiny_cosyvoice3_dir
+
+
 def smoke(model_dir: Path, *options: str) -> int:
     return test_engine.main(["--model-dir", str(model_dir), "--max-new", "20", *options])
 
 
-def test_the_torch_engine_passes_its_own_test(tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert smoke(tiny_model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "float32") == 0
+def test_the_torch_engine_passes_its_own_test(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smoke(model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "float32") == 0
     output = capsys.readouterr().out
     assert output.count("right: ") == 2 and "20 leading ids of 20" in output
-    assert smoke(tiny_model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "bfloat16", "--text", "Hello there.") == 0
+    assert smoke(model_dir, "--engine", "torch", "--device", "cpu", "--dtype", "bfloat16", "--text", "Hello there.") == 0
 
 
-def test_without_tensorrt_llm_one_sentence_says_so(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_tensorrt_llm_one_sentence_says_so(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("--engine-dir", str(tmp_path)), ("--compiled", str(tmp_path))):
-        assert smoke(tiny_model_dir, *arguments) == 1
+        assert smoke(model_dir, *arguments) == 1
         error = capsys.readouterr().err
         assert error.startswith("test_engine.py: ") and len(error.strip().splitlines()) == 1 and "tensorrt_llm" in error
 
@@ -111,30 +116,30 @@ class PortedLlm:
 
 
 @pytest.fixture
-def ported(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ported(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     package = types.ModuleType("tensorrt_llm")
     package.__spec__ = types.SimpleNamespace(name="tensorrt_llm")  # type: ignore[assignment]
     engines, llmapi = types.ModuleType("tensorrt_llm._tensorrt_engine"), types.ModuleType("tensorrt_llm.llmapi")
     engines.LLM, llmapi.SamplingParams = PortedLlm, dict  # type: ignore[attr-defined]
     for module in (package, engines, llmapi):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(PortedLlm, "model_dir", tiny_model_dir, raising=False)
+    monkeypatch.setattr(PortedLlm, "model_dir", model_dir, raising=False)
     yield
 
 
 @pytest.mark.usefixtures("ported")
 def test_a_compiled_engine_is_compared_in_its_own_ids(
-    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert smoke(tiny_model_dir, "--compiled", str(tmp_path), "--text", "Hello there.") == 0
+    assert smoke(model_dir, "--compiled", str(tmp_path), "--text", "Hello there.") == 0
     assert "20 leading ids of 20" in capsys.readouterr().out
-    # The engine of another checkpoint: the same but for the head's bias.
-    shutil.copytree(tiny_model_dir, tmp_path / "other")
-    state = load_state_dict(tiny_model_dir / "llm.pt")
-    state["llm_decoder.bias"] = state["llm_decoder.bias"] + torch.linspace(0, 8, len(state["llm_decoder.bias"]))
+    # The engine of another checkpoint: the same but for the head.
+    shutil.copytree(model_dir, tmp_path / "other")
+    state = load_state_dict(model_dir / "llm.pt")
+    state["llm_decoder.weight"] = state["llm_decoder.weight"].flip(0)
     torch.save(state, tmp_path / "other" / "llm.pt")
     monkeypatch.setattr(PortedLlm, "model_dir", tmp_path / "other")
-    assert smoke(tiny_model_dir, "--compiled", str(tmp_path), "--text", "Hello there.") == 1
+    assert smoke(model_dir, "--compiled", str(tmp_path), "--text", "Hello there.") == 1
     output = capsys.readouterr()
     assert "WRONG: Hello there." in output.out and "decodes other ids than llm.pt" in output.err
 

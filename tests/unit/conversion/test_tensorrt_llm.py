@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from bistream.checkpoint_files import family_of
 from bistream.conversion.engine_build import EngineSizes, build_options
-from bistream.conversion.merged import HEAD_BIAS, write_merged
+from bistream.conversion.merged import ARCHITECTURES, HEAD_BIAS, write_merged
 from bistream.conversion.safetensors_files import load_tensors
 from bistream.conversion.tensorrt_llm_checkpoint import Parallelism, Quantization, _share
 from bistream.conversion.tensorrt_llm_library import load_library
@@ -24,10 +25,15 @@ from scripts import build_engine, convert_checkpoint
 PORT = Path(__file__).parent / "port"
 
 
+@pytest.fixture(scope="module", params=("cosyvoice2", "cosyvoice3"))
+def model_dir(request: pytest.FixtureRequest, tiny_model_dir: Path, tiny_cosyvoice3_dir: Path) -> Path:
+    return tiny_model_dir if request.param == "cosyvoice2" else tiny_cosyvoice3_dir
+
+
 @pytest.fixture(scope="module")
-def merged_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("merged")
-    write_merged(tiny_model_dir, out, torch.float32)
+    write_merged(model_dir, out, torch.float32)
     return out
 
 
@@ -112,24 +118,24 @@ def test_weight_only_quantization(options: tuple[str, ...], algorithm: str | Non
 
 
 @pytest.mark.usefixtures("installed")
-def test_calibration_uses_what_the_model_says(
-    merged_dir: Path, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calibration_uses_what_the_model_says(merged_dir: Path, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bistream.conversion.calibration.write_dataset.__defaults__", (3,))
     texts = tmp_path / "texts"
     texts.write_text("Good evening.\n\nThe weather was clear.\n", encoding="utf-8")
     options = ("--smoothquant", "0.4", "--per_token", "--int8_kv_cache", "--tp_size", "2")
-    given = ("--calibration-text", str(texts), "--model-dir", str(tiny_model_dir), "--device", "cpu")
+    given = ("--calibration-text", str(texts), "--model-dir", str(model_dir), "--device", "cpu")
     assert converted(merged_dir, tmp_path / "out", *options, *given) == 0
     (call,) = sys.modules["tensorrt_llm.models"].CALLS
     assert call["quant_config"].smoothquant_val == 0.4
     assert call["quant_config"].quant_algo == "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN"
     assert call["quant_config"].kv_cache_quant_algo == "INT8"
     assert Path(call["calib_dataset"]).name == "lambada"
+    default = family_of(model_dir).default_instruction
+    begin = f"<|sos|>{default}<|endofprompt|>" if default else "<|sos|>"
     assert [sample.split("<|task_id|>")[0] for sample in call["samples"]] == [
-        "<|sos|>Good evening.",
-        "<|sos|>The weather was clear.",
-        "<|sos|>Good evening.",
+        f"{begin}Good evening.",
+        f"{begin}The weather was clear.",
+        f"{begin}Good evening.",
     ]
     assert all(sample.count("<|s_") > 3 for sample in call["samples"])
     assert call["samples"][0] != call["samples"][2], "the same text is spoken with another seed"
@@ -249,8 +255,8 @@ def test_a_builder_that_lacks_an_option_or_fails_is_one_sentence(
 
 def test_paged_context_attention_is_left_out_in_float32() -> None:
     sizes = EngineSizes(4, 100, 8192)
-    assert "use_paged_context_fmha" not in build_options(sizes, "float32", 1)
-    assert build_options(sizes, "float16", 1)["use_paged_context_fmha"] == "enable"
+    assert "use_paged_context_fmha" not in build_options(sizes, "float32", ARCHITECTURES[0], 1)
+    assert build_options(sizes, "float16", ARCHITECTURES[0], 1)["use_paged_context_fmha"] == "enable"
 
 
 def test_a_library_that_cannot_be_imported_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

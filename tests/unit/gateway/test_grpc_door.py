@@ -25,6 +25,7 @@ from tests.unit.gateway.requests import BISTREAM, OFFLINE, message
 from tests.unit.gateway.rig import GateRig
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+OTHER = "cosyvoice3"
 TRITON_DEADLY = (("triton_grpc_error", "true"), ("x-request-id", "1"))
 
 
@@ -235,6 +236,18 @@ def unary_error(rig: GateRig, request: Any) -> tuple[grpc.StatusCode, str]:
     with channel, pytest.raises(grpc.RpcError) as refused:
         stub.ModelInfer(request)
     return refused.value.code(), refused.value.details()
+
+
+def test_upstreams_name_for_cosyvoice3_means_the_same_model(rig: GateRig) -> None:
+    with triton.InferenceServerClient(rig.grpc_url) as client, Client(rig) as stream:
+        assert client.get_model_config(OTHER).config.name == client.get_model_metadata(OTHER).name == OFFLINE
+        assert client.is_model_ready(OTHER) and not client.is_model_ready("cosyvoice4")
+        asked = rig.server.unary_requests
+        with grpc.insecure_channel(rig.grpc_url) as channel:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message(OTHER, target_text="ab"), timeout=20)
+        assert asked[-1].model_name == OFFLINE
+        stream.send(message(OTHER, "2"))
+        assert told(stream.take()) == ("2", "INVALID_INPUT", False)
 
 
 def test_unary_errors_have_a_status_and_a_code(rig: GateRig) -> None:

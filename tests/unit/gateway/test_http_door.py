@@ -68,6 +68,12 @@ def test_the_answer_is_kserves(rig: GateRig) -> None:
     assert [(output["name"], output["datatype"], output["shape"]) for output in answer["outputs"]] == [("waveform", "FP32", [3])]
 
 
+def test_upstreams_name_for_cosyvoice3_means_the_same_model(rig: GateRig) -> None:
+    status, body, _ = ask(rig, "/v2/models/cosyvoice3/infer", json.dumps({"inputs": [TEXT]}).encode())
+    assert status == 200 and json.loads(body)["model_name"] == OFFLINE
+    assert ask(rig, "/v2/models/cosyvoice3/ready")[0] == 200 and ask(rig, "/v2/models/cosyvoice4/ready")[0] == 400
+
+
 @pytest.mark.parametrize("parameters", [{"binary_data_output": True}, None])
 def test_binary_tensors_in_and_out(rig: GateRig, parameters: dict[str, Any] | None) -> None:
     text = b"\3\0\0\0abc"

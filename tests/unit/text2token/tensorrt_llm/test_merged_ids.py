@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from bistream.errors import CheckpointError, InvalidInputError
+from bistream.family import COSYVOICE3
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, read_merged_ids
 from bistream.text2token.tensorrt_llm.padded_scores import padded_scores
@@ -43,6 +44,11 @@ def head_bias(first: int = OFFSET, count: int = HEAD_ROWS) -> torch.Tensor:
 @pytest.mark.parametrize("shards", [False, True])
 def test_the_bias_tells_where_the_speech_rows_are(tmp_path: Path, shards: bool) -> None:
     assert read_merged_ids(write(tmp_path / "merged", head_bias(), shards), SPACE) == MergedIds(SPACE, OFFSET, VOCAB)
+
+
+def test_the_rows_of_cosyvoice3_have_no_others_behind_them(tmp_path: Path) -> None:
+    space = TokenSpace(text_vocab_size=50, speech_token_size=12, rows=COSYVOICE3.rows)
+    assert read_merged_ids(write(tmp_path / "merged", head_bias(VOCAB - 16, 16)), space) == MergedIds(space, VOCAB - 16, VOCAB)
 
 
 def test_a_folder_that_is_not_a_merged_checkpoint_is_refused(tmp_path: Path) -> None:
