@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bistream.client.segments import is_speakable
 from bistream.errors import BistreamError, BusyError, InvalidInputError
 from interfaces.audio.formats import AudioFormat
-from interfaces.core.text import is_speakable
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, number_in, object_in, text_in
 from interfaces.protocols.turns import Turn, Turns
