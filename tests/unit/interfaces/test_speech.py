@@ -8,11 +8,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
+from bistream.client.exchange import Request
+from bistream.client.translation import infer_request
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
+from bistream.wire import COSYVOICE2_BISTREAM
 from interfaces.core.errors import UnreachableError
 from interfaces.core.servers import Servers
 from interfaces.core.service import Caller, SpeechService
+from interfaces.core.session import RequestMessages
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
@@ -348,3 +355,20 @@ def test_servers_are_ready_only_when_they_have_said_so(server: FakeServer) -> No
         await service.servers.close()
 
     run(ask())
+
+
+@given(
+    pieces=st.lists(
+        st.fixed_dictionaries({"target_text": st.binary(max_size=20), "is_start": st.just(False), "is_end": st.booleans()})
+        | st.just({"is_cancel": True}),
+        max_size=6,
+    ),
+    secrets=st.lists(st.sampled_from(["a", "b"]), min_size=6, max_size=6),
+)
+def test_messages_of_a_session_are_those_of_the_client_library(pieces: list[dict[str, Any]], secrets: list[str]) -> None:
+    """However they are put together; a session that begins anew gets another secret."""
+    messages = RequestMessages()
+    for number, (values, secret) in enumerate(zip(pieces, secrets, strict=False)):
+        request = Request(values, f"r{number}", {"session_secret": secret})
+        expected = infer_request(COSYVOICE2_BISTREAM.name, request.request_id, values, request.parameters, wants_empty_final=False)
+        assert service_pb2.ModelInferRequest.FromString(messages.encoded(request)) == expected
