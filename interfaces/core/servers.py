@@ -27,6 +27,7 @@ from interfaces.core.link import Link, error_of
 from interfaces.core.load import ServerLoad, parse_load
 from interfaces.core.session import ServerSession
 from interfaces.core.trace import Trace
+from interfaces.core.values import Values
 from interfaces.core.voices import Voice
 
 logger = logging.getLogger("interfaces")
@@ -71,9 +72,7 @@ class Server:
         """For one session. Raises ``ConnectionError``."""
         return await self.link.call("ModelStreamInfer", trace.metadata())
 
-    def session(
-        self, call: ClientCall, trace: Trace, voice: Voice, text: str, is_end: bool, options: Mapping[str, int | float]
-    ) -> ServerSession:
+    def session(self, call: ClientCall, trace: Trace, voice: Voice, text: str, is_end: bool, options: Values) -> ServerSession:
         """The session begins where it is entered. options: as ``SpeechOptions.values``."""
         more: dict[str, Any] = dict(options)
         return _SessionOn(call, self.address, self._known_voices).start(

@@ -25,6 +25,7 @@ from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
 from interfaces.core.session import ServerSession
 from interfaces.core.text import PieceJoiner
 from interfaces.core.trace import Trace
+from interfaces.core.values import Values
 from interfaces.core.voices import Voice
 
 _OVER = "The utterance is over; start another one for more text."
@@ -47,9 +48,9 @@ class Flushed:
 
 @dataclass(frozen=True)
 class SpeechOptions:
-    """values: seed, temperature, top_k, top_p, speed, by their names in the wire contract. speed: needs the whole text at once."""
+    """values: speed among them needs the whole text at once."""
 
-    values: dict[str, int | float] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     speak_after_s: float = 0.0  # 0: only what a flush or the end asks for
 
     @property
