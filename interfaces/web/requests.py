@@ -101,6 +101,6 @@ def _field_error(problem: Any) -> FieldError:
     """The first problem, without what the client sent."""
     names = [str(part) for part in problem["loc"] if isinstance(part, str | int)]
     if not names:
-        return FieldError("The body is not a JSON object; send one with `content-type: application/json`.")
+        return FieldError("The body is not a JSON object, or has half a UTF-16 character; send one in UTF-8, as `application/json`.")
     what = str(problem["msg"]).rstrip(".")
     return FieldError(f"{names[0]}: {what}; correct it.", param=names[0])

@@ -15,6 +15,7 @@ echo "$*" >>"$CALLS"
 case "$*" in
   *--fail-here*) exit 1 ;;
   *convert_checkpoint.py*huggingface*) mkdir -p "$BUILD/cosyvoice2_llm" && touch "$BUILD/cosyvoice2_llm/config.json" ;;
+  "-m interfaces"*) while ! grep -q "${ENDS_AFTER:-.}" "$CALLS"; do sleep 0.01; done ;;
   *make_checkpoint.py*) mkdir -p "$BUILD/tiny_checkpoint" && touch "$BUILD/tiny_checkpoint/llm.pt" ;;
 esac
 """
@@ -177,3 +178,33 @@ def test_voices_and_doctor_take_the_variables_and_what_follows(stages: Stages, t
 def test_a_model_directory_that_does_not_exist_is_one_sentence(stages: Stages) -> None:
     status, calls, error = stages.run("2", "2", MODEL_DIR="/nowhere/model")
     assert (status, calls) == (1, []) and "MODEL_DIR /nowhere/model does not exist" in error
+
+
+def interfaces_of(calls: list[str]) -> str:
+    (found,) = [call for call in calls if call.startswith("-m interfaces ")]
+    return found
+
+
+def test_the_interfaces_reach_their_servers_as_the_clients_do(stages: Stages) -> None:
+    status, calls, _ = stages.run("gateway", SERVERS_GRPC="a:8001/8003 b:8001")
+    found = interfaces_of(calls)
+    assert status == 0 and "--server a:8001/8003 --server b:8001" in found and "tls" not in found
+    given = {"CLIENT_TLS_CA": "ca.pem", "CLIENT_TLS_CERTIFICATE": "own.pem", "CLIENT_TLS_KEY": "own.key"}
+    found = interfaces_of(stages.run("gateway", **given)[1])
+    assert "--server-tls-ca ca.pem --server-tls-certificate own.pem --server-tls-key own.key" in found
+    assert " --tls-certificate" not in found, "that is the interfaces' own"
+
+
+def test_both_together_have_one_certificate_and_fitting_limits(stages: Stages) -> None:
+    given = {"TLS_CERTIFICATE": "door.pem", "TLS_KEY": "door.key", "KEYS_FILE": "keys", "ENDS_AFTER": "serve.py"}
+    status, calls, errors = stages.run("serve-all", **given)
+    assert status == 1 and "set BISTREAM_API_KEY" in errors and not any("-m interfaces" in call or "serve.py" in call for call in calls)
+    _, calls, _ = stages.run("serve-all", **given, BISTREAM_API_KEY="0123456789abcdef", CLIENT_TLS_CA="ca.pem")
+    found = interfaces_of(calls)
+    (server,) = [call for call in calls if call.startswith("scripts/serve.py ")]
+    for call in (found, server):
+        assert "--tls-certificate door.pem --tls-key door.key" in call and "--keys-file keys" in call and "0123456789abcdef" not in call
+    assert "--server-tls --server-tls-ca ca.pem" in found
+    assert "--sessions-per-address 0 --sessions-per-key 0" in server, "all callers have the interfaces' address and key"
+    _, calls, _ = stages.run("serve-all", GATE_LIMITS="--sessions-per-address 3", ENDS_AFTER="serve.py")
+    assert any("--sessions-per-address 3" in call and "--sessions-per-key" not in call for call in calls if "serve.py" in call)
