@@ -61,7 +61,7 @@ SERVERS=${SERVERS:-}                           # serve-gpus: how many servers; e
 DRAIN_TIMEOUT=${DRAIN_TIMEOUT:-30}             # seconds that running sessions may continue after Ctrl-C or SIGTERM
 SERVER=${SERVER:-localhost:$GRPC_PORT}         # gRPC address for the client of stage 5
 HTTP_SERVER=${HTTP_SERVER:-localhost:$HTTP_PORT} # HTTP address for the client of stage 4
-# The clients of stages 4 and 5 take their API key from BISTREAM_API_KEY, as every client does.
+# The clients of stages 4 and 5, and the interfaces, take their API key from BISTREAM_API_KEY, as every client does.
 CLIENT_TLS=${CLIENT_TLS:-}                     # 1: TLS; implied by the files below
 CLIENT_TLS_CA=${CLIENT_TLS_CA:-}               # PEM: who signed the server's certificate; empty: the authorities of the system
 CLIENT_TLS_CERTIFICATE=${CLIENT_TLS_CERTIFICATE:-} # PEM: the clients' own, where the server wants one
@@ -382,17 +382,19 @@ serve_gpus() {
 # Sets interfaces: the command and options of the interfaces.
 interfaces_command() {
   install interfaces -r requirements/gateway.txt -r requirements/interfaces.txt -r requirements/client.txt
-  local server
+  local server option
   interfaces=("$VENV/bin/python" -m interfaces --address "$INTERFACES_HOST" --port "$INTERFACES_PORT" --drain-timeout-s "$DRAIN_TIMEOUT"
     --voices-folder "$VOICES_FOLDER" --recording reference "$REFERENCE_AUDIO" "$REFERENCE_TEXT"
     ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} ${TLS_KEY:+--tls-key "$TLS_KEY"})
   for server in ${SERVERS_GRPC:-$SERVER}; do interfaces+=(--server "$server"); done
+  client_security
+  for option in "${security[@]}"; do interfaces+=("${option/#--tls/--server-tls}"); done
 }
 
 gateway() {
   setup
   interfaces_command
-  say "the page and the interfaces: http://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends them)"
+  say "the page and the interfaces: http${TLS_CERTIFICATE:+s}://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends them)"
   # shellcheck disable=SC2086  # several arguments
   exec "${interfaces[@]}" $INTERFACES_ARGUMENTS
 }
@@ -401,6 +403,12 @@ gateway() {
 # (setsid) they do not get the signals of the terminal beside those that are passed on.
 serve_all() {
   local server front asked=
+  # All callers have one address and one key at the gate: the interfaces count them.
+  export GATE_LIMITS=${GATE_LIMITS:-"--sessions-per-address 0 --sessions-per-key 0 --streams-per-address 0 --starts-per-second 0 --requests-per-second 0"}
+  CLIENT_TLS=${CLIENT_TLS:-${TLS_CERTIFICATE:+1}}
+  if [ -n "$KEYS_FILE" ] && [ -z "${BISTREAM_API_KEY:-}" ]; then
+    fail "KEYS_FILE is set, so the server wants a key of the interfaces, too; set BISTREAM_API_KEY to one of its keys"
+  fi
   stage_2
   interfaces_command
   setsid bash run.sh 3 3 &
@@ -409,7 +417,7 @@ serve_all() {
   setsid "${interfaces[@]}" $INTERFACES_ARGUMENTS &
   front=$!
   trap 'kill -TERM "$front" ${asked:+"$server"} 2>/dev/null || true; asked=1' TERM INT HUP
-  say "the page and the interfaces: http://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends all)"
+  say "the page and the interfaces: http${TLS_CERTIFICATE:+s}://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends all)"
   wait -n "$server" "$front" || true
   [ -n "$asked" ] || kill -TERM "$front" 2>/dev/null || true
   while kill -0 "$front" 2>/dev/null; do wait "$front" || true; done

@@ -74,7 +74,7 @@ async def speak(context: Any, start: str, characters: int) -> None:
 
 
 async def ready(data: bytes, context: Any) -> bytes:
-    answer: bytes = service_pb2.ServerReadyResponse(ready=True).SerializeToString()
+    answer: bytes = service_pb2.ServerReadyResponse(ready=True).SerializeToString()  # and ModelReadyResponse: they are alike
     return answer
 
 
@@ -83,6 +83,7 @@ async def main() -> None:
     handlers = {
         "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
         "ServerReady": grpc.unary_unary_rpc_method_handler(ready),
+        "ModelReady": grpc.unary_unary_rpc_method_handler(ready),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from bistream.client.connection import API_KEY_VARIABLE
 from bistream.errors import BistreamError, ConfigError
 from bistream.limits import check_speaker_id
 from gateway.keys import Keys
@@ -67,7 +65,7 @@ async def serve(settings: Settings) -> None:
     """Until the process was asked to end and what was being spoken is over. Raises ``ConfigError`` at the start."""
     keys = None if settings.keys_file is None else Keys.read(settings.keys_file)
     limits = settings.limits
-    servers = Servers(settings.servers, settings.server_key)
+    servers = Servers(settings.servers, settings.server_security)
     service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s)
     access = Access(keys, settings.allowed_origins, limits.max_sockets, limits.sockets_per_address)
     listener = listening_socket(settings.address, settings.port, "HTTP")
@@ -150,7 +148,7 @@ def _log_utterances() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    settings = parse_arguments(arguments, os.environ.get(API_KEY_VARIABLE) or None)
+    settings = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s interfaces: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     _log_utterances()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from bistream.client.connection import add_security_arguments, security_of
 from interfaces.settings import Limits, Recording, Settings
 
 _LIMIT_HELP = {
@@ -30,14 +32,15 @@ _LIMIT_HELP = {
     "body_timeout_s": "for the body of a request; 0: no limit",
     "send_timeout_s": "a client that takes nothing is left after it; 0: never",
 }
+SERVER_PREFIX = "server-"  # of the options towards the servers: without it they are about our own clients
 _SERVER = re.compile(r"[^/\s]+:\d+(/\d+)?")
 _SERVER_HELP = "gRPC of a server; several: the emptiest one is taken, with its keeper's health port by its load, else by sessions from here"
 _NOTE = """The first SIGTERM or SIGINT drains: new requests get 503, what is being spoken may end for --drain-timeout-s.
-The second ends at once. The API key towards the servers is read from BISTREAM_API_KEY.
+The second ends at once.
 Exit codes: 0 ended as asked, 1 cannot start, 2 wrong usage."""
 
 
-def parse_arguments(arguments: Sequence[str] | None, server_key: str | None = None) -> Settings:
+def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> Settings:
     parser = argparse.ArgumentParser(
         prog="python -m interfaces",
         description="OpenAI, ElevenLabs, Deepgram, Cartesia and DashScope protocols and a web page, in front of bistream servers.",
@@ -45,6 +48,7 @@ def parse_arguments(arguments: Sequence[str] | None, server_key: str | None = No
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_arguments(parser)
+    add_security_arguments(parser, SERVER_PREFIX)
     limits = parser.add_argument_group("limits")
     for field in fields(Limits):
         kind = float if isinstance(field.default, float) else int
@@ -59,7 +63,7 @@ def parse_arguments(arguments: Sequence[str] | None, server_key: str | None = No
         tls_certificate=options.tls_certificate,
         tls_key=options.tls_key,
         keys_file=options.keys_file,
-        server_key=server_key,
+        server_security=security_of(parser, options, environment, SERVER_PREFIX),
         voices_folder=options.voices_folder,
         recordings=tuple(Recording(name, Path(audio), transcript) for name, audio, transcript in options.recording),
         speakers=tuple(options.speaker),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from bistream.client.connection import INSECURE, ClientSecurity
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Settings:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     keys_file: Path | None = None
-    server_key: str | None = field(default=None, repr=False)  # API key towards the servers
+    server_security: ClientSecurity = INSECURE  # API key and TLS towards the servers
     voices_folder: Path | None = None  # None: uploads live as long as the process
     recordings: tuple[Recording, ...] = ()
     speakers: tuple[str, ...] = ()  # voices that are registered in the servers

@@ -46,45 +46,53 @@ class ClientSecurity:
         ca, key, certificate = (None if file is None else Path(file).read_bytes() for file in (self.ca, self.key, self.certificate))
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
-    def http_context(self) -> ssl.SSLContext | None:
-        """Raises ``OSError`` for a file that cannot be used."""
+    def tls_context(self, *protocols: str) -> ssl.SSLContext | None:
+        """For connections that this program makes itself; protocols: that it speaks on them (ALPN). None: without TLS. Raises ``OSError``
+        for a file that cannot be used."""
         if not self.tls:
             return None
         context = ssl.create_default_context(cafile=self.ca)
         if self.certificate is not None:
             context.load_cert_chain(self.certificate, self.key)
+        if protocols:
+            context.set_alpn_protocols(protocols)
         return context
 
 
 INSECURE = ClientSecurity()
 
 
-def add_security_arguments(parser: argparse.ArgumentParser) -> None:
-    """The same names in every program that talks to a server."""
-    group = parser.add_argument_group("API key and TLS")
-    group.add_argument("--api-key", metavar="KEY", help=f"default: ${API_KEY_VARIABLE}, which the process list does not show")
-    group.add_argument("--tls", action="store_true", help="the server has TLS; implied by the options below")
-    group.add_argument("--tls-ca", metavar="PEM", help="who signed the server's certificate (default: the authorities of the system)")
-    group.add_argument("--tls-certificate", metavar="PEM", help="of this client, where the server wants one (mutual TLS)")
-    group.add_argument("--tls-key", metavar="PEM", help="its private key")
+def add_security_arguments(parser: argparse.ArgumentParser, prefix: str = "") -> None:
+    """The same names in every program that talks to a server. prefix: before each of them, in a program that has such options of its own,
+    too ("server-")."""
+    group = parser.add_argument_group("API key and TLS towards the servers" if prefix else "API key and TLS")
+    group.add_argument(f"--{prefix}api-key", metavar="KEY", help=f"default: ${API_KEY_VARIABLE}, which the process list does not show")
+    group.add_argument(f"--{prefix}tls", action="store_true", help="the server has TLS; implied by the options below")
+    authority = "who signed the server's certificate (default: the authorities of the system)"
+    group.add_argument(f"--{prefix}tls-ca", metavar="PEM", help=authority)
+    group.add_argument(f"--{prefix}tls-certificate", metavar="PEM", help="of this client, where the server wants one (mutual TLS)")
+    group.add_argument(f"--{prefix}tls-key", metavar="PEM", help="its private key")
 
 
 def security_of(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, environment: Mapping[str, str] = os.environ
+    parser: argparse.ArgumentParser, options: argparse.Namespace, environment: Mapping[str, str] = os.environ, prefix: str = ""
 ) -> ClientSecurity:
-    """Ends the program, with a sentence, where the options do not fit together or a file cannot be used."""
-    api_key = options.api_key if options.api_key is not None else environment.get(API_KEY_VARIABLE) or None
+    """Ends the program, with a sentence, where the options do not fit together or a file cannot be used. prefix: as it was added."""
+    names = {name: f"--{prefix}{name}" for name in ("api-key", "tls", "tls-ca", "tls-certificate", "tls-key")}
+    given_key, wants_tls, *files = (getattr(options, flag[2:].replace("-", "_")) for flag in names.values())
+    api_key = given_key if given_key is not None else environment.get(API_KEY_VARIABLE) or None
     if api_key is not None and (not api_key.isascii() or not api_key.isprintable() or " " in api_key or not api_key):
-        parser.error(f"the API key (--api-key or {API_KEY_VARIABLE}) must be printable ASCII characters without blanks")
-    files = (options.tls_ca, options.tls_certificate, options.tls_key)
-    if (options.tls_certificate is None) != (options.tls_key is None):
-        parser.error("--tls-certificate and --tls-key belong together")
-    security = ClientSecurity(api_key, options.tls or any(file is not None for file in files), *files)
-    for name, file in zip(("--tls-ca", "--tls-certificate", "--tls-key"), files, strict=True):
+        parser.error(f"the API key ({names['api-key']} or {API_KEY_VARIABLE}) must be printable ASCII characters without blanks")
+    ca, certificate, key = files
+    if (certificate is None) != (key is None):
+        parser.error(f"{names['tls-certificate']} and {names['tls-key']} belong together")
+    security = ClientSecurity(api_key, wants_tls or any(file is not None for file in files), ca, certificate, key)
+    for name, file in zip(("tls-ca", "tls-certificate", "tls-key"), files, strict=True):
         if file is not None and not Path(file).is_file():
-            parser.error(f"{name} {file} is not a file; name one in PEM format")
+            parser.error(f"{names[name]} {file} is not a file; name one in PEM format")
     try:
-        security.http_context()
+        security.tls_context()
     except OSError as error:
-        parser.error(f"the files of --tls-ca, --tls-certificate and --tls-key cannot be used ({error}); give PEM files that fit")
+        flags = f"{names['tls-ca']}, {names['tls-certificate']} and {names['tls-key']}"
+        parser.error(f"the files of {flags} cannot be used ({error}); give PEM files that fit")
     return security

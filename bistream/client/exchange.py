@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bistream.client.known_voices import KnownVoices, is_refusal_of_hash
 from bistream.errors import CancelledError, UnknownSessionError, UnknownVoiceError
+from bistream.rates import SAMPLE_RATE
 from bistream.wire import SESSION_SECRET_PARAMETER
 
 _RECORDING = ("reference_wav", "reference_wav_len", "reference_text")
@@ -32,6 +33,11 @@ class Chunk:
     text_consumed: int
     arrived_at: float
     text_position: int | None = None  # of a server that tells
+
+
+def silent_chunk(duration_s: float, text_consumed: int) -> Chunk:
+    """In place of audio of a server."""
+    return Chunk(np.zeros(round(duration_s * SAMPLE_RATE), np.float32), 0, text_consumed, 0.0)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class HttpInquiry:
         for name, value in self._security.headers().items():
             request.add_unredirected_header(name, value)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._security.http_context()) as response:
+            with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._security.tls_context()) as response:
                 body: bytes = response.read()
                 return body
         except urllib.error.HTTPError:

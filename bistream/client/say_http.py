@@ -69,7 +69,7 @@ def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, secu
     for name, value in security.headers().items():
         request.add_unredirected_header(name, value)  # another host must not get the key
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s, context=security.http_context()) as response:
+        with urllib.request.urlopen(request, timeout=timeout_s, context=security.tls_context()) as response:
             answer = json.load(response)
     except urllib.error.HTTPError as error:
         raise _refusal(error) from None

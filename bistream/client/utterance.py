@@ -5,17 +5,14 @@
     async for spoken in utterance:
         play(spoken.waveform)                # float32, 24 kHz
 
-A server speaks the last words of a text when it knows that the text ends there. So a *segment*, the text up to a ``flush`` or up to a
-pause of ``speak_after_s``, is a session of its own; the next one begins with the text that comes afterwards, in the same voice, when all
-audio of the segment has come. Text that is there as a whole when its session begins is sent as a whole. Belongs to one event loop.
+``segments.py`` says where a session ends and the next one begins. Text that is there as a whole when its session begins is sent as a
+whole. Belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -24,16 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
-from bistream.client.exchange import Chunk, Heard
+from bistream.client.exchange import Chunk, Heard, silent_chunk
+from bistream.client.pause_timer import PauseTimer
+from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence
 from bistream.client.speaker import Speaker
-from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError
-from bistream.rates import SAMPLE_RATE
-from bistream.refusals import nothing_to_speak
+from bistream.errors import BistreamError, BusyError, CancelledError
 
-SILENCE_S = 0.1  # in place of text without anything to speak: agents take text without audio for a failure
 CANCEL_TIMEOUT_S = 0.5  # for the server's answer to a cancel; the stream is closed in any case
 MAX_RETRY_WAIT_S = 5.0  # where a server that is full names a later time
-_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script, as the servers decide
 _OVER = "The utterance is over; start another one for more text."
 
 
@@ -59,20 +54,6 @@ class Pacing:
     retries_first: bool = True
 
 
-@dataclass
-class _Segment:
-    """text: all of it so far. begins_at: its first character in the utterance."""
-
-    begins_at: int
-    text: str = ""
-    is_ended: bool = False
-    session: AsyncClientSession | None = None
-
-    @property
-    def is_speakable(self) -> bool:
-        return _SPEAKABLE.search(self.text) is not None
-
-
 class Utterance:
     """``push_text``, ``flush``, ``end_text`` at any time; iterate once for the audio; ``cancel`` or ``close`` ends it in any state."""
 
@@ -82,12 +63,12 @@ class Utterance:
         self._client = client
         self._speaker = speaker
         self._pacing = pacing or Pacing()
-        self._segments: deque[_Segment] = deque()
+        self._segments: Segments[AsyncClientSession] = Segments(speaker.wants_whole_text)
         self._changed = asyncio.Event()
         self._has_ended = False  # no more text
         self._closed = asyncio.Event()
         self._has_spoken = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = PauseTimer(self._pacing.speak_after_s, self._pause)
 
     async def push_text(self, piece: str) -> None:
         """More text, cut anywhere; it is sent as it is. Raises ``CancelledError`` after the end."""
@@ -95,26 +76,22 @@ class Utterance:
             raise CancelledError(_OVER)
         if not piece:
             return
-        if not self._segments or self._segments[-1].is_ended:
-            self._segments.append(_Segment(len(self.text)))
-        segment = self._segments[-1]
         self.text += piece
-        segment.text += piece
+        segment = self._segments.add(piece)
         if segment.session is not None:
             with contextlib.suppress(BistreamError, ConnectionError):  # the iteration raises it
                 await segment.session.push_text(piece)
         self._changed.set()
-        self._restart_timer(segment)
+        if segment.is_speakable:
+            self._timer.restart()
 
     async def flush(self) -> None:
         """What is there is spoken to its end."""
-        self._stop_timer()
-        if self._segments and not self._segments[-1].is_ended:
-            segment = self._segments[-1]
-            segment.is_ended = True
-            if segment.session is not None:
-                with contextlib.suppress(BistreamError, ConnectionError):
-                    await segment.session.end_text()
+        self._timer.stop()
+        segment = self._segments.end()
+        if segment is not None and segment.session is not None:
+            with contextlib.suppress(BistreamError, ConnectionError):
+                await segment.session.end_text()
         self._changed.set()
 
     async def end_text(self, piece: str = "") -> None:
@@ -128,7 +105,7 @@ class Utterance:
         """Stop speaking (barge-in): the server is told, and says how much was heard (``heard``). Then as ``close``."""
         if self._closed.is_set():
             return
-        self._stop_timer()
+        self._timer.stop()
         self._has_ended = True
         self._closed.set()
         self._changed.set()
@@ -147,7 +124,7 @@ class Utterance:
 
     async def close(self) -> None:
         """Stops at once, without a word to the server but the end of the stream. Idempotent."""
-        self._stop_timer()
+        self._timer.stop()
         self._has_ended = True
         self._closed.set()
         self._changed.set()
@@ -161,29 +138,24 @@ class Utterance:
                 async for chunk in chunks:
                     self._has_spoken = True
                     position = chunk.text_consumed if chunk.text_position is None else chunk.text_position
-                    consumed, position = (segment.begins_at + min(count, len(segment.text)) for count in (chunk.text_consumed, position))
-                    yield Spoken(chunk.waveform, consumed, position)
-            self._segments.popleft()
+                    yield Spoken(chunk.waveform, segment.place_of(chunk.text_consumed), segment.place_of(position))
+            self._segments.pop()
 
-    async def _next_segment(self) -> _Segment | None:
+    async def _next_segment(self) -> Segment[AsyncClientSession] | None:
         """The oldest one, once it can be spoken or has ended; None: all is spoken."""
         while True:
             if self._closed.is_set():
                 raise CancelledError("The utterance was cancelled.")
-            if self._segments:
-                first = self._segments[0]
-                if first.is_ended or (first.is_speakable and not self._speaker.wants_whole_text):
-                    return first
-            elif self._has_ended:
-                return None
+            if (segment := self._segments.next()) is not None or (self._has_ended and self._segments.are_over):
+                return segment
             self._changed.clear()
             await self._changed.wait()
 
-    async def _speak(self, segment: _Segment) -> AsyncGenerator[Chunk, None]:
+    async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
         """Again where nothing was heard of it, as ``Pacing`` says."""
-        if segment.is_ended and not segment.is_speakable:
+        if segment.is_silence:
             if segment.text.strip():
-                yield _silence(len(segment.text))
+                yield silent_chunk(SILENCE_S, len(segment.text))
             return
         waits_s = iter(self._pacing.retry_waits_s if self._has_spoken or self._pacing.retries_first else ())
         is_heard = False
@@ -197,8 +169,8 @@ class Utterance:
             except (BistreamError, OSError) as error:
                 if self._closed.is_set():
                     raise CancelledError("The utterance was cancelled.") from None
-                if isinstance(error, InvalidInputError) and error.sentence == nothing_to_speak().sentence:
-                    yield _silence(len(segment.text))  # marks that only the server knows as such
+                if means_silence(error):
+                    yield silent_chunk(SILENCE_S, len(segment.text))
                     return
                 wait_s = None if is_heard or not may_pass(error) else next(waits_s, None)
                 if wait_s is None:
@@ -207,7 +179,7 @@ class Utterance:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), wait_s)
 
-    async def _speak_once(self, segment: _Segment) -> AsyncGenerator[Chunk, None]:
+    async def _speak_once(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
         if self._closed.is_set():
             return
         start: dict[str, Any] = self._speaker.arguments()
@@ -222,21 +194,10 @@ class Utterance:
         finally:
             segment.session = None
 
-    def _restart_timer(self, segment: _Segment) -> None:
-        self._stop_timer()
-        if self._pacing.speak_after_s > 0 and segment.is_speakable:
-            self._timer = asyncio.get_running_loop().call_later(self._pacing.speak_after_s, self._pause)
-
     def _pause(self) -> None:
         """Nothing has come for a while: what is there is spoken."""
-        self._timer = None
         task = asyncio.ensure_future(self.flush())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def may_pass(error: BaseException) -> bool:
@@ -247,7 +208,3 @@ def may_pass(error: BaseException) -> bool:
 def retry_after_s(error: BaseException) -> float:
     """For which a server that is full asks to wait, at most ``MAX_RETRY_WAIT_S``; 0 where it does not say."""
     return min(error.retry_after_s or 0.0, MAX_RETRY_WAIT_S) if isinstance(error, BusyError) else 0.0
-
-
-def _silence(text_consumed: int) -> Chunk:
-    return Chunk(np.zeros(round(SILENCE_S * SAMPLE_RATE), np.float32), 0, text_consumed, 0.0)

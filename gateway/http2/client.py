@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -32,9 +34,10 @@ class CallFailed(Exception):
 
 
 class ClientConnection(Connection):
-    def __init__(self, authority: str, on_lost: Callable[[ClientConnection], None]) -> None:
+    def __init__(self, authority: str, on_lost: Callable[[ClientConnection], None], scheme: bytes = b"http") -> None:
         super().__init__(STREAM_WINDOW, CONNECTION_WINDOW, MAX_FRAME, is_trusted=True)
         self._authority = authority
+        self._scheme = scheme
         self._tell_lost = on_lost
         self._next_id = 1
         self._budget = Budget()
@@ -48,7 +51,7 @@ class ClientConnection(Connection):
         """Begin a call; its request messages follow. metadata: lower-case names and values without line breaks."""
         fields = [
             (b":method", b"POST"),
-            (b":scheme", b"http"),
+            (b":scheme", self._scheme),
             (b":path", path.encode("ascii")),
             (b":authority", self._authority.encode("ascii")),
             (b"content-type", b"application/grpc"),
@@ -132,10 +135,24 @@ class ClientCall:
         self._stream.abort(ErrorCode.CANCEL)
 
 
-async def connect(address: str, on_lost: Callable[[ClientConnection], None]) -> ClientConnection:
-    """Raises ``OSError`` (``TimeoutError`` is one)."""
+@dataclass(frozen=True)
+class Tls:
+    """context: with the protocol h2. name: of the server, which its certificate must have."""
+
+    context: ssl.SSLContext
+    name: str
+
+
+async def connect(address: str, on_lost: Callable[[ClientConnection], None], tls: Tls | None = None) -> ClientConnection:
+    """Raises ``OSError`` (``TimeoutError`` and ``ssl.SSLError`` are ones)."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
+    context, name, scheme = (None, None, b"http") if tls is None else (tls.context, tls.name, b"https")
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
-        _, connection = await loop.create_connection(lambda: ClientConnection(address, on_lost), host.strip("[]"), int(port))
+        transport, connection = await loop.create_connection(
+            lambda: ClientConnection(address, on_lost, scheme), host.strip("[]"), int(port), ssl=context, server_hostname=name
+        )
+    if tls is not None and transport.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
+        connection.abort()
+        raise ConnectionError("it speaks no HTTP/2")  # RFC 9113, 3.2: with TLS both sides must say that they do
     return connection

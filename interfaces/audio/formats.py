@@ -99,7 +99,7 @@ def _whole(name: str, value: str) -> int | None:
         return None
     match = re.fullmatch(r"(\d{1,7})(?:\.0*)?", value)
     if match is None:
-        raise InvalidInputError(f"{name} must be a whole number; correct it.")
+        raise InvalidInputError(f"{name} must be a whole number of at most seven digits; correct it.")
     return int(match[1])
 
 

@@ -4,13 +4,15 @@ between three threads (docs/interfaces.md has what that costs)."""
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
 import grpc
+from tritonclient.utils import InferenceServerException
 
-from bistream.client.translation import no_answer
-from gateway.http2.client import CallFailed, ClientCall, ClientConnection, connect
+from bistream.client.translation import no_answer, stream_error
+from gateway.http2.client import CallFailed, ClientCall, ClientConnection, Tls, connect
 
 SERVICE = "inference.GRPCInferenceService"
 CALLS_PER_CONNECTION = 64  # far below what servers allow
@@ -18,10 +20,11 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class Link:
-    """metadata: of every call, such as the API key."""
+    """metadata: of every call, such as the API key. tls: None: without it."""
 
-    def __init__(self, address: str, metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(self, address: str, metadata: Mapping[str, str] | None = None, tls: Tls | None = None) -> None:
         self.address = address
+        self.tls = tls
         self._metadata = dict(metadata or {})
         self.connections: list[ClientConnection] = []
         self._connecting = asyncio.Lock()
@@ -56,9 +59,9 @@ class Link:
 
     async def _connect(self) -> ClientConnection:
         try:
-            connection = await connect(self.address, self._lost)
-        except OSError as error:  # TimeoutError is one
-            raise no_answer(self.address, "timed out" if isinstance(error, TimeoutError) else "Connection refused") from None
+            connection = await connect(self.address, self._lost, self.tls)
+        except OSError as error:  # TimeoutError and ssl.SSLError are ones
+            raise no_answer(self.address, _reason(error)) from None
         self.connections.append(connection)
         return connection
 
@@ -83,7 +86,16 @@ class Link:
                 connection.abort()
 
 
-def failure_of(failed: CallFailed, address: str) -> tuple[str, str | None]:
-    """Words and status, as ``stream_error`` reads them."""
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message.rstrip('.')}"
+    return (error.strerror or str(error)).rstrip(".")
+
+
+def error_of(failed: CallFailed, address: str) -> BaseException:
+    """As the client library says it."""
     is_bare = failed.status == grpc.StatusCode.UNAVAILABLE and not failed.details
-    return (failed.details or (f"the stream to {address} broke" if is_bare else failed.status.name)), str(failed.status)
+    words = failed.details or (f"the stream to {address} broke" if is_bare else failed.status.name)
+    return stream_error(InferenceServerException(msg=words, status=str(failed.status)), address)

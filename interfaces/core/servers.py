@@ -14,17 +14,20 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from bistream.client.connection import ClientSecurity
+from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import SessionExchange
 from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts
+from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
-from gateway.http2.client import CallFailed, ClientCall
+from bistream.wire import COSYVOICE2_BISTREAM
+from gateway.http2.client import CallFailed, ClientCall, Tls
 from interfaces.core.errors import UnreachableError
-from interfaces.core.link import Link
+from interfaces.core.link import Link, error_of
 from interfaces.core.load import ServerLoad, parse_load
 from interfaces.core.session import ServerSession
 from interfaces.core.trace import Trace
+from interfaces.core.values import Values
 from interfaces.core.voices import Voice
 
 logger = logging.getLogger("interfaces")
@@ -52,15 +55,16 @@ class _SessionOn(SessionStarts[ServerSession]):
 class Server:
     """One server: its client, and what is known of it."""
 
-    def __init__(self, address: str, api_key: str | None) -> None:
-        """address: HOST:PORT of gRPC, and /PORT of the keeper's health port where it is known."""
+    def __init__(self, address: str, metadata: Mapping[str, str] | None = None, tls: Tls | None = None) -> None:
+        """address: HOST:PORT of gRPC, and /PORT of the keeper's health port where it is known. metadata, tls: as of ``Link``."""
         self.name = address
         self.address, _, health_port = address.partition("/")
         self._metrics_url = f"http://{self.address.rpartition(':')[0]}:{health_port}/metrics" if health_port else None
         self.load: ServerLoad | None = None  # None: not known
-        self.link = Link(self.address, ClientSecurity(api_key).headers())
+        self.link = Link(self.address, metadata, tls)
         self.open_sessions = 0
         self.is_ready: bool | None = None  # None: not asked yet
+        self.reason = ""  # why it is not ready, for the operator
         self.busy_until = 0.0
         self._known_voices = KnownVoices()
 
@@ -68,9 +72,7 @@ class Server:
         """For one session. Raises ``ConnectionError``."""
         return await self.link.call("ModelStreamInfer", trace.metadata())
 
-    def session(
-        self, call: ClientCall, trace: Trace, voice: Voice, text: str, is_end: bool, options: Mapping[str, int | float]
-    ) -> ServerSession:
+    def session(self, call: ClientCall, trace: Trace, voice: Voice, text: str, is_end: bool, options: Values) -> ServerSession:
         """The session begins where it is entered. options: as ``SpeechOptions.values``."""
         more: dict[str, Any] = dict(options)
         return _SessionOn(call, self.address, self._known_voices).start(
@@ -90,8 +92,10 @@ class Server:
 
     async def check(self) -> bool:
         """Whether it takes sessions, as it says itself; and ``load``."""
-        is_ready, self.load = await asyncio.gather(self._is_ready(), self._read_load())
-        return is_ready and (self.load is None or self.load.is_ready)
+        self.reason, self.load = await asyncio.gather(self._ask(), self._read_load())
+        if not self.reason and self.load is not None and not self.load.is_ready:
+            self.reason = "it is starting, restarting or draining"
+        return not self.reason
 
     async def _read_load(self) -> ServerLoad | None:
         if self._metrics_url is None:
@@ -102,12 +106,18 @@ class Server:
         except (OSError, ValueError, HTTPException):
             return None
 
-    async def _is_ready(self) -> bool:
-        question, kind = service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse
+    async def _ask(self) -> str:
+        """Why it takes no sessions; empty: it does. The model is asked for, because every gate answers for itself without an API key."""
+        question, kind = service_pb2.ModelReadyRequest(name=COSYVOICE2_BISTREAM.name), service_pb2.ModelReadyResponse
         try:
-            return bool((await self.link.ask("ServerReady", question, kind, CHECK_TIMEOUT_S)).ready)
-        except (OSError, CallFailed, DecodeError):  # ConnectionError and TimeoutError are OSErrors
-            return False
+            is_ready = bool((await self.link.ask("ModelReady", question, kind, CHECK_TIMEOUT_S)).ready)
+            return "" if is_ready else "it is starting, restarting or draining"
+        except CallFailed as failed:
+            return _for_operator(error_of(failed, self.address))
+        except TimeoutError:
+            return "it has not answered in time"
+        except (OSError, DecodeError) as error:
+            return str(error)
 
 
 class Servers:
@@ -116,13 +126,19 @@ class Servers:
     A name with several addresses (a headless service) stands for as many servers, and is looked up at each check.
     """
 
-    def __init__(self, addresses: Sequence[str], api_key: str | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        """addresses: as of ``Server``."""
+    def __init__(self, addresses: Sequence[str], security: ClientSecurity = INSECURE, now: Callable[[], float] = time.monotonic) -> None:
+        """addresses: as of ``Server``. security: towards all of them. Raises ``OSError`` for a TLS file that cannot be used."""
         self._names = tuple(addresses)
-        self._api_key = api_key
-        self.all = [Server(address, api_key) for address in addresses]
+        self._metadata = security.headers()
+        self._tls = security.tls_context("h2")
+        self.all = [self._server(address, address) for address in addresses]
         self._leaving: list[Server] = []  # no longer under their name, with sessions that go on
         self._now = now
+
+    def _server(self, address: str, name: str) -> Server:
+        """name: of the command line, whose host a certificate must have."""
+        tls = None if self._tls is None else Tls(self._tls, _host_of(name))
+        return Server(address, self._metadata, tls)
 
     def any_ready(self) -> bool:
         return any(server.is_ready is True for server in self.all)
@@ -140,7 +156,7 @@ class Servers:
     def refused(self, server: Server, error: BaseException) -> None:
         if isinstance(error, BusyError):
             server.busy_until = self._now() + min(error.retry_after_s or BUSY_S, MAX_BUSY_S)
-        elif isinstance(error, ConnectionError | ShuttingDownError):
+        elif isinstance(error, ConnectionError | ShuttingDownError | UnauthenticatedError):
             server.is_ready = False
 
     async def watch(self) -> None:
@@ -155,19 +171,23 @@ class Servers:
         await asyncio.gather(*(self._check(server) for server in self.all))
 
     async def _look_up(self) -> None:
-        found = [address for addresses in await asyncio.gather(*map(addresses_of, self._names)) for address in addresses]
+        looked_up = zip(self._names, await asyncio.gather(*map(addresses_of, self._names)), strict=True)
+        found = {address: name for name, addresses in looked_up for address in addresses}
         known = {server.name: server for server in self.all}
         if found and set(found) != set(known):
-            self.all = [known.get(address) or Server(address, self._api_key) for address in dict.fromkeys(found)]
+            self.all = [known.get(address) or self._server(address, name) for address, name in found.items()]
             self._leaving += [server for server in known.values() if server not in self.all]
         for server in [server for server in self._leaving if not server.open_sessions]:
             self._leaving.remove(server)
             await server.link.close()
 
     async def _check(self, server: Server) -> None:
-        was_ready, server.is_ready = server.is_ready, await server.check()
-        if was_ready != server.is_ready:
-            logger.info("the server %s %s", server.address, "takes sessions" if server.is_ready else "takes no sessions")
+        was_ready, before = server.is_ready, server.reason
+        server.is_ready = await server.check()
+        if server.is_ready and not was_ready:
+            logger.info("the server %s takes sessions", server.address)
+        elif not server.is_ready and (was_ready is not False or server.reason != before):
+            logger.warning("the server %s takes no sessions: %s", server.address, server.reason.rstrip("."))
 
     async def close(self) -> None:
         await asyncio.gather(*(server.link.close() for server in (*self.all, *self._leaving)))
@@ -176,9 +196,9 @@ class Servers:
 async def addresses_of(name: str) -> list[str]:
     """The servers that HOST:PORT[/PORT] stands for; itself where the host has one address or is not found now."""
     address, slash, health_port = name.partition("/")
-    host, _, port = address.rpartition(":")
+    port = int(address.rpartition(":")[2])
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().getaddrinfo(_host_of(name), port, type=socket.SOCK_STREAM)
     except OSError:
         return [name]
     hosts = sorted({str(where[0]) for family, _, _, _, where in found if family == found[0][0]})
@@ -187,18 +207,33 @@ async def addresses_of(name: str) -> list[str]:
     return [f"{f'[{one}]' if ':' in one else one}:{port}{slash}{health_port}" for one in hosts]
 
 
+def _host_of(name: str) -> str:
+    return name.partition("/")[0].rpartition(":")[0].strip("[]")
+
+
 def _read_page(url: str) -> str:
     with _DIRECTLY.open(url, timeout=CHECK_TIMEOUT_S) as answer:
         return str(answer.read(MAX_PAGE_BYTES).decode("utf-8", "replace"))
 
 
+def _for_operator(error: BaseException) -> str:
+    """Of this process, where clients of the library are meant otherwise."""
+    if isinstance(error, UnauthenticatedError):
+        return "it wants an API key; set BISTREAM_API_KEY or --server-api-key to one of its keys"
+    return str(error)
+
+
 def may_go_elsewhere(error: BaseException) -> bool:
     """Whether another server may take what this one refused."""
-    return isinstance(error, BusyError | ShuttingDownError | ConnectionError)
+    return isinstance(error, BusyError | ShuttingDownError | ConnectionError | UnauthenticatedError)
 
 
 def as_answer(error: BaseException) -> BistreamError:
-    """An error of the client library in a form for our own clients: without the address of a server."""
+    """An error of the client library in a form for our own clients: without the address of a server, and without its words about what
+    is between this process and it."""
+    if isinstance(error, UnauthenticatedError | NotServedError | WrongCallError):
+        logger.error("a server refuses what this process sends: %s", _for_operator(error))
+        return UnreachableError("The speech servers do not accept this gateway; its operator finds the reason in its log.")
     if isinstance(error, BistreamError):
         return error
     if isinstance(error, TimeoutError):

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from bistream.errors import BusyError, ShuttingDownError
-from bistream.limits import check_seed, check_speed, check_temperature, check_top_k, check_top_p
 from interfaces.core.record import log_line
 from interfaces.core.servers import Servers
 from interfaces.core.speech import Speech, SpeechOptions
 from interfaces.core.trace import Trace
+from interfaces.core.values import Values, check_values
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 
@@ -78,7 +78,7 @@ class SpeechService:
         if self.drains.is_set():
             raise ShuttingDownError("The gateway is shutting down and takes no new requests; connect to another one.")
 
-    def open(self, voice: str, caller: Caller, values: dict[str, int | float] | None = None, speak_after_s: float | None = None) -> Speech:
+    def open(self, voice: str, caller: Caller, values: Values | None = None, speak_after_s: float | None = None) -> Speech:
         """voice: a name, empty for the default. values: as ``SpeechOptions``. speak_after_s: None for the setting.
 
         Raises ``BistreamError``: draining, a limit, an unknown voice, a value out of range.
@@ -101,7 +101,7 @@ class SpeechService:
         return speech
 
     @contextlib.asynccontextmanager
-    async def opened(self, voice: str, caller: Caller, values: dict[str, int | float]) -> AsyncIterator[Speech]:
+    async def opened(self, voice: str, caller: Caller, values: Values) -> AsyncIterator[Speech]:
         """``open`` that closes by itself."""
         speech = self.open(voice, caller, values)
         try:
@@ -137,17 +137,3 @@ class SpeechService:
             await asyncio.wait_for(self._all_closed.wait(), timeout_s)
         except TimeoutError:
             await asyncio.gather(*(speech.close() for speech in list(self._open)))
-
-
-def check_values(values: dict[str, int | float]) -> None:
-    """Raises ``InvalidInputError``."""
-    if "seed" in values:
-        check_seed(int(values["seed"]))
-    if "temperature" in values:
-        check_temperature(values["temperature"])
-    if "top_k" in values:
-        check_top_k(int(values["top_k"]))
-    if "top_p" in values:
-        check_top_p(values["top_p"])
-    if "speed" in values:
-        check_speed(values["speed"])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import re
 
-_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script, as the servers decide
 # Han, kana, bopomofo, and their punctuation and full-width forms. Korean has blanks between words and is no part of it.
 _CJK = re.compile(
     "[\u2e80-\u303f\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff65\U00020000-\U0003ffff]"
@@ -20,10 +19,6 @@ _CJK = re.compile(
 _CJK_MARKS = "\u2018\u2019\u201c\u201d\u2014\u2026"  # quotation marks, dash and ellipsis, which Chinese shares with Latin scripts
 _HALVES = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
-
-
-def is_speakable(text: str) -> bool:
-    return _SPEAKABLE.search(text) is not None
 
 
 class PieceJoiner:

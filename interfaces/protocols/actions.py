@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from bistream.errors import BistreamError
 from interfaces.audio.formats import AudioFormat
+from interfaces.core.values import Values
 
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011  # codes of a WebSocket's close
 
@@ -19,7 +20,7 @@ class Open:
     speech: str
     voice: str
     format: AudioFormat
-    values: dict[str, int | float] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     gain: float = 1.0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from bistream.errors import BistreamError, BusyError, InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import cartesia_format
+from interfaces.core.values import Values
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, text_in
 from interfaces.protocols.words import Word, WordTimes
@@ -150,7 +151,7 @@ def cartesia_voice(values: dict[str, Any]) -> str:
     return name
 
 
-def cartesia_values(values: dict[str, Any]) -> tuple[dict[str, int | float], float]:
+def cartesia_values(values: dict[str, Any]) -> tuple[Values, float]:
     """Of ``generation_config``: values for the core, and the gain. Raises ``InvalidInputError``."""
     config = object_in(values, "generation_config")
     speed, volume = number_in(config, "speed"), number_in(config, "volume")

@@ -12,6 +12,7 @@ from typing import Any
 
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import AudioFormat, dashscope_format
+from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, text_in
 from interfaces.protocols.words import Word, WordTimes
@@ -183,8 +184,8 @@ def _format_in(parameters: dict[str, Any]) -> AudioFormat:
     return dashscope_format(name, round(rate), kbit if name.lower() == "opus" and bit_rate else None)
 
 
-def _values_in(parameters: dict[str, Any]) -> dict[str, int | float]:
-    values: dict[str, int | float] = {}
+def _values_in(parameters: dict[str, Any]) -> Values:
+    values = instructed(text_in(parameters, "instruction"))
     if (seed := number_in(parameters, "seed")) is not None:
         values["seed"] = round(seed)
     if (speed := number_in(parameters, "rate")) is not None and speed != 1:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bistream.client.segments import is_speakable
 from bistream.errors import BistreamError, BusyError, InvalidInputError
 from interfaces.audio.formats import AudioFormat
-from interfaces.core.text import is_speakable
+from interfaces.core.values import Values
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, number_in, object_in, text_in
 from interfaces.protocols.turns import Turn, Turns
@@ -111,7 +112,7 @@ class Deepgram(JsonProtocol):
 
     def _begin(self, turn: _Turn) -> list[Action]:
         turn.begins_ms = self._clock_ms
-        values: dict[str, int | float] = {} if self._speed == 1.0 else {"speed": self._speed}
+        values: Values = {} if self._speed == 1.0 else {"speed": self._speed}
         return [Open(turn.speech, self._options.voice, self._options.format, values), _event("SpeechStarted", speech_id=turn.speech)]
 
     def _on_flush(self, values: dict[str, Any]) -> list[Action]:

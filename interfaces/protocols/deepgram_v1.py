@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.errors import BistreamError, InvalidInputError
+from interfaces.core.values import Values
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
 from interfaces.protocols.deepgram import DeepgramOptions
 from interfaces.protocols.messages import JsonProtocol, text_in
@@ -56,7 +57,7 @@ class DeepgramV1(JsonProtocol):
         return Turn(f"{self._turn_count}")
 
     def _begin(self, turn: Turn) -> list[Action]:
-        values: dict[str, int | float] = {} if self._options.speed == 1.0 else {"speed": self._options.speed}
+        values: Values = {} if self._options.speed == 1.0 else {"speed": self._options.speed}
         return [Open(turn.speech, self._options.voice, self._options.format, values)]
 
     def audio(self, speech: str, made: Made) -> Sequence[Action]:

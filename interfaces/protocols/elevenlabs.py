@@ -16,6 +16,7 @@ from typing import Any
 
 from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.formats import AudioFormat
+from interfaces.core.values import Values
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.alignment import Alignment
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, parse_object, text_in
@@ -33,7 +34,7 @@ class ElevenLabsOptions:
     has_sentences: bool = False
     has_cumulative_alignment: bool = False
     max_contexts: int = 16
-    values: dict[str, int | float] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
 
 
 @dataclass
@@ -150,7 +151,7 @@ class ElevenLabs(JsonProtocol):
             made.append(Flush(context.speech))
         return made
 
-    def _values(self, values: dict[str, Any]) -> dict[str, int | float]:
+    def _values(self, values: dict[str, Any]) -> Values:
         speed = number_in(object_in(values, "voice_settings"), "speed")
         return dict(self._options.values) if speed is None else {**self._options.values, "speed": speed}
 

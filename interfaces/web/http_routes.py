@@ -17,7 +17,8 @@ from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerErro
 from interfaces.audio.formats import AudioFormat, openai_format
 from interfaces.audio.recordings import decode_recording
 from interfaces.core.errors import TooLargeError
-from interfaces.core.service import Caller, SpeechService, check_values
+from interfaces.core.service import Caller, SpeechService
+from interfaces.core.values import Values, check_values
 from interfaces.core.voices import OPENAI_VOICES, Voice
 from interfaces.web.answers import error_answer
 from interfaces.web.requests import FieldError, SpeechRequest, parse
@@ -92,14 +93,14 @@ def _add_voices(router: APIRouter, service: SpeechService) -> None:
         return {"id": voice_id, "object": "audio.voice.deleted", "deleted": True}
 
 
-def check_text(service: SpeechService, field: str, text: str, values: dict[str, int | float]) -> None:
+def check_text(service: SpeechService, field: str, text: str, values: Values) -> None:
     """Raises ``FieldError`` for a text that cannot be spoken, and for a value out of range. field: the text's."""
     if not text.strip():
         raise FieldError(f"{field} holds nothing but blanks; send words.", param=field)
     if len(text) > service.limits.max_text_chars:
         raise FieldError(f"{field} is longer than {service.limits.max_text_chars} characters; split it into several requests.", param=field)
     for name, value in values.items():
-        at(name, lambda name=name, value=value: check_values({name: value}))
+        at("instructions" if name == "instruct_text" else name, lambda name=name, value=value: check_values({name: value}))
 
 
 async def spoken(
@@ -108,7 +109,7 @@ async def spoken(
     voice: str,
     text: str,
     target: AudioFormat,
-    values: dict[str, int | float],
+    values: Values,
     as_events: bool = False,
     gain: float = 1.0,
 ) -> Response:

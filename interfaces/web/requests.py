@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from bistream.errors import InvalidInputError
+from interfaces.core.values import MAX_INSTRUCTION_CHARS, Values, instructed
 
 Model = TypeVar("Model", bound=BaseModel)
+UNINSTRUCTED_MODELS = ("tts-1", "tts-1-hd")
 VoiceName = Annotated[str, StringConstraints(max_length=128)]
 
 
@@ -25,12 +27,12 @@ class VoiceId(BaseModel):
 
 
 class SpeechRequest(BaseModel):
-    """``POST /v1/audio/speech``. instructions are accepted and have no effect."""
+    """``POST /v1/audio/speech``. instructions have no effect with OpenAI's first two models, as there."""
 
     model: Annotated[str, StringConstraints(max_length=128)]
     input: Annotated[str, StringConstraints(min_length=1)]
     voice: VoiceName | VoiceId
-    instructions: str | None = None
+    instructions: Annotated[str, StringConstraints(max_length=MAX_INSTRUCTION_CHARS)] | None = None
     response_format: str = "mp3"
     speed: float | None = None
     stream_format: Literal["audio", "sse"] = "audio"
@@ -44,11 +46,12 @@ class SpeechRequest(BaseModel):
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
     @property
-    def values(self) -> dict[str, int | float]:
+    def values(self) -> Values:
         """For the core."""
         names = ("seed", "temperature", "top_k", "top_p", "speed")
         given: dict[str, int | float | None] = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None and (name, value) != ("speed", 1.0)}
+        numbers = {name: value for name, value in given.items() if value is not None and (name, value) != ("speed", 1.0)}
+        return {**numbers, **instructed(None if self.model in UNINSTRUCTED_MODELS else self.instructions)}
 
 
 class VoiceSettings(BaseModel):
@@ -63,7 +66,7 @@ class ElevenLabsRequest(BaseModel):
     seed: int | None = None
 
     @property
-    def values(self) -> dict[str, int | float]:
+    def values(self) -> Values:
         speed = None if self.voice_settings is None else self.voice_settings.speed
         given: dict[str, int | float | None] = {"seed": self.seed, "speed": None if speed == 1.0 else speed}
         return {name: value for name, value in given.items() if value is not None}
@@ -98,6 +101,6 @@ def _field_error(problem: Any) -> FieldError:
     """The first problem, without what the client sent."""
     names = [str(part) for part in problem["loc"] if isinstance(part, str | int)]
     if not names:
-        return FieldError("The body is not a JSON object; send one with `content-type: application/json`.")
+        return FieldError("The body is not a JSON object, or has half a UTF-16 character; send one in UTF-8, as `application/json`.")
     what = str(problem["msg"]).rstrip(".")
     return FieldError(f"{names[0]}: {what}; correct it.", param=names[0])

@@ -18,6 +18,7 @@ from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
 from interfaces.core.service import Caller, SpeechService
 from interfaces.core.speech import Audio, Speech
+from interfaces.core.values import Values
 from interfaces.web.answers import error_answer
 
 
@@ -88,7 +89,7 @@ async def speak(
     voice: str,
     text: str,
     target: AudioFormat,
-    values: dict[str, int | float],
+    values: Values,
     gain: float,
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
 ) -> tuple[SpokenText, bytes]:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from interfaces.audio.formats import cartesia_format, deepgram_file_format, elevenlabs_format
 from interfaces.core.service import SpeechService
+from interfaces.core.values import Values
 from interfaces.protocols.cartesia import Cartesia, cartesia_values, cartesia_voice
 from interfaces.protocols.deepgram import deepgram_speed
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
@@ -77,13 +78,13 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         container, sample_rate, bit_rate = (query.get(name, "") for name in ("container", "sample_rate", "bit_rate"))
         target = deepgram_file_format(query.get("encoding", "linear16"), container, sample_rate, bit_rate)
         speed = at("speed", lambda: deepgram_speed(query.get("speed", "1")))
-        values: dict[str, int | float] = {} if speed == 1 else {"speed": speed}
+        values: Values = {} if speed == 1 else {"speed": speed}
         check_text(service, "text", given.text, values)
         return await spoken(service, request, query.get("model", ""), given.text, target, values)
 
 
 def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
-    def checked(given: CartesiaRequest) -> tuple[dict[str, Any], dict[str, int | float], float]:
+    def checked(given: CartesiaRequest) -> tuple[dict[str, Any], Values, float]:
         """The request as a message of the WebSocket, and its values and gain."""
         message = given.model_dump(exclude_none=True)
         at("voice", lambda: cartesia_voice(message))

@@ -42,6 +42,14 @@ def test_openai_speech_is_the_servers(interfaces: Interfaces) -> None:
     assert np.abs(np.frombuffer(body[44:], "<i2")).max() > 0
 
 
+def test_instructions_change_how_it_is_said(interfaces: Interfaces) -> None:
+    given = {"model": "gpt-4o-mini-tts", "input": "Hello.", "voice": "alloy", "response_format": "pcm", "seed": 3}
+    plain, calm, again = (
+        interfaces.ask("POST", "/v1/audio/speech", {**given, "instructions": instructions}) for instructions in (None, "calm", "calm")
+    )
+    assert plain[0] == calm[0] == 200 and calm == again != plain
+
+
 def test_text_beyond_the_servers_limit_is_its_refusal(interfaces: Interfaces) -> None:
     status, body = interfaces.ask("POST", "/v1/audio/speech", {"model": "m", "input": "word " * 200, "voice": "reference"})
     assert status == 400 and "400 characters" in json.loads(body)["error"]["message"]

@@ -16,6 +16,7 @@ case "$*" in
   *--fail-here*) exit 1 ;;
   *convert_checkpoint.py*huggingface*) mkdir -p "$6" && touch "$6/config.json" ;;
   *make_checkpoint.py*) out="${*: -1}" && mkdir -p "$out" && touch "$out/llm.pt" ;;
+  "-m interfaces"*) while ! grep -q "${ENDS_AFTER:-.}" "$CALLS"; do sleep 0.01; done ;;
 esac
 """
 
@@ -214,7 +215,7 @@ def test_default_is_the_download_else_the_trained_voice_else_random_weights(stag
     assert model_dir() == str(download)
     stages.make(own)
     assert model_dir(MODEL_DIR=str(own)) == str(own)
-    assert model_dir(FAMILY="cosyvoice3") == str(voice)
+    assert model_dir(FAMILY="cosyvoice3") == f"{stages.build}/tiny_cosyvoice3", "the voice is a CosyVoice2"
 
 
 def test_judging_needs_a_trained_voice_and_speaks_it_through_the_server(stages: Stages, tmp_path: Path) -> None:
@@ -235,3 +236,33 @@ def test_judging_needs_a_trained_voice_and_speaks_it_through_the_server(stages: 
         "serve.py" in speaking and "voice_quality.py speak --server {grpc} --set b --voice nora --pieces words characters whole" in speaking
     )
     assert f"voice_quality.py judge --python {judges}" in judging and judging.endswith(f"{judged}/nora-b-words/")
+
+
+def interfaces_of(calls: list[str]) -> str:
+    (found,) = [call for call in calls if call.startswith("-m interfaces ")]
+    return found
+
+
+def test_the_interfaces_reach_their_servers_as_the_clients_do(stages: Stages) -> None:
+    status, calls, _ = stages.run("gateway", SERVERS_GRPC="a:8001/8003 b:8001")
+    found = interfaces_of(calls)
+    assert status == 0 and "--server a:8001/8003 --server b:8001" in found and "tls" not in found
+    given = {"CLIENT_TLS_CA": "ca.pem", "CLIENT_TLS_CERTIFICATE": "own.pem", "CLIENT_TLS_KEY": "own.key"}
+    found = interfaces_of(stages.run("gateway", **given)[1])
+    assert "--server-tls-ca ca.pem --server-tls-certificate own.pem --server-tls-key own.key" in found
+    assert " --tls-certificate" not in found, "that is the interfaces' own"
+
+
+def test_both_together_have_one_certificate_and_fitting_limits(stages: Stages) -> None:
+    given = {"TLS_CERTIFICATE": "door.pem", "TLS_KEY": "door.key", "KEYS_FILE": "keys", "ENDS_AFTER": "serve.py"}
+    status, calls, errors = stages.run("serve-all", **given)
+    assert status == 1 and "set BISTREAM_API_KEY" in errors and not any("-m interfaces" in call or "serve.py" in call for call in calls)
+    _, calls, _ = stages.run("serve-all", **given, BISTREAM_API_KEY="0123456789abcdef", CLIENT_TLS_CA="ca.pem")
+    found = interfaces_of(calls)
+    (server,) = [call for call in calls if call.startswith("scripts/serve.py ")]
+    for call in (found, server):
+        assert "--tls-certificate door.pem --tls-key door.key" in call and "--keys-file keys" in call and "0123456789abcdef" not in call
+    assert "--server-tls --server-tls-ca ca.pem" in found
+    assert "--sessions-per-address 0 --sessions-per-key 0" in server, "all callers have the interfaces' address and key"
+    _, calls, _ = stages.run("serve-all", GATE_LIMITS="--sessions-per-address 3", ENDS_AFTER="serve.py")
+    assert any("--sessions-per-address 3" in call and "--sessions-per-key" not in call for call in calls if "serve.py" in call)

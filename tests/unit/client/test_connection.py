@@ -23,7 +23,7 @@ def read(arguments: list[str], environment: dict[str, str] | None = None) -> Cli
 
 def test_without_options_there_is_nothing() -> None:
     assert read([]) == INSECURE == read([], {API_KEY_VARIABLE: ""})
-    assert (INSECURE.headers(), INSECURE.grpc_options(), INSECURE.http_context()) == ({}, {}, None)
+    assert (INSECURE.headers(), INSECURE.grpc_options(), INSECURE.tls_context()) == ({}, {}, None)
 
 
 def test_the_key_comes_from_the_option_or_the_environment() -> None:

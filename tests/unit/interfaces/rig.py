@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from tritonclient.grpc import service_pb2
 
+from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.keys import Keys
 from interfaces.__main__ import _config
 from interfaces.core.servers import Servers
@@ -89,8 +90,8 @@ def running(
 
 
 class ReadyServer(FakeServer):
-    def ServerReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=True)
+    def ModelReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=request.name == COSYVOICE2_BISTREAM.name)
 
 
 @contextlib.contextmanager

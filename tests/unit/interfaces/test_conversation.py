@@ -54,16 +54,17 @@ class ScriptedSpeech(Speech):
     """40 ms of sound for each piece, without a server; a piece with an x fails."""
 
     async def __aiter__(self) -> AsyncGenerator[Audio | Flushed, None]:
+        spoken = 0
         while (segment := await self._next_segment()) is not None:
             await asyncio.sleep(0)
             if "x" in segment.text:
                 raise EngineError("Computing failed; try again.")
-            self._spoken_before += len(segment.text)
-            yield Audio(np.zeros(960, np.float32), self._joiner.heard(self._spoken_before))
+            spoken += len(segment.text)
+            yield Audio(np.zeros(960, np.float32), self._joiner.heard(spoken))
             segment.text = ""
             if segment.is_ended:
-                self._segments.popleft()
-                if segment.is_announced:
+                self._segments.pop()
+                if segment.is_flushed:
                     yield Flushed()
 
 

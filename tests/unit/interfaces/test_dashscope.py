@@ -49,8 +49,14 @@ def test_a_client_without_a_format_gets_mp3() -> None:
 
 
 def test_what_the_sdk_adds_is_tolerated() -> None:
-    one = started(enable_ssml=True, hot_fix={"a": 1}, language_hints=["zh"], instruction="calm", bit_rate=64000)
+    one = started(enable_ssml=True, hot_fix={"a": 1}, language_hints=["zh"], bit_rate=64000)
     assert one.opened[0].format.codec == "pcm_s16le"
+
+
+def test_an_instruction_says_how_to_speak() -> None:
+    assert started(instruction="用四川话说这句话").opened[0].values == {"seed": 0, "instruct_text": "用四川话说这句话"}
+    assert started(instruction="").opened[0].values == started(instruction=None).opened[0].values == {"seed": 0}
+    assert events(send(Player(DashScope()), "run-task", instruction=["calm"])) == ["task-failed"]
 
 
 @pytest.mark.parametrize(("volume", "gain"), [(None, 1.0), (50, 1.0), (0, 0.0), (100, 2.0), (25, 0.5)])

@@ -38,4 +38,4 @@ def test_every_option_of_the_page_exists(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_defaults_of_the_command_line_are_those_of_the_settings() -> None:
-    assert parse_arguments([]) == Settings()
+    assert parse_arguments([], {}) == Settings()

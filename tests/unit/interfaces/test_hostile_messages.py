@@ -77,6 +77,7 @@ DASHSCOPE = st.fixed_dictionaries(
                         "rate": ANYTHING,
                         "seed": ANYTHING,
                         "volume": ANYTHING,
+                        "instruction": TEXT,
                         "word_timestamp_enabled": FLAG,
                     },
                 )

@@ -112,11 +112,29 @@ def test_events_carry_the_same_bytes_and_the_usage(front: Running) -> None:
 
 
 def test_extensions_reach_the_server(server: FakeServer, front: Running) -> None:
-    speech(front, seed=7, temperature=0.5, top_k=3, top_p=0.25, speed=1.5, instructions="calm", unknown={"a": 1}, voice={"id": "anna"})
+    speech(front, seed=7, temperature=0.5, top_k=3, top_p=0.25, speed=1.5, unknown={"a": 1}, voice={"id": "anna"})
     inputs = server.received[-1].inputs
     given = {name: float(inputs[name].reshape(-1)[0]) for name in ("seed", "temperature", "top_k", "top_p", "speed")}
     assert given == {"seed": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.25, "speed": 1.5}
     assert inputs["speaker_id"] == b"anna"
+
+
+@pytest.mark.parametrize(
+    ("model", "instructions", "told"),
+    [
+        ("gpt-4o-mini-tts", "用四川话说这句话", "用四川话说这句话".encode()),
+        ("my-own-name", "calm", b"calm"),
+        ("tts-1", "calm", None),  # with these two models they have no effect at OpenAI either
+        ("tts-1-hd", "calm", None),
+        ("gpt-4o-mini-tts", " ", None),
+        ("gpt-4o-mini-tts", None, None),
+    ],
+)
+def test_instructions_reach_the_server(
+    server: FakeServer, front: Running, model: str, instructions: str | None, told: bytes | None
+) -> None:
+    assert speech(front, model=model, instructions=instructions)[0] == 200
+    assert server.received[-1].inputs.get("instruct_text") == told
 
 
 @pytest.mark.parametrize(
@@ -126,6 +144,8 @@ def test_extensions_reach_the_server(server: FakeServer, front: Running) -> None
         ({"input": "  "}, 400, "input", None),
         ({"input": "x" * 4097}, 400, "input", None),
         ({"input": 5}, 400, "input", None),
+        ({"instructions": "x" * 4097}, 400, "instructions", None),
+        ({"instructions": ["calm"]}, 400, "instructions", None),
         ({"voice": "bob"}, 404, "voice", "voice_not_found"),
         ({"voice": None}, 400, "voice", None),
         ({"speed": 4}, 400, "speed", None),

@@ -8,12 +8,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
+from bistream.client.exchange import Request
+from bistream.client.translation import infer_request
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
+from bistream.wire import COSYVOICE2_BISTREAM
 from interfaces.core.errors import UnreachableError
 from interfaces.core.servers import Servers
 from interfaces.core.service import Caller, SpeechService
+from interfaces.core.session import RequestMessages
 from interfaces.core.speech import Audio, Flushed, Speech
+from interfaces.core.values import Values
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 from tests.unit.client.fake_server import FakeServer, Received, Stream
@@ -286,14 +294,28 @@ def test_limits_of_a_key_of_an_address_and_of_a_text(server: FakeServer) -> None
 def test_values_and_voices_are_checked_before_a_place_is_taken(server: FakeServer) -> None:
     async def speak() -> None:
         service = service_for(server.address)
-        for values in ({"speed": 9.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 0}, {"seed": -1}):
+        wrong: list[Values] = [{"speed": 9.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 0}, {"seed": -1}]
+        for values in [*wrong, {"instruct_text": "x" * 4097}, {"instruct_text": "\ud83d"}]:
             with pytest.raises(InvalidInputError):
                 service.open("anna", CALLER, dict(values))
         with pytest.raises(UnknownSpeakerError):
             service.open("bob", CALLER)
-        assert service.open_speeches == 0 and service.counts.refused == 6
+        assert service.open_speeches == 0 and service.counts.refused == 8
 
     run(speak())
+
+
+def test_an_instruction_holds_for_every_session_of_the_utterance(server: FakeServer) -> None:
+    async def speak() -> None:
+        speech = service_for(server.address).open("anna", CALLER, {"instruct_text": "calm"})
+        await speech.append("One.")
+        await speech.flush()
+        await speech.end("Two.")
+        await heard(speech)
+
+    run(speak())
+    starts = [one for one in server.received if one.flag("is_start")]
+    assert [one.inputs.get("instruct_text") for one in starts] == [b"calm", b"calm"]
 
 
 def test_a_drain_lets_open_utterances_end_and_takes_no_new_ones(server: FakeServer) -> None:
@@ -348,3 +370,20 @@ def test_servers_are_ready_only_when_they_have_said_so(server: FakeServer) -> No
         await service.servers.close()
 
     run(ask())
+
+
+@given(
+    pieces=st.lists(
+        st.fixed_dictionaries({"target_text": st.binary(max_size=20), "is_start": st.just(False), "is_end": st.booleans()})
+        | st.just({"is_cancel": True}),
+        max_size=6,
+    ),
+    secrets=st.lists(st.sampled_from(["a", "b"]), min_size=6, max_size=6),
+)
+def test_messages_of_a_session_are_those_of_the_client_library(pieces: list[dict[str, Any]], secrets: list[str]) -> None:
+    """However they are put together; a session that begins anew gets another secret."""
+    messages = RequestMessages()
+    for number, (values, secret) in enumerate(zip(pieces, secrets, strict=False)):
+        request = Request(values, f"r{number}", {"session_secret": secret})
+        expected = infer_request(COSYVOICE2_BISTREAM.name, request.request_id, values, request.parameters, wants_empty_final=False)
+        assert service_pb2.ModelInferRequest.FromString(messages.encoded(request)) == expected

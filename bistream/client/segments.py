@@ -1,0 +1,106 @@
+"""A text in pieces, with pauses, divided into the sessions that speak it. Pure.
+
+A server speaks the last words of a text when it knows that the text ends there. So a *segment* of an utterance, the text up to a flush or
+up to a pause, is a session of its own; the next segment begins with the text that comes afterwards, and its session when all audio of the
+one before has come. An utterance therefore takes one place on the servers, and none while it waits for text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from bistream.errors import InvalidInputError
+from bistream.refusals import nothing_to_speak
+
+SILENCE_S = 0.1  # in place of text without anything to speak: agents take text without audio for a failure
+_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script, as the servers decide
+
+Session = TypeVar("Session")
+
+
+def is_speakable(text: str) -> bool:
+    return _SPEAKABLE.search(text) is not None
+
+
+@dataclass
+class Segment(Generic[Session]):
+    """begins_at: its first character in the utterance. text: all of it so far. is_flushed: it was ended by a flush. session: the one that
+    speaks it now, to which more of its text goes directly."""
+
+    begins_at: int
+    text: str = ""
+    is_ended: bool = False
+    is_flushed: bool = False
+    session: Session | None = None
+
+    @property
+    def is_speakable(self) -> bool:
+        return is_speakable(self.text)
+
+    @property
+    def is_silence(self) -> bool:
+        """It has ended without anything to speak; blanks alone are not even silence."""
+        return self.is_ended and not self.is_speakable
+
+    def place_of(self, spoken: int) -> int:
+        """Characters of the utterance, given those of this segment."""
+        return self.begins_at + min(spoken, len(self.text))
+
+
+class Segments(Generic[Session]):
+    """Those that are not over, the oldest first. wants_whole_text: a segment is spoken only when it has ended (``speed``)."""
+
+    def __init__(self, wants_whole_text: bool = False) -> None:
+        self.characters = 0  # of all segments
+        self._wants_whole_text = wants_whole_text
+        self._left: deque[Segment[Session]] = deque()
+
+    def __iter__(self) -> Iterator[Segment[Session]]:
+        return iter(self._left)
+
+    @property
+    def open(self) -> Segment[Session] | None:
+        """The one that takes more text."""
+        return self._left[-1] if self._left and not self._left[-1].is_ended else None
+
+    @property
+    def are_over(self) -> bool:
+        return not self._left
+
+    def add(self, text: str) -> Segment[Session]:
+        """text: not empty. The segment that it belongs to."""
+        segment = self.open or self._begin()
+        segment.text += text
+        self.characters += len(text)
+        return segment
+
+    def end(self, is_flush: bool = False) -> Segment[Session] | None:
+        """The open segment, which ends here; a flush without one makes an empty segment, so that it is told in its turn."""
+        segment = self.open or (self._begin() if is_flush else None)
+        if segment is not None:
+            segment.is_ended, segment.is_flushed = True, is_flush
+        return segment
+
+    def next(self) -> Segment[Session] | None:
+        """The oldest one, if it can be spoken, or be left out, now."""
+        if not self._left:
+            return None
+        first = self._left[0]
+        return first if first.is_ended or (first.is_speakable and not self._wants_whole_text) else None
+
+    def pop(self) -> None:
+        """The oldest one is over."""
+        self._left.popleft()
+
+    def _begin(self) -> Segment[Session]:
+        self._left.append(Segment(self.characters))
+        return self._left[-1]
+
+
+def means_silence(error: BaseException) -> bool:
+    """Whether a server found nothing to speak in a text with letters: marks that only servers know as such."""
+    return isinstance(error, InvalidInputError) and error.sentence == nothing_to_speak().sentence

@@ -1,0 +1,145 @@
+"""How a text with pauses is divided into sessions, and when a pause has come. No clock, no server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.client import pause_timer
+from bistream.client.pause_timer import PauseTimer
+from bistream.client.segments import Segment, Segments, means_silence
+from bistream.errors import InvalidInputError
+from bistream.refusals import nothing_to_speak
+
+PIECES = st.lists(st.sampled_from(["Hi", " there.", "...", " ", "好", "FLUSH", "PAUSE", "SPOKEN"]), max_size=30)
+
+
+def divided(steps: list[str], wants_whole_text: bool) -> list[Segment[Any]]:
+    """The segments in the order in which they are over."""
+    segments: Segments[Any] = Segments(wants_whole_text)
+    over = []
+    for step in [*steps, "PAUSE"]:
+        if step == "SPOKEN":
+            while (segment := segments.next()) is not None and segment.is_ended:
+                over.append(segment)
+                segments.pop()
+        elif step in ("FLUSH", "PAUSE"):
+            segments.end(is_flush=step == "FLUSH")
+        else:
+            assert segments.add(step) is segments.open
+    while not segments.are_over:
+        segment = segments.next()
+        assert segment is not None, "after the end each segment has its turn"
+        over.append(segment)
+        segments.pop()
+    return over
+
+
+@given(steps=PIECES, wants_whole_text=st.booleans())
+def test_every_character_is_in_one_segment_in_order(steps: list[str], wants_whole_text: bool) -> None:
+    over = divided(steps, wants_whole_text)
+    texts = [step for step in steps if step not in ("FLUSH", "PAUSE", "SPOKEN")]
+    assert "".join(segment.text for segment in over) == "".join(texts)
+    assert all(segment.is_ended for segment in over)
+    begin = 0
+    for segment in over:
+        assert segment.begins_at == begin == segment.place_of(0)
+        begin += len(segment.text)
+        assert segment.place_of(len(segment.text)) == segment.place_of(10_000) == begin
+
+
+@given(steps=PIECES)
+def test_every_flush_is_told_once_behind_its_text(steps: list[str]) -> None:
+    told = "".join(segment.text + ("|" if segment.is_flushed else "") for segment in divided(steps, False))
+    assert told == "".join("|" if step == "FLUSH" else step for step in steps if step not in ("PAUSE", "SPOKEN"))
+
+
+def test_a_segment_is_spoken_from_its_first_word_on_unless_it_must_be_whole() -> None:
+    now: Segments[Any] = Segments()
+    whole: Segments[Any] = Segments(wants_whole_text=True)
+    for segments, begins in ((now, True), (whole, False)):
+        segments.add("... ")
+        assert segments.next() is None
+        segments.add("Hi")
+        assert (segments.next() is not None) == begins
+        segments.end()
+        assert (found := segments.next()) is not None and found.text == "... Hi" and not found.is_silence
+
+
+def test_text_after_an_end_waits_for_the_audio_before_it() -> None:
+    segments: Segments[Any] = Segments()
+    first = segments.add("One.")
+    segments.end()
+    second = segments.add("Two.")
+    assert segments.next() is first and segments.open is second and list(segments) == [first, second]
+    segments.pop()
+    assert segments.next() is second
+
+
+def test_nothing_to_speak_is_silence_where_it_ends() -> None:
+    segments: Segments[Any] = Segments()
+    segments.add("...")
+    assert segments.next() is None
+    segments.end()
+    assert (found := segments.next()) is not None and found.is_silence
+    assert means_silence(nothing_to_speak()) and not means_silence(InvalidInputError("The text is wrong."))
+
+
+class Loop:
+    """The clock and the timers of an event loop."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.made = 0
+        self.timers: list[tuple[float, Callable[[], None], Any]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, act: Callable[[], None]) -> Any:
+        self.made += 1
+        handle = type("Handle", (), {"cancel": lambda handle: self.timers.remove(next(one for one in self.timers if one[2] is handle))})()
+        self.timers.append((when, act, handle))
+        return handle
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        while due := [one for one in self.timers if one[0] <= self.now]:
+            self.timers.remove(due[0])
+            due[0][1]()
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    made = Loop()
+    monkeypatch.setattr(pause_timer, "asyncio", type("Asyncio", (), {"get_running_loop": lambda: made, "TimerHandle": asyncio.TimerHandle}))
+    return made
+
+
+def test_a_pause_counts_from_the_last_piece_with_one_timer(loop: Loop) -> None:
+    rung: list[float] = []
+    timer = PauseTimer(2.0, lambda: rung.append(loop.now))
+    for _ in range(100):
+        timer.restart()
+        loop.advance(0.01)
+    assert loop.made == 1 and not rung
+    loop.advance(1.5)
+    assert not rung
+    loop.advance(0.5)
+    assert len(rung) == 1 and not loop.timers
+    timer.restart()
+    timer.stop()
+    loop.advance(10.0)
+    assert len(rung) == 1 and not loop.timers
+
+
+def test_a_timer_of_zero_never_rings(loop: Loop) -> None:
+    timer = PauseTimer(0.0, lambda: pytest.fail("it rang"))
+    timer.restart()
+    loop.advance(10.0)
+    assert not loop.timers
