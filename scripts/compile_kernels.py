@@ -86,11 +86,15 @@ def compile_job(job: str, config: RuntimeConfig) -> None:
         engine, _tiers = make_engine(dataclasses.replace(config, max_rows=int(number), kv_cache_tokens=config.max_session_tokens))
         engine.close()
         return
+    from bistream.device import resolve_device  # noqa: PLC0415
     from bistream.gpu.tier import Tier  # noqa: PLC0415
     from bistream.mel2wav.factory import make_vocoder, vocoder_tier  # noqa: PLC0415
-    from bistream.token2mel.stage import FlowStage, tier_of  # noqa: PLC0415
+    from bistream.token2mel.factory import flow_tier, resolve_dtype  # noqa: PLC0415
+    from bistream.token2mel.stage import FlowStage  # noqa: PLC0415
 
-    choice = tier_of(config, checkpoint) if stage == FLOW else vocoder_tier(config, checkpoint)
+    device = resolve_device(config.device)
+    flow = flow_tier(config, checkpoint.flow, device, resolve_dtype(config.dtype, device))
+    choice = flow if stage == FLOW else vocoder_tier(config, checkpoint)
     if choice.tier is not Tier.KERNELS and int(number):
         return  # the first part compiles all of it
     share = slice(int(number), None, PARTS)

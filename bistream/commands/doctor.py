@@ -38,7 +38,7 @@ from bistream.text2token import fidelity as language_model
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.text2token.step_runners import device_and_dtype
 from bistream.text2token.weights import load_weights
-from bistream.token2mel.stage import resolve_dtype
+from bistream.token2mel.factory import resolve_dtype
 from bistream.token2wav import fidelity as token2wav
 from bistream.types import FloatArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.voice.build import build_voice_prompt

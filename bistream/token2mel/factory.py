@@ -40,6 +40,13 @@ def expected_shapes(sizes: FlowConfig) -> dict[str, tuple[int, ...]]:
     return dit_weights.expected_shapes(sizes) if isinstance(sizes, DitFlowConfig) else unet_weights.expected_shapes(sizes)
 
 
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``auto``: float32 on the CPU, float16 elsewhere (the precision upstream serves the flow in)."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.float16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
 def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested one is unavailable."""
     if isinstance(sizes, DitFlowConfig):

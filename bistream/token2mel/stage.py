@@ -31,12 +31,12 @@ from bistream.checkpoint_config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
 from bistream.errors import BistreamError, EngineError, InvalidInputError
-from bistream.gpu.tier import Tier, TierChoice
+from bistream.gpu.tier import Tier
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.steps import Steps, finish
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint, too_long
-from bistream.token2mel.factory import flow_page_bytes, flow_tier, load_network, make_pages, make_runner
+from bistream.token2mel.factory import flow_page_bytes, flow_tier, load_network, make_pages, make_runner, resolve_dtype
 from bistream.token2mel.flow import FlowModel
 from bistream.token2mel.page_pool import PagePool
 from bistream.token2mel.pages import memory_bytes
@@ -118,7 +118,7 @@ class FlowStage:
         self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
         self.max_tokens = int(config.flow_context_s * SPEECH_TOKENS_PER_SECOND)  # of a session at a time, prompt included
         self.reference_final = config.final_mode == "reference"
-        choice = tier_of(config, checkpoint) if incremental else None
+        choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
         self.tiers = () if choice is None else (choice,)
         tier = Tier.PLAIN if choice is None else choice.tier
         self.page_bytes = flow_page_bytes(tier, self.config, self.dtype)
@@ -286,16 +286,3 @@ class FlowStage:
             for other in states:
                 if other.account.prefix is prefix:
                     other.fail(mel.sentence)
-
-
-def tier_of(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierChoice:
-    """The tier that the stage will use. Raises ``ConfigError`` when the requested one is unavailable."""
-    device = resolve_device(config.device)
-    return flow_tier(config, checkpoint.flow, device, resolve_dtype(config.dtype, device))
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``auto``: float32 on the CPU, float16 elsewhere (the precision upstream serves the flow in)."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.float16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

@@ -22,7 +22,8 @@ from bistream.gpu.fidelity import Fidelity, Ranges, RoundedConvolutions, ratio_d
 from bistream.gpu.precision import exact_float32
 from bistream.mel2wav.factory import make_plain
 from bistream.reference_tone import recording
-from bistream.token2mel.stage import FlowStage, resolve_dtype
+from bistream.token2mel.factory import resolve_dtype
+from bistream.token2mel.stage import FlowStage
 from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 

@@ -295,7 +295,8 @@ def test_values_and_voices_are_checked_before_a_place_is_taken(server: FakeServe
     async def speak() -> None:
         service = service_for(server.address)
         wrong: list[Values] = [{"speed": 9.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 0}, {"seed": -1}]
-        for values in [*wrong, {"instruct_text": "x" * 4097}, {"instruct_text": "\ud83d"}]:
+        wrong += [{"instruct_text": "x" * 4097}, {"instruct_text": "\ud83d"}]
+        for values in wrong:
             with pytest.raises(InvalidInputError):
                 service.open("anna", CALLER, dict(values))
         with pytest.raises(UnknownSpeakerError):
