@@ -89,7 +89,7 @@ def spawn(plan: MemberPlan) -> tuple[Process, Callable[[], str]]:
             errors="backslashreplace",
         )
     except OSError as error:
-        raise ServerError(f"{plan.name} cannot be started ({error.strerror}); see the limits in README.md.") from None
+        raise ServerError(f"{plan.name} cannot be started ({error.strerror}); see the limits in docs/serving.md.") from None
     return process, OutputCopy(plan.name, process).last_line
 
 
