@@ -32,6 +32,7 @@ class TextLedger:
         self._max_chars = max_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._chars = 0
+        self.speakable_characters = 0  # up to the last piece that brought something to speak
         self._speakable = SpeakableText()
         self._ended = False
         self.effort = SpokenEffort()  # of what was accepted
@@ -65,6 +66,8 @@ class TextLedger:
             raise
         self._chars += count_characters(piece)
         self._speakable = speakable
+        if is_speakable:
+            self.speakable_characters = self._chars
         self.effort.push(text)
         self._ended = is_end
         return is_speakable

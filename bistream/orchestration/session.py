@@ -93,7 +93,7 @@ class CallerSession:
         self.state = SessionState.OPENING
         self.error: BistreamError | None = None  # set in CANCELLED and FAILED
         self.reserved_s: float | None = None  # as in ``needs.Standing``
-        self.last_activity_at = now  # last text of the client that can be spoken, or last audio sent to it
+        self.last_activity_at = now  # last text of the client that can be spoken, or last audio of such text sent to it
         # text of later requests that the language model has not received yet
         self.outbox = bytearray()
         self.outbox_end = False
@@ -148,6 +148,15 @@ class CallerSession:
         if self.text.ended:
             self.finishing()
 
+    def audio_sent(self, characters_before: int, now: float) -> None:
+        """characters_before: how many had certainly been spoken before this audio.
+
+        What is spoken beyond the last word does not count as activity: many blanks become tokens, and a client that sends nothing else
+        would keep its place by the sound of them.
+        """
+        if characters_before < self.text.speakable_characters:
+            self.last_activity_at = now
+
     def finishing(self) -> None:
         """No more text will be spoken. A session that is still opening enters FINISHING once it has opened."""
         if self.state in (SessionState.RECEIVING, SessionState.SPEAKING):
@@ -198,8 +207,8 @@ class CallerSession:
         return taken
 
     def is_idle(self, now: float, timeout_s: float) -> bool:
-        """Whether text may still come, everything received has been spoken, and nothing that can be spoken has come, nor audio gone,
-        for ``timeout_s``."""
+        """Whether text may still come, everything received has been spoken, and nothing that can be spoken has come, nor audio of it
+        gone, for ``timeout_s``."""
         return self.state is SessionState.RECEIVING and now - self.last_activity_at >= timeout_s
 
     def own(self, name: str, free: Callable[[], Awaitable[None]]) -> None:

@@ -64,6 +64,7 @@ class SessionRun:
         self._spoken = SpokenText(session.text.effort)
         self._pacing.text.came(session.text.characters, services.clock())
         self._position = 0  # of the text, in the last chunk
+        self._characters = 0  # certainly spoken, in the last chunk
         lease_s = services.config.session_idle_timeout_s
         self._link = LanguageModelLink(session, services.ports.language_model, self._spoken, lease_s, services.clock)
         self._is_reading = False
@@ -179,9 +180,10 @@ class SessionRun:
         self._pacing.playback.sent(len(waveform), now)
         samples = self._at_normal_speed(self._pacing.playback.samples_sent)
         self._position = max(self._position, self._spoken.position(samples, is_last))  # the estimate changes with what is known
-        chunk = AudioChunk(waveform, self._sequence_number, self._spoken.characters(samples, is_last), self._position)
+        characters_before, self._characters = self._characters, self._spoken.characters(samples, is_last)
+        chunk = AudioChunk(waveform, self._sequence_number, self._characters, self._position)
         self._sequence_number += 1
-        self.session.last_activity_at = now
+        self.session.audio_sent(characters_before, now)
         if await self.session.reply.send(chunk):
             self._record.chunk_sent(len(waveform), self._services.clock())
 

@@ -190,6 +190,19 @@ def test_places_cannot_be_hoarded_with_pieces_that_say_nothing(house: House) -> 
     assert house.send(start_request(session_id="next")).wait() is None
 
 
+def test_the_sound_of_blanks_keeps_no_place(house: House) -> None:
+    """A model that has heard words speaks the blanks after them as well."""
+    sender = house.send(start_request("Hello", is_end=False))
+    for _ in range(7):
+        house.wait_receiving()
+        house.clock.now += 10.0
+        house.send(append_request(" " * 10))  # 30 speech tokens
+        house.orchestrator.watch()
+    assert isinstance(sender.wait(), SessionTimeoutError)
+    assert house.models.token2wav.hops[-1].token_ids, "the blanks were never spoken"
+    house.wait_empty()
+
+
 def test_a_session_that_speaks_or_finishes_is_not_idle(house: House) -> None:
     gate = house.models.token2wav.gates[0] = threading.Event()
     reached = house.models.token2wav.reached[0] = threading.Event()
