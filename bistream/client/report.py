@@ -70,9 +70,9 @@ class SessionReport:
         if not self.chunks:
             return "no audio arrived"
         summary = self.as_dict()
-        order = "before" if self.audio_began_before_text_ended else "after"
+        before = " (before the text had ended)" if self.audio_began_before_text_ended else ""
         return (
-            f"first audio after {summary['time_to_first_audio_s']:.3f} s ({order} the text had ended), "
+            f"first audio after {summary['time_to_first_audio_s']:.3f} s{before}, "
             f"{summary['audio_s']:.2f} s of audio in {summary['wall_s']:.2f} s (real-time factor {summary['real_time_factor']:.3f}), "
             f"{len(self.chunks)} chunks, {summary['underruns']} gaps at real-time playback ({summary['underrun_s']:.3f} s)"
         )

@@ -27,9 +27,10 @@ def test_gaps_are_the_time_a_listener_waits() -> None:
     summary = report.as_dict()
     assert (summary["audio_s"], summary["real_time_factor"], summary["underruns"]) == (3.0, 1.0, 1)
     assert summary["audio_began_before_text_ended"]
-    assert "1 gaps" in report.as_text()
+    assert "1 gaps" in report.as_text() and "(before the text had ended)" in report.as_text()
     report.text_ended_s = 0.9
     assert not report.audio_began_before_text_ended
+    assert "text" not in report.as_text(), "a recording has none"
 
 
 @settings(max_examples=60, deadline=None)
