@@ -21,8 +21,6 @@ import argparse
 import asyncio
 import gc
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,8 +37,9 @@ from websockets.asyncio.client import connect
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._common import ROOT, percentiles, report
+from benchmarks._common import percentiles, report
 from benchmarks._interfaces_callers import SPEAK, Heard, call_server, call_socket, page, post_speech, short_turn
+from benchmarks.gateway import free_port, process
 
 START_TIMEOUT_S = 60.0
 TURN_S = 4.0
@@ -73,10 +72,8 @@ class Front:
 
 @contextmanager
 def front(core: int, pace: float = 1.0) -> Iterator[Front]:
-    with socket.socket() as one, tempfile.TemporaryDirectory() as folder:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-        one.close()
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
         ready = Path(folder, "ready")
         command = ["-m", "interfaces", "--server", f"127.0.0.1:{port}", "--speaker", "anna", "--port", "0", "--ready-file", str(ready)]
         with (
@@ -86,15 +83,6 @@ def front(core: int, pace: float = 1.0) -> Iterator[Front]:
             os.sched_setaffinity(measured.pid, {core})
             wait_for(ready.exists, "the interfaces have not started")
             yield Front(ready.read_text(encoding="utf-8"), f"127.0.0.1:{port}", measured.pid)
-
-
-@contextmanager
-def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, *words], cwd=ROOT, stderr=subprocess.DEVNULL) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
 
 
 def wait_for(condition: Callable[[], Any], failure: str) -> None:

@@ -17,6 +17,7 @@ from bistream.voice.build import build_voice_prompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 from training import packages, teachers
+from training.adopt import write_record
 from training.export import export
 from training.stages import Work
 from training.voices import DEFAULT_VOICE, HELD_OUT_VOICE, VOICES, Voice
@@ -50,7 +51,9 @@ def export_voice(work: Work) -> bool:
     (recordings / "transcript.txt").write_text(f"{PROMPT_TEXT}\n", encoding="utf-8")
     tokenizer, encoder = SpeechTokenizer.from_model_dir(directory, "cpu", 1), SpeakerEncoder.from_model_dir(directory, "cpu", 1)
     speakers: dict[str, dict[str, str | Tensor]] = {}
-    for voice in (*VOICES, HELD_OUT_VOICE):
+    trained = [voice for voice in VOICES if not work.voices or voice.name in work.voices]
+    write_record(directory, work.sizes, steps, tuple(voice.name for voice in trained))
+    for voice in (*trained, HELD_OUT_VOICE):
         heard = resample(recording(work, voice, PROMPT_TEXT), SAMPLE_RATE, REFERENCE_SAMPLE_RATE)
         soundfile.write(recordings / f"{voice.name}.wav", heard, REFERENCE_SAMPLE_RATE, subtype="PCM_16")
         if voice is HELD_OUT_VOICE:
@@ -62,7 +65,7 @@ def export_voice(work: Work) -> bool:
             "speech_feat": torch.from_numpy(np.array(prompt.speech_feat)).half()[None],
             "embedding": torch.from_numpy(np.array(prompt.speaker_embedding))[None],
         }
-    speakers[DEFAULT_SPEAKER] = speakers[DEFAULT_VOICE]
+    speakers[DEFAULT_SPEAKER] = speakers[DEFAULT_VOICE if DEFAULT_VOICE in speakers else trained[0].name]
     torch.save(speakers, directory / "spk2info.pt")
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     print(f"{directory}: {size / 1e6:.1f} MB, steps {steps}, speakers {', '.join(sorted(speakers))}")

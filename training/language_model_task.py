@@ -21,16 +21,15 @@ from training.sizes import Sizes
 
 TIED = "llm.model.lm_head.weight"
 EMBEDDING = f"{BODY}.embed_tokens.weight"
-_DROPOUT = 0.1
 _VALIDATE_EVERY = 500
 
 
 class LanguageModelNetwork(nn.Module):
     """Parameters under the keys of ``llm.pt`` ("." written "/", as PyTorch wants it)."""
 
-    def __init__(self, config: LanguageModelConfig) -> None:
+    def __init__(self, config: LanguageModelConfig, dropout: float = 0.0) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.dropout = config, dropout
         self.tensors = nn.ParameterDict(
             {_safe(key): nn.Parameter(_initial(key, shape)) for key, shape in expected_shapes(config).items() if key != TIED}
         )
@@ -47,7 +46,7 @@ class LanguageModelNetwork(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids int64 [B, L] -> scores float32 [B, L, speech_token_size + 3]."""
-        model, dropout = self.model(), _DROPOUT if self.training else 0.0
+        model, dropout = self.model(), self.dropout if self.training else 0.0
         rows, length = ids.shape
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -77,14 +76,16 @@ class LanguageModelTask:
     def __init__(self, utterances: Utterances, texts: TextIds, sizes: Sizes, device: torch.device, seed: int = 0) -> None:
         torch.manual_seed(seed)
         config, plan = sizes.checkpoint.language_model, sizes.plan
-        self.network = LanguageModelNetwork(config).to(device)
+        self.network = LanguageModelNetwork(config, plan.language_model_dropout).to(device)
         self.total_steps, self.warmup_steps = plan.language_model_steps, min(300, plan.language_model_steps // 10)
         space, size = TokenSpace.of(config), plan.language_model_positions
         self._batches = _loaded(LanguageModelBatches(utterances, texts, space, size, seed), plan.loader_processes)
         self._others = _loaded(LanguageModelBatches(utterances, texts, space, size, seed + 1, is_validation=True), 0)
         self._device = device
         self.modules: Mapping[str, nn.Module] = {"network": self.network}
-        self.optimizers: Mapping[str, torch.optim.Optimizer] = {"adam": adamw(self.network.parameters(), 1e-3, (0.9, 0.95), 0.05)}
+        self.optimizers: Mapping[str, torch.optim.Optimizer] = {
+            "adam": adamw(self.network.parameters(), plan.language_model_rate, (0.9, 0.95), 0.05)
+        }
 
     def step(self, number: int) -> dict[str, Tensor]:
         loss, right = self._loss(next(self._batches))

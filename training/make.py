@@ -5,6 +5,7 @@ corpus           speech of all voices (all cores)
 tokenizer        speech tokenizer; then codes: the speech tokens of the corpus
 speaker          speaker encoder
 language_model, flow, vocoder    the three large ones; flow needs speaker and codes
+adopt            training goes on from an exported voice (--adopted): its networks -> build/voice/travel
 export           a CosyVoice2 model directory -> build/voice/model
 curves           PNG of the losses (needs matplotlib)
 
@@ -35,6 +36,13 @@ def _export(work: stages.Work) -> bool:
     return export_voice(work)
 
 
+def _adopt(work: stages.Work) -> bool:
+    from training.adopt import adopt  # noqa: PLC0415  (onnx)
+
+    print(f"{work.adopted}: steps {adopt(work.adopted, work.sizes, work.folders)}")
+    return True
+
+
 STAGES = {
     "prepare": stages.prepare,
     "corpus": stages.corpus,
@@ -44,6 +52,7 @@ STAGES = {
     "language_model": stages.language_model,
     "flow": stages.flow,
     "vocoder": stages.vocoder,
+    "adopt": _adopt,
     "export": _export,
     "curves": draw_curves,
 }
@@ -63,6 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=0, help="of the stage corpus; 0: all cores")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--adopted", type=Path, default=Path("assets/voice"), help="of the stage adopt (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -80,6 +90,7 @@ def main() -> int:
         processes=arguments.processes,
         voices=tuple(arguments.voices),
         finish=arguments.finish,
+        adopted=arguments.adopted,
     )
     try:
         complete = STAGES[arguments.stage](work)

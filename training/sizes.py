@@ -1,5 +1,5 @@
-"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is shipped; ``REHEARSAL`` learns a few
-sentences by heart (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU, for tests."""
+"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is for a GPU; ``SMALL`` learns what a few hours of two CPU
+cores can teach; ``REHEARSAL`` learns a few sentences by heart (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU, for tests."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Plan:
     tokenizer_rows: int = 64  # crops of 3 s
     language_model_steps: int = 9000
     language_model_positions: int = 16_384
+    language_model_rate: float = 1e-3  # peak learning rate; few small steps want a higher one
+    language_model_dropout: float = 0.1  # none where few steps see little twice
     flow_steps: int = 9000
     flow_seconds: int = 256
     speaker_steps: int = 3000
@@ -30,6 +32,7 @@ class Plan:
     vocoder_gan_steps: int = 12_000
     vocoder_rows: int = 32
     vocoder_frames: int = 40
+    vocoder_rate: float = 8e-4  # peak learning rate without discriminators
     loader_processes: int = 3
 
 
@@ -112,6 +115,49 @@ SMOKE = Sizes(
         loader_processes=0,
     ),
 )
+SMALL = replace(
+    VOICE,
+    checkpoint=CheckpointConfig(
+        language_model=replace(
+            VOICE.checkpoint.language_model,
+            hidden_size=192,
+            intermediate_size=576,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+        ),
+        flow=replace(
+            VOICE.checkpoint.flow,
+            encoder=FlowEncoderConfig(input_size=128, output_size=128, attention_heads=4, linear_units=384, num_blocks=3, num_up_blocks=2),
+            estimator=EstimatorConfig(channels=(96,), attention_head_dim=32, n_blocks=1, num_mid_blocks=2, num_heads=2),
+            input_size=128,
+        ),
+        vocoder=replace(
+            VOICE.checkpoint.vocoder,
+            resblock_kernel_sizes=(3, 7),
+            resblock_dilation_sizes=((1, 3), (1, 3)),
+            source_resblock_dilation_sizes=((1,), (1,), (1,)),
+        ),
+    ),
+    tokenizer=S3Config(width=128, layers=2, digits=CODE_DIGITS),
+    plan=Plan(
+        tokenizer_steps=1500,
+        tokenizer_rows=10,
+        language_model_steps=9000,
+        language_model_positions=2048,
+        language_model_rate=2e-3,
+        language_model_dropout=0.0,
+        flow_steps=6000,
+        flow_seconds=16,
+        speaker_steps=400,
+        speaker_rows=24,
+        vocoder_steps=7000,
+        vocoder_gan_steps=0,
+        vocoder_rows=8,
+        vocoder_frames=24,
+        vocoder_rate=1.5e-3,
+        loader_processes=0,
+    ),
+)
 REHEARSAL = replace(
     VOICE,
     checkpoint=CheckpointConfig(
@@ -147,4 +193,4 @@ REHEARSAL = replace(
         loader_processes=0,
     ),
 )
-SIZES = {"voice": VOICE, "rehearsal": REHEARSAL, "smoke": SMOKE}
+SIZES = {"voice": VOICE, "small": SMALL, "rehearsal": REHEARSAL, "smoke": SMOKE}

@@ -34,7 +34,7 @@ class Work:
     """Where everything is. carried: what a bare machine needs; travel: checkpoints; local: what can be made again.
 
     deadline: of ``time.monotonic``. hours: scale of the corpus. voices: names of those that speak; none: all.
-    finish: as in ``loop.train``.
+    finish: as in ``loop.train``. adopted: an exported voice, of the stage adopt.
     """
 
     root: Path
@@ -46,6 +46,7 @@ class Work:
     processes: int
     voices: tuple[str, ...] = ()
     finish: bool = False
+    adopted: Path = Path("assets/voice")
 
     @property
     def carried(self) -> Path:

@@ -47,7 +47,7 @@ class VocoderTask:
         self._asked_at = -_ASK_EVERY
         self.modules: Mapping[str, nn.Module] = {"network": self.network, "discriminators": self.discriminators}
         self.optimizers: Mapping[str, torch.optim.Optimizer] = {
-            "generator": adamw(self.network.parameters(), 8e-4, (0.8, 0.99), 0.0),
+            "generator": adamw(self.network.parameters(), plan.vocoder_rate, (0.8, 0.99), 0.0),
             "discriminators": adamw(self.discriminators.parameters(), 4e-4, (0.8, 0.99), 0.0),
         }
 

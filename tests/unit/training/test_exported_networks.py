@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,12 @@ from bistream.token2mel.weights import load_network
 from bistream.types import Sampling
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
+from training.adopt import adopt, write_record
 from training.bpe import num_special_tokens, write_tokenizer
 from training.export import export
 from training.flow_task import forget_positions, initialise
 from training.language_model_task import LanguageModelNetwork
-from training.loop import Folders
+from training.loop import Folders, load_travel
 from training.sizes import SMOKE, VOICE
 from training.speaker_task import SpeakerNetwork
 
@@ -123,6 +125,24 @@ def test_speaker_encoder(networks: dict[str, torch.nn.Module], model_dir: Path) 
     features = torch.randn(1, 50, 80)
     (vector,) = onnxruntime.InferenceSession(str(model_dir / "campplus.onnx")).run(None, {"input": features.numpy()})
     assert np.allclose(vector, networks["speaker"](features).numpy(), atol=1e-4)
+
+
+def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Module], model_dir: Path, tmp_path: Path) -> None:
+    folders, steps = Folders.of(tmp_path), dict.fromkeys(networks, 7)
+    write_record(model_dir, SMOKE, steps, ("nora",))
+    assert adopt(model_dir, SMOKE, folders) == steps
+    for name, network in networks.items():
+        found = copy.deepcopy(network)
+        for parameter in found.parameters():
+            parameter.zero_()
+        assert load_travel(folders.travel / f"{name}.pt", {"network": found}) == 7
+        for (key, ours), theirs in zip(found.state_dict().items(), network.state_dict().values(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=HALF, atol=1e-6), (name, key)  # the weight norm of the vocoder is folded
+    with pytest.raises(ValueError, match="add --size smoke"):
+        adopt(model_dir, VOICE, folders)
+    (model_dir / "training.json").unlink()
+    with pytest.raises(FileNotFoundError, match="that training/make.py has exported"):
+        adopt(model_dir, SMOKE, folders)
 
 
 def test_pipeline_speaks(model_dir: Path) -> None:

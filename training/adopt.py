@@ -1,0 +1,80 @@
+"""Training goes on from a voice that was exported: its networks become the checkpoints that travel, as if they had just been saved.
+
+Only the served networks are there; discriminators and decoders, where a stage has them, begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor
+
+from bistream.checkpoint import load_state_dict
+from bistream.checkpoint_config import VocoderConfig
+from bistream.mel2wav.weights import load_hift
+from bistream.token2mel.weights import load_network
+from bistream.voice.s3_weights import state_dict_from_onnx
+from training.language_model_task import TIED
+from training.loop import Folders
+from training.sizes import SIZES, Sizes
+
+RECORD = "training.json"  # beside the networks: which sizes, which steps
+_CPU = torch.device("cpu")
+
+
+def write_record(directory: Path, sizes: Sizes, steps: dict[str, int], voices: tuple[str, ...]) -> None:
+    """voices: names of those that were trained on."""
+    (name,) = (name for name, found in SIZES.items() if found is sizes)
+    text = json.dumps({"size": name, "steps": steps, "voices": list(voices)}, indent=1)
+    (directory / RECORD).write_text(f"{text}\n", encoding="utf-8")
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """Raises ``FileNotFoundError``."""
+    path = directory / RECORD
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; name a voice that training/make.py has exported.")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def adopt(directory: Path, sizes: Sizes, folders: Folders) -> dict[str, int]:
+    """Write the checkpoints that travel from a model directory. Returns the step of each. Raises ``ValueError``, ``FileNotFoundError``."""
+    record = read_record(directory)
+    if SIZES.get(record["size"]) is not sizes:
+        raise ValueError(f"{directory} has networks of the size {record['size']}; add --size {record['size']}.")
+    config = sizes.checkpoint
+    networks = {
+        "language_model": _language_model(directory),
+        "flow": load_network(directory, config.flow, _CPU, torch.float32).state_dict(),
+        "vocoder": _vocoder(directory, config.vocoder),
+        "tokenizer": state_dict_from_onnx(directory / "speech_tokenizer_v2.onnx"),
+        "speaker": _speaker(directory / "campplus.onnx"),
+    }
+    steps: dict[str, int] = record["steps"]
+    for name, state in networks.items():
+        halves = {key: value.half() if value.dtype == torch.float32 else value for key, value in state.items()}
+        torch.save({"step": steps[name], "modules": {"network": halves}}, folders.travel / f"{name}.pt")
+    return steps
+
+
+def _language_model(directory: Path) -> dict[str, Tensor]:
+    state = load_state_dict(directory / "llm.pt")
+    return {f"tensors.{key.replace('.', '/')}": value for key, value in state.items() if key != TIED}
+
+
+def _vocoder(directory: Path, config: VocoderConfig) -> dict[str, Tensor]:
+    return load_hift(directory, config, _CPU).state_dict()
+
+
+def _speaker(path: Path) -> dict[str, Tensor]:
+    found = {
+        item.name.removesuffix(".half"): torch.from_numpy(numpy_helper.to_array(item).copy()) for item in onnx.load(path).graph.initializer
+    }
+    layers = sorted((name for name in found if name.startswith("convolution.")), key=lambda name: int(name.split(".")[1]))
+    return {"projection": found["projection"], **{f"convolutions.{number}.weight": found[name] for number, name in enumerate(layers)}}
