@@ -12,7 +12,9 @@ from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
 from bistream.text.tokenizer import make_pre_tokenizer
 from scripts._tokenizer_files import byte_symbols, tokenizer_config
+from training.alignment import weight_of_token
 
+BLANK = "\u0120"  # in the vocabulary of a byte-level BPE
 DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces
 
 
@@ -41,7 +43,10 @@ def num_special_tokens() -> int:
 
 
 class TextIds:
-    """Ids of every training text: alone, after a blank, and after a blank with dropout (``variant`` 0, 1, 2)."""
+    """Ids of every training text: alone, after a blank, and after a blank with dropout (``variant`` 0, 1, 2).
+
+    weights: how long each id is spoken (``alignment.weight_of_token``).
+    """
 
     def __init__(self, texts: Sequence[str], directory: Path) -> None:
         folder = directory / QWEN_DIRECTORY
@@ -52,6 +57,10 @@ class TextIds:
             tokenizer.pre_tokenizer = make_pre_tokenizer()
             encoded = tokenizer.encode_batch([blank + text for text in texts], add_special_tokens=False)
             self._variants.append([entry.ids for entry in encoded])
+        vocabulary = tokenizer.get_vocab()
+        self.weights = [0.0] * (max(vocabulary.values()) + 1)
+        for piece, index in vocabulary.items():
+            self.weights[index] = weight_of_token(piece.replace(BLANK, " "))
 
     def __call__(self, text: int, variant: int) -> list[int]:
         return self._variants[variant][text]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bistream.text2token.engine import TokenSpace
+from training.alignment import aligned_places, spoken_tokens
 from training.bpe import TextIds
 from training.corpus_data import Corpus
 from training.layouts import IGNORED, can_interleave, interleaved, one_shot
@@ -20,6 +21,7 @@ MOST_SENTENCES = 6
 HELD_BACK = 50  # one text in so many is for validation alone
 _BLANK_SHARE = 0.8  # of joints with a blank between the sentences; a caller's text may follow a prompt without one
 _DROPOUT_SHARE = 0.5
+Row = tuple[list[int], list[int], NDArray[np.int64]]  # ids, targets, aligned
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Utterances:
         return cls(codes, corpus.starts, corpus.tokens, corpus.voices, corpus.texts)
 
 
-class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor]]):
-    """Endless (ids, targets), int64 [B, L] each; ids padded with 0, targets with ``IGNORED``."""
+class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
+    """Endless (ids, targets, aligned), int64 [B, L] each; ids padded with 0, the others with ``IGNORED``. aligned: ``alignment.py``."""
 
     def __init__(
         self, utterances: Utterances, texts: TextIds, space: TokenSpace, positions: int, seed: int, is_validation: bool = False
@@ -52,36 +54,41 @@ class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor]]):
         sizes = np.array([len(members) for members in self._members], dtype=np.float64)
         self._shares = sizes / sizes.sum()
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         worker = get_worker_info()
         random = np.random.default_rng([self._seed, worker.id if worker else 0])
         while True:
             yield self._batch(random)
 
-    def _batch(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _batch(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of the same number of sentences, so that little is padded."""
-        sentences, rows, longest = int(random.integers(1, MOST_SENTENCES + 1)), list[tuple[list[int], list[int]]](), 0
+        sentences, rows, longest = int(random.integers(1, MOST_SENTENCES + 1)), list[Row](), 0
         while True:
             row = self._row(random, sentences)
             longest = max(longest, len(row[0]))
             if rows and (len(rows) + 1) * longest > self._positions:
                 break
             rows.append(row)
-        longest = max(len(ids) for ids, _ in rows)
-        ids, targets = np.zeros((len(rows), longest), np.int64), np.full((len(rows), longest), IGNORED, np.int64)
-        for number, (row_ids, row_targets) in enumerate(rows):
-            ids[number, : len(row_ids)], targets[number, : len(row_targets)] = row_ids, row_targets
-        return torch.from_numpy(ids), torch.from_numpy(targets)
+        longest = max(len(row[0]) for row in rows)
+        batch = [np.full((len(rows), longest), filler, np.int64) for filler in (0, IGNORED, IGNORED)]
+        for number, row in enumerate(rows):
+            for items, values in zip(batch, row, strict=True):
+                items[number, : len(values)] = values
+        ids, targets, aligned = map(torch.from_numpy, batch)
+        return ids, targets, aligned
 
-    def _row(self, random: np.random.Generator, sentences: int) -> tuple[list[int], list[int]]:
+    def _row(self, random: np.random.Generator, sentences: int) -> Row:
         members = self._members[random.choice(len(self._members), p=self._shares)]
-        text, codes = list[int](), list[int]()
+        text, codes, spoken = list[int](), list[int](), list[NDArray[np.int64]]()
         for number, place in enumerate(random.choice(members, sentences)):
             variant = 0
             if number and random.random() < _BLANK_SHARE:
                 variant = 2 if random.random() < _DROPOUT_SHARE else 1
-            text += self._texts(int(self._data.texts[place]), variant)
-            begin = int(self._data.starts[place])
-            codes += self._data.codes[begin : begin + int(self._data.tokens[place])].tolist()
-        layout = interleaved if random.random() < 0.5 and can_interleave(text, codes) else one_shot
-        return layout(self._space, text, codes)
+            ids = self._texts(int(self._data.texts[place]), variant)
+            begin, count = int(self._data.starts[place]), int(self._data.tokens[place])
+            spoken.append(len(text) + spoken_tokens([self._texts.weights[index] for index in ids], count))
+            text += ids
+            codes += self._data.codes[begin : begin + count].tolist()
+        is_interleaved = random.random() < 0.5 and can_interleave(text, codes)
+        layout = interleaved if is_interleaved else one_shot
+        return (*layout(self._space, text, codes), aligned_places(np.concatenate(spoken), len(text), is_interleaved))

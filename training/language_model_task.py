@@ -13,6 +13,7 @@ from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import BODY, build_weights, expected_shapes
+from training.alignment import GUIDED_HEAD, GUIDED_LAYERS, guidance_loss
 from training.bpe import TextIds
 from training.language_model_data import LanguageModelBatches, Utterances
 from training.layouts import IGNORED
@@ -22,6 +23,7 @@ from training.sizes import Sizes
 TIED = "llm.model.lm_head.weight"
 EMBEDDING = f"{BODY}.embed_tokens.weight"
 _VALIDATE_EVERY = 500
+_GUIDANCE_WEIGHT = 0.3
 
 
 class LanguageModelNetwork(nn.Module):
@@ -44,20 +46,23 @@ class LanguageModelNetwork(nn.Module):
         device = next(self.parameters()).device
         return Qwen2Model(self.config, build_weights(self.state(), self.config, device, torch.float32))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids int64 [B, L] -> scores float32 [B, L, speech_token_size + 3]."""
+    def forward(self, ids: Tensor, aligned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """ids int64 [B, L] -> scores float32 [B, L, speech_token_size + 3]; the guided heads' loss, 0 without ``aligned`` [B, L]."""
         model, dropout = self.model(), self.dropout if self.training else 0.0
         rows, length = ids.shape
+        guidance = list[Tensor]()
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             parts = [item.view(rows, length, *item.shape[1:]).transpose(1, 2).to(value.dtype) for item in (query, key, value)]
+            if aligned is not None and layer in GUIDED_LAYERS:
+                guidance.append(guidance_loss(parts[0][:, GUIDED_HEAD], parts[1][:, GUIDED_HEAD], aligned))
             mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], dropout_p=dropout, is_causal=True, enable_gqa=True)
             return F.dropout(mixed.transpose(1, 2).reshape(rows * length, -1), dropout, self.training)
 
         positions = torch.arange(length, device=ids.device).repeat(rows)
         embedded = F.dropout(model.embed(ids.flatten()), dropout, self.training)
         hidden = model.forward_embedded(embedded, positions, attend)
-        return model.logits(hidden).view(rows, length, -1)
+        return model.logits(hidden).view(rows, length, -1), torch.stack(guidance).mean() if guidance else hidden.new_zeros(())
 
 
 def _safe(key: str) -> str:
@@ -88,9 +93,9 @@ class LanguageModelTask:
         }
 
     def step(self, number: int) -> dict[str, Tensor]:
-        loss, right = self._loss(next(self._batches))
-        update(loss, self.optimizers["adam"])
-        found = {"speech": loss.detach(), "right": right}
+        loss, right, guidance = self._loss(next(self._batches))
+        update(loss + _GUIDANCE_WEIGHT * guidance, self.optimizers["adam"])
+        found = {"speech": loss.detach(), "right": right, "guidance": guidance.detach()}
         if number % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:
             self.network.eval()
             with torch.no_grad():
@@ -98,16 +103,16 @@ class LanguageModelTask:
             self.network.train()
         return found
 
-    def _loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        ids, targets = (item.to(self._device, non_blocking=True) for item in batch)
+    def _loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        ids, targets, aligned = (item.to(self._device, non_blocking=True) for item in batch)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            scores = self.network(ids)
+            scores, guidance = self.network(ids, aligned)
         known = targets != IGNORED
         loss = F.cross_entropy(scores.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        return loss, ((scores.argmax(-1) == targets) & known).sum() / known.sum()
+        return loss, ((scores.argmax(-1) == targets) & known).sum() / known.sum(), guidance
 
 
-def _loaded(batches: LanguageModelBatches, processes: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _loaded(batches: LanguageModelBatches, processes: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     if not processes:
         return iter(batches)
     return iter(DataLoader(batches, batch_size=None, num_workers=processes, pin_memory=torch.cuda.is_available(), prefetch_factor=8))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.interleave import Interleaver
+from training.alignment import aligned_places, guidance_loss, spoken_tokens
 from training.layouts import IGNORED, can_interleave, interleaved, one_shot
 
 SPACE = TokenSpace(text_vocab_size=50, speech_token_size=30)
@@ -48,3 +51,31 @@ def test_one_shot(text: list[int], codes: list[int]) -> None:
     assert ids == [SPACE.sos, *text, SPACE.task, *(code + SPACE.speech_offset for code in codes)]
     assert [target for target in targets if target != IGNORED] == [*codes, SPACE.speech_token_size]
     assert len(ids) == len(targets) and targets[len(text)] == IGNORED and targets[len(text) + 1] == codes[0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=23), st.integers(1, 120), st.booleans())
+def test_guided_heads_look_at_the_text_that_is_spoken(weights: list[float], speech_tokens: int, is_interleaved: bool) -> None:
+    text, spoken = list(range(len(weights))), spoken_tokens(weights, speech_tokens)
+    assert spoken[0] >= 0 and all(0 <= step for step in np.diff(spoken)) and spoken[-1] <= text[-1]
+    codes = [int(token) for token in spoken]
+    is_interleaved = is_interleaved and can_interleave(text, codes)
+    ids, targets = (interleaved if is_interleaved else one_shot)(SPACE, text, codes)
+    aligned = aligned_places(spoken, len(text), is_interleaved)
+    assert len(aligned) == len(ids)
+    order = iter(codes)  # each code says which text it speaks
+    for place, (target, at) in enumerate(zip(targets, aligned, strict=True)):
+        if target == IGNORED or target >= SPACE.speech_token_size:
+            assert at == IGNORED
+        else:
+            wanted = next(order)
+            assert at == IGNORED or (at <= place and ids[at] == wanted)
+            assert at != IGNORED or wanted not in ids[1 : place + 1], "the text is there"
+
+
+def test_guidance_is_least_for_a_head_that_obeys() -> None:
+    aligned = torch.tensor([[IGNORED, 0, 1, 1]])
+    places = 20.0 * torch.eye(4)[None]
+    obeying = guidance_loss(torch.stack([places[0, at] for at in (0, 0, 1, 1)])[None], places, aligned)
+    straying = guidance_loss(places, places, aligned)
+    assert obeying < 1e-3 < 1.0 < straying

@@ -81,8 +81,8 @@ def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -
     space, ids = TokenSpace.of(SIZES.checkpoint.language_model), TextIds(texts, tmp_path)
     batch = iter(LanguageModelBatches(data, ids, space, 400, seed=0))
     for _ in range(5):
-        inputs, targets = next(batch)
-        assert inputs.shape == targets.shape and not (targets == 500).any() and (targets != IGNORED).any()
+        inputs, targets, aligned = next(batch)
+        assert inputs.shape == targets.shape == aligned.shape and not (targets == 500).any() and (targets != IGNORED).any()
     assert (next(iter(LanguageModelBatches(data, ids, space, 400, seed=0, is_validation=True)))[1] == 500).any()
 
 
