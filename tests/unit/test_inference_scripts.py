@@ -14,7 +14,9 @@ import soundfile
 
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
+from bistream.rates import CHUNK_TOKENS
 from bistream.text.tokenizer import TextTokenizer
+from bistream.token2mel.state_budget import AUTO_SESSION_S
 from scripts import offline_inference, streaming_inference
 from scripts._dataset import read_manifest
 from scripts._inference import Utterance
@@ -146,6 +148,24 @@ def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path) -> N
     assert offline_inference.text_pieces(decimal, argparse.Namespace(text_front_end=True, text_normalization="auto"), tokenizer) == [
         "共一点五元。"
     ]
+
+
+def test_a_strategy_has_room_for_the_whole_of_a_long_utterance(
+    tiny_cosyvoice3_dir: Path, manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Longer than the share of one session in a server's automatic budget; --flow-state-mb takes the room away."""
+    row = {"id": "a", "prompt_audio": "voice.wav", "prompt_text": "A tone.", "target_text": "Hi."}
+    base = ["--model-dir", str(tiny_cosyvoice3_dir), "--output-dir", str(tmp_path / "out"), "--device", "cpu", "--dtype", "float32"]
+    given = [*base, "--num-threads", "1", "--strategy", "exponential", "--dataset", str(tmp_path / "set.jsonl")]
+
+    def speak(seconds: int, *more: str) -> str:
+        tokens = [number * 7 % 6561 for number in range(seconds * CHUNK_TOKENS)]
+        (tmp_path / "set.jsonl").write_text(json.dumps({**row, "target_audio_cosy2_tokens": tokens}) + "\n", encoding="utf-8")
+        assert streaming_inference.main([*given, *more]) == 0
+        return caplog.text
+
+    assert "flow state is full" not in speak(AUTO_SESSION_S + 2)
+    assert "flow state is full" in speak(6, "--flow-state-mb", "2")
 
 
 def test_a_strategy_scores_its_joints(tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
