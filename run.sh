@@ -203,6 +203,13 @@ check_profile() {
   case $PROFILE in torch | tensorrt_llm) ;; *) fail "PROFILE is $PROFILE; set it to torch or tensorrt_llm" ;; esac
 }
 
+check_tensorrt_llm() {
+  case $TRTLLM_BACKEND in pytorch | tensorrt) ;; *) fail "TRTLLM_BACKEND is $TRTLLM_BACKEND; set it to pytorch or tensorrt" ;; esac
+  case $TRTLLM_DTYPE in float16 | bfloat16 | float32) ;; *) fail "TRTLLM_DTYPE is $TRTLLM_DTYPE; set it to float16, bfloat16 or float32" ;; esac
+  command -v "$PYTHON_TRTLLM" >/dev/null ||
+    fail "PYTHON_TRTLLM is $PYTHON_TRTLLM, which does not exist; set it to a Python with TensorRT-LLM, e.g. python3 in its container"
+}
+
 # The merged checkpoint needs no TensorRT-LLM; building and testing do.
 stage_1() {
   say "stage 1: convert the checkpoint"
@@ -212,6 +219,7 @@ stage_1() {
   fi
   check_profile
   setup
+  check_tensorrt_llm
   make_checkpoint
   "$VENV/bin/python" scripts/convert_checkpoint.py huggingface --model-dir "$MODEL_DIR" --out "$MERGED_DIR" --dtype "$TRTLLM_DTYPE"
   local setting settings=() engine=(--engine-dir "$MERGED_DIR")

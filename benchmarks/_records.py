@@ -23,17 +23,18 @@ class Records:
         """config: of the benchmark; a folder with records of another one is refused with ``InvalidInputError``. Raises ``OSError``."""
         folder.mkdir(parents=True, exist_ok=True)
         plain, file = json.loads(json.dumps(config)), folder / "config.json"
-        if file.exists():
+        self._path = folder / "records.jsonl"
+        self.all = read_records(self._path)
+        if self.all and file.exists():
             found = json.loads(file.read_text(encoding="utf-8"))
             changed = sorted(key for key in {*found, *plain} if found.get(key) != plain.get(key))
             if changed:
                 raise InvalidInputError(
-                    f"{folder} has results with another {', '.join(changed)}; choose another --out, or delete it to begin again."
+                    f"{folder} has results with another {', '.join(changed)}; choose another --out (BENCHMARK_OUT), or delete it to "
+                    "begin again."
                 )
-        else:
+        else:  # without a record nothing was measured, e.g. where the models could not be loaded
             file.write_text(json.dumps(plain, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        self._path = folder / "records.jsonl"
-        self.all = read_records(self._path)
         if self._path.exists() and not (content := self._path.read_bytes()).endswith(b"\n"):
             self._path.write_bytes(content[: content.rfind(b"\n") + 1])
         self._file = self._path.open("a", encoding="utf-8")

@@ -21,6 +21,8 @@ from bistream.orchestration.orchestrator import Orchestrator
 from bistream.orchestration.ports import BistreamRequest, Ports
 from bistream.stage_times import StageTimes
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.token2mel.state_budget import unshared_session_s
+from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
@@ -105,7 +107,8 @@ class LocalToken2Wav:
     """``ports.Token2WavPort``."""
 
     def __init__(self, config: RuntimeConfig, times: StageTimes) -> None:
-        self._service = Token2Wav(config)
+        session_s = unshared_session_s(config.max_sessions, config.flow_context_s)
+        self._service = Token2Wav(config, renderer=load_renderer(config, session_s))
         self._times = times
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:

@@ -9,7 +9,7 @@ The seam meter compares the streamed waveform with one call of the vocoder over 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from scripts._inference import Utterance
 from scripts._seam_meter import SeamReport, joints_of, measure_seams
 from scripts._stages import Speech, Stages
 
+Entry = dict[str, Any]  # of the log: an utterance
 STRATEGIES = ("equal", "exponential")
 
 
@@ -86,10 +87,12 @@ def stream(stages: SpeechStages, speech: Speech, sizes: Sequence[int], seed: int
     return Streamed(waveforms, chunk_s, measure_seams(np.concatenate(waveforms), offline, joints))
 
 
-def stream_all(stages: Stages, utterances: Sequence[Utterance], strategy: str, sampling: Sampling, output: Path) -> dict[str, Any]:
-    """Stream every utterance twice; returns the log. Warms up with another voice. In the second pass the flow knows the voice; in the first
-    one it does where an earlier utterance had the same."""
-    entries: list[dict[str, Any]] = []
+def stream_all(
+    stages: Stages, utterances: Sequence[Utterance], strategy: str, sampling: Sampling, output: Path, tell: Callable[[Entry], None]
+) -> dict[str, Any]:
+    """Stream every utterance twice; returns the log, and tells each entry of it at once. Warms up with another voice. In the second pass
+    the flow knows the voice; in the first one it does where an earlier utterance had the same."""
+    entries: list[Entry] = []
     times = [0.0, 0.0]
     for utterance in tqdm(utterances, unit="utterance", leave=False, delay=2, disable=None):
         try:
@@ -108,11 +111,13 @@ def stream_all(stages: Stages, utterances: Sequence[Utterance], strategy: str, s
             passes = [stream(stages.renderer, speech, sizes, sampling.seed) for _ in times]
         except BistreamError as error:
             entries.append({"name": utterance.name, "error": f"{error.code}: {error.sentence}"})
+            tell(entries[-1])
             continue
         times = [total + sum(one.chunk_s) for total, one in zip(times, passes, strict=True)]
         entries.append(_entry(utterance, sizes, passes))
         with WavWriter(output / f"{utterance.name}.wav") as wav:
             wav.write(np.concatenate(passes[-1].waveforms))
+        tell(entries[-1])
     audio_s = sum(entry.get("audio_s", 0.0) for entry in entries)
     return {
         "strategy": strategy,
@@ -133,7 +138,7 @@ def _tokens(stages: Stages, utterance: Utterance, speech: Speech, sampling: Samp
     return tokens
 
 
-def _entry(utterance: Utterance, sizes: Sequence[int], passes: Sequence[Streamed]) -> dict[str, Any]:
+def _entry(utterance: Utterance, sizes: Sequence[int], passes: Sequence[Streamed]) -> Entry:
     known = passes[-1]
     chunks = zip(sizes, known.waveforms, known.chunk_s, strict=True)
     return {

@@ -60,6 +60,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
     parser.add_argument("--num-threads", type=int, default=0, help="CPU threads; 0 is the library's default")
+    parser.add_argument(
+        "--flow-state-mb", type=int, default=0, metavar="N", help="memory for the flow's state; 0: 300 s of audio or more, if it fits"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--top-k", type=int)
@@ -72,6 +75,7 @@ def runtime_config(options: argparse.Namespace, max_sessions: int) -> RuntimeCon
         device=options.device,
         dtype=options.dtype,
         num_threads=options.num_threads,
+        flow_state_mb=options.flow_state_mb,
         voices_dir=getattr(options, "voices_dir", ""),
         text_normalization=getattr(options, "text_normalization", "off"),
         max_sessions=max_sessions,

@@ -21,6 +21,7 @@ from bistream.orchestration.named_voices import open_voices
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS
 from bistream.stage_times import StageTimes
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS, check_prompt
 from bistream.token2wav.renderer import Outcome, RendererHop, Rendering, sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
@@ -64,7 +65,8 @@ class Stages:
             if with_language_model:
                 self._language_model = SpeechTokenService(config)
                 stack.callback(self._language_model.close)
-            self.renderer = SpeechStages.load(config, checkpoint, sizes_of(checkpoint))
+            session_s = unshared_session_s(config.max_sessions, config.flow_context_s)
+            self.renderer = SpeechStages.load(config, checkpoint, sizes_of(checkpoint), session_s)
             stack.pop_all()
 
     def voice(self, choice: VoiceChoice) -> VoicePrompt:

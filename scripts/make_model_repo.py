@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError
+from bistream.conversion.records import file_sha256, read_record
+from bistream.errors import BistreamError, ConfigError
 from bistream.model_dir import check_model_dir
 from bistream.text2token.tensorrt_llm.preflight import check_installed
 from bistream.text2token.tensorrt_llm.sequences import CACHE_PER_ADMITTED
@@ -114,6 +115,20 @@ def check_engine(values: Mapping[str, Mapping[str, str]]) -> None:
         check_installed()
 
 
+def check_merged(values: Mapping[str, Mapping[str, str]]) -> None:
+    """Reject a merged checkpoint of another language model than that of the model directory, which would speak with the wrong one; one
+    that no conversion has made is taken as it is. Raises ``ConfigError``."""
+    model = values.get("llm_bistream", {})
+    if model.get("engine") != "tensorrt_llm" or not model["engine_dir"]:
+        return
+    made_of = (read_record(Path(model["engine_dir"])) or {}).get("llm_pt_sha256")
+    if made_of is not None and made_of != file_sha256(Path(model["model_dir"]) / "llm.pt"):
+        raise ConfigError(
+            f"The merged checkpoint {model['engine_dir']} was not made of {model['model_dir']}/llm.pt; make it again with "
+            "PROFILE=tensorrt_llm bash run.sh 1 1, or set engine_dir (MERGED_DIR) to the one that was."
+        )
+
+
 def check_model_dirs(values: Mapping[str, Mapping[str, str]]) -> None:
     """Reject what the server would refuse after minutes and in the midst of its log. Raises ``CheckpointError``."""
     for model_dir in sorted({given["model_dir"] for given in values.values() if "model_dir" in given}):
@@ -179,6 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
         values = model_values(models, settings, options.profile)
         check_engine(values)
         check_model_dirs(values)
+        check_merged(values)
         make(options.out, values)
     except (RepositoryError, TemplateError, BistreamError, OSError) as error:
         print(f"make_model_repo.py: {error}", file=sys.stderr)

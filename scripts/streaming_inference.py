@@ -104,14 +104,17 @@ def run_strategy(options: argparse.Namespace) -> dict[str, Any]:
     with Waiting("the models are loaded"):
         stages = Stages(runtime_config(options, max_sessions=1), with_language_model=needs_tokens)
     with closing(stages):
-        log = stream_all(stages, todo, options.strategy, sampling(options), output)
+        log = stream_all(stages, todo, options.strategy, sampling(options), output, tell)
     write_log({"arguments": vars(options), **log}, output)
-    for entry in log["utterances"]:
-        print(f"{entry['name']}: {entry['error'] or summary(entry)}")
     if log["real_time_factor"] is not None:
         times = f"{log['first_pass_s']:.2f} s, then {log['second_pass_s']:.2f} s with voices that the flow knows"
         print(f"{log['audio_s']:.2f} s of audio in {log['chunks']} chunks: {times}, real-time factor {log['real_time_factor']:.3f}")
     return log
+
+
+def tell(entry: dict[str, Any]) -> None:
+    """As soon as the utterance is spoken: where there is no terminal, a data set would else be silent for minutes."""
+    tqdm.write(f"{entry['name']}: {entry['error'] or summary(entry)}")
 
 
 def summary(entry: dict[str, Any]) -> str:

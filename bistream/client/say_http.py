@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bistream.client.audio import WavWriter, read_reference
 from bistream.client.connection import INSECURE, ClientSecurity, add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
-from bistream.client.server_errors import server_error
+from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
 from bistream.client.voice_options import add_manner_arguments, check_voice
 from bistream.errors import BistreamError, InvalidInputError
@@ -85,7 +85,10 @@ def _refusal(error: urllib.error.HTTPError) -> BistreamError:
         message = str(json.loads(error.read())["error"])
     except (ValueError, KeyError, TypeError):
         message = f"The server answered with status {error.code}."
-    return server_error(message)
+    found = server_error(message)
+    if isinstance(found, WrongCallError):  # the server's words are about calls, of which this client has only one
+        return WrongCallError("The model streams on this server; use `bistream say`, or serve it with `bash run.sh 2 3 offline`.")
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

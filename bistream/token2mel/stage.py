@@ -96,7 +96,8 @@ class FlowHops:
 class FlowStage:
     """``incremental=False`` keeps no state: every hop computes its whole prefix (reference for tests and benchmarks).
 
-    network: None reads that of the model directory. share: as for ``make_runner``.
+    session_s: audio per session that the automatic budget has room for; None: ``AUTO_SESSION_S``. network: None reads that of the model
+    directory. share: as for ``make_runner``.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class FlowStage:
         *,
         incremental: bool = True,
         reserve_tokens: int = RESERVE_TOKENS,
+        session_s: float | None = None,
         network: FlowModel | None = None,
         share: slice = slice(None),
     ) -> None:
@@ -126,7 +128,7 @@ class FlowStage:
         claimed = language_model_bytes(checkpoint.language_model, config.shared_kv_cache_tokens) if self.device.type == "cuda" else 0
         available = available_bytes(*memory_bytes(self.device), claimed)
         # Bounded context needs the stored chunks that a hop reads, as many new ones while it runs, and as many of the prompt.
-        session_s = max(AUTO_SESSION_S, 3 * self.left_context_chunks * page_s)
+        session_s = max(session_s or AUTO_SESSION_S, 3 * self.left_context_chunks * page_s)
         total = 0
         if incremental:
             total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, available, session_s)

@@ -31,6 +31,12 @@ def available_bytes(free_bytes: int, total_bytes: int, claimed_bytes: int) -> in
     return max(0, min(free_bytes, total_bytes - claimed_bytes))
 
 
+def unshared_session_s(max_sessions: int, longest_s: float) -> float:
+    """Audio to hold per session in a process that shares its memory with no server: as for a server's, and in all no less than one session
+    of ``longest_s`` needs, so that an utterance alone never forgets its beginning."""
+    return max(AUTO_SESSION_S, longest_s / max_sessions)
+
+
 def reserved_pages(speech_s: float | None, usual: int, page_s: float) -> int:
     """Pages that a session is sure of: those of its expected speech, where that is known and less than usual; one at least.
 

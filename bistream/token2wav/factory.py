@@ -7,10 +7,13 @@ from bistream.config import RuntimeConfig
 from bistream.token2wav.renderer import SpeechRenderer, sizes_of
 
 
-def load_renderer(config: RuntimeConfig) -> SpeechRenderer:
-    """The renderer of ``config.model_dir``, loaded. Raises ``ConfigError``, or ``CheckpointError`` naming the missing or wrong entry."""
+def load_renderer(config: RuntimeConfig, session_s: float | None = None) -> SpeechRenderer:
+    """The renderer of ``config.model_dir``, loaded. Raises ``ConfigError``, or ``CheckpointError`` naming the missing or wrong entry.
+
+    session_s: audio per session that the automatic budget of its state has room for; None: as in a server.
+    """
     checkpoint = read_config(config.model_dir)
     sizes = sizes_of(checkpoint)
     from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)
 
-    return SpeechStages.load(config, checkpoint, sizes)
+    return SpeechStages.load(config, checkpoint, sizes, session_s)

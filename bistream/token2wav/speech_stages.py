@@ -139,10 +139,12 @@ class SpeechStages:
         self._failures_in_a_row = 0
 
     @classmethod
-    def load(cls, config: RuntimeConfig, checkpoint: CheckpointConfig, sizes: RendererSizes) -> SpeechStages:
-        """Read the weights of the model directory. Raises ``ConfigError`` or ``CheckpointError``."""
+    def load(
+        cls, config: RuntimeConfig, checkpoint: CheckpointConfig, sizes: RendererSizes, session_s: float | None = None
+    ) -> SpeechStages:
+        """Read the weights of the model directory. session_s: as for ``FlowStage``. Raises ``ConfigError`` or ``CheckpointError``."""
         of_flow, of_vocoder = within_bounds(config, checkpoint)
-        flow = FlowStage(of_flow, checkpoint)
+        flow = FlowStage(of_flow, checkpoint, session_s=session_s)
         if (warning := shortage(flow.pool.total, flow.reserve_chunks, flow.page_s, config.max_sessions)) is not None:
             logger.warning(warning)
         choice = vocoder_tier(of_vocoder, checkpoint)

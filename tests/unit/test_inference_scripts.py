@@ -14,8 +14,10 @@ import soundfile
 
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
+from bistream.rates import CHUNK_TOKENS
 from bistream.text.tokenizer import TextTokenizer
-from scripts import offline_inference, streaming_inference
+from bistream.token2mel.state_budget import AUTO_SESSION_S
+from scripts import _chunk_strategy, offline_inference, streaming_inference
 from scripts._dataset import read_manifest
 from scripts._inference import Utterance
 
@@ -148,8 +150,37 @@ def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path) -> N
     ]
 
 
-def test_a_strategy_scores_its_joints(tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tokens come from the data set, so that no language model is loaded; a set without them has one make them."""
+def test_a_strategy_has_room_for_the_whole_of_a_long_utterance(
+    tiny_cosyvoice3_dir: Path, manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Longer than the share of one session in a server's automatic budget; --flow-state-mb takes the room away."""
+    row = {"id": "a", "prompt_audio": "voice.wav", "prompt_text": "A tone.", "target_text": "Hi."}
+    base = ["--model-dir", str(tiny_cosyvoice3_dir), "--output-dir", str(tmp_path / "out"), "--device", "cpu", "--dtype", "float32"]
+    given = [*base, "--num-threads", "1", "--strategy", "exponential", "--dataset", str(tmp_path / "set.jsonl")]
+
+    def speak(seconds: int, *more: str) -> str:
+        tokens = [number * 7 % 6561 for number in range(seconds * CHUNK_TOKENS)]
+        (tmp_path / "set.jsonl").write_text(json.dumps({**row, "target_audio_cosy2_tokens": tokens}) + "\n", encoding="utf-8")
+        assert streaming_inference.main([*given, *more]) == 0
+        return caplog.text
+
+    assert "flow state is full" not in speak(AUTO_SESSION_S + 2)
+    assert "flow state is full" in speak(6, "--flow-state-mb", "2")
+
+
+def test_a_strategy_scores_its_joints(
+    tiny_model_dir: Path, manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens come from the data set, so that no language model is loaded; a set without them has one make them. Each utterance is told
+    when it is spoken, not at the end."""
+    told: list[str] = []
+
+    def observed(*arguments: Any) -> dict[str, Any]:
+        log = _chunk_strategy.stream_all(*arguments)
+        told.append(capsys.readouterr().out)
+        return log
+
+    monkeypatch.setattr(streaming_inference, "stream_all", observed)
     tokens = [number * 7 % 6561 for number in range(70)]
     row = {"id": "a", "prompt_audio": "voice.wav", "prompt_text": "A tone.", "target_text": "Hi."}
     rows = [{**row, "target_audio_cosy2_tokens": tokens}, {**row, "id": "b", "target_audio_cosy2_tokens": [9999]}]
@@ -163,6 +194,6 @@ def test_a_strategy_scores_its_joints(tiny_model_dir: Path, manifest: Path, tmp_
     assert good["audio_s"] == pytest.approx(70 / 25) == pytest.approx(soundfile.info(tmp_path / "out" / "a.wav").frames / 24000)
     assert len(good["seams"]["joints"]) == 2
     assert good["seams"]["worst_click_db"] < 0.5 and good["seams"]["worst_level_step_db"] < 0.67, "as in tests/unit/mel2wav/test_stage.py"
-    assert "INVALID_INPUT" in bad["error"] and "worst joint" in capsys.readouterr().out
+    assert "INVALID_INPUT" in bad["error"] and "worst joint" in told[0] and bad["error"] in told[0]
     with pytest.raises(SystemExit):
         streaming_inference.main([*given, "--whole-text"])

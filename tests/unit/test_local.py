@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ import torch
 
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerError
-from bistream.local import LocalPipeline, VoiceChoice
+from bistream.local import LocalPipeline, LocalToken2Wav, VoiceChoice
 from bistream.rates import SAMPLES_PER_TOKEN
+from bistream.stage_times import StageTimes
 from bistream.types import AudioChunk, Sampling
 
 TEXT = "Hello there."
@@ -165,6 +167,13 @@ def test_a_preset_of_the_model_speaks_both_ways(tiny_model_dir: Path, tmp_path: 
         whole, chunks = pipeline.synthesize("Hi.", voice), list(pipeline.stream(["H", "i."], voice))
     assert chunks[-1].text_consumed == len("Hi.")
     assert whole.std() > 0.01 and audio(chunks).std() > 0.01
+
+
+def test_its_flow_has_state_for_the_longest_session(tiny_model_dir: Path) -> None:
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", num_threads=1, max_sessions=2)
+    with closing(LocalToken2Wav(config, StageTimes())) as token2wav:
+        report = token2wav.report()
+    assert report is not None and report.pages >= config.flow_context_s
 
 
 def test_without_its_transcript_a_recording_speaks_cross_lingually(pipeline: LocalPipeline) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from bistream.conversion.records import file_sha256
 from bistream.wire import CONTRACTS
 from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
 
@@ -65,6 +67,19 @@ def test_a_profile_chooses_the_engine(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # as if it were installed
     assert made(tmp_path / "repo", "--profile", "tensorrt_llm") == 0
     assert 'key: "engine" value { string_value: "tensorrt_llm" }' in config(tmp_path / "repo", "llm_bistream")
+
+
+def test_the_merged_checkpoint_is_that_of_the_model_directory(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())  # as if it were installed
+    arguments = ("--profile", "tensorrt_llm", "--set", f"engine_dir={tmp_path}")
+    for made_of, status in ((file_sha256(model_dir / "llm.pt"), 0), ("0" * 64, 1)):
+        (tmp_path / "conversion.json").write_text(json.dumps({"llm_pt_sha256": made_of}), encoding="utf-8")
+        assert made(tmp_path / f"repo-{status}", *arguments) == status
+    error = capsys.readouterr().err
+    assert f"{tmp_path} was not made of {model_dir.resolve()}/llm.pt; make it again" in error and error.count("\n") == 1
+    assert not (tmp_path / "repo-1").exists()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt_llm") is not None, reason="tensorrt_llm is installed")

@@ -140,6 +140,19 @@ def test_a_step_that_fails_ends_the_stage(stages: Stages) -> None:
     assert status != 0 and "--fail-here" in calls[-1]
 
 
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        ({"TRTLLM_BACKEND": "engine"}, "TRTLLM_BACKEND is engine; set it to pytorch or tensorrt"),
+        ({"TRTLLM_DTYPE": "int8"}, "TRTLLM_DTYPE is int8; set it to float16, bfloat16 or float32"),
+        ({"PYTHON_TRTLLM": "/nowhere/python3"}, "PYTHON_TRTLLM is /nowhere/python3, which does not exist; set it to"),
+    ],
+)
+def test_a_wrong_variable_of_tensorrt_llm_is_told_before_anything_is_made(wrong: dict[str, str], sentence: str, stages: Stages) -> None:
+    status, calls, error = stages.run("1", "2", PROFILE="tensorrt_llm", **wrong)
+    assert (status, calls) == (1, []) and sentence in error
+
+
 def test_stage_2_of_tensorrt_llm_names_the_stage_that_is_missing(stages: Stages) -> None:
     status, _, error = stages.run("2", "2", PROFILE="tensorrt_llm")
     assert status == 1 and "bash run.sh 1 1" in error

@@ -39,10 +39,19 @@ def test_what_was_written_whole_is_read_again(before: list[dict[str, Any]], afte
 
 
 def test_results_of_two_configurations_do_not_mix(tmp_path: Path) -> None:
-    Records(tmp_path, {"mode": "streaming", "rows": (1, 2), "split": None}).close()
+    with Records(tmp_path, {"mode": "streaming", "rows": (1, 2), "split": None}) as records:
+        records.add({"id": "a"})
     Records(tmp_path, {"mode": "streaming", "rows": [1, 2], "split": None}).close()
     with pytest.raises(InvalidInputError, match="results with another mode, rows; choose another --out"):
         Records(tmp_path, {"mode": "offline", "rows": 3, "split": None})
+
+
+def test_a_run_that_measured_nothing_leaves_the_folder_to_another_configuration(tmp_path: Path) -> None:
+    Records(tmp_path, {"model_dir": "mistyped"}).close()
+    with Records(tmp_path, {"model_dir": "right"}) as records:
+        records.add({"id": "a"})
+    with pytest.raises(InvalidInputError, match="results with another model_dir"):
+        Records(tmp_path, {"model_dir": "mistyped"})
 
 
 def test_damage_is_said(tmp_path: Path) -> None:

@@ -132,6 +132,10 @@ def test_six_seconds_fit_and_what_does_not_is_refused_before_it_is_sent(good_ser
             "error: NOT_SERVED: The server has no such model; check the model name and its version. "
             "Triton said: Request for unknown model: 'x' is not found\n",
         ),
+        (
+            {"error": "WRONG_CALL: This model streams; call it with ModelStreamInfer over gRPC."},
+            "error: WRONG_CALL: The model streams on this server; use `bistream say`, or serve it with `bash run.sh 2 3 offline`.\n",
+        ),
         ({}, "error: ENGINE_ERROR: The server failed and gave no code; try again. It said: The server answered with status 400.\n"),
     ],
 )

@@ -119,6 +119,12 @@ def release(values: Mapping[str, Any] | None = None, name: str = RELEASE) -> Rel
     return Release(render(values or {}, name))
 
 
+def notes(values: Mapping[str, Any]) -> str:
+    """What Helm prints after an installation."""
+    text: str = chart().render(dict(values), name=RELEASE, namespace=NAMESPACE)["bistream/templates/NOTES.txt"]
+    return text
+
+
 def strings(node: Any) -> Iterator[str]:
     """All keys and values that are strings."""
     if isinstance(node, str):

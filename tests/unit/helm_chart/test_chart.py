@@ -21,7 +21,7 @@ from gateway.options import limits_of
 from scripts.fill_template import placeholders
 from scripts.make_model_repo import make, model_names, model_values, read_template
 from scripts.serve import parse_arguments
-from tests.unit.helm_chart.rendering import CHART, Release, chart, release
+from tests.unit.helm_chart.rendering import CHART, Release, notes, release
 from tests.unit.interfaces.rig import running
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -63,7 +63,10 @@ def test_lint_finds_nothing() -> None:
         ({"ports": {"grpc": 8000}}, "grpc, http and health must differ"),
         ({"ports": {"health": 8002}}, "8002 is Triton's"),
         ({"interfaces": {"enabled": True}, "apiKeys": {"existingSecret": "keys"}}, "interfaces.keySecret is empty"),
-        ({"interfaces": {"enabled": True}, "tls": {"existingSecret": "tls"}, "envoy": {"enabled": False}}, "without TLS; enable envoy"),
+        (
+            {"interfaces": {"enabled": True}, "tls": {"existingSecret": "tls", "clientCa": True}, "envoy": {"enabled": False}},
+            "interfaces.serverTls.certificateSecret is empty",
+        ),
         ({"envoy": {"healthPort": 8001}}, "adminPort, healthPort"),
     ],
 )
@@ -220,9 +223,5 @@ def test_a_change_of_the_keys_or_of_envoy_restarts_the_pods_that_read_it() -> No
 
 
 def test_the_notes_name_what_is_open() -> None:
-    def notes(values: dict[str, Any]) -> str:
-        text: str = chart().render(values, name="demo", namespace="speech")["bistream/templates/NOTES.txt"]
-        return text
-
     assert "No API keys are set" in notes({}) and "No API keys" not in notes({"apiKeys": {"existingSecret": "keys"}})
     assert "stays with one server" in notes({"envoy": {"enabled": False}})

@@ -37,7 +37,6 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
     tls = draw(st.sampled_from([{}, {"existingSecret": "my-tls"}, {"existingSecret": "my-tls", "clientCa": True}]))
     low = draw(st.integers(1, 40))
     has_envoy = draw(TOGGLE)
-    has_interfaces = draw(TOGGLE) and (has_envoy or not tls)
     source = draw(st.sampled_from(["persistentVolumeClaim", "hostPath", "download"]))
     return {
         "replicaCount": draw(st.integers(0, 40)),
@@ -76,8 +75,9 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
         "service": {"type": draw(st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"])), "loadBalancerSourceRanges": ["10.0.0.0/8"]},
         "envoy": {"enabled": has_envoy, "replicaCount": draw(st.integers(0, 5)), "adminPort": admin, "healthPort": proxy},
         "interfaces": {
-            "enabled": has_interfaces,
+            "enabled": draw(TOGGLE),
             "keySecret": "my-key",
+            "serverTls": {"ca": draw(TOGGLE), "certificateSecret": "my-own-tls"},
             "speakers": draw(st.sampled_from([[], ["anna", "ben"]])),
             "voicesClaimName": draw(st.sampled_from(["", "uploads"])),
             "arguments": draw(st.sampled_from([[], ["--any-voice"]])),
@@ -283,7 +283,8 @@ def check_interfaces(found: Release, values: dict[str, Any]) -> None:
     spec = found.interfaces["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["command"][-3:] == ["python", "-m", "interfaces"]
-    settings = parse_arguments(container["args"])
+    settings = parse_arguments([word for word in container["args"] if not word.startswith("--server-tls-")])  # their files are not here
+    assert settings.server_security.tls == ("--tls-key=/secrets/tls/tls.key" in found.container["args"])
     ports = values["ports"]
     assert settings.servers == (f"{found.server['metadata']['name']}-headless.speech.svc.cluster.local:{ports['grpc']}/{ports['health']}",)
     assert settings.address == "0.0.0.0" and settings.speakers == tuple(given["speakers"])

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from bistream.checkpoint_config import LanguageModelConfig
 from bistream.errors import ConfigError
-from bistream.token2mel.state_budget import AUTO_MEMORY_SHARE, AUTO_SESSION_S, available_bytes, language_model_bytes, shortage, state_pages
+from bistream.token2mel.state_budget import (
+    AUTO_MEMORY_SHARE,
+    AUTO_SESSION_S,
+    available_bytes,
+    language_model_bytes,
+    shortage,
+    state_pages,
+    unshared_session_s,
+)
 
 MB = 2**20
 
@@ -33,6 +41,17 @@ def test_the_automatic_budget_fits_free_memory_and_the_need(sessions: int, page_
     pages = state_pages(0, page_mb * MB, page_s, sessions, free_mb * MB)
     wanted = round(sessions * AUTO_SESSION_S / page_s)
     assert pages == wanted or (pages < wanted and pages * page_mb <= free_mb * AUTO_MEMORY_SHARE < (pages + 1) * page_mb + 1)
+
+
+@given(sessions=st.integers(1, 100), longest_s=st.floats(1, 300), page_s=st.sampled_from([0.5, 1.0]))
+def test_a_process_of_its_own_has_room_for_the_longest_session_and_no_less_than_a_server(
+    sessions: int, longest_s: float, page_s: float
+) -> None:
+    session_s = unshared_session_s(sessions, longest_s)
+    pages = state_pages(0, 1, page_s, sessions, 10**9, session_s)
+    assert pages >= state_pages(0, 1, page_s, sessions, 10**9)
+    assert pages * page_s > longest_s - page_s  # the rest is in no complete page
+    assert session_s == AUTO_SESSION_S or session_s * sessions == pytest.approx(longest_s), "more than is needed"
 
 
 def test_sixty_four_sessions_on_a_large_gpu_have_thirty_seconds_each() -> None:

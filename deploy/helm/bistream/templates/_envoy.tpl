@@ -132,7 +132,7 @@
           - endpoint:
               address:
                 socket_address:
-                  address: {{ include "bistream.headless" .root }}.{{ .root.Release.Namespace }}.svc.{{ $values.envoy.clusterDomain }}.
+                  address: {{ include "bistream.headlessHost" .root }}.
                   port_value: {{ int (get $values.ports .name) }}
               health_check_config: {port_value: {{ int $values.ports.health }}}
 {{- end }}

@@ -54,6 +54,16 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 {{- end }}
 
+{{/* The name by which servers are found, all of them. */}}
+{{- define "bistream.headlessHost" -}}
+{{ include "bistream.headless" . }}.{{ .Release.Namespace }}.svc.{{ .Values.envoy.clusterDomain }}
+{{- end }}
+
+{{/* Whether the servers' own gates have TLS; not empty: yes. Envoy ends it before them. */}}
+{{- define "bistream.gateTls" -}}
+{{- if and .Values.tls.existingSecret (not .Values.envoy.enabled) }}true{{ end }}
+{{- end }}
+
 {{- define "bistream.checkValues" -}}
 {{- if and .Values.apiKeys.existingSecret .Values.apiKeys.keys }}
 {{- fail "apiKeys: give existingSecret or keys, not both." }}
@@ -67,8 +77,8 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- if and .Values.interfaces.enabled (include "bistream.keysSecret" .) (not .Values.interfaces.keySecret) }}
 {{- fail "interfaces.keySecret is empty; name a Secret whose entry key is one of the API keys, with which the interfaces call the servers." }}
 {{- end }}
-{{- if and .Values.interfaces.enabled .Values.tls.existingSecret (not .Values.envoy.enabled) }}
-{{- fail "interfaces: they call the servers without TLS; enable envoy, which ends it for the other clients, or unset tls.existingSecret." }}
+{{- if and .Values.interfaces.enabled .Values.tls.clientCa (include "bistream.gateTls" .) (not .Values.interfaces.serverTls.certificateSecret) }}
+{{- fail "interfaces.serverTls.certificateSecret is empty; name a Secret of the type kubernetes.io/tls that ca.crt of tls.existingSecret has signed." }}
 {{- end }}
 {{- if and .Values.tls.clientCa (not .Values.tls.existingSecret) }}
 {{- fail "tls.clientCa needs tls.existingSecret, a Secret with tls.crt, tls.key and ca.crt." }}
