@@ -14,7 +14,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 
-from bistream.checkpoint import load_state_dict
+from bistream.checkpoint import QWEN_DIRECTORY, load_state_dict
 from bistream.checkpoint_config import VocoderConfig
 from bistream.mel2wav.weights import load_hift
 from bistream.token2mel.weights import load_network
@@ -24,6 +24,7 @@ from training.loop import Folders
 from training.sizes import SIZES, Sizes
 
 RECORD = "training.json"  # beside the networks: which sizes, which steps
+_VOCABULARY = (f"{QWEN_DIRECTORY}/vocab.json", f"{QWEN_DIRECTORY}/merges.txt")
 _CPU = torch.device("cpu")
 
 
@@ -43,11 +44,21 @@ def read_record(directory: Path) -> dict[str, Any]:
     return record
 
 
-def adopt(directory: Path, sizes: Sizes, folders: Folders) -> dict[str, int]:
-    """Write the checkpoints that travel from a model directory. Returns the step of each. Raises ``ValueError``, ``FileNotFoundError``."""
+def adopt(directory: Path, sizes: Sizes, folders: Folders, bpe: Path) -> dict[str, int]:
+    """Write the checkpoints that travel from a model directory. Returns the step of each. Raises ``ValueError``, ``FileNotFoundError``.
+
+    bpe: the folder with the text tokenizer of the corpus, which must be that of the voice.
+    """
     record = read_record(directory)
     if SIZES.get(record["size"]) is not sizes:
         raise ValueError(f"{directory} has networks of the size {record['size']}; add --size {record['size']}.")
+    for name in _VOCABULARY:
+        if not (bpe / name).exists():
+            raise FileNotFoundError(f"{bpe / name} does not exist; run the stage prepare first.")
+        if (bpe / name).read_bytes() != (directory / name).read_bytes():
+            raise ValueError(
+                f"{name} in {bpe} is another one than in {directory}; the language model would read other ids: train a new one."
+            )
     config = sizes.checkpoint
     networks = {
         "language_model": _language_model(directory),

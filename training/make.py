@@ -39,7 +39,7 @@ def _export(work: stages.Work) -> bool:
 def _adopt(work: stages.Work) -> bool:
     from training.adopt import adopt  # noqa: PLC0415  (onnx)
 
-    print(f"{work.adopted}: steps {adopt(work.adopted, work.sizes, work.folders)}")
+    print(f"{work.adopted}: steps {adopt(work.adopted, work.sizes, work.folders, work.carried)}")
     return True
 
 

@@ -130,7 +130,7 @@ def test_speaker_encoder(networks: dict[str, torch.nn.Module], model_dir: Path) 
 def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Module], model_dir: Path, tmp_path: Path) -> None:
     folders, steps = Folders.of(tmp_path), dict.fromkeys(networks, 7)
     write_record(model_dir, SMOKE, steps, ("nora",))
-    assert adopt(model_dir, SMOKE, folders) == steps
+    assert adopt(model_dir, SMOKE, folders, model_dir) == steps
     for name, network in networks.items():
         found = copy.deepcopy(network)
         for parameter in found.parameters():
@@ -139,10 +139,15 @@ def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Mo
         for (key, ours), theirs in zip(found.state_dict().items(), network.state_dict().values(), strict=True):
             assert torch.allclose(ours, theirs, rtol=HALF, atol=1e-6), (name, key)  # the weight norm of the vocoder is folded
     with pytest.raises(ValueError, match="add --size smoke"):
-        adopt(model_dir, VOICE, folders)
+        adopt(model_dir, VOICE, folders, model_dir)
+    write_tokenizer(["other words"] * 5, tmp_path / "bpe", SMOKE.bpe_entries)
+    with pytest.raises(ValueError, match="would read other ids"):
+        adopt(model_dir, SMOKE, folders, tmp_path / "bpe")
+    with pytest.raises(FileNotFoundError, match="run the stage prepare"):
+        adopt(model_dir, SMOKE, folders, tmp_path)
     (model_dir / "training.json").unlink()
     with pytest.raises(FileNotFoundError, match="that training/make.py has exported"):
-        adopt(model_dir, SMOKE, folders)
+        adopt(model_dir, SMOKE, folders, model_dir)
 
 
 def test_pipeline_speaks(model_dir: Path) -> None:
