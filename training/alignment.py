@@ -34,7 +34,8 @@ def spoken_tokens(weights: Sequence[float], speech_tokens: int) -> NDArray[np.in
     ends = np.cumsum(weights)
     silence = min(SILENCE_BEFORE, speech_tokens // 2)
     share = np.clip((np.arange(speech_tokens) + 0.5 - silence) / (speech_tokens - silence), 0.0, 1.0)
-    return np.minimum(np.searchsorted(ends, share * ends[-1], side="right"), len(ends) - 1)
+    spoken: NDArray[np.int64] = np.minimum(np.searchsorted(ends, share * ends[-1], side="right"), len(ends) - 1)
+    return spoken
 
 
 def aligned_places(spoken: NDArray[np.int64], text_tokens: int, is_interleaved: bool) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ MOST_SENTENCES = 6
 HELD_BACK = 50  # one text in so many is for validation alone
 _BLANK_SHARE = 0.8  # of joints with a blank between the sentences; a caller's text may follow a prompt without one
 _DROPOUT_SHARE = 0.5
-Row = tuple[list[int], list[int], NDArray[np.int64]]  # ids, targets, aligned
+Row = tuple[list[int], list[int], list[int]]  # ids, targets, aligned
 
 
 @dataclass(frozen=True)
@@ -91,4 +91,4 @@ class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
             codes += self._data.codes[begin : begin + count].tolist()
         is_interleaved = random.random() < 0.5 and can_interleave(text, codes)
         layout = interleaved if is_interleaved else one_shot
-        return (*layout(self._space, text, codes), aligned_places(np.concatenate(spoken), len(text), is_interleaved))
+        return (*layout(self._space, text, codes), aligned_places(np.concatenate(spoken), len(text), is_interleaved).tolist())

@@ -30,7 +30,7 @@ from training.export import export
 from training.flow_task import forget_positions, initialise
 from training.language_model_task import LanguageModelNetwork
 from training.loop import Folders, load_travel
-from training.sizes import SMOKE, VOICE
+from training.sizes import SMALL, SMOKE, VOICE
 from training.speaker_task import SpeakerNetwork
 
 CPU = torch.device("cpu")
@@ -148,6 +148,12 @@ def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Mo
     (model_dir / "training.json").unlink()
     with pytest.raises(FileNotFoundError, match="that training/make.py has exported"):
         adopt(model_dir, SMOKE, folders, model_dir)
+
+
+def test_networks_that_wait_to_be_continued_are_those_of_the_small_size(tmp_path: Path) -> None:
+    checkpoint = Path(__file__).resolve().parents[3] / "training" / "checkpoint"
+    steps = adopt(checkpoint, SMALL, Folders.of(tmp_path), checkpoint)
+    assert steps.keys() == {"language_model", "flow", "vocoder", "tokenizer", "speaker"} and min(steps.values()) > 0
 
 
 def test_pipeline_speaks(model_dir: Path) -> None:
