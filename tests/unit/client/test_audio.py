@@ -89,12 +89,3 @@ def test_a_recording_that_is_missing_or_a_folder_is_one_sentence(tmp_path: Path)
     for path, reason in ((tmp_path / "none.wav", "not there"), (tmp_path, "a folder")):
         with pytest.raises(ValueError, match=f"is {reason}; name the file of the recording."):
             read_reference(path)
-
-
-def test_a_muted_microphone_is_one_sentence(tmp_path: Path) -> None:
-    quiet = 10 ** (-59 / 20) * np.sin(np.arange(16000) / 10)
-    soundfile.write(tmp_path / "quiet.wav", quiet, 16000, subtype="FLOAT")
-    assert len(read_reference(tmp_path / "quiet.wav")) == 16000
-    soundfile.write(tmp_path / "muted.wav", quiet / 10, 16000, subtype="FLOAT")
-    with pytest.raises(ValueError, match="muted.wav is silent; check that the microphone was on"):
-        read_reference(tmp_path / "muted.wav")
