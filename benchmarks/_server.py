@@ -134,6 +134,7 @@ def call(
     environment: dict[str, str],
     requests: int = 1,
     text_rate: float | None = TEXT_RATE,
+    *,
     is_closed: bool = False,
 ) -> dict[str, Any]:
     """The summary of ``benchmarks/sessions.py`` for this many concurrent callers.
@@ -166,7 +167,7 @@ def measure_server(plan: ServerPlan, work: Path, environment: dict[str, str]) ->
         loads = [*((callers, True) for callers in plan.closed), *((callers, False) for callers in plan.callers)]
         runs = []
         for callers, is_closed in loads:
-            runs.append(call(server, callers, work, environment, plan.closed_requests if is_closed else 1, is_closed))
+            runs.append(call(server, callers, work, environment, plan.closed_requests if is_closed else 1, is_closed=is_closed))
             print(f"{callers} callers, {runs[-1]['load']}: {runs[-1]['time_to_first_audio_ms']}", flush=True)
         after = gpu_memory_gb()
     with Server(repository, work, environment, "server-warm") as server:

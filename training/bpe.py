@@ -16,6 +16,7 @@ from training.alignment import weight_of_token
 
 BLANK = "\u0120"  # in the vocabulary of a byte-level BPE
 DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces
+DROPOUT_CUTS = 3  # ways in which a text is cut with dropout
 
 
 def write_tokenizer(texts: Sequence[str], directory: Path, entries: int) -> None:
@@ -43,24 +44,27 @@ def num_special_tokens() -> int:
 
 
 class TextIds:
-    """Ids of every training text: alone, after a blank, and after a blank with dropout (``variant`` 0, 1, 2).
+    """Ids of every training text, alone or after a blank, as the server cuts it or in one of several ways with dropout.
 
     weights: how long each id is spoken (``alignment.weight_of_token``).
     """
 
     def __init__(self, texts: Sequence[str], directory: Path) -> None:
         folder = directory / QWEN_DIRECTORY
-        self._variants = []
-        for blank, dropout in (("", None), (" ", None), (" ", DROPOUT)):
+        self._variants: dict[tuple[bool, int], list[list[int]]] = {}
+        for cut in range(DROPOUT_CUTS + 1):
+            dropout = DROPOUT if cut else None
             model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"), dropout=dropout)
             tokenizer = Tokenizer(model)
             tokenizer.pre_tokenizer = make_pre_tokenizer()
-            encoded = tokenizer.encode_batch([blank + text for text in texts], add_special_tokens=False)
-            self._variants.append([entry.ids for entry in encoded])
+            for after_blank in (False, True):
+                encoded = tokenizer.encode_batch([" " * after_blank + text for text in texts], add_special_tokens=False)
+                self._variants[after_blank, cut] = [entry.ids for entry in encoded]
         vocabulary = tokenizer.get_vocab()
         self.weights = [0.0] * (max(vocabulary.values()) + 1)
         for piece, index in vocabulary.items():
             self.weights[index] = weight_of_token(piece.replace(BLANK, " "))
 
-    def __call__(self, text: int, variant: int) -> list[int]:
-        return self._variants[variant][text]
+    def __call__(self, text: int, after_blank: bool, cut: int = 0) -> list[int]:
+        """cut: 0 as the server does it, 1 to ``DROPOUT_CUTS`` with dropout."""
+        return self._variants[after_blank, cut][text]

@@ -1,8 +1,8 @@
 """One piece of training on a GPU host that was given the working tree alone: no network, nothing to install, at most ten minutes.
 
 What is there already decides what comes next: corpus, then speech tokenizer beside speaker encoder, then codes, then language model,
-flow and vocoder side by side (each is bound by kernel launches, so they share one GPU well). Results go to ``--out`` within its limits:
-a few files of at most 16 MiB. Put them into ``build/voice/travel`` before the next lot.
+flow and vocoder side by side (each is bound by kernel launches, so they share one GPU well, through MPS where the host has it). Results
+go to ``--out`` within its limits: a few files of at most 16 MiB. Put them into ``build/voice/travel`` before the next lot.
 
 The tree must hold build/voice/carried (stage prepare) and, from the second lot on, build/voice/travel.
 Example:  python3 training/gpu_lot.py --seconds 560 --out "$OUT"
@@ -18,6 +18,10 @@ import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bistream.keeper.gpu_sharing import shared_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST_FILE = 16 * 2**20
@@ -114,7 +118,9 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     arguments, options = _arguments()  # further options go to make.py, e.g. --size smoke --device cpu
     arguments.folder = arguments.folder.resolve()
-    return Lot(arguments, options).run()
+    with shared_gpu() as shares:
+        print(f"stages run side by side {'through MPS' if shares else 'in turns'}", flush=True)
+        return Lot(arguments, options).run()
 
 
 if __name__ == "__main__":

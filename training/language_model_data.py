@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from bistream.text2token.engine import TokenSpace
 from training.alignment import aligned_places, spoken_tokens
-from training.bpe import TextIds
+from training.bpe import DROPOUT_CUTS, TextIds
 from training.corpus_data import Corpus
 from training.layouts import IGNORED, can_interleave, interleaved, one_shot
 
@@ -81,10 +81,9 @@ class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
         members = self._members[random.choice(len(self._members), p=self._shares)]
         text, codes, spoken = list[int](), list[int](), list[NDArray[np.int64]]()
         for number, place in enumerate(random.choice(members, sentences)):
-            variant = 0
-            if number and random.random() < _BLANK_SHARE:
-                variant = 2 if random.random() < _DROPOUT_SHARE else 1
-            ids = self._texts(int(self._data.texts[place]), variant)
+            after_blank = number > 0 and random.random() < _BLANK_SHARE
+            cut = int(random.integers(1, DROPOUT_CUTS + 1)) if random.random() < _DROPOUT_SHARE else 0
+            ids = self._texts(int(self._data.texts[place]), after_blank, cut)
             begin, count = int(self._data.starts[place]), int(self._data.tokens[place])
             spoken.append(len(text) + spoken_tokens([self._texts.weights[index] for index in ids], count))
             text += ids

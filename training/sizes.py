@@ -1,5 +1,6 @@
-"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is for a GPU; ``SMALL`` learns what a few hours of two CPU
-cores can teach; ``REHEARSAL`` learns a few sentences by heart (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU, for tests."""
+"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is for a GPU; ``TRIAL`` is the same for a minute, to see that
+every stage runs on a host and how long its steps take; ``SMALL`` learns what a few hours of two CPU cores can teach; ``REHEARSAL`` learns
+a few sentences by heart (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU, for tests."""
 
 from __future__ import annotations
 
@@ -74,6 +75,18 @@ VOICE = Sizes(
     discriminator_width=8,
     bpe_entries=BPE_ENTRIES,
     plan=Plan(),
+)
+TRIAL = replace(
+    VOICE,
+    plan=replace(
+        VOICE.plan,
+        tokenizer_steps=100,
+        language_model_steps=100,
+        flow_steps=100,
+        speaker_steps=50,
+        vocoder_steps=100,
+        vocoder_gan_steps=100,
+    ),
 )
 SMOKE = Sizes(
     checkpoint=CheckpointConfig(
@@ -193,4 +206,4 @@ REHEARSAL = replace(
         loader_processes=0,
     ),
 )
-SIZES = {"voice": VOICE, "small": SMALL, "rehearsal": REHEARSAL, "smoke": SMOKE}
+SIZES = {"voice": VOICE, "trial": TRIAL, "small": SMALL, "rehearsal": REHEARSAL, "smoke": SMOKE}
