@@ -21,16 +21,16 @@ class Plan:
 
     tokenizer_steps: int = 3000
     tokenizer_rows: int = 64  # crops of 3 s
-    language_model_steps: int = 9000
+    language_model_steps: int = 22_000
     language_model_positions: int = 16_384
     language_model_rate: float = 1e-3  # peak learning rate; few small steps want a higher one
     language_model_dropout: float = 0.1  # none where few steps see little twice
-    flow_steps: int = 9000
+    flow_steps: int = 16_000
     flow_seconds: int = 256
     speaker_steps: int = 3000
     speaker_rows: int = 128  # crops of 2 s
-    vocoder_steps: int = 3000  # without discriminators
-    vocoder_gan_steps: int = 12_000
+    vocoder_steps: int = 1500  # without discriminators
+    vocoder_gan_steps: int = 8500
     vocoder_rows: int = 32
     vocoder_frames: int = 40
     vocoder_rate: float = 8e-4  # peak learning rate without discriminators
