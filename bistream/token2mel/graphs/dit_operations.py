@@ -55,14 +55,23 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 def rotate_query(query: Tensor, cosine: Tensor, sine: Tensor, *, rows: int) -> Tensor:
     """[tiles, rows of a page, width], zeros behind the tile's own rows."""
-    return F.pad(rotated(query, cosine, sine), (0, 0, 0, rows - query.shape[1]))
+    return whole_pages(rotated(query, cosine, sine), rows)
+
+
+def whole_pages(x: Tensor, rows: int) -> Tensor:
+    """[tiles, frames, width] -> [tiles, rows, width], zeros behind the frames."""
+    return F.pad(x, (0, 0, 0, rows - x.shape[1]))
 
 
 def place_keys(projected: Tensor, cosine: Tensor, sine: Tensor, slot: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write rotated keys, and values, to their slots. projected: [slots of the batch, rows, 2 * width]; others: [slots, rows, width]."""
+    """Write rotated keys, and values, to their slots.
+
+    projected: [slots of the batch, frames, 2 * width]. keys, values: [slots, rows, width], zeros behind the frames; whole pages are
+    written, because the compiler would copy the workspace, all of it and back, to write to a part of its rows.
+    """
     key, value = projected.chunk(2, dim=2)
-    keys[:, : key.shape[1]][slot] = rotated(key, cosine, sine)
-    values[:, : value.shape[1]][slot] = value
+    keys[slot] = whole_pages(rotated(key, cosine, sine), keys.shape[1])
+    values[slot] = whole_pages(value, values.shape[1])
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.graphs.attention import attend_flex, attend_gathered, kernel_options
 from bistream.token2mel.graphs.batch import BatchSize
+from bistream.token2mel.graphs.dit_operations import compiled_operations
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.graphs.operations import compile_per_size
 from bistream.token2mel.stage import FlowHop, FlowStage
@@ -137,3 +138,19 @@ def test_nan_fails_its_session_alone_and_does_not_outlive_it() -> None:
         state.close()
     for found, exact in zip(speak(stage, VOICES, HOPS), exact_mels(), strict=True):
         assert snr_db(found, exact) > FLOAT16_DB
+
+
+def test_keys_are_written_where_they_stand() -> None:
+    """And not to a copy of the workspace, all of which would be moved twice for each block."""
+    device, width, batch = torch.device("cuda"), 1024, 12
+    place_keys = compiled_operations(device, torch.float16, 64).place_keys
+    keys, values = torch.zeros(2, 1024, 64, width, device=device, dtype=torch.float16).unbind(0)
+    projected, slot = torch.randn(batch, 50, 2 * width, device=device, dtype=torch.float16), torch.arange(batch, device=device)
+    turns = torch.zeros(batch, 50, 32, device=device)
+    place_keys(projected, turns.cos(), turns.sin(), slot, keys, values)
+    taken = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    place_keys(projected, turns.cos(), turns.sin(), slot, keys, values)
+    assert torch.cuda.max_memory_allocated() - taken < keys.nbytes / 10
+    assert torch.equal(keys[:batch, :50], projected[..., :width]) and torch.equal(values[:batch, :50], projected[..., width:])
+    assert not keys[:, 50:].any() and not keys[batch:].any()
