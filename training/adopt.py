@@ -1,6 +1,7 @@
 """Training goes on from a voice that was exported: its networks become the checkpoints that travel, as if they had just been saved.
 
-Only the served networks are there; discriminators and decoders, where a stage has them, begin anew.
+Only the served networks are there; discriminators and decoders, where a stage has them, begin anew. A language model that reads another
+text tokenizer than the corpus's is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bistream.token2mel.weights import load_network
 from bistream.voice.s3_weights import state_dict_from_onnx
 from training.language_model_task import TIED
 from training.loop import Folders
-from training.sizes import SIZES, Sizes
+from training.sizes import Sizes, size_name
 
 RECORD = "training.json"  # beside the networks: which sizes, which steps
 _VOCABULARY = (f"{QWEN_DIRECTORY}/vocab.json", f"{QWEN_DIRECTORY}/merges.txt")
@@ -30,8 +31,7 @@ _CPU = torch.device("cpu")
 
 def write_record(directory: Path, sizes: Sizes, steps: dict[str, int], voices: tuple[str, ...]) -> None:
     """voices: names of those that were trained on."""
-    (name,) = (name for name, found in SIZES.items() if found is sizes)
-    text = json.dumps({"size": name, "steps": steps, "voices": list(voices)}, indent=1)
+    text = json.dumps({"size": size_name(sizes), "steps": steps, "voices": list(voices)}, indent=1)
     (directory / RECORD).write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -47,31 +47,35 @@ def read_record(directory: Path) -> dict[str, Any]:
 def adopt(directory: Path, sizes: Sizes, folders: Folders, bpe: Path) -> dict[str, int]:
     """Write the checkpoints that travel from a model directory. Returns the step of each. Raises ``ValueError``, ``FileNotFoundError``.
 
-    bpe: the folder with the text tokenizer of the corpus, which must be that of the voice.
+    bpe: the folder with the text tokenizer of the corpus. A language model that reads another one is left out, and removed.
     """
     record = read_record(directory)
-    if SIZES.get(record["size"]) is not sizes:
+    if record["size"] != size_name(sizes):
         raise ValueError(f"{directory} has networks of the size {record['size']}; add --size {record['size']}.")
-    for name in _VOCABULARY:
-        if not (bpe / name).exists():
-            raise FileNotFoundError(f"{bpe / name} does not exist; run the stage prepare first.")
-        if (bpe / name).read_bytes() != (directory / name).read_bytes():
-            raise ValueError(
-                f"{name} in {bpe} is another one than in {directory}; the language model would read other ids: train a new one."
-            )
     config = sizes.checkpoint
     networks = {
-        "language_model": _language_model(directory),
         "flow": load_network(directory, config.flow, _CPU, torch.float32).state_dict(),
         "vocoder": _vocoder(directory, config.vocoder),
         "tokenizer": state_dict_from_onnx(directory / "speech_tokenizer_v2.onnx"),
         "speaker": _speaker(directory / "campplus.onnx"),
     }
-    steps: dict[str, int] = record["steps"]
+    if _have_same_vocabulary(directory, bpe):
+        networks["language_model"] = _language_model(directory)
+    else:
+        (folders.travel / "language_model.pt").unlink(missing_ok=True)
+    steps = {name: record["steps"][name] for name in networks}
     for name, state in networks.items():
         halves = {key: value.half() if value.dtype == torch.float32 else value for key, value in state.items()}
         torch.save({"step": steps[name], "modules": {"network": halves}}, folders.travel / f"{name}.pt")
     return steps
+
+
+def _have_same_vocabulary(directory: Path, bpe: Path) -> bool:
+    """Raises ``FileNotFoundError``."""
+    for name in _VOCABULARY:
+        if not (bpe / name).exists():
+            raise FileNotFoundError(f"{bpe / name} does not exist; run the stage prepare first.")
+    return all((bpe / name).read_bytes() == (directory / name).read_bytes() for name in _VOCABULARY)
 
 
 def _language_model(directory: Path) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Which text is being spoken at each position of a training row, roughly: so that one head learns early to follow the text.
 
 A language model of few steps learns to babble long before it finds out, by itself, that speech follows the text. So some heads are
-guided (Tachibana et al. 2018): their attention should lie on the text token that is being spoken. Where that is, follows from the weights
-of ``orchestration/text_position.py``, with a mean error of 3 characters for the default voice, less than a token.
+guided (Tachibana et al. 2018): their attention should lie on the text token that is being spoken. Where that is, follows from the phones
+spoken so far, as a share of all of the sentence, and the weights of ``orchestration/text_position.py``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from bistream.orchestration.text_position import weight_of
 from bistream.rates import SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from training.layouts import IGNORED
+from training.phones import SILENCE
 
 GUIDED_LAYERS = (1, 2)
 GUIDED_HEAD = 0
-SILENCE_BEFORE = 5  # speech tokens before the first sound of a sentence
 
 
 def weight_of_token(piece: str) -> float:
@@ -29,12 +29,18 @@ def weight_of_token(piece: str) -> float:
     return 0.1 + sum(map(weight_of, piece))
 
 
-def spoken_tokens(weights: Sequence[float], speech_tokens: int) -> NDArray[np.int64]:
-    """weights [n] of a sentence's text tokens -> the one that is being spoken at each of ``speech_tokens``, int64 [speech_tokens]."""
+def progress(phones: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """phones [n] of a sentence, one at each speech token -> the share of them that is spoken, 0 to 1, [n]. It stands still in pauses."""
+    begins = (phones != SILENCE) & (phones != np.concatenate(([SILENCE], phones[:-1])))
+    begun = np.cumsum(begins)
+    share: NDArray[np.float64] = (begun - 0.5 * (phones != SILENCE)) / max(1, begun[-1])
+    return share
+
+
+def spoken_tokens(weights: Sequence[float], phones: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """weights [t] of a sentence's text tokens, phones [n], one at each speech token -> the text token that is being spoken, int64 [n]."""
     ends = np.cumsum(weights)
-    silence = min(SILENCE_BEFORE, speech_tokens // 2)
-    share = np.clip((np.arange(speech_tokens) + 0.5 - silence) / (speech_tokens - silence), 0.0, 1.0)
-    spoken: NDArray[np.int64] = np.minimum(np.searchsorted(ends, share * ends[-1], side="right"), len(ends) - 1)
+    spoken: NDArray[np.int64] = np.minimum(np.searchsorted(ends, progress(phones) * ends[-1], side="right"), len(ends) - 1)
     return spoken
 
 

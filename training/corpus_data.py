@@ -77,15 +77,15 @@ def pack_shards(shards: Path, packed: Path) -> None:
 
 
 def load_corpus(packed: Path, device: torch.device, with_audio: bool = True) -> Corpus:
-    """with_audio: else ``audio`` is empty but for its length, for the language model. Raises ``FileNotFoundError``."""
+    """with_audio: else ``audio`` is empty, for the language model. Raises ``FileNotFoundError``."""
     if not (packed / "index.npz").exists():
         raise FileNotFoundError(f"{packed} has no packed corpus; run the stage corpus first.")
     with np.load(packed / "index.npz") as index:
         tokens, texts, voices = index["tokens"], index["texts"], index["voices"]
-    audio, phones = torch.empty(0, dtype=torch.int16), torch.empty(0, dtype=torch.uint8)
+    audio = torch.empty(0, dtype=torch.int16)
     if with_audio:
         audio = torch.from_file(str(packed / "audio.raw"), size=int(tokens.sum()) * TOKEN_SAMPLES, dtype=torch.int16)
-        phones = torch.from_file(str(packed / "phones.raw"), size=int(tokens.sum()) * FRAMES_PER_TOKEN, dtype=torch.uint8)
+    phones = torch.from_file(str(packed / "phones.raw"), size=int(tokens.sum()) * FRAMES_PER_TOKEN, dtype=torch.uint8)
     return Corpus(audio.to(device), phones.to(device), np.cumsum(tokens) - tokens, tokens, voices, texts)
 
 

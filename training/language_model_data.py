@@ -14,14 +14,17 @@ from torch.utils.data import IterableDataset, get_worker_info
 from bistream.text2token.engine import TokenSpace
 from training.alignment import aligned_places, spoken_tokens
 from training.bpe import DROPOUT_CUTS, TextIds
-from training.corpus_data import Corpus
+from training.corpus_data import FRAMES_PER_TOKEN, Corpus
 from training.layouts import IGNORED, can_interleave, interleaved, one_shot
 
 MOST_SENTENCES = 6
 HELD_BACK = 50  # one text in so many is for validation alone
 _BLANK_SHARE = 0.8  # of joints with a blank between the sentences; a caller's text may follow a prompt without one
 _DROPOUT_SHARE = 0.5
-Row = tuple[list[int], list[int], list[int]]  # ids, targets, aligned
+PHONES_AHEAD = (0, 2, 5)  # of which speech tokens after the predicted one the phone is known
+_MEMBERS = 3 + len(PHONES_AHEAD)
+Row = tuple[list[int], ...]  # ids, targets, aligned, and a list of phones for each of ``PHONES_AHEAD``
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Utterances:
     """What of a corpus the language model needs."""
 
     codes: NDArray[np.uint16]
+    phones: NDArray[np.uint8]  # in the first half of each code
     starts: NDArray[np.int64]
     tokens: NDArray[np.int64]
     voices: NDArray[np.int64]
@@ -36,11 +40,14 @@ class Utterances:
 
     @classmethod
     def of(cls, corpus: Corpus, codes: NDArray[np.uint16]) -> Utterances:
-        return cls(codes, corpus.starts, corpus.tokens, corpus.voices, corpus.texts)
+        return cls(codes, corpus.phones.cpu().numpy()[::FRAMES_PER_TOKEN], corpus.starts, corpus.tokens, corpus.voices, corpus.texts)
 
 
-class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
-    """Endless (ids, targets, aligned), int64 [B, L] each; ids padded with 0, the others with ``IGNORED``. aligned: ``alignment.py``."""
+class LanguageModelBatches(IterableDataset[Batch]):
+    """Endless (ids, targets, aligned), int64 [B, L] each, and phones [A, B, L]; ids padded with 0, the others with ``IGNORED``.
+
+    aligned: ``alignment.py``. phones: of the speech tokens ``PHONES_AHEAD`` of the predicted one.
+    """
 
     def __init__(
         self, utterances: Utterances, texts: TextIds, space: TokenSpace, positions: int, seed: int, is_validation: bool = False
@@ -54,13 +61,13 @@ class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
         sizes = np.array([len(members) for members in self._members], dtype=np.float64)
         self._shares = sizes / sizes.sum()
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         random = np.random.default_rng([self._seed, worker.id if worker else 0])
         while True:
             yield self._batch(random)
 
-    def _batch(self, random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _batch(self, random: np.random.Generator) -> Batch:
         """Rows of the same number of sentences, so that little is padded."""
         sentences, rows, longest = int(random.integers(1, MOST_SENTENCES + 1)), list[Row](), 0
         while True:
@@ -70,24 +77,35 @@ class LanguageModelBatches(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
                 break
             rows.append(row)
         longest = max(len(row[0]) for row in rows)
-        batch = [np.full((len(rows), longest), filler, np.int64) for filler in (0, IGNORED, IGNORED)]
+        batch = [np.full((len(rows), longest), IGNORED if member else 0, np.int64) for member in range(_MEMBERS)]
         for number, row in enumerate(rows):
             for items, values in zip(batch, row, strict=True):
                 items[number, : len(values)] = values
-        ids, targets, aligned = map(torch.from_numpy, batch)
-        return ids, targets, aligned
+        ids, targets, aligned, *phones = map(torch.from_numpy, batch)
+        return ids, targets, aligned, torch.stack(phones)
 
     def _row(self, random: np.random.Generator, sentences: int) -> Row:
         members = self._members[random.choice(len(self._members), p=self._shares)]
-        text, codes, spoken = list[int](), list[int](), list[NDArray[np.int64]]()
+        text, codes, spoken, phones = list[int](), list[int](), list[NDArray[np.int64]](), list[NDArray[np.uint8]]()
         for number, place in enumerate(random.choice(members, sentences)):
             after_blank = number > 0 and random.random() < _BLANK_SHARE
             cut = int(random.integers(1, DROPOUT_CUTS + 1)) if random.random() < _DROPOUT_SHARE else 0
             ids = self._texts(int(self._data.texts[place]), after_blank, cut)
             begin, count = int(self._data.starts[place]), int(self._data.tokens[place])
-            spoken.append(len(text) + spoken_tokens([self._texts.weights[index] for index in ids], count))
+            phones.append(self._data.phones[begin : begin + count])
+            spoken.append(len(text) + spoken_tokens([self._texts.weights[index] for index in ids], phones[-1]))
             text += ids
             codes += self._data.codes[begin : begin + count].tolist()
         is_interleaved = random.random() < 0.5 and can_interleave(text, codes)
-        layout = interleaved if is_interleaved else one_shot
-        return (*layout(self._space, text, codes), aligned_places(np.concatenate(spoken), len(text), is_interleaved).tolist())
+        inputs, targets = (interleaved if is_interleaved else one_shot)(self._space, text, codes)
+        aligned = aligned_places(np.concatenate(spoken), len(text), is_interleaved).tolist()
+        return (inputs, targets, aligned, *self._phones(np.concatenate(phones), targets))
+
+    def _phones(self, phones: NDArray[np.uint8], targets: list[int]) -> list[list[int]]:
+        """phones [n] of the codes -> for each of ``PHONES_AHEAD`` the phone at the places that predict a code."""
+        known = np.array(targets)
+        places = np.flatnonzero((known >= 0) & (known < self._space.speech_token_size))
+        rows = np.full((len(PHONES_AHEAD), len(targets)), IGNORED, np.int64)
+        for row, ahead in zip(rows, PHONES_AHEAD, strict=True):
+            row[places[: len(phones) - ahead]] = phones[ahead:]
+        return [row.tolist() for row in rows]

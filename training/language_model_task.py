@@ -1,4 +1,9 @@
-"""Training of the language model: the served body (``Qwen2Model``) over padded rows, cross-entropy of speech, fill and eos."""
+"""Training of the language model: the served body (``Qwen2Model``) over padded rows, cross-entropy of speech, fill and eos.
+
+Three helps against fluent speech that is not the text, all of them thrown away: guided heads (``alignment.py``); a head that tells the
+phones of the next speech tokens, some of which nothing but the text can tell; and rows in which a part of the speech tokens is drawn by
+the model itself, as when it is served (scheduled sampling in parallel, Mihaylova and Martins 2019).
+"""
 
 from __future__ import annotations
 
@@ -15,15 +20,20 @@ from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import BODY, build_weights, expected_shapes
 from training.alignment import GUIDED_HEAD, GUIDED_LAYERS, guidance_loss
 from training.bpe import TextIds
-from training.language_model_data import LanguageModelBatches, Utterances
+from training.language_model_data import PHONES_AHEAD, Batch, LanguageModelBatches, Utterances
 from training.layouts import IGNORED
 from training.loop import adamw, update
+from training.phones import PHONES
 from training.sizes import Sizes
 
 TIED = "llm.model.lm_head.weight"
 EMBEDDING = f"{BODY}.embed_tokens.weight"
 _VALIDATE_EVERY = 500
 _GUIDANCE_WEIGHT = 0.3
+_PHONES_WEIGHT = 0.3
+_OWN_FROM = 0.2  # of the steps, when what the model draws makes sense
+_OWN_MOST = 0.3  # of a row's speech tokens; the least is none
+_OWN_TEMPERATURE = 0.7  # about as sharp as nucleus sampling
 
 
 class LanguageModelNetwork(nn.Module):
@@ -46,8 +56,9 @@ class LanguageModelNetwork(nn.Module):
         device = next(self.parameters()).device
         return Qwen2Model(self.config, build_weights(self.state(), self.config, device, torch.float32))
 
-    def forward(self, ids: Tensor, aligned: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """ids int64 [B, L] -> scores float32 [B, L, speech_token_size + 3]; the guided heads' loss, 0 without ``aligned`` [B, L]."""
+    def forward(self, ids: Tensor, aligned: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """ids int64 [B, L] -> scores float32 [B, L, speech_token_size + 3]; the guided heads' loss, 0 without ``aligned`` [B, L]; what
+        the scores are made of, [B, L, hidden]."""
         model, dropout = self.model(), self.dropout if self.training else 0.0
         rows, length = ids.shape
         guidance = list[Tensor]()
@@ -62,7 +73,8 @@ class LanguageModelNetwork(nn.Module):
         positions = torch.arange(length, device=ids.device).repeat(rows)
         embedded = F.dropout(model.embed(ids.flatten()), dropout, self.training)
         hidden = model.forward_embedded(embedded, positions, attend)
-        return model.logits(hidden).view(rows, length, -1), torch.stack(guidance).mean() if guidance else hidden.new_zeros(())
+        guided = torch.stack(guidance).mean() if guidance else hidden.new_zeros(())
+        return model.logits(hidden).view(rows, length, -1), guided, hidden.view(rows, length, -1)
 
 
 def _safe(key: str) -> str:
@@ -82,37 +94,58 @@ class LanguageModelTask:
         torch.manual_seed(seed)
         config, plan = sizes.checkpoint.language_model, sizes.plan
         self.network = LanguageModelNetwork(config, plan.language_model_dropout).to(device)
+        self.phones = nn.Linear(config.hidden_size, len(PHONES_AHEAD) * len(PHONES)).to(device)
         self.total_steps, self.warmup_steps = plan.language_model_steps, min(300, plan.language_model_steps // 10)
         space, size = TokenSpace.of(config), plan.language_model_positions
         self._batches = _loaded(LanguageModelBatches(utterances, texts, space, size, seed), plan.loader_processes)
         self._others = _loaded(LanguageModelBatches(utterances, texts, space, size, seed + 1, is_validation=True), 0)
-        self._device = device
-        self.modules: Mapping[str, nn.Module] = {"network": self.network}
-        self.optimizers: Mapping[str, torch.optim.Optimizer] = {
-            "adam": adamw(self.network.parameters(), plan.language_model_rate, (0.9, 0.95), 0.05)
-        }
+        self._space, self._device = space, device
+        self.modules: Mapping[str, nn.Module] = {"network": self.network, "phones": self.phones}
+        parameters = [*self.network.parameters(), *self.phones.parameters()]
+        self.optimizers: Mapping[str, torch.optim.Optimizer] = {"adam": adamw(parameters, plan.language_model_rate, (0.9, 0.95), 0.05)}
 
     def step(self, number: int) -> dict[str, Tensor]:
-        loss, right, guidance = self._loss(next(self._batches))
-        update(loss + _GUIDANCE_WEIGHT * guidance, self.optimizers["adam"])
-        found = {"speech": loss.detach(), "right": right, "guidance": guidance.detach()}
+        found = self._losses(next(self._batches), has_own=number > _OWN_FROM * self.total_steps)
+        update(found["speech"] + _GUIDANCE_WEIGHT * found["guidance"] + _PHONES_WEIGHT * found["phones"], self.optimizers["adam"])
         if number % _VALIDATE_EVERY == _VALIDATE_EVERY - 1:
             self.network.eval()
             with torch.no_grad():
-                print(f"language_model: step {number + 1}, held back {float(self._loss(next(self._others))[0]):.4f}", flush=True)
+                print(f"language_model: step {number + 1}, held back {float(self._losses(next(self._others))['speech']):.4f}", flush=True)
             self.network.train()
-        return found
+        return {name: value.detach() for name, value in found.items()}
 
-    def _loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        ids, targets, aligned = (item.to(self._device, non_blocking=True) for item in batch)
+    def _losses(self, batch: Batch, has_own: bool = False) -> dict[str, Tensor]:
+        ids, targets, aligned, phones = (item.to(self._device, non_blocking=True) for item in batch)
+        if has_own:  # not within autocast, which would keep the weights it cast without gradients
+            ids = self._with_own(ids, targets)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            scores, guidance = self.network(ids, aligned)
+            scores, guidance, hidden = self.network(ids, aligned)
+            told = self.phones(hidden)
         known = targets != IGNORED
-        loss = F.cross_entropy(scores.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        return loss, ((scores.argmax(-1) == targets) & known).sum() / known.sum(), guidance
+        told = told.float().unflatten(2, (len(PHONES_AHEAD), -1)).permute(2, 0, 1, 3)
+        return {
+            "speech": F.cross_entropy(scores.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED),
+            "right": ((scores.argmax(-1) == targets) & known).sum() / known.sum(),
+            "guidance": guidance,
+            "phones": F.cross_entropy(told.flatten(0, 2), phones.flatten(), ignore_index=IGNORED),
+        }
+
+    @torch.no_grad()
+    def _with_own(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """ids [B, L], with a part of the speech tokens drawn by the model from what came before them."""
+        codes = self._space.speech_token_size
+        self.network.eval()
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            scores = self.network(ids)[0][:, :-1, :codes].float()
+        self.network.train()
+        drawn = (scores / _OWN_TEMPERATURE - torch.empty_like(scores).exponential_().log()).argmax(-1)
+        share = _OWN_MOST * torch.rand(len(ids), 1, device=ids.device)
+        before = targets[:, :-1]  # a code that is predicted stands at the next place
+        chosen = (before >= 0) & (before < codes) & (torch.rand(before.shape, device=ids.device) < share)
+        return torch.cat([ids[:, :1], torch.where(chosen, drawn + self._space.speech_offset, ids[:, 1:])], dim=1)
 
 
-def _loaded(batches: LanguageModelBatches, processes: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _loaded(batches: LanguageModelBatches, processes: int) -> Iterator[Batch]:
     if not processes:
         return iter(batches)
     return iter(DataLoader(batches, batch_size=None, num_workers=processes, pin_memory=torch.cuda.is_available(), prefetch_factor=8))

@@ -26,7 +26,7 @@ import torch
 
 from training import stages
 from training.curves import draw_curves
-from training.sizes import SIZES
+from training.sizes import SIZES, with_steps
 from training.voices import VOICES
 
 
@@ -39,7 +39,10 @@ def _export(work: stages.Work) -> bool:
 def _adopt(work: stages.Work) -> bool:
     from training.adopt import adopt  # noqa: PLC0415  (onnx)
 
-    print(f"{work.adopted}: steps {adopt(work.adopted, work.sizes, work.folders, work.carried)}")
+    steps = adopt(work.adopted, work.sizes, work.folders, work.carried)
+    print(f"{work.adopted}: steps {steps}")
+    if "language_model" not in steps:
+        print(f"its language model reads another text tokenizer than that in {work.carried}: train a new one")
     return True
 
 
@@ -60,11 +63,22 @@ TO_BE_CONTINUED = 3
 _EQUAL_CROPS = ("tokenizer", "speaker", "vocoder")  # stages whose convolutions have one shape, worth a search for the fastest
 
 
+def _named_steps(text: str) -> tuple[str, int]:
+    """Raises ``argparse.ArgumentTypeError``."""
+    name, _, steps = text.partition("=")
+    if not steps.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no number of steps; write language_model=24000")
+    return name, int(steps)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=STAGES, required=True)
     parser.add_argument("--folder", type=Path, default=Path("build/voice"), help="of everything that is made (default: %(default)s)")
     parser.add_argument("--size", choices=SIZES, default="voice", help="smoke: tiny networks and few steps (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=_named_steps, nargs="*", default=[], metavar="STAGE=N", help="of a network in all, in place of the plan's"
+    )
     parser.add_argument("--seconds", type=float, default=540.0, help="end about then, resumable (default: %(default)s)")
     parser.add_argument("--until", type=float, help="the same as a time of the clock time.monotonic; counts more than --seconds")
     parser.add_argument("--finish", action="store_true", help="no later piece: the learning rate falls to its floor by the end of this one")
@@ -82,9 +96,14 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = arguments.stage in _EQUAL_CROPS
+    try:
+        sizes = with_steps(SIZES[arguments.size], dict(arguments.steps))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     work = stages.Work(
         root=arguments.folder.resolve(),
-        sizes=SIZES[arguments.size],
+        sizes=sizes,
         device=torch.device(arguments.device),
         deadline=time.monotonic() + arguments.seconds if arguments.until is None else arguments.until,
         hours=arguments.hours,

@@ -4,6 +4,7 @@ a few sentences by heart (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, LanguageModelConfig, VocoderConfig
@@ -206,4 +207,26 @@ REHEARSAL = replace(
         loader_processes=0,
     ),
 )
+
+
+def with_steps(sizes: Sizes, steps: Mapping[str, int]) -> Sizes:
+    """The same with other numbers of steps, by stage; of the vocoder with its discriminators. Raises ``ValueError``."""
+    if not steps:
+        return sizes
+    plan = sizes.plan
+    for name, number in steps.items():
+        if not hasattr(plan, f"{name}_steps"):
+            raise ValueError(f"--steps knows no network {name}; name tokenizer, speaker, language_model, flow or vocoder.")
+        if name == "vocoder":
+            plan = replace(plan, vocoder_steps=min(plan.vocoder_steps, number), vocoder_gan_steps=max(0, number - plan.vocoder_steps))
+        else:
+            plan = replace(plan, **{f"{name}_steps": number})
+    return replace(sizes, plan=plan)
+
+
 SIZES = {"voice": VOICE, "trial": TRIAL, "small": SMALL, "rehearsal": REHEARSAL, "smoke": SMOKE}
+
+
+def size_name(sizes: Sizes) -> str:
+    """Of the networks; the plan of training may differ."""
+    return next(name for name, found in SIZES.items() if replace(found, plan=sizes.plan) == sizes)

@@ -76,13 +76,17 @@ def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -
 
     texts = ["a b c"] * 60
     write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
-    data = Utterances(codes_of(corpus), corpus.starts, corpus.tokens, corpus.voices, np.array([50, 1, 2, 3, 50, 5, 6, 7]))
+    data = Utterances(
+        codes_of(corpus), corpus.phones.numpy()[::2], corpus.starts, corpus.tokens, corpus.voices, np.array([50, 1, 2, 3, 50, 5, 6, 7])
+    )
     data.codes[:100] = 500  # of text 50 alone
     space, ids = TokenSpace.of(SIZES.checkpoint.language_model), TextIds(texts, tmp_path)
     batch = iter(LanguageModelBatches(data, ids, space, 400, seed=0))
     for _ in range(5):
-        inputs, targets, aligned = next(batch)
-        assert inputs.shape == targets.shape == aligned.shape and not (targets == 500).any() and (targets != IGNORED).any()
+        inputs, targets, aligned, phones = next(batch)
+        assert (
+            inputs.shape == targets.shape == aligned.shape == phones.shape[1:] and not (targets == 500).any() and (targets != IGNORED).any()
+        )
     assert (next(iter(LanguageModelBatches(data, ids, space, 400, seed=0, is_validation=True)))[1] == 500).any()
 
 
