@@ -71,18 +71,20 @@ class Discriminators(nn.Module):
 
 def discriminator_loss(real: Judged, made: Judged) -> Tensor:
     """Least squares: 1 for recordings, 0 for the vocoder."""
-    return torch.stack([(1 - good).square().mean() + bad.square().mean() for good, bad in zip(real[0], made[0], strict=True)]).sum()
+    return torch.stack(
+        [(1 - good.float()).square().mean() + bad.float().square().mean() for good, bad in zip(real[0], made[0], strict=True)]
+    ).sum()
 
 
 def generator_loss(made: Judged) -> Tensor:
-    return torch.stack([(1 - scores).square().mean() for scores in made[0]]).sum()
+    return torch.stack([(1 - scores.float()).square().mean() for scores in made[0]]).sum()
 
 
 def feature_loss(real: Judged, made: Judged) -> Tensor:
     """L1 between what the layers see."""
     return torch.stack(
         [
-            F.l1_loss(bad, good.detach())
+            F.l1_loss(bad.float(), good.detach().float())
             for seen, wanted in zip(made[1], real[1], strict=True)
             for bad, good in zip(seen, wanted, strict=True)
         ]

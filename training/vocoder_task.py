@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bistream.mel2wav.hift import HiFT, SourceStart
 from training.corpus_data import FRAMES_PER_TOKEN, Corpus, CropSampler
-from training.discriminators import Discriminators, discriminator_loss, feature_loss, generator_loss
+from training.discriminators import Discriminators, Judged, discriminator_loss, feature_loss, generator_loss
 from training.features import mel_24k, pitch
 from training.loop import adamw, update
 from training.sizes import Sizes
@@ -63,16 +63,22 @@ class VocoderTask:
         if not is_spectral:
             for group in self.optimizers["generator"].param_groups:  # set anew before every step
                 group["lr"] *= _GAN_RATE
-            against = discriminator_loss(self.discriminators(real), self.discriminators(made.detach()))
+            against = discriminator_loss(self._judged(real), self._judged(made.detach()))
             update(against, self.optimizers["discriminators"], 10.0)
             self.discriminators.requires_grad_(False)
-            judged = self.discriminators(made)
-            fooled, features = generator_loss(judged), feature_loss(self.discriminators(real), judged)
+            judged = self._judged(made)
+            fooled, features = generator_loss(judged), feature_loss(self._judged(real), judged)
             loss = loss + fooled + _FEATURE_WEIGHT * features
             found |= {"against": against.detach(), "fooled": fooled.detach(), "features": features.detach()}
         update(loss, self.optimizers["generator"], 10.0)
         self.discriminators.requires_grad_(True)
         return found
+
+    def _judged(self, waveform: Tensor) -> Judged:
+        """In bfloat16 on a GPU: the discriminators are most of a step."""
+        with torch.autocast(waveform.device.type, torch.bfloat16, enabled=waveform.device.type == "cuda"):
+            judged: Judged = self.discriminators(waveform)
+        return judged
 
     def speak(self, mel: Tensor, f0: Tensor) -> Tensor:
         """mel [B, 80, T], f0 [B, T] -> waveform [B, 480 T], as in the middle of a stream, with random phases and noise."""
