@@ -16,6 +16,7 @@ from training.alignment import weight_of_token
 
 BLANK = "\u0120"  # in the vocabulary of a byte-level BPE
 DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces
+LONGEST = 6  # characters of a symbol, the blank before a word among them: longer ones are seen too rarely to learn how they are spoken
 DROPOUT_CUTS = 3  # ways in which a text is cut with dropout
 
 
@@ -23,7 +24,7 @@ def write_tokenizer(texts: Sequence[str], directory: Path, entries: int) -> None
     """Learn ``entries`` symbols (special tokens not counted) and write vocab.json, merges.txt and tokenizer_config.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = make_pre_tokenizer()
-    trainer = trainers.BpeTrainer(vocab_size=entries, initial_alphabet=byte_symbols(), show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=entries, initial_alphabet=byte_symbols(), max_token_length=LONGEST, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]

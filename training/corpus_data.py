@@ -76,15 +76,13 @@ def pack_shards(shards: Path, packed: Path) -> None:
     np.savez(packed / "index.npz", tokens=tokens, texts=np.concatenate(texts), voices=np.concatenate(voices))  # last: the others are whole
 
 
-def load_corpus(packed: Path, device: torch.device, with_audio: bool = True) -> Corpus:
-    """with_audio: else ``audio`` is empty, for the language model. Raises ``FileNotFoundError``."""
+def load_corpus(packed: Path, device: torch.device) -> Corpus:
+    """Raises ``FileNotFoundError``."""
     if not (packed / "index.npz").exists():
         raise FileNotFoundError(f"{packed} has no packed corpus; run the stage corpus first.")
     with np.load(packed / "index.npz") as index:
         tokens, texts, voices = index["tokens"], index["texts"], index["voices"]
-    audio = torch.empty(0, dtype=torch.int16)
-    if with_audio:
-        audio = torch.from_file(str(packed / "audio.raw"), size=int(tokens.sum()) * TOKEN_SAMPLES, dtype=torch.int16)
+    audio = torch.from_file(str(packed / "audio.raw"), size=int(tokens.sum()) * TOKEN_SAMPLES, dtype=torch.int16)
     phones = torch.from_file(str(packed / "phones.raw"), size=int(tokens.sum()) * FRAMES_PER_TOKEN, dtype=torch.uint8)
     return Corpus(audio.to(device), phones.to(device), np.cumsum(tokens) - tokens, tokens, voices, texts)
 

@@ -1,8 +1,9 @@
 """One piece of training on a GPU host that was given the working tree alone: no network, nothing to install, at most ten minutes.
 
 What is there already decides what comes next: corpus, then speech tokenizer beside speaker encoder, then codes, then language model,
-flow and vocoder side by side (each is bound by kernel launches, so they share one GPU well, through MPS where the host has it). Results
-go to ``--out`` within its limits: a few files of at most 16 MiB. Put them into ``build/voice/travel`` before the next lot.
+flow and vocoder side by side (each is bound by kernel launches, so they share one GPU well, through MPS where the host has it). With
+build/voice/carried/utterances.npz, of a corpus that was made elsewhere, the language model begins at once. Results go to ``--out`` within
+its limits: a few files of at most 16 MiB. Put them into ``build/voice/travel`` before the next lot.
 
 The tree must hold build/voice/carried (stage prepare) and, from the second lot on, build/voice/travel.
 Example:  python3 training/gpu_lot.py --seconds 560 --out "$OUT"
@@ -29,6 +30,7 @@ MOST_FILES = 8
 _PACKING_S = 15.0  # copying results, and the start of a stage that has no time left
 _SHORTEST_STAGE_S = 25.0
 ORDER: tuple[tuple[str, ...], ...] = (("corpus",), ("tokenizer", "speaker"), ("codes",), ("language_model", "flow", "vocoder"))
+TRAINED = ("tokenizer", "speaker", "language_model", "flow", "vocoder")
 
 
 class Lot:
@@ -36,7 +38,8 @@ class Lot:
         self.folder: Path = arguments.folder
         self.only: list[str] = arguments.only
         self.out: Path = arguments.out
-        self.end = time.monotonic() + arguments.seconds - _PACKING_S
+        self.began = time.monotonic()
+        self.end = self.began + arguments.seconds - _PACKING_S
         self.options = options
 
     def run(self) -> int:
@@ -47,32 +50,44 @@ class Lot:
             self._pack()
 
     def _stages(self) -> int:
-        for group in ORDER:
-            names = [name for name in group if not self.only or name in self.only or len(group) == 1]
-            if self.end - time.monotonic() < _SHORTEST_STAGE_S:
-                return 0
-            statuses = self._together(names)
-            if bad := [f"{name} ended with {status}" for name, status in statuses.items() if status not in (0, 3)]:
-                print("; ".join(bad), flush=True)
-                return 1
-            if 3 in statuses.values():
-                print(f"to be continued: {[name for name, status in statuses.items() if status == 3]}", flush=True)
-                return 0
-        print("all stages are complete; next: export, on a host with the packages of requirements/training.txt", flush=True)
+        wanted = [name for name in TRAINED if not self.only or name in self.only]
+        early = self._start(["language_model"]) if "language_model" in wanted and self.carried_utterances.exists() else {}
+        wanted = [name for name in wanted if name not in early]
+        statuses = dict[str, int]()
+        for group in ORDER if wanted else ():
+            names = [name for name in group if name in wanted or name not in TRAINED]
+            if self.end - time.monotonic() < _SHORTEST_STAGE_S or any(status != 0 for status in statuses.values()):
+                break
+            statuses |= self._wait(self._start(names))
+        statuses |= self._wait(early)
+        if bad := [f"{name} ended with {status}" for name, status in statuses.items() if status not in (0, 3)]:
+            print("; ".join(bad), flush=True)
+            return 1
+        if left := [name for name in [*wanted, *early] if statuses.get(name, 3) == 3]:
+            print(f"to be continued: {left}", flush=True)
+        else:
+            print("all stages are complete; next: export, on a host with the packages of requirements/training.txt", flush=True)
         return 0
 
-    def _together(self, names: Sequence[str]) -> dict[str, int]:
+    @property
+    def carried_utterances(self) -> Path:
+        """With them the language model needs no corpus on this machine."""
+        return self.folder / "carried" / "utterances.npz"
+
+    def _start(self, names: Sequence[str]) -> dict[str, subprocess.Popen[bytes]]:
         """Stages side by side, each with a log of its own."""
-        began = time.monotonic()
         running = {}
         for name in names:
             if name == "codes" and self._has_codes():
                 continue
             # A point of time, not a span: a stage's imports and its corpus take part of it.
             command = [sys.executable, "training/make.py", "--stage", name, "--until", f"{self.end:.1f}", "--folder", str(self.folder)]
-            log = (self.folder / f"{name}.log").open("ab")
-            running[name] = subprocess.Popen([*command, *self.options], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-            log.close()
+            with (self.folder / f"{name}.log").open("ab") as log:
+                running[name] = subprocess.Popen([*command, *self.options], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        return running
+
+    def _wait(self, running: dict[str, subprocess.Popen[bytes]]) -> dict[str, int]:
+        """Their exit statuses; the end of each log is printed."""
         statuses = {}
         for name, process in running.items():
             try:
@@ -82,7 +97,7 @@ class Lot:
                 process.wait()
                 statuses[name] = 3
             lines = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
-            print(f"== {name}: {statuses[name]} after {time.monotonic() - began:.0f} s", *lines[-3:], sep="\n   ", flush=True)
+            print(f"== {name}: {statuses[name]} after {time.monotonic() - self.began:.0f} s", *lines[-3:], sep="\n   ", flush=True)
         return statuses
 
     def _has_codes(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Utterances:
-    """What of a corpus the language model needs."""
+    """What of a corpus the language model needs: little enough to be carried to a host that has no corpus."""
 
     codes: NDArray[np.uint16]
     phones: NDArray[np.uint8]  # in the first half of each code
@@ -41,6 +42,30 @@ class Utterances:
     @classmethod
     def of(cls, corpus: Corpus, codes: NDArray[np.uint16]) -> Utterances:
         return cls(codes, corpus.phones.cpu().numpy()[::FRAMES_PER_TOKEN], corpus.starts, corpus.tokens, corpus.voices, corpus.texts)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(
+            path,
+            codes=self.codes,
+            phones=self.phones,
+            tokens=self.tokens.astype(np.int32),
+            voices=self.voices.astype(np.uint8),
+            texts=self.texts,
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Utterances:
+        with np.load(path) as found:
+            tokens = found["tokens"].astype(np.int64)
+            return cls(
+                codes=found["codes"],
+                phones=found["phones"],
+                starts=np.cumsum(tokens) - tokens,
+                tokens=tokens,
+                voices=found["voices"].astype(np.int64),
+                texts=found["texts"],
+            )
 
 
 class LanguageModelBatches(IterableDataset[Batch]):

@@ -12,7 +12,7 @@ from bistream.voice.s3_network import S3Config
 
 CODE_DIGITS = 6
 CODES = 3**CODE_DIGITS
-BPE_ENTRIES = 4096
+BPE_ENTRIES = 3072
 SPECIAL_TOKENS = 20
 
 

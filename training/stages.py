@@ -72,6 +72,11 @@ class Work:
     def codes_file(self) -> Path:
         return self.root / "work" / "codes.npy"
 
+    @property
+    def utterances_files(self) -> tuple[Path, Path]:
+        """Brought from another machine, and made here."""
+        return self.carried / "utterances.npz", self.root / "work" / "utterances.npz"
+
     @cached_property
     def folders(self) -> Folders:
         return Folders(_made(self.root / "work" / "local"), _made(self.root / "travel"))
@@ -80,14 +85,20 @@ class Work:
     def texts(self) -> list[str]:
         return [text for _, text in read_texts(self.texts_file)]
 
-    def corpus(self, with_audio: bool = True) -> Corpus:
-        return load_corpus(self.packed, self.device if with_audio else torch.device("cpu"), with_audio)
+    def corpus(self) -> Corpus:
+        return load_corpus(self.packed, self.device)
 
     def codes(self) -> NDArray[np.uint16]:
         if not self.codes_file.exists():
             raise FileNotFoundError(f"{self.codes_file} does not exist; run the stage codes first.")
         codes: NDArray[np.uint16] = np.load(self.codes_file)
         return codes
+
+    def utterances(self) -> Utterances:
+        for path in self.utterances_files:
+            if path.exists():
+                return Utterances.load(path)
+        raise FileNotFoundError(f"{path} does not exist; run the stage codes first.")
 
     def travelled(self, name: str, module: torch.nn.Module) -> int:
         """Weights as they will be exported; raises ``FileNotFoundError``."""
@@ -143,7 +154,9 @@ def codes(work: Work) -> bool:
     """With the float16 weights that travel and are exported, so that every machine gets the same ones."""
     network = S3Network(work.sizes.tokenizer)
     step = work.travelled("tokenizer", network)
-    found = encode_corpus(network.eval(), work.corpus(), work.codes_file, 256 if work.device.type == "cuda" else 16)
+    speech = work.corpus()
+    found = encode_corpus(network.eval(), speech, work.codes_file, 256 if work.device.type == "cuda" else 16)
+    Utterances.of(speech, found).save(work.utterances_files[1])
     used = np.bincount(found, minlength=1)
     share = used[used > 0] / used.sum()
     print(f"codes of tokenizer step {step}: {len(share)} in use, {-(share * np.log2(share)).sum():.2f} bit")
@@ -166,9 +179,8 @@ def _speaker_network(work: Work) -> SpeakerNetwork:
 def language_model(work: Work) -> bool:
     if steps_done(work.folders, "language_model") >= work.sizes.plan.language_model_steps:
         return True
-    utterances = Utterances.of(work.corpus(with_audio=False), work.codes())
     seed = _piece_seed(work, "language_model")
-    return _train(work, LanguageModelTask(utterances, TextIds(work.texts, work.carried), work.sizes, work.device, seed))
+    return _train(work, LanguageModelTask(work.utterances(), TextIds(work.texts, work.carried), work.sizes, work.device, seed))
 
 
 def flow(work: Work) -> bool:

@@ -1,4 +1,4 @@
-"""The training text: WordNet's examples, sentences of our grammar, rows of random words. Deterministic; needs no network.
+"""The training text: WordNet's examples and definitions, sentences of our grammar, rows of random words. Deterministic; needs no network.
 
 Called by ``make.py --stage texts``, which downloads the packages. Held-out sentences and the removed words of set D never pass.
 """
@@ -19,7 +19,7 @@ from training.normalise import words_of
 
 WORD_LISTS = tuple(f"{variety}-words.{level}" for level in (10, 20, 35) for variety in ("english", "american"))
 ROW_WORDS = 7
-KINDS = ("wordnet", "grammar", "words")
+KINDS = ("wordnet", "definitions", "grammar", "words")
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class TextPlan:
     """How much of each kind. least_seen: every listed word occurs at least so often; 0 makes no rows."""
 
     wordnet: int = 40_000
+    definitions: int = 45_000
     grammar: int = 14_000
-    least_seen: int = 2
+    least_seen: int = 3
     seed: int = 1
 
 
@@ -56,19 +57,26 @@ def rows_of_rare_words(words: list[str], texts: list[str], least_seen: int, seed
 def make_texts(wordnet_folder: Path, words_folder: Path, plan: TextPlan) -> list[tuple[str, str]]:
     """(kind, text) in random order."""
     blocked = blocked_words()
-    examples = [text for text in wordnet.sentences(wordnet_folder, blocked) if not meets(text)]
-    random.Random(plan.seed).shuffle(examples)
-    examples = examples[: plan.wordnet]
+    listed = read_words(words_folder)
+    examples = _some(wordnet.sentences(wordnet.quotes(wordnet_folder), blocked), plan.wordnet, plan.seed)
+    definitions = _some(wordnet.sentences(wordnet.definitions(wordnet_folder, frozenset(listed)), blocked), plan.definitions, plan.seed)
     grammar, spoken = Grammar(plan.seed), dict[str, None]()
     while len(spoken) < plan.grammar:
         if not meets(text := grammar.sentence()):
             spoken[text] = None
-    words = [word for word in read_words(words_folder) if word not in blocked and word not in removed_words()]
-    rows = rows_of_rare_words(words, [*examples, *spoken], plan.least_seen, plan.seed)
+    words = [word for word in listed if word not in blocked and word not in removed_words()]
+    rows = rows_of_rare_words(words, [*examples, *definitions, *spoken], plan.least_seen, plan.seed)
     rows = [row for row in rows if not meets(row)]
-    texts = [(kind, text) for kind, group in zip(KINDS, (examples, spoken, rows), strict=True) for text in group]
+    texts = [(kind, text) for kind, group in zip(KINDS, (examples, definitions, spoken, rows), strict=True) for text in group]
     random.Random(plan.seed + 1).shuffle(texts)
     return texts
+
+
+def _some(texts: list[str], count: int, seed: int) -> list[str]:
+    """At most ``count`` of them, none of which is held out."""
+    chosen = [text for text in texts if not meets(text)]
+    random.Random(seed).shuffle(chosen)
+    return chosen[:count]
 
 
 def write_texts(texts: list[tuple[str, str]], path: Path) -> None:

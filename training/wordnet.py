@@ -1,9 +1,9 @@
-"""Example sentences from the glosses of WordNet (Debian package ``wordnet-base``, Princeton's permissive licence)."""
+"""Example sentences and definitions, from the glosses of WordNet (Debian package ``wordnet-base``, Princeton's permissive licence)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 _FILES = ("data.adj", "data.adv", "data.noun", "data.verb")
@@ -13,22 +13,39 @@ _FEWEST_WORDS = 4
 _AS_IS = 5  # one example in so many keeps its lower case and has no final stop
 
 
-def quotes(folder: Path) -> Iterator[str]:
-    """Every quoted example, in the order of the files; lines that begin with two blanks are the licence."""
+def _glosses(folder: Path) -> Iterator[str]:
+    """In the order of the files; lines that begin with two blanks are the licence."""
     for name in _FILES:
         for line in (folder / name).read_text(encoding="latin-1").splitlines():
             if not line.startswith("  ") and "|" in line:
-                yield from (quote.strip() for quote in _QUOTE.findall(line.split("|", 1)[1]))
+                yield line.split("|", 1)[1]
 
 
-def sentences(folder: Path, blocked: frozenset[str]) -> list[str]:
-    """Different usable examples as sentences: 15 to 140 characters, four words or more, no blocked word, no digit."""
+def quotes(folder: Path) -> Iterator[str]:
+    """Every quoted example."""
+    for gloss in _glosses(folder):
+        yield from (quote.strip() for quote in _QUOTE.findall(gloss))
+
+
+def definitions(folder: Path, known: Collection[str]) -> Iterator[str]:
+    """What stands before the examples, cut at semicolons, where it has no word that is not ``known``: no species, no places."""
+    for gloss in _glosses(folder):
+        for part in gloss.split('"', 1)[0].split(";"):
+            if (words := _words(part)) and all(word in known for word in words):
+                yield part.strip()
+
+
+def sentences(texts: Iterable[str], blocked: frozenset[str]) -> list[str]:
+    """Different usable texts as sentences: 15 to 140 characters, four words or more, no blocked word, no digit."""
     found: dict[str, None] = {}
-    for quote in quotes(folder):
-        words = set(re.findall(r"[a-z']+", quote.lower()))
-        if _ALLOWED.fullmatch(quote) and len(quote.split()) >= _FEWEST_WORDS and blocked.isdisjoint(words):
-            found[quote] = None
-    return [quote if index % _AS_IS == 0 else _finished(quote) for index, quote in enumerate(found)]
+    for text in texts:
+        if _ALLOWED.fullmatch(text) and len(text.split()) >= _FEWEST_WORDS and blocked.isdisjoint(_words(text)):
+            found[text] = None
+    return [text if index % _AS_IS == 0 else _finished(text) for index, text in enumerate(found)]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.lower())
 
 
 def _finished(quote: str) -> str:

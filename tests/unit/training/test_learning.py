@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +69,28 @@ def test_language_model(corpus: Corpus, tmp_path: Path) -> None:
     write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
     task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus)), TextIds(texts, tmp_path), SIZES, torch.device("cpu"))
     falls(task, "speech", 0.8)
+
+
+def test_language_model_of_speech_tokens_from_elsewhere(corpus: Corpus, tmp_path: Path) -> None:
+    utterances = Utterances.of(corpus, codes_of(corpus))
+    utterances.save(tmp_path / "sub" / "utterances.npz")
+    loaded = Utterances.load(tmp_path / "sub" / "utterances.npz")
+    for field in fields(Utterances):
+        ours, theirs = getattr(utterances, field.name), getattr(loaded, field.name)
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), field.name
+
+
+def test_a_part_of_the_input_is_drawn_by_the_model_and_nothing_else_changes(corpus: Corpus, tmp_path: Path) -> None:
+    texts = [f"the sound of number {number} is here" for number in range(20)]
+    write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
+    task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus)), TextIds(texts, tmp_path), SIZES, torch.device("cpu"))
+    ids, targets, _, phones = next(task._batches)
+    fed, space = task._with_own(ids, targets), task._space
+    changed = fed != ids
+    is_code = (ids >= space.speech_offset) & (ids < space.first_special)
+    assert changed.any() and not (changed & ~is_code).any() and changed.sum() < 0.5 * is_code.sum()
+    assert ((fed >= space.speech_offset) & (fed < space.first_special))[is_code].all()
+    assert ((phones[0] == IGNORED) == ((targets < 0) | (targets >= space.speech_token_size))).all()
 
 
 def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -> None:

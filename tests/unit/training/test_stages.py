@@ -63,25 +63,48 @@ def test_host_of_a_lot_needs_few_packages() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_lot_gives_its_stages_the_time_at_which_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands of the stages that a lot began, all of which end well."""
+    commands: list[list[str]] = []
 
     class Process:
         def __init__(self, command: list[str], **_: object) -> None:
-            started.append(command)
+            commands.append(command)
 
         def wait(self, timeout: float) -> int:
             return 0
 
     monkeypatch.setattr("training.gpu_lot.subprocess.Popen", Process)
+    return commands
+
+
+def names_of(commands: list[list[str]]) -> list[str]:
+    return [command[command.index("--stage") + 1] for command in commands]
+
+
+def test_lot_gives_its_stages_the_time_at_which_it_ends(tmp_path: Path, started: list[list[str]]) -> None:
     began = time.monotonic()
     lot = Lot(Namespace(folder=tmp_path, only=["flow"], out=tmp_path / "out", seconds=1000.0), ["--size", "smoke"])
     (tmp_path / "travel").mkdir()
     assert lot.run() == 0
-    names = [command[command.index("--stage") + 1] for command in started]
-    assert names == ["corpus", "codes", "flow"]
+    assert names_of(started) == ["corpus", "codes", "flow"]
     ends = {float(command[command.index("--until") + 1]) for command in started}
     assert len(ends) == 1 and began + 900 < ends.pop() < began + 1060
+
+
+@pytest.mark.parametrize(("only", "expected"), [
+    (["language_model"], ["language_model"]),
+    (["language_model", "vocoder"], ["language_model", "corpus", "codes", "vocoder"]),
+])  # fmt: skip
+def test_language_model_with_speech_tokens_from_elsewhere_waits_for_nothing(
+    only: list[str], expected: list[str], tmp_path: Path, started: list[list[str]]
+) -> None:
+    for name in ("travel", "carried"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "carried" / "utterances.npz").touch()
+    assert Lot(Namespace(folder=tmp_path, only=only, out=tmp_path / "out", seconds=1000.0), []).run() == 0
+    assert names_of(started) == expected
 
 
 def test_lot_packs_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,8 +58,17 @@ def test_wordnet_examples(tmp_path: Path) -> None:
         (tmp_path / name).write_text(
             '  1 the licence "is not an example of it"\n' + (gloss if name == "data.noun" else ""), encoding="latin-1"
         )
-    found = wordnet.sentences(tmp_path, frozenset({"blocked"}))
+    found = wordnet.sentences(wordnet.quotes(tmp_path), frozenset({"blocked"}))
     assert found == ["he put the thing away"]  # the first of five stays as it is
+
+
+def test_wordnet_definitions_of_known_words(tmp_path: Path) -> None:
+    gloss = '00001 03 n 01 x 0 000 | the act of putting things away; a dodo in the far south; used up; "he put the thing away"\n'
+    for name in ("data.adj", "data.adv", "data.noun", "data.verb"):
+        (tmp_path / name).write_text(gloss if name == "data.noun" else "", encoding="latin-1")
+    known = "the act of putting things away used up a in far south".split()
+    assert list(wordnet.definitions(tmp_path, known)) == ["the act of putting things away", "used up"]
+    assert wordnet.sentences(wordnet.definitions(tmp_path, known), frozenset()) == ["the act of putting things away"]
 
 
 @settings(deadline=None)
