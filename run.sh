@@ -80,6 +80,7 @@ SPLIT=${SPLIT:-}                               # of the data set, where it has s
 NUM_TASKS=${NUM_TASKS:-4}                      # stage 5: concurrent tasks; several numbers, "1 2 4 8 16 26", are measured one after another
 BATCH_SIZES=${BATCH_SIZES:-"1 2 4 8 16"}       # stage 6: rows computed together, one measurement for each number
 STRATEGY=${STRATEGY:-equal}                    # stage 6 streaming: chunks of 25 tokens (equal) or of 25, 50, 100, ... (exponential)
+FLOW_STATE_MB=${FLOW_STATE_MB:-0}                # stage 6: memory for the state of the flow; 0: of 300 s of audio or more, if it fits
 CLIENTS=${CLIENTS:-$BUILD/clients}             # test-clients: the environments of the vendors' packages, 1.5 GB
 BENCHMARK_OUT=${BENCHMARK_OUT:-$BUILD/benchmark} # results of stages 5 and 6; a measurement that was interrupted continues there
 PYTEST_ARGUMENTS=${PYTEST_ARGUMENTS:-}         # for `run.sh test`, `attack` and `test-gpu`
@@ -305,12 +306,14 @@ stage_6() {
   if [ "$GIVEN_MODE" = streaming ]; then
     say "stage 6: token2wav in chunks, without the server -> $BENCHMARK_OUT/chunks"
     "$VENV/bin/python" scripts/streaming_inference.py --model-dir "$MODEL_DIR" "${dataset[@]}" --strategy "$STRATEGY" \
+      --flow-state-mb "$FLOW_STATE_MB" \
       --output-dir "$BENCHMARK_OUT/chunks"
     return
   fi
   say "stage 6: offline benchmark, without the server, batch sizes: $BATCH_SIZES -> $BENCHMARK_OUT/batches"
   # shellcheck disable=SC2086  # BATCH_SIZES: several numbers
   "$VENV/bin/python" benchmarks/offline.py --model-dir "$MODEL_DIR" --batch-size $BATCH_SIZES "${dataset[@]}" \
+    --flow-state-mb "$FLOW_STATE_MB" \
     --out "$BENCHMARK_OUT/batches" --upstream-files
 }
 

@@ -109,6 +109,13 @@ def check_runtime_config(values: Mapping[str, str]) -> None:
     RuntimeConfig.from_strings({key: value for key, value in values.items() if key in fields})
 
 
+def check_values(values: Mapping[str, Mapping[str, str]]) -> None:
+    """Reject what no server could serve. Raises ``ConfigError`` and ``CheckpointError``."""
+    check_engine(values)
+    check_model_dirs(values)
+    check_merged(values)
+
+
 def check_engine(values: Mapping[str, Mapping[str, str]]) -> None:
     """Reject an engine that this Python, which runs the models, does not have. Raises ``ConfigError``."""
     if values.get("llm_bistream", {}).get("engine") == "tensorrt_llm":
@@ -192,9 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
             settings["model_dir"] = str(Path(options.model_dir).resolve())
         models = [name for name in options.models.split(",") if name] or model_names()
         values = model_values(models, settings, options.profile)
-        check_engine(values)
-        check_model_dirs(values)
-        check_merged(values)
+        check_values(values)
         make(options.out, values)
     except (RepositoryError, TemplateError, BistreamError, OSError) as error:
         print(f"make_model_repo.py: {error}", file=sys.stderr)

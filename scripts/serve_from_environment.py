@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.errors import BistreamError
 from scripts.fill_template import TemplateError, placeholders
-from scripts.make_model_repo import PROFILES, RepositoryError, check_model_dirs, make, model_names, model_values, read_template
+from scripts.make_model_repo import PROFILES, RepositoryError, check_values, make, model_names, model_values, read_template
 from scripts.serve import BUILD, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         plan = read_plan(os.environ)
-        check_model_dirs(model_values(model_names(), plan.settings, plan.profile))
+        check_values(model_values(model_names(), plan.settings, plan.profile))
         make_repository(plan)
     except (VariableError, RepositoryError, TemplateError, BistreamError, OSError) as error:
         print(f"serve_from_environment.py: {error}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -120,6 +121,24 @@ def test_the_repository_is_rendered_where_the_variable_says(tmp_path: Path) -> N
     make_repository(read_plan({**HERE, **settings, "MODEL_REPO": str(tmp_path / "repo"), "PROFILE": "torch"}))
     assert '"num_threads" value { string_value: "3" }' in (tmp_path / "repo/token2wav/config.pbtxt").read_text(encoding="utf-8")
     assert "decoupled: False" in (tmp_path / "repo/cosyvoice2/config.pbtxt").read_text(encoding="utf-8")
+
+
+def test_what_no_server_could_serve_is_refused_before_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scripts.serve_from_environment.os.environ", {"MODEL_DIR": str(tmp_path), "MODEL_REPO": str(tmp_path / "repo")})
+    assert main([]) == 1
+    assert f"{tmp_path}" in capsys.readouterr().err and not (tmp_path / "repo").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_llm") is not None, reason="TensorRT-LLM is installed")
+def test_an_engine_that_is_not_installed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {"MODEL_DIR": str(tmp_path), "MODEL_REPO": str(tmp_path / "repo"), "PROFILE": "tensorrt_llm"}
+    monkeypatch.setattr("scripts.serve_from_environment.os.environ", variables)
+    assert main([]) == 1
+    assert "tensorrt_llm" in capsys.readouterr().err
 
 
 def test_the_names_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
