@@ -1,6 +1,6 @@
 """The training text: WordNet's examples and definitions, sentences of our grammar, rows of random words. Deterministic; needs no network.
 
-Called by ``make.py --stage texts``, which downloads the packages. Held-out sentences and the removed words of set D never pass.
+Called by ``make.py --stage prepare``, which downloads the packages. Held-out sentences and the removed words of set D never pass.
 """
 
 from __future__ import annotations
