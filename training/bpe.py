@@ -16,7 +16,7 @@ from training.alignment import weight_of_token
 
 BLANK = "\u0120"  # in the vocabulary of a byte-level BPE
 DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces
-LONGEST = 6  # characters of a symbol, the blank before a word among them: longer ones are seen too rarely to learn how they are spoken
+LONGEST = 6  # characters of a symbol, the blank before a word among them: longer ones are rare (log.md)
 DROPOUT_CUTS = 3  # ways in which a text is cut with dropout
 
 

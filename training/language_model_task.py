@@ -33,7 +33,7 @@ _GUIDANCE_WEIGHT = 0.3
 _PHONES_WEIGHT = 0.3
 _OWN_FROM = 0.2  # of the steps, when what the model draws makes sense
 _OWN_MOST = 0.3  # of a row's speech tokens; the least is none
-_OWN_TEMPERATURE = 0.7  # about as sharp as nucleus sampling
+_OWN_TEMPERATURE = 0.7  # sharper than the scores, as nucleus sampling is
 
 
 class LanguageModelNetwork(nn.Module):

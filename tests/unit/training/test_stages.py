@@ -14,7 +14,7 @@ import torch
 from training import stages
 from training.corpus import SHARD_TEXTS, plan_shards
 from training.gpu_lot import LARGEST_FILE, Lot
-from training.sizes import SMOKE
+from training.sizes import SIZES, SMOKE, VOICE, size_name, with_steps
 from training.voices import VOICES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,3 +116,13 @@ def test_lot_packs_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert lot.run() == 0  # no time for a stage
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"flow.pt", "curves_and_logs.tar.gz"}
     assert "large.pt has 16.0 MiB and stays here" in capsys.readouterr().out
+
+
+def test_a_plan_can_be_prolonged_and_stays_the_plan_of_the_same_networks() -> None:
+    longer = with_steps(VOICE, {"language_model": 30_000, "vocoder": 16_000})
+    assert longer.plan.language_model_steps == 30_000 and longer.plan.flow_steps == VOICE.plan.flow_steps
+    assert (longer.plan.vocoder_steps, longer.plan.vocoder_gan_steps) == (VOICE.plan.vocoder_steps, 16_000 - VOICE.plan.vocoder_steps)
+    assert size_name(longer) == "voice" and with_steps(VOICE, {}) is VOICE
+    assert [size_name(sizes) for name, sizes in SIZES.items() if name != "trial"] == [name for name in SIZES if name != "trial"]
+    with pytest.raises(ValueError, match="knows no network mouth"):
+        with_steps(VOICE, {"mouth": 1})
