@@ -49,11 +49,16 @@ def special_token_count(version: TokenizerVersion = COSYVOICE2.tokenizer_version
     return len(BASE_SPECIAL_TOKENS) + len(ADDED_TOKENS[version])
 
 
-def byte_symbols() -> list[str]:
-    """The 256 symbols that stand for bytes, in the order of GPT-2's (and so Qwen2's) vocabulary ids 0..255."""
+def byte_of_symbol() -> dict[str, int]:
+    """The 256 symbols that stand for bytes, in the order of GPT-2's (and so Qwen2's) vocabulary ids 0..255, and the byte of each."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = 256 - len(printable)
-    return [chr(code) for code in printable] + [chr(256 + index) for index in range(others)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+def byte_symbols() -> list[str]:
+    """The symbols alone, in that order."""
+    return list(byte_of_symbol())
 
 
 def learn_merges(max_merges: int) -> list[tuple[str, str]]:

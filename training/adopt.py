@@ -16,11 +16,11 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from bistream.checkpoint import QWEN_DIRECTORY, load_state_dict
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoint_config import LanguageModelConfig, VocoderConfig
 from bistream.mel2wav.weights import load_hift
 from bistream.token2mel.weights import load_network
 from bistream.voice.s3_weights import state_dict_from_onnx
-from training.language_model_task import TIED
+from training.language_model_task import LanguageModelNetwork
 from training.loop import Folders
 from training.sizes import Sizes, size_name
 
@@ -60,7 +60,7 @@ def adopt(directory: Path, sizes: Sizes, folders: Folders, bpe: Path) -> dict[st
         "speaker": _speaker(directory / "campplus.onnx"),
     }
     if _have_same_vocabulary(directory, bpe):
-        networks["language_model"] = _language_model(directory)
+        networks["language_model"] = _language_model(directory, config.language_model)
     else:
         (folders.travel / "language_model.pt").unlink(missing_ok=True)
     steps = {name: record["steps"][name] for name in networks}
@@ -78,9 +78,10 @@ def _have_same_vocabulary(directory: Path, bpe: Path) -> bool:
     return all((bpe / name).read_bytes() == (directory / name).read_bytes() for name in _VOCABULARY)
 
 
-def _language_model(directory: Path) -> dict[str, Tensor]:
-    state = load_state_dict(directory / "llm.pt")
-    return {f"tensors.{key.replace('.', '/')}": value for key, value in state.items() if key != TIED}
+def _language_model(directory: Path, config: LanguageModelConfig) -> dict[str, Tensor]:
+    network = LanguageModelNetwork(config)
+    network.adopt(load_state_dict(directory / "llm.pt"))
+    return network.state_dict()
 
 
 def _vocoder(directory: Path, config: VocoderConfig) -> dict[str, Tensor]:

@@ -1,13 +1,11 @@
-"""Which text is being spoken at each position of a training row, roughly: so that one head learns early to follow the text.
+"""Which text is being spoken at each position of a training row: so that some heads learn early to follow the text.
 
 A language model of few steps learns to babble long before it finds out, by itself, that speech follows the text. So some heads are
-guided (Tachibana et al. 2018): their attention should lie on the text token that is being spoken. Where that is, follows from the phones
-spoken so far, as a share of all of the sentence, and the weights of ``orchestration/text_position.py``.
+guided (Tachibana et al. 2018): the attention of one should lie on the text token that is being spoken (``letters.py`` tells which), that
+of another on the token after it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,37 +13,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bistream.orchestration.text_position import weight_of
 from bistream.rates import SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from training.layouts import IGNORED
-from training.phones import SILENCE
 
 GUIDED_LAYERS = (1, 2)
-GUIDED_HEAD = 0
-
-
-def weight_of_token(piece: str) -> float:
-    """How long a token is spoken, in Latin letters. Never nothing, so that every token has its place."""
-    return 0.1 + sum(map(weight_of, piece))
-
-
-def progress(phones: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """phones [n] of a sentence, one at each speech token -> the share of them that is spoken, 0 to 1, [n]. It stands still in pauses."""
-    begins = (phones != SILENCE) & (phones != np.concatenate(([SILENCE], phones[:-1])))
-    begun = np.cumsum(begins)
-    share: NDArray[np.float64] = (begun - 0.5 * (phones != SILENCE)) / max(1, begun[-1])
-    return share
-
-
-def spoken_tokens(weights: Sequence[float], phones: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """weights [t] of a sentence's text tokens, phones [n], one at each speech token -> the text token that is being spoken, int64 [n]."""
-    ends = np.cumsum(weights)
-    spoken: NDArray[np.int64] = np.minimum(np.searchsorted(ends, progress(phones) * ends[-1], side="right"), len(ends) - 1)
-    return spoken
+GUIDED_HEADS = (0, -1)  # on the text token that is spoken, on the next one
 
 
 def aligned_places(spoken: NDArray[np.int64], text_tokens: int, is_interleaved: bool) -> NDArray[np.int64]:
-    """spoken [speech tokens]: text token of each -> for each place of the row, int64 [L], the place of the text token that is spoken by the
+    """spoken int64 [speech tokens]: a text token for each -> for each place of the row, int64 [L], the place of the text token of the
     speech token which that place predicts; ``IGNORED`` where it predicts none or that text comes later."""
     blocks = text_tokens // TEXT_BLOCK_TOKENS if is_interleaved else 0
     size, rest = TEXT_BLOCK_TOKENS + SPEECH_BLOCK_TOKENS, 1 + blocks * (TEXT_BLOCK_TOKENS + SPEECH_BLOCK_TOKENS)

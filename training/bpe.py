@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, models, trainers
 from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
 from bistream.text.tokenizer import make_pre_tokenizer
-from scripts._tokenizer_files import byte_symbols, tokenizer_config
-from training.alignment import weight_of_token
+from scripts._tokenizer_files import byte_of_symbol, byte_symbols, tokenizer_config
 
 BLANK = "\u0120"  # in the vocabulary of a byte-level BPE
 DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces
@@ -47,7 +46,7 @@ def num_special_tokens() -> int:
 class TextIds:
     """Ids of every training text, alone or after a blank, as the server cuts it or in one of several ways with dropout.
 
-    weights: how long each id is spoken (``alignment.weight_of_token``).
+    pieces: the bytes of each id; those of special tokens are empty.
     """
 
     def __init__(self, texts: Sequence[str], directory: Path) -> None:
@@ -62,9 +61,10 @@ class TextIds:
                 encoded = tokenizer.encode_batch([" " * after_blank + text for text in texts], add_special_tokens=False)
                 self._variants[after_blank, cut] = [entry.ids for entry in encoded]
         vocabulary = tokenizer.get_vocab()
-        self.weights = [0.0] * (max(vocabulary.values()) + 1)
+        self.pieces = [b""] * (len(vocabulary) + num_special_tokens())
+        values = byte_of_symbol()
         for piece, index in vocabulary.items():
-            self.weights[index] = weight_of_token(piece.replace(BLANK, " "))
+            self.pieces[index] = bytes(values[symbol] for symbol in piece)
 
     def __call__(self, text: int, after_blank: bool, cut: int = 0) -> list[int]:
         """cut: 0 as the server does it, 1 to ``DROPOUT_CUTS`` with dropout."""

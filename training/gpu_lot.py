@@ -2,7 +2,7 @@
 
 What is there already decides what comes next: corpus, then speech tokenizer beside speaker encoder, then codes, then language model,
 flow and vocoder side by side (each is bound by kernel launches, so they share one GPU well, through MPS where the host has it). With
-build/voice/carried/utterances.npz, of a corpus that was made elsewhere, the language model begins at once. Results go to ``--out`` within
+build/voice/carried/utterances*.npz, of a corpus that was made elsewhere, the language model begins at once. Results go to ``--out`` within
 its limits: a few files of at most 16 MiB. Put them into ``build/voice/travel`` before the next lot.
 
 The tree must hold build/voice/carried (stage prepare) and, from the second lot on, build/voice/travel.
@@ -51,7 +51,7 @@ class Lot:
 
     def _stages(self) -> int:
         wanted = [name for name in TRAINED if not self.only or name in self.only]
-        early = self._start(["language_model"]) if "language_model" in wanted and self.carried_utterances.exists() else {}
+        early = self._start(["language_model"]) if "language_model" in wanted and self.has_carried_utterances else {}
         wanted = [name for name in wanted if name not in early]
         statuses = dict[str, int]()
         for group in ORDER if wanted else ():
@@ -70,9 +70,9 @@ class Lot:
         return 0
 
     @property
-    def carried_utterances(self) -> Path:
+    def has_carried_utterances(self) -> bool:
         """With them the language model needs no corpus on this machine."""
-        return self.folder / "carried" / "utterances.npz"
+        return any((self.folder / "carried").glob("utterances*.npz"))
 
     def _start(self, names: Sequence[str]) -> dict[str, subprocess.Popen[bytes]]:
         """Stages side by side, each with a log of its own."""

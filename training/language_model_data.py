@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +13,19 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bistream.text2token.engine import TokenSpace
-from training.alignment import aligned_places, spoken_tokens
+from training.alignment import aligned_places
 from training.bpe import DROPOUT_CUTS, TextIds
 from training.corpus_data import FRAMES_PER_TOKEN, Corpus
 from training.layouts import IGNORED, can_interleave, interleaved, one_shot
+from training.letters import spoken_bytes
 
 MOST_SENTENCES = 6
 HELD_BACK = 50  # one text in so many is for validation alone
 _BLANK_SHARE = 0.8  # of joints with a blank between the sentences; a caller's text may follow a prompt without one
 _DROPOUT_SHARE = 0.5
 PHONES_AHEAD = (0, 2, 5)  # of which speech tokens after the predicted one the phone is known
-_MEMBERS = 3 + len(PHONES_AHEAD)
-Row = tuple[list[int], ...]  # ids, targets, aligned, and a list of phones for each of ``PHONES_AHEAD``
+_MEMBERS = 4 + len(PHONES_AHEAD)
+Row = tuple[list[int], ...]  # ids, targets, aligned twice, and a list of phones for each of ``PHONES_AHEAD``
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -34,14 +35,36 @@ class Utterances:
 
     codes: NDArray[np.uint16]
     phones: NDArray[np.uint8]  # in the first half of each code
+    letters: NDArray[np.uint8]  # the byte of its text that each code speaks
     starts: NDArray[np.int64]
     tokens: NDArray[np.int64]
     voices: NDArray[np.int64]
     texts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, corpus: Corpus, codes: NDArray[np.uint16]) -> Utterances:
-        return cls(codes, corpus.phones.cpu().numpy()[::FRAMES_PER_TOKEN], corpus.starts, corpus.tokens, corpus.voices, corpus.texts)
+    def of(cls, corpus: Corpus, codes: NDArray[np.uint16], texts: Sequence[str]) -> Utterances:
+        phones = corpus.phones.cpu().numpy()[::FRAMES_PER_TOKEN]
+        spoken = [phones[start : start + count] for start, count in zip(corpus.starts, corpus.tokens, strict=True)]
+        letters = np.concatenate(spoken_bytes([texts[text] for text in corpus.texts], spoken, quiet=False))
+        return cls(codes, phones, letters, corpus.starts, corpus.tokens, corpus.voices, corpus.texts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Utterances]) -> Utterances:
+        """What several machines made; an utterance that more than one of them has counts once."""
+        offsets = np.cumsum([0, *(len(part.codes) for part in parts[:-1])])
+        found = cls(
+            codes=np.concatenate([part.codes for part in parts]),
+            phones=np.concatenate([part.phones for part in parts]),
+            letters=np.concatenate([part.letters for part in parts]),
+            starts=np.concatenate([part.starts + offset for part, offset in zip(parts, offsets, strict=True)]),
+            tokens=np.concatenate([part.tokens for part in parts]),
+            voices=np.concatenate([part.voices for part in parts]),
+            texts=np.concatenate([part.texts for part in parts]),
+        )
+        _, once = np.unique(np.stack([found.voices, found.texts]), axis=1, return_index=True)
+        once.sort()
+        chosen = {name: getattr(found, name)[once] for name in ("starts", "tokens", "voices", "texts")}
+        return replace(found, **chosen)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +72,7 @@ class Utterances:
             path,
             codes=self.codes,
             phones=self.phones,
+            letters=self.letters,
             tokens=self.tokens.astype(np.int32),
             voices=self.voices.astype(np.uint8),
             texts=self.texts,
@@ -61,6 +85,7 @@ class Utterances:
             return cls(
                 codes=found["codes"],
                 phones=found["phones"],
+                letters=found["letters"],
                 starts=np.cumsum(tokens) - tokens,
                 tokens=tokens,
                 voices=found["voices"].astype(np.int64),
@@ -69,9 +94,9 @@ class Utterances:
 
 
 class LanguageModelBatches(IterableDataset[Batch]):
-    """Endless (ids, targets, aligned), int64 [B, L] each, and phones [A, B, L]; ids padded with 0, the others with ``IGNORED``.
+    """Endless ids and targets, int64 [B, L] each, aligned [2, B, L] and phones [A, B, L]; ids padded with 0, the others with ``IGNORED``.
 
-    aligned: ``alignment.py``. phones: of the speech tokens ``PHONES_AHEAD`` of the predicted one.
+    aligned: ``alignment.py``, the text token that is spoken and the next one. phones: of the speech tokens ``PHONES_AHEAD``.
     """
 
     def __init__(
@@ -106,8 +131,8 @@ class LanguageModelBatches(IterableDataset[Batch]):
         for number, row in enumerate(rows):
             for items, values in zip(batch, row, strict=True):
                 items[number, : len(values)] = values
-        ids, targets, aligned, *phones = map(torch.from_numpy, batch)
-        return ids, targets, aligned, torch.stack(phones)
+        ids, targets, spoken, following, *phones = map(torch.from_numpy, batch)
+        return ids, targets, torch.stack([spoken, following]), torch.stack(phones)
 
     def _row(self, random: np.random.Generator, sentences: int) -> Row:
         members = self._members[random.choice(len(self._members), p=self._shares)]
@@ -118,13 +143,17 @@ class LanguageModelBatches(IterableDataset[Batch]):
             ids = self._texts(int(self._data.texts[place]), after_blank, cut)
             begin, count = int(self._data.starts[place]), int(self._data.tokens[place])
             phones.append(self._data.phones[begin : begin + count])
-            spoken.append(len(text) + spoken_tokens([self._texts.weights[index] for index in ids], phones[-1]))
+            ends = np.cumsum([len(self._texts.pieces[index]) for index in ids])
+            at = np.searchsorted(ends, self._data.letters[begin : begin + count].astype(np.int64) + after_blank, side="right")
+            spoken.append(len(text) + np.minimum(at, len(ids) - 1))
             text += ids
             codes += self._data.codes[begin : begin + count].tolist()
         is_interleaved = random.random() < 0.5 and can_interleave(text, codes)
         inputs, targets = (interleaved if is_interleaved else one_shot)(self._space, text, codes)
-        aligned = aligned_places(np.concatenate(spoken), len(text), is_interleaved).tolist()
-        return (inputs, targets, aligned, *self._phones(np.concatenate(phones), targets))
+        places = np.concatenate(spoken)
+        following = np.minimum(places + 1, len(text) - 1)
+        aligned = [aligned_places(item, len(text), is_interleaved).tolist() for item in (places, following)]
+        return (inputs, targets, *aligned, *self._phones(np.concatenate(phones), targets))
 
     def _phones(self, phones: NDArray[np.uint8], targets: list[int]) -> list[list[int]]:
         """phones [n] of the codes -> for each of ``PHONES_AHEAD`` the phone at the places that predict a code."""

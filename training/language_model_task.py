@@ -1,8 +1,9 @@
 """Training of the language model: the served body (``Qwen2Model``) over padded rows, cross-entropy of speech, fill and eos.
 
-Three helps against fluent speech that is not the text, all of them thrown away: guided heads (``alignment.py``); a head that tells the
-phones of the next speech tokens, some of which nothing but the text can tell; and rows in which a part of the speech tokens is drawn by
-the model itself, as when it is served (scheduled sampling in parallel, Mihaylova and Martins 2019).
+Four helps against fluent speech that is not the text, none of which is served: guided heads (``alignment.py``); a head that tells the
+phones of the next speech tokens, some of which nothing but the text can tell; rows in which a part of the speech tokens is drawn by
+the model itself, as when it is served (scheduled sampling in parallel, Mihaylova and Martins 2019); and embeddings of text that know its
+letters (``spelling.py``).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from bistream.checkpoint_config import LanguageModelConfig
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import BODY, build_weights, expected_shapes
-from training.alignment import GUIDED_HEAD, GUIDED_LAYERS, guidance_loss
+from training.alignment import GUIDED_HEADS, GUIDED_LAYERS, guidance_loss
 from training.bpe import TextIds
 from training.language_model_data import PHONES_AHEAD, Batch, LanguageModelBatches, Utterances
 from training.layouts import IGNORED
 from training.loop import adamw, update
 from training.phones import PHONES
 from training.sizes import Sizes
+from training.spelling import Spelling, letters_of
 
 TIED = "llm.model.lm_head.weight"
 EMBEDDING = f"{BODY}.embed_tokens.weight"
@@ -32,12 +34,12 @@ _VALIDATE_EVERY = 500
 _GUIDANCE_WEIGHT = 0.3
 _PHONES_WEIGHT = 0.3
 _OWN_FROM = 0.2  # of the steps, when what the model draws makes sense
-_OWN_MOST = 0.3  # of a row's speech tokens; the least is none
+_OWN_MOST = 0.4  # of a row's speech tokens; the least is none
 _OWN_TEMPERATURE = 0.7  # sharper than the scores, as nucleus sampling is
 
 
 class LanguageModelNetwork(nn.Module):
-    """Parameters under the keys of ``llm.pt`` ("." written "/", as PyTorch wants it)."""
+    """Parameters under the keys of ``llm.pt`` ("." written "/", as PyTorch wants it), and the spelling, a part of the embedding."""
 
     def __init__(self, config: LanguageModelConfig, dropout: float = 0.0) -> None:
         super().__init__()
@@ -45,11 +47,20 @@ class LanguageModelNetwork(nn.Module):
         self.tensors = nn.ParameterDict(
             {_safe(key): nn.Parameter(_initial(key, shape)) for key, shape in expected_shapes(config).items() if key != TIED}
         )
+        self.spelling = Spelling(config.text_vocab_size, config.hidden_size)
 
     def state(self) -> dict[str, Tensor]:
         """The parameters under the file's keys; the text head is tied to the embedding."""
         state = {key.replace("/", "."): value for key, value in self.tensors.items()}
+        state[EMBEDDING] = state[EMBEDDING] + self.spelling()
         return {**state, TIED: state[EMBEDDING]}
+
+    def adopt(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from an exported ``state``, whose embedding has the spelling in it."""
+        with torch.no_grad():
+            self.spelling.project.weight.zero_()
+            for key, parameter in self.tensors.items():
+                parameter.copy_(state[key.replace("/", ".")])
 
     def model(self) -> Qwen2Model:
         """The served model over these parameters; gradients flow through."""
@@ -57,8 +68,8 @@ class LanguageModelNetwork(nn.Module):
         return Qwen2Model(self.config, build_weights(self.state(), self.config, device, torch.float32))
 
     def forward(self, ids: Tensor, aligned: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """ids int64 [B, L] -> scores float32 [B, L, speech_token_size + 3]; the guided heads' loss, 0 without ``aligned`` [B, L]; what
-        the scores are made of, [B, L, hidden]."""
+        """ids int64 [B, L] -> scores float32 [B, L, speech_token_size + 3]; the guided heads' loss, 0 without ``aligned`` [2, B, L];
+        what the scores are made of, [B, L, hidden]."""
         model, dropout = self.model(), self.dropout if self.training else 0.0
         rows, length = ids.shape
         guidance = list[Tensor]()
@@ -66,7 +77,8 @@ class LanguageModelNetwork(nn.Module):
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             parts = [item.view(rows, length, *item.shape[1:]).transpose(1, 2).to(value.dtype) for item in (query, key, value)]
             if aligned is not None and layer in GUIDED_LAYERS:
-                guidance.append(guidance_loss(parts[0][:, GUIDED_HEAD], parts[1][:, GUIDED_HEAD], aligned))
+                for head, places in zip(GUIDED_HEADS, aligned, strict=True):
+                    guidance.append(guidance_loss(parts[0][:, head], parts[1][:, head], places))
             mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], dropout_p=dropout, is_causal=True, enable_gqa=True)
             return F.dropout(mixed.transpose(1, 2).reshape(rows * length, -1), dropout, self.training)
 
@@ -94,6 +106,7 @@ class LanguageModelTask:
         torch.manual_seed(seed)
         config, plan = sizes.checkpoint.language_model, sizes.plan
         self.network = LanguageModelNetwork(config, plan.language_model_dropout).to(device)
+        self.network.spelling.letters.copy_(letters_of(texts.pieces))
         self.phones = nn.Linear(config.hidden_size, len(PHONES_AHEAD) * len(PHONES)).to(device)
         self.total_steps, self.warmup_steps = plan.language_model_steps, min(300, plan.language_model_steps // 10)
         space, size = TokenSpace.of(config), plan.language_model_positions

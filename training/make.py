@@ -81,8 +81,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=540.0, help="end about then, resumable (default: %(default)s)")
     parser.add_argument("--until", type=float, help="the same as a time of the clock time.monotonic; counts more than --seconds")
-    parser.add_argument("--finish", action="store_true", help="no later piece: the learning rate falls to its floor by the end of this one")
+    parser.add_argument(
+        "--finish", action="store_true", help="no later piece: the rate falls to its floor by its end; a corpus need not be complete"
+    )
     parser.add_argument("--hours", type=float, default=1.0, help="scale of the corpus's 54 hours (default: %(default)s)")
+    parser.add_argument("--first-text", type=int, default=0, help="of the corpus, so that two machines make different speech (default: 0)")
     parser.add_argument("--voices", nargs="*", default=[], choices=[voice.name for voice in VOICES], help="of the corpus (default: all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=0, help="of the stage corpus; 0: all cores")
@@ -112,6 +115,7 @@ def main() -> int:
         voices=tuple(arguments.voices),
         finish=arguments.finish,
         adopted=arguments.adopted,
+        first_text=arguments.first_text,
     )
     try:
         complete = STAGES[arguments.stage](work)

@@ -28,13 +28,16 @@ from training.tokenizer_task import TokenizerTask, encode_corpus
 from training.vocoder_task import VocoderTask
 from training.voices import VOICES
 
+CARRIED_UTTERANCES = "utterances*.npz"
+
 
 @dataclass(frozen=True)
 class Work:
     """Where everything is. carried: what a bare machine needs; travel: checkpoints; local: what can be made again.
 
     deadline: of ``time.monotonic``. hours: scale of the corpus. voices: names of those that speak; none: all.
-    finish: as in ``loop.train``. adopted: an exported voice, of the stage adopt.
+    finish: as in ``loop.train``; of the corpus: what there is at the deadline is enough. adopted: an exported voice, of the stage adopt.
+    first_text: where the corpus begins in the ring of texts, so that two machines speak different ones.
     """
 
     root: Path
@@ -47,6 +50,7 @@ class Work:
     voices: tuple[str, ...] = ()
     finish: bool = False
     adopted: Path = Path("assets/voice")
+    first_text: int = 0
 
     @property
     def carried(self) -> Path:
@@ -73,9 +77,8 @@ class Work:
         return self.root / "work" / "codes.npy"
 
     @property
-    def utterances_files(self) -> tuple[Path, Path]:
-        """Brought from another machine, and made here."""
-        return self.carried / "utterances.npz", self.root / "work" / "utterances.npz"
+    def utterances_file(self) -> Path:
+        return self.root / "work" / "utterances.npz"
 
     @cached_property
     def folders(self) -> Folders:
@@ -95,10 +98,11 @@ class Work:
         return codes
 
     def utterances(self) -> Utterances:
-        for path in self.utterances_files:
-            if path.exists():
-                return Utterances.load(path)
-        raise FileNotFoundError(f"{path} does not exist; run the stage codes first.")
+        """Those brought from other machines, and those made here. Raises ``FileNotFoundError``."""
+        paths = [*sorted(self.carried.glob(CARRIED_UTTERANCES)), *[path for path in [self.utterances_file] if path.exists()]]
+        if not paths:
+            raise FileNotFoundError(f"{self.utterances_file} does not exist; run the stage codes first.")
+        return Utterances.joined([Utterances.load(path) for path in paths])
 
     def travelled(self, name: str, module: torch.nn.Module) -> int:
         """Weights as they will be exported; raises ``FileNotFoundError``."""
@@ -136,9 +140,9 @@ def corpus(work: Work) -> bool:
         return True
     if not (work.teachers / "usr").exists():
         packages.extract(work.archive, work.teachers)
-    tasks = plan_shards([len(text) for text in work.texts], work.hours, work.voices)
+    tasks = plan_shards([len(text) for text in work.texts], work.hours, work.voices, work.first_text)
     shards = work.root / "work" / "shards"
-    if not make_corpus(work.teachers, shards, work.texts, tasks, work.deadline, work.processes):
+    if not make_corpus(work.teachers, shards, work.texts, tasks, work.deadline, work.processes) and not work.finish:
         return False
     pack_shards(shards, work.packed)
     return True
@@ -156,7 +160,7 @@ def codes(work: Work) -> bool:
     step = work.travelled("tokenizer", network)
     speech = work.corpus()
     found = encode_corpus(network.eval(), speech, work.codes_file, 256 if work.device.type == "cuda" else 16)
-    Utterances.of(speech, found).save(work.utterances_files[1])
+    Utterances.of(speech, found, work.texts).save(work.utterances_file)
     used = np.bincount(found, minlength=1)
     share = used[used > 0] / used.sum()
     print(f"codes of tokenizer step {step}: {len(share)} in use, {-(share * np.log2(share)).sum():.2f} bit")

@@ -29,7 +29,7 @@ class TextPlan:
     wordnet: int = 40_000
     definitions: int = 45_000
     grammar: int = 14_000
-    least_seen: int = 3
+    least_seen: int = 6
     seed: int = 1
 
 

@@ -87,7 +87,7 @@ def test_language_model(networks: dict[str, torch.nn.Module], model_dir: Path) -
     served = Qwen2Model(CHECKPOINT.language_model, load_weights(model_dir, CHECKPOINT.language_model, CPU, torch.float32))
     trained = networks["language_model"](ids)[0]
     for row, scores in zip(ids, trained, strict=True):
-        assert torch.allclose(served.logits(served.forward_dense(row)), scores, atol=1e-4)  # another order of float32 sums
+        assert torch.allclose(served.logits(served.forward_dense(row)), scores, rtol=HALF, atol=0.01)  # rounded with the spelling in it
 
 
 def test_flow(networks: dict[str, torch.nn.Module], model_dir: Path) -> None:
@@ -127,6 +127,10 @@ def test_speaker_encoder(networks: dict[str, torch.nn.Module], model_dir: Path) 
     assert np.allclose(vector, networks["speaker"](features).numpy(), atol=1e-4)
 
 
+def served_state(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return network.state() if isinstance(network, LanguageModelNetwork) else network.state_dict()
+
+
 def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Module], model_dir: Path, tmp_path: Path) -> None:
     folders, steps = Folders.of(tmp_path), dict.fromkeys(networks, 7)
     write_record(model_dir, SMOKE, steps, ("nora",))
@@ -136,7 +140,7 @@ def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Mo
         for parameter in found.parameters():
             parameter.zero_()
         assert load_travel(folders.travel / f"{name}.pt", {"network": found}) == 7
-        for (key, ours), theirs in zip(found.state_dict().items(), network.state_dict().values(), strict=True):
+        for (key, ours), theirs in zip(served_state(found).items(), served_state(network).values(), strict=True):
             assert torch.allclose(ours, theirs, rtol=HALF, atol=1e-6), (name, key)  # the weight norm of the vocoder is folded
     with pytest.raises(ValueError, match="add --size smoke"):
         adopt(model_dir, VOICE, folders, model_dir)
@@ -152,8 +156,9 @@ def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Mo
 
 def test_networks_that_wait_to_be_continued_are_those_of_the_voice(tmp_path: Path) -> None:
     checkpoint = Path(__file__).resolve().parents[3] / "training" / "checkpoint"
-    steps = adopt(checkpoint, VOICE, Folders.of(tmp_path), checkpoint)
-    assert steps.keys() == {"language_model", "flow", "vocoder", "tokenizer", "speaker"} and min(steps.values()) > 0
+    write_tokenizer(["other words"] * 5, tmp_path / "bpe", VOICE.bpe_entries)
+    steps = adopt(checkpoint, VOICE, Folders.of(tmp_path), tmp_path / "bpe")
+    assert steps.keys() == {"flow", "vocoder", "tokenizer", "speaker"} and min(steps.values()) > 0
 
 
 def test_pipeline_speaks(model_dir: Path) -> None:

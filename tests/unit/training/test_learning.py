@@ -44,6 +44,10 @@ def speaker() -> SpeakerNetwork:
     return SpeakerNetwork(SIZES.speaker_width, SIZES.speaker_layers, SIZES.checkpoint.flow.spk_embed_dim)
 
 
+TEXTS = [f"the sound of number {number} is here" for number in range(20)]
+PLACES = ("starts", "tokens", "voices", "texts")  # of an utterance
+
+
 def falls(task: Task, name: str, share: float, steps: int = STEPS) -> None:
     """The mean of the last five steps is below that share of the first ones' mean."""
     values = [float(task.step(number)[name]) for number in range(steps)]
@@ -65,14 +69,13 @@ def test_speaker_encoder(corpus: Corpus) -> None:
 
 
 def test_language_model(corpus: Corpus, tmp_path: Path) -> None:
-    texts = [f"the sound of number {number} is here" for number in range(20)]
-    write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
-    task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus)), TextIds(texts, tmp_path), SIZES, torch.device("cpu"))
+    write_tokenizer(TEXTS, tmp_path, SIZES.bpe_entries)
+    task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus), TEXTS), TextIds(TEXTS, tmp_path), SIZES, torch.device("cpu"))
     falls(task, "speech", 0.8)
 
 
 def test_language_model_of_speech_tokens_from_elsewhere(corpus: Corpus, tmp_path: Path) -> None:
-    utterances = Utterances.of(corpus, codes_of(corpus))
+    utterances = Utterances.of(corpus, codes_of(corpus), TEXTS)
     utterances.save(tmp_path / "sub" / "utterances.npz")
     loaded = Utterances.load(tmp_path / "sub" / "utterances.npz")
     for field in fields(Utterances):
@@ -80,10 +83,19 @@ def test_language_model_of_speech_tokens_from_elsewhere(corpus: Corpus, tmp_path
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), field.name
 
 
+def test_utterances_of_two_machines_count_once(corpus: Corpus) -> None:
+    whole = Utterances.of(corpus, codes_of(corpus), TEXTS)
+    first, second = (replace(whole, **{name: getattr(whole, name)[part] for name in PLACES}) for part in (slice(0, 5), slice(3, 8)))
+    joined = Utterances.joined([first, second])
+    assert sorted(joined.texts) == sorted(whole.texts)
+    for start, count, text in zip(joined.starts, joined.tokens, joined.texts, strict=True):
+        (own,) = np.flatnonzero(whole.texts == text)
+        assert np.array_equal(joined.codes[start : start + count], whole.codes[whole.starts[own] : whole.starts[own] + count])
+
+
 def test_a_part_of_the_input_is_drawn_by_the_model_and_nothing_else_changes(corpus: Corpus, tmp_path: Path) -> None:
-    texts = [f"the sound of number {number} is here" for number in range(20)]
-    write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
-    task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus)), TextIds(texts, tmp_path), SIZES, torch.device("cpu"))
+    write_tokenizer(TEXTS, tmp_path, SIZES.bpe_entries)
+    task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus), TEXTS), TextIds(TEXTS, tmp_path), SIZES, torch.device("cpu"))
     ids, targets, _, phones = next(task._batches)
     fed, space = task._with_own(ids, targets), task._space
     changed = fed != ids
@@ -99,16 +111,21 @@ def test_validation_texts_are_never_trained_on(corpus: Corpus, tmp_path: Path) -
     texts = ["a b c"] * 60
     write_tokenizer(texts, tmp_path, SIZES.bpe_entries)
     data = Utterances(
-        codes_of(corpus), corpus.phones.numpy()[::2], corpus.starts, corpus.tokens, corpus.voices, np.array([50, 1, 2, 3, 50, 5, 6, 7])
+        codes_of(corpus),
+        corpus.phones.numpy()[::2],
+        np.zeros(corpus.num_tokens, np.uint8),
+        corpus.starts,
+        corpus.tokens,
+        corpus.voices,
+        np.array([50, 1, 2, 3, 50, 5, 6, 7]),
     )
     data.codes[:100] = 500  # of text 50 alone
     space, ids = TokenSpace.of(SIZES.checkpoint.language_model), TextIds(texts, tmp_path)
     batch = iter(LanguageModelBatches(data, ids, space, 400, seed=0))
     for _ in range(5):
         inputs, targets, aligned, phones = next(batch)
-        assert (
-            inputs.shape == targets.shape == aligned.shape == phones.shape[1:] and not (targets == 500).any() and (targets != IGNORED).any()
-        )
+        assert inputs.shape == targets.shape == aligned.shape[1:] == phones.shape[1:]
+        assert not (targets == 500).any() and (targets != IGNORED).any()
     assert (next(iter(LanguageModelBatches(data, ids, space, 400, seed=0, is_validation=True)))[1] == 500).any()
 
 
