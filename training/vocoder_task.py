@@ -23,6 +23,7 @@ from training.sizes import Sizes
 _MARGIN_TOKENS = 3  # of waveform on both sides, so that pitch and mel of a crop are those of the whole
 _RESOLUTIONS = (512, 1024, 2048)
 _MEL_WEIGHT, _FEATURE_WEIGHT, _SPECTRUM_WEIGHT = 15.0, 2.0, 2.0
+_LATER_SPECTRUM_WEIGHT = 0.5  # beside discriminators: it wants a mean of what could be, which is too soft
 _PITCH_WEIGHT = 0.01  # of Hz
 _FLOW_MELS_FROM = 0.85  # of all steps
 _GAN_RATE = 0.5  # of the generator's learning rate: with discriminators a high one diverges
@@ -58,7 +59,8 @@ class VocoderTask:
         made = self.speak(mel, f0 if is_spectral else predicted.detach())
         spectrum, mel_loss = spectral_loss(made, real), F.l1_loss(mel_24k(made), mel_24k(real))
         pitch_loss = F.l1_loss(predicted, f0)
-        loss = _SPECTRUM_WEIGHT * spectrum + _MEL_WEIGHT * mel_loss + _PITCH_WEIGHT * pitch_loss
+        weight = _SPECTRUM_WEIGHT if is_spectral else _LATER_SPECTRUM_WEIGHT
+        loss = weight * spectrum + _MEL_WEIGHT * mel_loss + _PITCH_WEIGHT * pitch_loss
         found = {"spectrum": spectrum.detach(), "mel": mel_loss.detach(), "pitch": pitch_loss.detach()}
         if not is_spectral:
             for group in self.optimizers["generator"].param_groups:  # set anew before every step
