@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class Sizes:
     inputs: int  # random ones, for each model and port
     soak_sessions: int
+    interleaved: int  # sessions at the same time, fed in pieces
     utterances: int  # rendered as a whole, at the same time
     rounds: int  # of sessions that get nothing, or whose client reads nothing
 
 
-SHORT = Sizes(inputs=100, soak_sessions=100, utterances=16, rounds=1)
-LONG = Sizes(inputs=500, soak_sessions=2000, utterances=64, rounds=2)
+SHORT = Sizes(inputs=100, soak_sessions=100, interleaved=24, utterances=16, rounds=1)
+LONG = Sizes(inputs=500, soak_sessions=2000, interleaved=64, utterances=64, rounds=2)

@@ -1,4 +1,4 @@
-"""64 sessions at the same time say what each says alone.
+"""Many sessions at the same time say what each says alone.
 
 Compared are the speech tokens; all samples of sessions that are rendered as a whole; and of sessions that stream, the length, and
 the samples as far as hops were cut alike. Where hops are cut depends on timing, and beyond a different cut the flow's chunks and the
@@ -25,13 +25,13 @@ from tests.triton.requests import Answer, Stream
 from tests.triton.served import Served
 from tests.triton.test_sessions import MODEL
 
-SESSIONS = 64
+MOST_SESSIONS = 64
 WORDS = ("one", "sky", "tea", "sun", "oak", "bee", "ice", "map", "pen", "jar", "fog", "owl", "key", "net", "hat", "cup")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the 64: each has a text of its own; voices and seeds are shared by some."""
+    """One of at most 64: each has a text of its own; voices and seeds are shared by some."""
 
     number: int
 
@@ -56,7 +56,7 @@ class Part:
         return {"prompt_text": "A reference.", "prompt_speech_tokens": tokens}
 
 
-PARTS = [Part(number) for number in range(SESSIONS)]
+PARTS = [Part(number) for number in range(MOST_SESSIONS)]
 
 
 def say(url: str, model: str, field: str, parts: Sequence[Part]) -> list[Answer]:
@@ -81,8 +81,8 @@ def say(url: str, model: str, field: str, parts: Sequence[Part]) -> list[Answer]
             stream.drop()
 
 
-def alone(url: str, model: str, field: str) -> list[Answer]:
-    return [say(url, model, field, [part])[0] for part in PARTS]
+def alone(url: str, model: str, field: str, parts: Sequence[Part]) -> list[Answer]:
+    return [say(url, model, field, [part])[0] for part in parts]
 
 
 def outcomes(answers: Sequence[Answer]) -> list[str]:
@@ -93,16 +93,14 @@ def tokens(answer: Answer) -> NDArray[np.int32]:
     return np.concatenate([output["speech_token_ids"].reshape(-1) for output in answer.outputs])
 
 
-@pytest.mark.attack(
-    f"{SESSIONS} interleaved sessions of `llm_bistream`, directly", must="the speech tokens of each are those of its solo run"
-)
-def test_interleaved_sessions_have_the_tokens_of_their_solos(busy: Served, attack: Attack) -> None:
-    url, before = busy.keeper.addresses()["triton"], named(busy.keeper.pid)
-    solos = alone(url, "llm_bistream", "text")
-    together = say(url, "llm_bistream", "text", PARTS)
+@pytest.mark.attack("interleaved sessions of `llm_bistream`, directly", must="the speech tokens of each are those of its solo run")
+def test_interleaved_sessions_have_the_tokens_of_their_solos(busy: Served, sizes: Sizes, attack: Attack) -> None:
+    url, before, parts = busy.keeper.addresses()["triton"], named(busy.keeper.pid), PARTS[: sizes.interleaved]
+    solos = alone(url, "llm_bistream", "text", parts)
+    together = say(url, "llm_bistream", "text", parts)
     attack.got(outcomes(together))
     attack.processes = described(before, named(busy.keeper.pid))
-    differing = [part for part, one, other in zip(PARTS, solos, together, strict=True) if not np.array_equal(tokens(one), tokens(other))]
+    differing = [part for part, one, other in zip(parts, solos, together, strict=True) if not np.array_equal(tokens(one), tokens(other))]
     assert differing == [] and all(tokens(one).size > 0 for one in solos)
     attack.remarks.append(
         f"{sum(tokens(one).size for one in solos)} tokens compared, {len({tokens(one).tobytes() for one in solos})} different solos"
@@ -127,14 +125,14 @@ def difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 
 
 @pytest.mark.attack(
-    f"{SESSIONS} interleaved sessions at the gate, fed in pieces",
+    "interleaved sessions at the gate, fed in pieces",
     must=f"audio as long as the solo's; samples within {AUDIO_TOLERANCE} of the solo's as far as hops are cut alike (no others are "
     "compared)",
 )
-def test_interleaved_sessions_have_the_audio_of_their_solos(busy: Served, attack: Attack) -> None:
-    url, before = busy.keeper.grpc_url, named(busy.keeper.pid)
-    solos = alone(url, MODEL, "target_text")
-    together = say(url, MODEL, "target_text", PARTS)
+def test_interleaved_sessions_have_the_audio_of_their_solos(busy: Served, sizes: Sizes, attack: Attack) -> None:
+    url, before, parts = busy.keeper.grpc_url, named(busy.keeper.pid), PARTS[: sizes.interleaved]
+    solos = alone(url, MODEL, "target_text", parts)
+    together = say(url, MODEL, "target_text", parts)
     attack.got(outcomes(together))
     attack.processes = described(before, named(busy.keeper.pid))
     assert set(outcomes(solos) + outcomes(together)) == {"audio"}

@@ -154,11 +154,12 @@ def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Mo
         adopt(model_dir, SMOKE, folders, model_dir)
 
 
-def test_networks_that_wait_to_be_continued_are_those_of_the_voice(tmp_path: Path) -> None:
-    checkpoint = Path(__file__).resolve().parents[3] / "training" / "checkpoint"
-    write_tokenizer(["other words"] * 5, tmp_path / "bpe", VOICE.bpe_entries)
-    steps = adopt(checkpoint, VOICE, Folders.of(tmp_path), tmp_path / "bpe")
-    assert steps.keys() == {"flow", "vocoder", "tokenizer", "speaker"} and min(steps.values()) > 0
+def test_training_can_go_on_from_the_shipped_voice(tmp_path: Path) -> None:
+    voice = Path(__file__).resolve().parents[3] / "assets" / "voice"
+    check_model_dir(voice)
+    steps = adopt(voice, VOICE, Folders.of(tmp_path), voice)
+    assert steps.keys() == {"language_model", "flow", "vocoder", "tokenizer", "speaker"} and min(steps.values()) > 0
+    assert sum(path.stat().st_size for path in voice.rglob("*") if path.is_file()) <= 24_000_000
 
 
 def test_pipeline_speaks(model_dir: Path) -> None:
