@@ -7,7 +7,8 @@
 
 speak: one session for each sentence; pieces: words (10 in a second), characters, or all at once (one-shot layout); with --model-dir in this
 process, without a server and without pauses, and all at once is then rendered offline. judge: word errors with
-two standard errors of a bootstrap over sentences, DNSMOS, length over the teacher's, similarity to the centroids of the teachers' folders.
+two standard errors of a bootstrap over sentences, DNSMOS, length over the teacher's, similarity to the centroids of the teachers' folders,
+and how many sentences are nearest to their own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from bistream.client.client import BistreamClient
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
-from bistream.rates import SAMPLE_RATE
+from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.resample import resample
 from bistream.types import Sampling
 from training.heldout import NAMES, sentences
 
@@ -63,7 +65,7 @@ def speak(options: argparse.Namespace) -> int:
             say: Say = partial(spoken, client, options)
         else:
             pipeline = stack.enter_context(local_pipeline(options.model_dir))
-            say = partial(spoken_locally, pipeline, options.voice)
+            say = partial(spoken_locally, pipeline, chosen_voice(options))
         for kind in options.pieces:
             speak_set(options, kind, say)
     return 0
@@ -106,8 +108,17 @@ def local_pipeline(directory: Path) -> LocalPipeline:
     )
 
 
-def spoken_locally(pipeline: LocalPipeline, voice: str, text: str, kind: str, seed: int) -> list[NDArray[np.float32]]:
-    choice, sampling = VoiceChoice(speaker_id=voice), Sampling(seed=seed)
+def chosen_voice(options: argparse.Namespace) -> VoiceChoice:
+    """The named speaker of the checkpoint, or the recording of that name."""
+    if options.recordings is None:
+        return VoiceChoice(speaker_id=options.voice)
+    samples, rate = soundfile.read(options.recordings / f"{options.voice}.wav", dtype="float32")
+    transcript = (options.recordings / "transcript.txt").read_text(encoding="utf-8").strip()
+    return VoiceChoice(resample(samples, rate, REFERENCE_SAMPLE_RATE), transcript)
+
+
+def spoken_locally(pipeline: LocalPipeline, choice: VoiceChoice, text: str, kind: str, seed: int) -> list[NDArray[np.float32]]:
+    sampling = Sampling(seed=seed)
     if kind == "whole":
         return [pipeline.synthesize(text, choice, sampling)]
     return [chunk.waveform for chunk in pipeline.stream(pieces_of(text, kind), choice, sampling)]
@@ -133,7 +144,22 @@ def summary(judged: dict[str, Any], centroids: dict[str, NDArray[np.float64]]) -
     vectors = np.array([row["voice"] for row in rows if "voice" in row])
     if len(vectors):
         found["similarity"] = {name: round(float((vectors @ centre).mean()), 3) for name, centre in centroids.items()}
+        found |= identification(judged["system"], vectors, centroids)
     return found
+
+
+def identification(system: str, vectors: NDArray[np.float64], centroids: dict[str, NDArray[np.float64]]) -> dict[str, float]:
+    """vectors [sentences, size] of VOICE-SET-KIND: how many of them are nearest to the teacher of VOICE, and by how much on the mean."""
+    names = [name for name in centroids if name.split("-")[0] == system.split("-")[0]]
+    if not names or len(centroids) < 2:
+        return {}
+    near = {name: vectors @ centre for name, centre in centroids.items()}
+    others = np.array([scores for name, scores in near.items() if name not in names])
+    own = np.array([near[name] for name in names]).max(0)
+    return {
+        "identified_percent": round(100 * float(np.mean(own > others.max(0))), 1),
+        "ahead_of_others": round(float(own.mean() - others.mean(1).max()), 3),
+    }
 
 
 def centroid(judged: dict[str, Any]) -> NDArray[np.float64]:
@@ -169,6 +195,9 @@ def main() -> int:
     speaking.add_argument("--server", default="localhost:8001", metavar="HOST:PORT")
     speaking.add_argument("--model-dir", type=Path, help="speak with this model directory in this process instead")
     speaking.add_argument("--set", choices=NAMES, default="a")
+    speaking.add_argument(
+        "--recordings", type=Path, help="with --model-dir: clone FOLDER/VOICE.wav, whose words are in FOLDER/transcript.txt"
+    )
     speaking.add_argument("--voice", default="nora", help="speaker_id, also the teacher's name (default: %(default)s)")
     speaking.add_argument("--pieces", nargs="+", choices=("words", "characters", "whole"), default=["words"])
     speaking.add_argument("--word-rate", type=float, default=10.0, help="words a second; 0: as fast as possible (default: %(default)s)")

@@ -35,6 +35,9 @@ def test_summary() -> None:
     row = summary(judged("a-words", [0, 5, 10, 0], A), centroids)
     assert row["word_errors_percent"] == 37.5 and 0 < row["plus_minus"] < 60
     assert row["similarity"] == {"a-teacher": 1.0, "b-teacher": 0.0}
+    assert (row["identified_percent"], row["ahead_of_others"]) == (100.0, 1.0)
+    assert summary(judged("b-words", [0], A), centroids)["identified_percent"] == 0.0
+    assert "identified_percent" not in summary(judged("c-words", [0], A), centroids)
     assert row["length_ratio"] == pytest.approx(1.25) and row["length_inside_percent"] == 75.0
     assert summary(judged("all", [0, 0], A), {})["plus_minus"] == 0.0
 
