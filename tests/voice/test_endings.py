@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ SETS = ("a", "b")  # 200 sentences that training never saw
 NEAR, NEAR_SHARE = 0.25, 0.9  # of the teacher's length, in so many of the sentences
 LONGEST, LONGEST_SHARE = 1.6, 0.99
 CUT = 12  # sentences in every kind of pieces
-ROUNDS = int(os.environ.get("BISTREAM_VOICE_ROUNDS", "1"))  # 3: six hundred sessions; --junitxml keeps the lengths
+ROUNDS = int(os.environ.get("BISTREAM_VOICE_ROUNDS", "1"))  # 3: six hundred sessions, five minutes on one core
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +30,8 @@ def test_every_sentence_ends_by_itself(spoken: dict[str, list[Spoken]]) -> None:
     assert {name: reason for name, reason in reasons.items() if reason is not FinishReason.EOS} == {}
 
 
-def test_lengths_are_those_of_the_teacher(
-    spoken: dict[str, list[Spoken]], teacher_s: dict[str, list[float]], record_property: Callable[[str, object], None]
-) -> None:
+def test_lengths_are_those_of_the_teacher(spoken: dict[str, list[Spoken]], teacher_s: dict[str, list[float]]) -> None:
     ratios = np.array([one.seconds / wanted for name in SETS for one, wanted in zip(spoken[name], teacher_s[name] * ROUNDS, strict=True)])
-    record_property(
-        "longer", f"{(ratios > LONGEST).sum()} of {len(ratios)}, {ratios.min():.2f} to {ratios.max():.2f} of the teacher's length"
-    )
     assert np.mean(np.abs(ratios - 1) <= NEAR) >= NEAR_SHARE, np.sort(ratios)
     assert np.mean(ratios <= LONGEST) >= LONGEST_SHARE, np.sort(ratios)
 
