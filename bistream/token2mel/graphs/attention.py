@@ -1,8 +1,9 @@
 """Attention of query tiles over pages: ``flex_attention`` on a GPU, and a plain form of the same sums.
 
-A tile of queries sees the pages of its list. Pages are keys and values at once, shared by all heads (the U-Net's, ``weights``), or
-there are pages of keys and pages of values, a part for each head (the DiT's). Lists hold page numbers, so nothing is gathered; their
-lengths are read on the device, so one recorded graph serves contexts of any length.
+A tile of queries sees the pages of its list. Pages are keys and values at once, shared by all heads (the U-Net's,
+``weights``). In the plain form there may also be pages of keys and pages of values, a part for each head
+(``dit_attention``). Lists hold page numbers, so nothing is gathered; their lengths are read on the device, so one
+recorded graph serves contexts of any length.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def attend_flex(
 ) -> Tensor:
     """query: [tiles, rows, heads * width]; the result has its shape. Zeros for a tile that sees nothing.
 
-    keys, values: [pages, rows, width], shared by all heads, or [pages, rows, heads * width].
+    keys, values: [pages, rows, width], shared by all heads.
     visible: int32 [tiles], pages of each tile's list; lists: int32 [tiles, longest].
     page_live: int32 [pages], rows of each page that are keys. Call it compiled: in eager mode the library ignores the lists.
     """
@@ -65,7 +66,10 @@ def attend_flex(
 def attend_gathered(
     query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float
 ) -> Tensor:
-    """The same by gathering each tile's keys: for the CPU, and as reference in tests of ``attend_flex``."""
+    """The same by gathering each tile's keys: for the CPU, and as reference in tests of kernels.
+
+    keys, values: also [pages, rows, heads * width].
+    """
     tiles, rows, _ = query.shape
     longest = int(visible.max())
     if longest == 0:

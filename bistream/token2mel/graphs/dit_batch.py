@@ -1,8 +1,8 @@
 """A batch of the DiT's spans as integers, and the sizes that are recorded. No torch.
 
-The DiT's keys and values are projected anew in every call, from stored pages (``dit.pages``) and from the batch's own tiles, to slots of a
-workspace that all batch sizes share: first the ``context_slots`` of stored pages, then one for each tile. A page that several sessions read
-at the same place, such as one of their voice, has one slot. So attention sees slots, and no chunk needs a page to be attended to.
+The DiT's keys and values are projected anew in every call, from stored pages (``dit.pages``) and from the batch's own tiles, to slots:
+first those of stored pages, as many as the batch has room for, then one for each tile. A page that several sessions read at the same place,
+such as one of their voice, has one slot. So attention sees slots, and no chunk needs a page to be attended to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bistream.token2mel.batching import Span
 from bistream.token2mel.graphs.batch import BatchSize, IntArray32, TileLayout
 from bistream.token2mel.page_pool import ZERO_PAGE
 
-CONTEXTS = (8, 32, 64, 128, 256, 512, 1024)  # stored pages of one batch; 0.8 MB of working memory each at full size
+CONTEXTS = (8, 32, 64, 128, 256, 512, 1024)  # stored pages of one batch; 0.6 MB of working memory each at full size
 _MOST_CONTEXT, _LEAST_CONTEXT = 64, 2  # stored pages per tile, for which sizes are recorded: a minute of speech, and two seconds
 
 Stored = tuple[int, int]  # a page, and the frame of the sequence with which it begins
@@ -36,9 +36,7 @@ def _is_usual(tiles: int, context: int) -> bool:
 
 @dataclass(frozen=True)
 class SlotLayout(TileLayout):
-    """context_slots: of the workspace, as many as the largest batch reads stored pages."""
-
-    context_slots: int
+    """Of the DiT."""
 
     def stored(self, span: Span) -> list[Stored]:
         """The pages that a span reads. They stand directly before it, whatever its session has forgotten."""
@@ -76,12 +74,12 @@ class SlotLayout(TileLayout):
         for name, value in (("start", 0), ("context", ZERO_PAGE), ("context_start", 0)):
             arrays[name].fill(value)
         slots: dict[Stored, int] = {}
-        tile = 0
+        tile, own = 0, len(arrays["context"])
         for span in spans:
             count = self.tiles(span)
             arrays["start"][tile : tile + count] = span.start * self.ratio + np.arange(count) * self.chunk
             read = [slots.setdefault(page, len(slots)) for page in self.stored(span)]
-            self._fill_lists(arrays, tile, read, range(self.context_slots + tile, self.context_slots + tile + count))
+            self._fill_lists(arrays, tile, read, range(own + tile, own + tile + count))
             tile += count
         for (page, first), slot in slots.items():
             arrays["context"][slot], arrays["context_start"][slot] = page, first

@@ -1,6 +1,7 @@
 """The DiT over packed tiles: the launches that a graph records. The arithmetic is that of ``dit.estimator.Dit``.
 
-Tiles have a chunk's frames, as the stored pages; only in the attention, whose blocks are larger, a tile has ``page_rows`` rows.
+Tiles have a chunk's frames, as the stored pages. In every block, keys and values are projected of all stored pages that the batch reads and
+of its tiles: the slots of ``dit_attention``, first the pages of both guidance halves, then the tiles of both.
 """
 
 from __future__ import annotations
@@ -13,86 +14,69 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_GROUPS, END_VECTORS, Dit, DitBlock, PositionConv, rotation
+from bistream.token2mel.checks import MAX_FRAMES
+from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_GROUPS, END_VECTORS, Dit, DitBlock, PositionConv
 from bistream.token2mel.dit.pages import DitPages
+from bistream.token2mel.graphs.dit_attention import Slots, turns
 from bistream.token2mel.graphs.dit_operations import DitOperations
 from bistream.token2mel.graphs.solver import halves
 from bistream.token2mel.pages import GUIDANCE_ROWS
 
 
 @dataclass(frozen=True)
-class Workspace:
-    """Keys and values of one block, [2 * slots, page_rows, width]; see ``dit_batch``. Rows that nobody writes are zeros."""
-
-    keys: Tensor
-    values: Tensor
-    context_slots: int
-
-    @classmethod
-    def of(cls, network: Dit, context_slots: int, tiles: int, page_rows: int) -> Workspace:
-        like, width = network.projection.weight, network.config.heads * network.config.dim_head
-        shape = (GUIDANCE_ROWS * (context_slots + tiles), page_rows, width)
-        return cls(like.new_zeros(shape), like.new_zeros(shape), context_slots)
-
-
-@dataclass(frozen=True)
 class DitBatch:
-    """Both guidance halves of a batch, made from its arrays (``SlotLayout.fill``).
-
-    slot: where keys go, of the context's pages and then of the tiles, and slot_live: int32 [2 * slots], how many rows of each are keys.
-    cosine, sine: float32 [tiles, rows, n], and key_cosine, key_sine the same of ``slot``'s rows: the rotation of head 0.
-    """
+    """Both guidance halves of a batch, made from its arrays (``SlotLayout.fill``)."""
 
     previous: Tensor
     last: Tensor
     page: Tensor
     context: Tensor
-    slot: Tensor
-    slot_live: Tensor
-    visible: Tensor
-    lists: Tensor
-    cosine: Tensor
-    sine: Tensor
-    key_cosine: Tensor
-    key_sine: Tensor
+    slots: Slots
+
+
+@dataclass(frozen=True)
+class PackedConv:
+    """A position convolution as a matrix product for each group. weight: [groups, kernel * channels of a group, channels of a group]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, conv: PositionConv) -> PackedConv:
+        _, channels, kernel = conv.weight.shape
+        grouped = conv.weight.detach().view(CONV_GROUPS, -1, channels, kernel)
+        return cls(grouped.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), conv.bias.detach().view(CONV_GROUPS, 1, -1))
 
 
 class PackedDit:
     """``solver.PackedNetwork`` of the DiT. modulations: float32 [steps, ``modulation_size``]."""
 
-    def __init__(self, network: Dit, modulations: Tensor, pages: DitPages, workspace: Workspace, operations: DitOperations) -> None:
+    def __init__(self, network: Dit, modulations: Tensor, pages: DitPages, operations: DitOperations) -> None:
         self._network = network
         self._modulations = modulations
         self._pages = pages
-        self._workspace = workspace
         self._operations = operations
+        self._convs = [PackedConv.of(conv) for conv in network.input.convs if isinstance(conv, PositionConv)]
+        self._turns = turns(MAX_FRAMES + pages.chunk_frames, network.config.dim_head, network.projection.weight.device)
 
     def prepare(self, arrays: Mapping[str, Tensor]) -> DitBatch:
-        pages, work = self._pages, self._workspace
-        chunk, total = pages.chunk_frames, pages.context.shape[3]
+        chunk, total = self._pages.chunk_frames, self._pages.context.shape[3]
         tiles, stored = len(arrays["live"]), len(arrays["context"])
-        device, slots = work.keys.device, len(work.keys) // GUIDANCE_ROWS
-        slot_live = torch.full((slots,), chunk, dtype=torch.int32, device=device)
-        slot_live[work.context_slots : work.context_slots + tiles] = arrays["live"]
-        own = torch.arange(work.context_slots, work.context_slots + tiles, device=device)
-        context_slot = torch.arange(stored, device=device)
-        head_size = self._network.config.dim_head
-        angles, stored_angles = (rotation(arrays[name].long(), chunk, head_size).repeat(2, 1, 1) for name in ("start", "context_start"))
-        key_angles = torch.cat([stored_angles, angles])
         previous = arrays["previous"].long()
+        number = arrays["lists"]
+        moved = [(half * stored, (GUIDANCE_ROWS - 1) * stored + half * tiles) for half in range(GUIDANCE_ROWS)]
+        is_stored = number < stored
         return DitBatch(
             previous=torch.cat([torch.where(previous >= 0, previous + half * tiles, -1) for half in range(GUIDANCE_ROWS)]),
             last=halves(arrays["last"].long(), total),
             page=halves(arrays["page"].long(), total),
             context=halves(arrays["context"].long(), total),
-            slot=torch.cat([halves(context_slot, slots), halves(own, slots)]),
-            slot_live=slot_live.repeat(GUIDANCE_ROWS),
-            visible=arrays["visible"].repeat(GUIDANCE_ROWS),
-            lists=halves(arrays["lists"], slots),
-            cosine=angles.cos(),
-            sine=angles.sin(),
-            key_cosine=key_angles.cos(),
-            key_sine=key_angles.sin(),
+            slots=Slots(
+                start=torch.cat([arrays[name].repeat(GUIDANCE_ROWS) for name in ("context_start", "start")]),
+                live=torch.cat([arrays["context"].new_full((GUIDANCE_ROWS * stored,), chunk), arrays["live"].repeat(GUIDANCE_ROWS)]),
+                visible=arrays["visible"].repeat(GUIDANCE_ROWS),
+                lists=torch.cat([number + torch.where(is_stored, of_page, of_tile) for of_page, of_tile in moved]),
+            ),
         )
 
     def velocity(self, inputs: Tensor, step: int, batch: DitBatch) -> Tensor:
@@ -113,26 +97,23 @@ class PackedDit:
 
     def _positioned(self, x: Tensor, step: int, batch: DitBatch) -> Tensor:
         """What the position convolutions add to their input."""
-        pages, convs = self._pages, self._network.input.convs
-        tails = pages.tail[step].flatten(0, 1)  # [2 * pages, history, channels of both]
-        places = {"chunk": pages.chunk_frames, "history": pages.conv_history}
-        for conv, tail in zip(convs, tails.chunk(len(convs), dim=2), strict=True):
-            assert isinstance(conv, PositionConv)
-            extended = self._operations.extend_left(x, tail, batch.previous, batch.last, batch.page, **places)
-            x = F.mish(F.conv1d(extended, conv.weight, conv.bias, groups=CONV_GROUPS)).transpose(1, 2).contiguous()
-        return x  # contiguous as other inputs of the operations, which are compiled for strides
+        count, history = len(self._convs), self._pages.conv_history
+        tails = self._pages.tail[step].view(-1, x.shape[2])
+        for number, conv in enumerate(self._convs):
+            places = {"history": history, "number": number, "count": count, "groups": CONV_GROUPS}
+            taps = self._operations.windows(x, tails, batch.previous, batch.last, batch.page, **places)
+            out = F.mish(torch.baddbmm(conv.bias, taps, conv.weight))  # [groups, tiles * rows, channels of a group]
+            x = out.transpose(0, 1).reshape(x.shape)
+        return x
 
     def _transform(
         self, block: DitBlock, x: Tensor, delta: Tensor, gate: Tensor, store: Tensor, vectors: Tensor, batch: DitBatch
     ) -> tuple[Tensor, Tensor]:
         """One block. x: the residual stream, float32, which lacks ``gate * delta``; so does the result, with the last of ``vectors``."""
-        operations, work, rows = self._operations, self._workspace, self._workspace.keys.shape[1]
+        operations = self._operations
         shift, scale, own_gate, shift_ff, scale_ff, _ = vectors.unbind(0)
         x, normed, seen = operations.advance_and_keep(x, delta, store, batch.page, batch.context, gate=gate, shift=shift, scale=scale)
-        operations.place_keys(block.to_keys_values(seen), batch.key_cosine, batch.key_sine, batch.slot, work.keys, work.values)
-        query = operations.rotate_query(block.to_query(normed), batch.cosine, batch.sine, rows=rows)
-        sizes = (block.heads, 1.0 / math.sqrt(block.head_size))
-        attended = operations.attend(query, work.keys, work.values, batch.visible, batch.lists, batch.slot_live, *sizes)
-        delta = block.to_out(attended[:, : x.shape[1]])
-        x, normed = operations.advance(x, delta, gate=own_gate, shift=shift_ff, scale=scale_ff)
+        query, projected = block.to_query(normed), block.to_keys_values(seen)
+        attended = operations.attend(query, projected, self._turns, batch.slots, block.heads, 1.0 / math.sqrt(block.head_size))
+        x, normed = operations.advance(x, block.to_out(attended), gate=own_gate, shift=shift_ff, scale=scale_ff)
         return x, block.linear_out(F.gelu(block.linear_in(normed), approximate="tanh"))

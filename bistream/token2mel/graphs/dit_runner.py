@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from bistream.token2mel.batching import Span
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
-from bistream.token2mel.graphs.batch import BatchSize, rows_of
+from bistream.token2mel.graphs.batch import BatchSize
 from bistream.token2mel.graphs.dit_batch import SlotLayout, batch_sizes
-from bistream.token2mel.graphs.dit_network import PackedDit, Workspace
+from bistream.token2mel.graphs.dit_network import PackedDit
 from bistream.token2mel.graphs.dit_operations import DitOperations, compiled_operations, plain_operations
 from bistream.token2mel.graphs.recorded import TILES, RecordedFlowRunner
 from bistream.token2mel.solving import SpanGroup
@@ -31,11 +31,9 @@ class DitGraphRunner(RecordedFlowRunner):
         sizes = sizes or batch_sizes(TILES, pages.total)
         if operations is None:
             on_cpu = device.type == "cpu"
-            operations = plain_operations() if on_cpu else compiled_operations(device, network.dtype, config.dit.dim_head)
-        largest, chunk = sizes[-1], pages.chunk_frames
-        self.workspace = Workspace.of(estimator, largest.context, largest.tiles, rows_of(chunk))
-        packed = PackedDit(estimator, network.matching.modulations, pages, self.workspace, operations)
-        layout = SlotLayout(chunk, chunk, config.token_mel_ratio, left_context_chunks, largest.context)
+            operations = plain_operations() if on_cpu else compiled_operations()
+        packed = PackedDit(estimator, network.matching.modulations, pages, operations)
+        layout = SlotLayout(pages.chunk_frames, pages.chunk_frames, config.token_mel_ratio, left_context_chunks)
         channels = config.dit.mel_dim + config.dit.mu_dim + config.dit.spk_dim
         super().__init__(network, pages, left_context_chunks, layout, packed, channels, sizes, interruptible)
 

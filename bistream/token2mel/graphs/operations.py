@@ -29,10 +29,9 @@ def window(x: Tensor, tail: Tensor, rows: Tensor, tail_rows: Tensor, page: Tenso
     where that is not negative. page: [tiles], where the tile's own last frames go. chunk: frames of a whole tile.
     """
     taps = x.flatten(0, 1)[rows]
+    tail[page] = x[:, chunk - 2 : chunk]  # before it is read, of other pages: after that the compiler would copy all of it, and back
     stored = tail.flatten(0, 1)[tail_rows.clamp(min=0)]
-    out = torch.where((tail_rows >= 0)[..., None], stored, taps).flatten(2)
-    tail[page] = x[:, chunk - 2 : chunk]
-    return out
+    return torch.where((tail_rows >= 0)[..., None], stored, taps).flatten(2)
 
 
 def settle(x: Tensor, delta: Tensor) -> Tensor:

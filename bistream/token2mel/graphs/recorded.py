@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -81,7 +82,11 @@ class RecordedFlowRunner(FlowRunner):
         began, recorder = time.monotonic(), GraphRecorder(self.network.device)
         for call in reversed(self._calls):
             call.memory.clear()
-            call.graphs = [recorder.record(lambda call=call, part=part: self._launch(call, part)) for part in self.parts]  # type: ignore[misc]
+            launches = [partial(self._launch, call, part) for part in self.parts]
+            # The parts of a smaller batch between the first and the last launch what these do.
+            for launch in launches if call is self._calls[-1] else {launches[0], launches[-1]}:
+                recorder.warm_up(launch)
+            call.graphs = [recorder.capture(launch)[0] for launch in launches]
             _log.info("flow: graph for %s ready after %.1f s", call.size, time.monotonic() - began)
         self._warm_encoder()
         _log.info("flow: all shapes ready after %.1f s", time.monotonic() - began)

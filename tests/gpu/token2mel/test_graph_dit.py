@@ -23,11 +23,11 @@ from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
-from bistream.token2mel.graphs.attention import attend_flex, attend_gathered, kernel_options
 from bistream.token2mel.graphs.batch import BatchSize
+from bistream.token2mel.graphs.cuda.attention import attend_in_kernel
+from bistream.token2mel.graphs.dit_attention import Slots, attend_projected, turns
 from bistream.token2mel.graphs.dit_operations import compiled_operations
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
-from bistream.token2mel.graphs.operations import compile_per_size
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.gpu.token2mel.test_graph_runner import FLOAT16_DB, HOPS, REPEAT_DB, VOICES, snr_db, speak, tokens
 from tests.unit.token2mel.random_weights import random_state
@@ -72,23 +72,26 @@ def recorded_stage() -> FlowStage:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_attention_over_keys_and_values_of_each_head(dtype: torch.dtype) -> None:
-    """Slots in any order, partly filled ones, a tile that sees nothing; slots that no tile sees are full of NaN."""
-    heads, width, rows, count, tiles = 16, 64, 64, 40, 6
+@pytest.mark.parametrize("frames", [50, 80])
+def test_attention_over_projected_slots(dtype: torch.dtype, frames: int) -> None:
+    """``attend_slots``: slots in any order, partly filled ones, a tile that sees nothing; what no tile sees is NaN."""
+    heads, width, count, tiles = 16, 64, 40, 6
     generator = torch.Generator(device="cuda").manual_seed(0)
-    query = torch.randn(tiles, rows, heads * width, device="cuda", generator=generator).to(dtype)
-    keys, values = (torch.full((count, rows, heads * width), float("nan"), device="cuda", dtype=dtype) for _ in range(2))
-    seen = torch.tensor([1, 5, 12, 3, 7, 0], dtype=torch.int32, device="cuda")
+    query = torch.randn(tiles, frames, heads * width, device="cuda", generator=generator).to(dtype)
+    projected = torch.randn(count, frames, 2 * heads * width, device="cuda", generator=generator).to(dtype)
     order = torch.randperm(30, device="cuda", generator=generator)
-    lists = torch.stack([order.roll(tile)[:12] for tile in range(tiles)]).int()
-    live = torch.full((count,), 50, dtype=torch.int32, device="cuda")
+    live = torch.full((count,), frames, dtype=torch.int32, device="cuda")
     live[order[:4]] = 7
-    for store in (keys, values):
-        store[:30] = torch.randn(30, rows, heads * width, device="cuda", generator=generator).to(dtype)
-    shared_memory = getattr(torch.cuda.get_device_properties(0), "shared_memory_per_block_optin")  # noqa: B009
-    options = kernel_options(width, dtype.itemsize, shared_memory)
-    found = compile_per_size(attend_flex)(query, keys, values, seen, lists, live, heads, 0.125, options=options)
-    exact = attend_gathered(query.float(), keys.float(), values.float(), seen, lists, live, heads, 0.125)
+    slots = Slots(
+        start=torch.randint(0, 3000, (count,), dtype=torch.int32, device="cuda", generator=generator),
+        live=live,
+        visible=torch.tensor([1, 5, 12, 3, 7, 0], dtype=torch.int32, device="cuda"),
+        lists=torch.stack([order.roll(tile)[:12] for tile in range(tiles)]).int(),
+    )
+    table = turns(3000 + frames, width, query.device)
+    exact = attend_projected(query.float(), projected.float(), table, slots, heads, 0.125)
+    projected[order[:4], 7:] = projected[30:] = float("nan")
+    found = attend_in_kernel(query, projected, table, slots, heads, 0.125)
     assert snr_db(found.float(), exact) > 45.0
     assert not found[-1].any()
 
@@ -140,17 +143,18 @@ def test_nan_fails_its_session_alone_and_does_not_outlive_it() -> None:
         assert snr_db(found, exact) > FLOAT16_DB
 
 
-def test_keys_are_written_where_they_stand() -> None:
-    """And not to a copy of the workspace, all of which would be moved twice for each block."""
-    device, width, batch = torch.device("cuda"), 1024, 12
-    place_keys = compiled_operations(device, torch.float16, 64).place_keys
-    keys, values = torch.zeros(2, 1024, 64, width, device=device, dtype=torch.float16).unbind(0)
-    projected, slot = torch.randn(batch, 50, 2 * width, device=device, dtype=torch.float16), torch.arange(batch, device=device)
-    turns = torch.zeros(batch, 50, 32, device=device)
-    place_keys(projected, turns.cos(), turns.sin(), slot, keys, values)
+def test_frames_for_the_next_convolution_are_stored_where_they_stand() -> None:
+    """And not in a copy of all that is stored, which would be moved twice for each convolution."""
+    device, width, tiles, history = torch.device("cuda"), 1024, 12, 30
+    windows = compiled_operations().windows
+    tail = torch.zeros(500 * history * 2, width, device=device, dtype=torch.float16)
+    x = torch.randn(tiles, 50, width, device=device, dtype=torch.float16)
+    previous, page = torch.full((tiles,), -1, device=device), torch.arange(tiles, device=device) + 7
+    places = {"history": history, "number": 1, "count": 2, "groups": 16}
+    windows(x, tail, previous, torch.zeros_like(page), page, **places)
     taken = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    place_keys(projected, turns.cos(), turns.sin(), slot, keys, values)
-    assert torch.cuda.max_memory_allocated() - taken < keys.nbytes / 10
-    assert torch.equal(keys[:batch, :50], projected[..., :width]) and torch.equal(values[:batch, :50], projected[..., width:])
-    assert not keys[:, 50:].any() and not keys[batch:].any()
+    taps = windows(x, tail, previous, torch.zeros_like(page), page, **places)
+    assert torch.cuda.max_memory_allocated() - taken < 1.5 * taps.nbytes + tail.nbytes / 10
+    stored = tail.view(500, history, 2, width)
+    assert torch.equal(stored[page, :, 1], x[:, 20:]) and not stored[:, :, 0].any() and not stored[page[-1] + 1 :].any()

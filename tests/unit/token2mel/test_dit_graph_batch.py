@@ -20,7 +20,7 @@ PROMPT = make_prompt(30)
 
 
 def _layout(left: int = 0) -> SlotLayout:
-    return SlotLayout(CHUNK, CHUNK, RATIO, left, SIZE.context)
+    return SlotLayout(CHUNK, CHUNK, RATIO, left)
 
 
 @st.composite

@@ -23,8 +23,8 @@ from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.factory import flow_tier
 from bistream.token2mel.graphs import dit_operations
-from bistream.token2mel.graphs.attention import attend_gathered
 from bistream.token2mel.graphs.batch import BatchSize
+from bistream.token2mel.graphs.dit_attention import attend_projected
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.graphs.operations import compile_for_all_sizes
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
@@ -103,20 +103,15 @@ def test_any_hops_in_any_batches_give_the_same(
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_old_content_of_pages_and_slots_is_not_read(left: int) -> None:
+def test_old_content_of_pages_is_not_read(left: int) -> None:
     subject, pieces = graph_stage(SMALL, left_context_chunks=left), cut(make_tokens(140), [18, 25, 60, 7, 30])
-    pages, runner = pages_of(subject), subject.runner
+    pages = pages_of(subject)
     for store in (pages.context.permute(3, 0, 1, 2, 4, 5), pages.tail.permute(2, 0, 1, 3, 4)):
         store[:ZERO_PAGE].fill_(float("nan"))
         store[ZERO_PAGE + 1 :].fill_(float("nan"))
-    assert isinstance(runner, DitGraphRunner)
-    for slots in (runner.workspace.keys, runner.workspace.values):
-        slots[:, : pages.chunk_frames].fill_(float("nan"))
     expected = run(plain_stage(left), make_prompt(37), pieces)
     for mel, exact in zip(run(subject, make_prompt(37), pieces), expected, strict=True):
         assert_same(mel, exact)
-    for slots in (runner.workspace.keys, runner.workspace.values):
-        assert not slots[:, pages.chunk_frames :].any(), "rows after a chunk's frames stay zero"
 
 
 def test_the_plain_network_goes_on_from_the_same_pages() -> None:
@@ -262,14 +257,13 @@ def test_every_operation_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monk
 
     torch._dynamo.reset()
     monkeypatch.setattr("bistream.token2mel.graphs.operations.compile_per_size", compile_per_size)
-    names = ("extend_left", "advance", "advance_and_keep", "rotate_query", "place_keys")
-    operations = dit_operations.DitOperations(
-        **{name: compile_for_all_sizes(getattr(dit_operations, name)) for name in names}, attend=attend_gathered
-    )
+    names = ("windows", "advance", "advance_and_keep")
+    compiled_ones = {name: compile_for_all_sizes(getattr(dit_operations, name)) for name in names}
+    operations = dit_operations.DitOperations(**compiled_ones, attend=attend_projected)
     stage = make_stage(checkpoint=DIT_CHECKPOINT)
     assert isinstance(stage.runner.network, DitFlow)
     stage.runner = DitGraphRunner(stage.runner.network, pages_of(stage), 0, (BatchSize(2, 8), BatchSize(4, 16)), operations)
     pieces = cut(make_tokens(120), [20, 60, 40])
     for mel, exact in zip(run(stage, make_prompt(60), pieces), run(plain_stage(), make_prompt(60), pieces), strict=True):
         assert_same(mel, exact)
-    assert sorted(compiled) == sorted(names)
+    assert sorted(compiled) == sorted((*names, "windows")), "the two convolutions have constants of their own"
