@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times
+    types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times start_phases
     checkpoint_files reference_tone
     checkpoint_config config wire wire_arrays refusals metrics fingerprint
     checkpoint_sizes
