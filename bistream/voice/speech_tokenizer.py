@@ -16,10 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream import findings
 from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError
+from bistream.fingerprint import Fingerprint, code_hash, file_hash, versions
 from bistream.rates import MEL_FRAMES_PER_TOKEN
+from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray
 from bistream.voice import onnx_session
 from bistream.voice.batching import MOST, Batching, groups
@@ -38,6 +41,7 @@ RANGES = (
 _CHECKED_FRAMES = ((101, 64), (80, 80))  # of two recordings: padded, of equal length
 # Digits of codes that may differ between two programs: rounding turns about one in 10,000; a network that is not the file's turns most.
 _MOST_DIFFERENT = 0.01
+_SAME_CODES = "speech-tokenizer"  # kind of finding
 
 
 class TokenNetwork(Protocol):
@@ -109,8 +113,9 @@ def _open_in_onnx(config: RuntimeConfig, settings: OnnxSettings) -> OnnxNetwork:
 
 def _open_in_torch(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork | None:
     """``None``: ``auto``, and onnxruntime is to run the file."""
-    from bistream.device import resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
-    from bistream.voice import torch_tokenizers  # noqa: PLC0415
+    with phase("imports"):
+        from bistream.device import device_name, open_device, resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
+        from bistream.voice import torch_tokenizers  # noqa: PLC0415
 
     is_auto, name = config.speech_tokenizer == "auto", family_of(config.model_dir).speech_tokenizer_file
     device = resolve_device(config.device)
@@ -118,11 +123,12 @@ def _open_in_torch(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Tok
         if is_auto:
             return None
         before_cpu()
+    open_device(device)
     try:
-        network = torch_tokenizers.load(config, device)
-        on_cpu = OnnxSettings("cpu", config.num_threads)
-        logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
-        check_same_codes(name, network, _open_in_onnx(config, on_cpu))
+        with phase("speech tokenizer: weights read"):
+            network = torch_tokenizers.load(config, device)
+        with phase("speech tokenizer: does it compute what the file says"):
+            _check_once(config, name, network, device_name(device))
     except CheckpointError as error:
         if not is_auto:
             raise
@@ -130,6 +136,17 @@ def _open_in_torch(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Tok
         return None
     logger.info("%s runs in PyTorch on %s%s", name, device, " (speech_tokenizer is auto)" if is_auto else "")
     return network
+
+
+def _check_once(config: RuntimeConfig, name: str, network: TokenNetwork, device: str) -> None:
+    """``check_same_codes`` with onnxruntime on the CPU, unless an earlier start has found it so. Raises ``CheckpointError``."""
+    made = {"file": file_hash(Path(config.model_dir) / name), "network": config.speech_tokenizer, "device": device, "code": code_hash()}
+    facts = Fingerprint(made | versions("torch", "onnxruntime", "onnxruntime-gpu", "s3tokenizer"))
+    if findings.recall(_SAME_CODES, facts):
+        return
+    logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
+    check_same_codes(name, network, _open_in_onnx(config, OnnxSettings("cpu", config.num_threads)))
+    findings.keep(_SAME_CODES, facts, True)
 
 
 def _may_use_cuda(device: str) -> bool:

@@ -19,7 +19,7 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     checkpoint_files reference_tone
     checkpoint_config config wire wire_arrays refusals metrics fingerprint
     checkpoint_sizes
-    checkpoint device limits ended_sessions
+    checkpoint device limits ended_sessions findings
     client gpu hub
     text voice token2mel mel2wav model_dir
     text2token token2wav
