@@ -4,11 +4,16 @@ Triton compiles a kernel when it is first launched, in the process that launches
 core. Here the launches are made once without their kernels; a hook of Triton's notes what each would compile. Worker processes
 (``compile_worker``, which need neither a GPU nor PyTorch) compile these, and the launches then find them in Triton's cache on disk.
 
+Triton finds a kernel in its cache under a hash of the sources, and the hash of some kernels depends on which others were hashed before
+(3.6: those that call the same functions). So all processes hash them in one order, that of the launches, which the marker of a finished
+compilation keeps for later starts.
+
 Nothing depends on it. What no worker has compiled is compiled at its launch, and a change of Triton's that breaks this costs time alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -25,14 +30,17 @@ import triton
 from triton import knobs
 
 from bistream.fingerprint import Fingerprint, code_hash, versions
+from bistream.gpu.compile_worker import hash_source
 from bistream.start_phases import phase
 
 logger = logging.getLogger(__name__)
 
 WORKER = "bistream.gpu.compile_worker"
 MOST_WORKERS = 16  # each takes 0.4 GB while it compiles, and two models start at the same time
+Kernel = tuple[str, str]  # module, name
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _MARKER_SUFFIX = ".compiled"
+_hashed: list[Kernel] = []  # in this process, in order
 
 
 @dataclass(frozen=True)
@@ -53,21 +61,23 @@ def compile_ahead(what: str, launch: Callable[[], object], facts: Mapping[str, s
     try:
         target = triton.runtime.driver.active.get_current_target()
         marker = _marker(Fingerprint({**facts, "what": what, "target": str(target), "code": code_hash(), **versions("triton", "torch")}))
-        if marker.is_file():
+        if (kernels := _read(marker)) is not None:
+            _hash_in_order(kernels)
             return
         with phase(f"{what}: launches counted"):
             wanted = wanted_by(launch)
+        _hash_in_order([(one.module, one.name) for one in wanted])
         workers = min(len(os.sched_getaffinity(0)), len(wanted), MOST_WORKERS)
         logger.info("%s: compiling %d kernels in %d processes", what, len(wanted), workers)
         with phase(f"{what}: {len(wanted)} kernels compiled in {workers} processes"):
-            failures = compile_all(wanted, [str(target.backend), str(target.arch), str(target.warp_size)], workers, what)
+            failures = compile_all(wanted, [str(target.backend), str(target.arch), str(target.warp_size)], workers, what, _hashed)
     except Exception as error:  # of Triton's inside; the launches themselves will say what is wrong
         logger.warning("%s: its kernels are compiled one after the other (%s: %s)", what, type(error).__name__, error)
         return
     if failures:
         logger.warning("%s: %d kernels are compiled at their launch (%s)", what, len(failures), failures[0])
     else:
-        _mark(marker)
+        _mark(marker, [(one.module, one.name) for one in wanted])
 
 
 def wanted_by(launch: Callable[[], object]) -> list[Wanted]:
@@ -87,8 +97,11 @@ def wanted_by(launch: Callable[[], object]) -> list[Wanted]:
     return list(found.values())
 
 
-def compile_all(wanted: Sequence[Wanted], target: Sequence[str], workers: int, what: str = "") -> list[str]:
-    """Why compilations failed, a sentence each; empty if all are in Triton's cache. target: the arguments of ``compile_worker``."""
+def compile_all(wanted: Sequence[Wanted], target: Sequence[str], workers: int, what: str = "", order: Sequence[Kernel] = ()) -> list[str]:
+    """Why compilations failed, a sentence each; empty if all are in Triton's cache.
+
+    target: the arguments of ``compile_worker``. order: in which the kernels' sources are hashed first.
+    """
     waiting = list(reversed(wanted))  # popped from the end by every thread
     failures: list[str] = []
     done = 0
@@ -97,6 +110,8 @@ def compile_all(wanted: Sequence[Wanted], target: Sequence[str], workers: int, w
         nonlocal done
         with _start_worker(target) as process:
             assert process.stdin is not None and process.stdout is not None
+            with contextlib.suppress(OSError):  # the next line is not answered then
+                process.stdin.write(json.dumps(list(order)) + "\n")
             while True:
                 try:
                     one = waiting.pop()
@@ -137,14 +152,32 @@ def _start_worker(target: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
+def _hash_in_order(kernels: Sequence[Kernel]) -> None:
+    """Those that are new to this process."""
+    for kernel in dict.fromkeys(kernels):
+        if kernel not in _hashed:
+            hash_source(*kernel)
+            _hashed.append(kernel)
+
+
 def _marker(facts: Fingerprint) -> Path:
     """Beside what was compiled: whoever empties the cache removes it, too."""
     return Path(knobs.cache.dir) / f"bistream-{facts.digest}{_MARKER_SUFFIX}"
 
 
-def _mark(marker: Path) -> None:
+def _read(marker: Path) -> list[Kernel] | None:
+    """``None`` where there is none, or it is damaged."""
+    try:
+        return [(str(module), str(name)) for module, name in json.loads(marker.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _mark(marker: Path, kernels: Sequence[Kernel]) -> None:
+    new = marker.with_name(f".{marker.name}.{os.getpid()}")
     try:
         marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+        new.write_text(json.dumps(list(dict.fromkeys(kernels))), encoding="utf-8")
+        new.replace(marker)
     except OSError as error:
         logger.warning("%s cannot be written (%s); the next start looks for its kernels again", marker, error.strerror)

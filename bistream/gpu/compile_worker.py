@@ -2,7 +2,8 @@
 
     python -m bistream.gpu.compile_worker BACKEND ARCHITECTURE WARP_SIZE      e.g. cuda 90 32
 
-A line of input is one kernel, ``[module, name, description]`` in JSON; a line of output says ``ok`` or what went wrong.
+The first line of input names all kernels, ``[[module, name], ...]`` in JSON, in the order in which their sources are hashed. Every other
+line is a kernel to compile, ``[module, name, description]``; a line of output says ``ok`` or what went wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class Target:
         return 0
 
 
+def hash_source(module: str, name: str) -> str:
+    """Triton's hash of a kernel and all that it calls. See ``compile_ahead`` for why the order matters."""
+    return str(getattr(importlib.import_module(module), name).cache_key)
+
+
 def compile_one(line: str) -> str:
     """The line to answer."""
     try:
@@ -57,6 +63,8 @@ def main(arguments: Sequence[str]) -> None:
 
     backend, architecture, warp_size = arguments
     driver.set_active(Target(GPUTarget(backend, int(architecture) if architecture.isdigit() else architecture, int(warp_size))))
+    for module, name in json.loads(sys.stdin.readline()):
+        hash_source(module, name)
     for line in sys.stdin:
         signal.alarm(LONGEST_S)
         answer = compile_one(line)

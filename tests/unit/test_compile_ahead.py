@@ -35,11 +35,17 @@ FILES = {
         "    def __init__(self, backend, arch, warp_size): self.backend, self.arch, self.warp_size = backend, arch, warp_size\n"
         "    def __str__(self): return f'{self.backend}:{self.arch}'\n"
     ),
-    # A kernel compiles at its first launch, into the cache; the hook may leave a launch out.
+    # A kernel compiles at its first launch, into the cache, where it is found under a hash that depends on the kernels hashed before; the
+    # hook may leave a launch out.
     "some_kernels.py": (
         "import os, pathlib, types, triton\n"
+        "hashed = []\n"
         "class Kernel:\n"
         "    def __init__(self, name): self.name, self.launched = name, []\n"
+        "    @property\n"
+        "    def cache_key(self):\n"
+        "        if self.name not in hashed: hashed.append(self.name)\n"
+        "        return f'{self.name}.{hashed.index(self.name)}'\n"
         "    def __getitem__(self, grid):\n"
         "        def launch(size):\n"
         "            hook = triton.knobs.runtime.jit_cache_hook\n"
@@ -57,8 +63,9 @@ FILES = {
         "        if self.name == 'dies': os._exit(3)\n"
         "        if self.name == 'wrong': raise TypeError('no such\\n  layout ' + 'x' * 1000)\n"
         "        folder.mkdir(exist_ok=True)\n"
-        "        (folder / f'{self.name}-{description}-{target}-{os.getpid()}').touch()\n"
-        "first, second, wrong, dies = Kernel('first'), Kernel('second'), Kernel('wrong'), Kernel('dies')\n"
+        "        if not list(folder.glob(f'{self.cache_key}-{description}-{target}-*')):\n"
+        "            (folder / f'{self.cache_key}-{description}-{target}-{os.getpid()}').touch()\n"
+        "first, second, third, wrong, dies = map(Kernel, ('first', 'second', 'third', 'wrong', 'dies'))\n"
     ),
 }
 
@@ -99,7 +106,8 @@ def kernels(ahead: ModuleType) -> ModuleType:
 def compiled(tmp_path: Path) -> list[tuple[str, str, str, int]]:
     """Kernel, description, target and process of each compilation."""
     names = [path.name for path in (tmp_path / "cache").glob("*-*-*-*") if path.suffix != ".compiled"]
-    return sorted((name, description, target, int(process)) for name, description, target, process in (one.split("-") for one in names))
+    parts = (name.split("-") for name in names)
+    return sorted((key.partition(".")[0], description, target, int(process)) for key, description, target, process in parts)
 
 
 def test_every_kernel_is_compiled_once_elsewhere_and_none_runs(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:
@@ -115,6 +123,37 @@ def test_every_kernel_is_compiled_once_elsewhere_and_none_runs(ahead: ModuleType
     ]
     assert os.getpid() not in {one[3] for one in found}
     assert not kernels.first.launched and kernels.first[(8,)](1) is kernels.first, "afterwards it launches"
+
+
+def test_what_was_compiled_is_found_at_the_launch(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:
+    """Whatever was hashed before: workers know the order of this process, and so do later starts."""
+    flow = [kernels.second, kernels.first]
+    vocoder = [kernels.third, kernels.second]
+    for stage in (flow, vocoder):
+        ahead.compile_ahead(stage[0].name, lambda stage=stage: [kernel[(8,)](1) for kernel in stage], {})
+    assert kernels.hashed == ["second", "first", "third"]
+    found = compiled(tmp_path)
+    for kernel in (kernels.third, kernels.first, kernels.second):
+        kernel[(8,)](1)
+    assert compiled(tmp_path) == found and len(found) == 3
+    kernels.hashed.clear()  # another start
+    ahead._hashed.clear()
+    for stage in (flow, vocoder):
+        ahead.compile_ahead(stage[0].name, lambda: pytest.fail("nothing is launched"), {})
+    for kernel in (kernels.first, kernels.third, kernels.second):
+        kernel[(8,)](1)
+    assert compiled(tmp_path) == found
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "nul", "\0"])
+def test_a_damaged_marker_is_none(ahead: ModuleType, kernels: ModuleType, tmp_path: Path, content: str) -> None:
+    counted = []
+    for _ in range(2):
+        ahead.compile_ahead("flow", lambda: counted.append(kernels.first[(8,)](1)), {})
+    (marker,) = (tmp_path / "cache").glob("*.compiled")
+    marker.write_text(content, encoding="utf-8")
+    ahead.compile_ahead("flow", lambda: counted.append(kernels.first[(8,)](1)), {})
+    assert len(counted) == 2
 
 
 def test_a_second_start_with_the_same_facts_launches_nothing(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:

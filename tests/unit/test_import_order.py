@@ -58,7 +58,8 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     ),
     "gpu": (
         frozenset({"fidelity", "precision", "recording", "tier"}),  # of every tier
-        frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_ahead", "compile_worker"}),  # import triton
+        frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
+        frozenset({"compile_ahead"}),
     ),
     "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope", "download")),
     "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),

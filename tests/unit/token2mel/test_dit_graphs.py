@@ -18,7 +18,7 @@ from torch import Tensor
 from bistream.checkpoint_config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError, EngineError
-from bistream.gpu.tier import Tier
+from bistream.gpu.tier import KERNELS_TRITON, Tier
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.factory import flow_tier
@@ -235,6 +235,7 @@ def test_every_cuda_gpu_gets_recorded_graphs(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr("bistream.gpu.tier.torch.cuda", SimpleNamespace(
         get_device_capability=lambda _: (9, 0), get_device_name=lambda _: "a GPU"
     ))  # fmt: skip
+    monkeypatch.setattr("bistream.gpu.tier._triton_version", lambda: KERNELS_TRITON)
     with caplog.at_level("INFO"):
         choice = flow_tier(RuntimeConfig(), TINY_DIT, gpu, torch.float16)
     assert choice.tier is Tier.GRAPHS

@@ -15,6 +15,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from bistream import findings
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2
@@ -33,6 +34,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has a GPU, as far as the choice goes; what would run there runs on the CPU."""
     load = torch_tokenizers.load
     monkeypatch.setattr("bistream.device.resolve_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("bistream.device.open_device", lambda device: None)
+    monkeypatch.setattr("bistream.device.device_name", lambda device: "a GPU")
     monkeypatch.setattr(speech_tokenizer, "_may_use_cuda", lambda name: True)
     monkeypatch.setattr(torch_tokenizers, "load", lambda config, device: load(config, torch.device("cpu")))
 
@@ -65,6 +68,24 @@ def test_auto_is_pytorch_on_a_gpu(tiny_model_dir: Path, gpu: None, caplog: pytes
     assert isinstance(network(tokenizer), TorchTokens) and not yielded
     assert tokenizer.batching is Batching.PADDED
     assert f"{SPEECH_TOKENIZER_FILE} runs in PyTorch on cuda (speech_tokenizer is auto)" in caplog.text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_comparison_with_onnxruntime_is_made_once(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    check = speech_tokenizer.check_same_codes
+    monkeypatch.setattr(speech_tokenizer, "check_same_codes", lambda *arguments: compared.append(check(*arguments)))
+    for _ in range(2):
+        SpeechTokenizer.from_config(config(tiny_model_dir))
+    assert len(compared) == 2, "without a state folder, at every start"
+    monkeypatch.setenv(findings.STATE_VARIABLE, str(tmp_path / "state"))
+    for _ in range(2):
+        SpeechTokenizer.from_config(config(tiny_model_dir))
+    assert len(compared) == 3
+    model_dir = with_other_positions(tiny_model_dir, tmp_path)
+    for _ in range(2):
+        with pytest.raises(CheckpointError):  # another file is compared, and what failed is not kept
+            SpeechTokenizer.from_config(config(model_dir, "torch"))
 
 
 def other_layers(model_dir: Path, folder: Path) -> Path:
