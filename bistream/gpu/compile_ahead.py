@@ -56,7 +56,7 @@ def compile_ahead(what: str, launch: Callable[[], object], facts: Mapping[str, s
     """Compile what ``launch`` launches, unless a start with the same facts, program, GPU and versions has done so.
 
     what: for the log. launch: makes every launch that the stage will make, on the current stream; what it computes is not used, and the
-    kernels are left out. facts: what decides which kernels there are, besides the program: sizes of networks and batches.
+    kernels are left out. facts: what decides which kernels there are, besides the program: the device, sizes of networks and batches.
     """
     try:
         target = triton.runtime.driver.active.get_current_target()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bistream.checkpoint_config import CheckpointConfig
 from bistream.config import RuntimeConfig
+from bistream.device import device_name
 from bistream.gpu.compile_ahead import compile_ahead
 from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.cuda.batch import pack_rows
@@ -54,7 +55,8 @@ class CudaVocoderStage(SlottedVocoderStage):
         began = time.monotonic()
         self._space.meta.zero_()
         if self.device.type == "cuda":
-            compile_ahead("vocoder", self._launch_all, {"sizes": repr(self.hift.config), "buckets": repr(BUCKETS)})
+            facts = {"device": device_name(self.device), "sizes": repr(self.hift.config), "buckets": repr(BUCKETS)}
+            compile_ahead("vocoder", self._launch_all, facts)
         with phase(f"vocoder: {len(BUCKETS)} graphs"):
             for bucket in BUCKETS:
                 self._space.meta.zero_()

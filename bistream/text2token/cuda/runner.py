@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoint_config import LanguageModelConfig
+from bistream.device import device_name
 from bistream.gpu.compile_ahead import compile_ahead
 from bistream.gpu.recording import GraphRecorder
 from bistream.start_phases import phase
@@ -114,7 +115,7 @@ class CudaRunner:
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             if record:
                 facts = {"sizes": repr(self.step.config), "settings": repr(self.settings), "tuning": repr(self.step.tuning)}
-                compile_ahead("language model", self._launch_all, facts)
+                compile_ahead("language model", self._launch_all, facts | {"device": device_name(self.device)})
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream), phase(f"language model: {len(self.buckets)} graphs"):
             for done, bucket in enumerate(reversed(self.buckets), start=1):
                 write_rows(self._ring[0, :bucket], (), self.filler_slot)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bistream.device import device_name
 from bistream.errors import EngineError
 from bistream.gpu.compile_ahead import compile_ahead
 from bistream.gpu.recording import GraphRecorder
@@ -114,7 +115,13 @@ class CudaFlowRunner(FlowRunner):
         self._clear()
         if self._record and self.network.device.type == "cuda":
             config = self.network.config
-            facts = {"sizes": repr(config), "parts": repr(self.parts), "calls": repr([(call.bucket, call.tuning) for call in self._calls])}
+            device = device_name(self.network.device)
+            facts = {
+                "device": device,
+                "sizes": repr(config),
+                "parts": repr(self.parts),
+                "calls": repr([(call.bucket, call.tuning) for call in self._calls]),
+            }
             compile_ahead("flow", self._launch_all, facts | {"left": str(self.left_context_chunks), "dtype": str(self.network.dtype)})
         with phase(f"flow: {len(self._calls) * len(self.parts)} graphs"):
             for call in self._calls:

@@ -72,7 +72,7 @@ def test_auto_is_pytorch_on_a_gpu(tiny_model_dir: Path, gpu: None, caplog: pytes
 
 @pytest.mark.usefixtures("gpu")
 def test_the_comparison_with_onnxruntime_is_made_once(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = []
+    compared: list[None] = []
     check = speech_tokenizer.check_same_codes
     monkeypatch.setattr(speech_tokenizer, "check_same_codes", lambda *arguments: compared.append(check(*arguments)))
     for _ in range(2):
