@@ -189,6 +189,7 @@ make_model_repo() {
 
 # Without MODEL_DIR, or with one that does not exist yet: download. A MODEL_DIR that is there is checked.
 stage_0() {
+  case $MODEL_HUB in huggingface | modelscope) ;; *) fail "MODEL_HUB is $MODEL_HUB; set it to huggingface or modelscope" ;; esac
   setup
   say "stage 0: get the checkpoint"
   [ -n "$MODEL_DIR_SET" ] || MODEL_DIR=$DOWNLOAD_DIR
@@ -218,6 +219,7 @@ check_tensorrt_llm() {
 stage_1() {
   say "stage 1: convert the checkpoint"
   if [ "$PROFILE" = torch ]; then
+    [ -d "$MODEL_DIR" ] || [ "$MODEL_DIR" = "$TINY_DIR" ] || fail "MODEL_DIR $MODEL_DIR is no directory; download it: MODEL_DIR=$MODEL_DIR bash run.sh 0 0"
     say "nothing to convert: the torch engine loads $MODEL_DIR as it is"
     return
   fi

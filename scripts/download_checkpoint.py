@@ -17,6 +17,7 @@ MODELSCOPE_API_TOKEN a token.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -78,6 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="all files of the repository, also those that the server does not read")
     parser.add_argument("--check", action="store_true", help="download nothing; compare the directory with its record")
     options = parser.parse_args(arguments)
+    if options.model_id and not re.fullmatch(r"[\w.-]+/[\w.-]+", options.model_id):
+        print(f"download_checkpoint.py: the model id is {options.model_id!r}; it has the form OWNER/NAME.", file=sys.stderr)
+        return 2
     try:
         print(run(options))
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bistream.hub.listing import DownloadError
 
-HAVE_IT = "set MODEL_DIR to a CosyVoice2-0.5B directory that you have (MODEL_DIR=/path/to/CosyVoice2-0.5B)"
+HAVE_IT = "set MODEL_DIR to a checkpoint that you have (MODEL_DIR=/path/to/CosyVoice2-0.5B or /path/to/Fun-CosyVoice3-0.5B-2512)"
 # EFBIG: a limit of the process or of the file system on the size of one file.
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

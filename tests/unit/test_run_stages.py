@@ -100,6 +100,19 @@ def test_the_torch_engine_needs_no_conversion(stages: Stages) -> None:
     assert (status, calls, error) == (0, [], "")
 
 
+def test_a_directory_that_is_not_there_is_refused_by_every_stage_that_reads_it(stages: Stages) -> None:
+    for profile in ("torch", "tensorrt_llm"):
+        for stage in ("1", "2", "6"):
+            status, calls, error = stages.run(stage, stage, MODEL_DIR="/no/such/model", PROFILE=profile)
+            assert status == 1 and "MODEL_DIR=/no/such/model bash run.sh 0 0" in error, (profile, stage)
+            assert not [call for call in calls if "check" not in call], (profile, stage)
+
+
+def test_a_hub_that_does_not_exist_is_one_sentence(stages: Stages) -> None:
+    status, calls, error = stages.run("0", "0", MODEL_HUB="nowhere")
+    assert (status, calls, error) == (1, [], "run.sh: MODEL_HUB is nowhere; set it to huggingface or modelscope\n")
+
+
 def test_tensorrt_llm_is_converted_checked_and_tested(stages: Stages) -> None:
     status, calls, _ = stages.run("1", "1", PROFILE="tensorrt_llm", TRTLLM_DTYPE="float16", SETTINGS="max_sessions=8")
     assert status == 0

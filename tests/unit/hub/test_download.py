@@ -231,6 +231,14 @@ def test_names_that_do_not_exist(hub: str, tmp_path: Path, capsys: pytest.Captur
     assert "at revision v9" in one_sentence(capsys)
 
 
+@pytest.mark.parametrize("name", ["CosyVoice2-0.5B", "a/b/c", "https://hub/a/b", "a/ b", "/a"])
+def test_a_model_id_without_owner_is_refused_before_anything_is_asked(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "model"), "--model-id", name]) == 2
+    assert "OWNER/NAME" in one_sentence(capsys)
+
+
 @pytest.mark.usefixtures("endpoint")
 def test_a_repository_of_something_else_is_refused(
     hub: str, repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
