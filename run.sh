@@ -248,7 +248,7 @@ stage_2() {
   say "stage 2: make the model repository"
   local engine=()
   if [ "$PROFILE" = tensorrt_llm ]; then
-    [ -f "$MERGED_DIR/config.json" ] || fail "$MERGED_DIR does not exist; make it: PROFILE=tensorrt_llm bash run.sh 1 1"
+    [ -f "$MERGED_DIR/config.json" ] || fail "$MERGED_DIR does not exist; make it with the same variables: bash run.sh 1 1"
     engine=("engine_dir=$(realpath "$MERGED_DIR")")
   fi
   make_model_repo "$MODEL_REPO" "${engine[@]}" "voices_dir=$(realpath -m "$VOICES_DIR")" "cosyvoice2.decoupled_mode=$DECOUPLED_MODE" "cosyvoice2.bls_instance_num=$BLS_INSTANCE_NUM"
