@@ -61,6 +61,8 @@ INTERFACES_ARGUMENTS=${INTERFACES_ARGUMENTS:-} # more options of `python -m inte
 SERVERS_GRPC=${SERVERS_GRPC:-}                 # gRPC addresses of the servers behind the interfaces, "host:port host:port"; empty: SERVER
 VOICES_FOLDER=${VOICES_FOLDER:-$BUILD/voices}  # voices that are uploaded
 SERVERS=${SERVERS:-}                           # serve-gpus: how many servers; empty: one for each visible GPU
+SERVERS_FIRST_PORT=${SERVERS_FIRST_PORT:-8100} # serve-gpus: server N has ten ports from this one plus 10 N on, on loopback
+ENVOY_ADMIN_PORT=${ENVOY_ADMIN_PORT:-9901}     # serve-gpus: Envoy's own, on loopback
 DRAIN_TIMEOUT=${DRAIN_TIMEOUT:-30}             # seconds that running sessions may continue after Ctrl-C or SIGTERM
 SERVER=${SERVER:-localhost:$GRPC_PORT}         # gRPC address for the client of stage 5
 HTTP_SERVER=${HTTP_SERVER:-localhost:$HTTP_PORT} # HTTP address for the client of stage 4
@@ -391,7 +393,7 @@ serve_gpus() {
   exec "$VENV/bin/python" scripts/serve_gpus.py --model-repository "$MODEL_REPO" ${SERVERS:+--servers "$SERVERS"} --grpc-address "$HOST" \
     --http-address "$HTTP_HOST" --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} \
     ${TLS_KEY:+--tls-key "$TLS_KEY"} ${TLS_CLIENT_CA:+--tls-client-ca "$TLS_CLIENT_CA"} \
-    ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"} \
+    --first-port "$SERVERS_FIRST_PORT" --admin-port "$ENVOY_ADMIN_PORT" ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"} \
     -- --drain-timeout-s "$DRAIN_TIMEOUT" ${KEYS_FILE:+--keys-file "$KEYS_FILE"} $GATE_LIMITS
 }
 

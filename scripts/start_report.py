@@ -24,6 +24,7 @@ from bistream.start_phases import INTERPRETER
 
 # The formats of bistream.triton.startup and scripts/serve.py; what stands before them is the name of a server of several.
 _LINE = re.compile(
+    r"(?:\[(?P<server>[\w ]+)\] )?"
     r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) [A-Z]+ (?P<process>\w+)(?: [\w.]+)?: start: (?P<name>.+), (?P<seconds>\d+\.\d+) s$"
 )
 BAR = 40  # characters for the whole start
@@ -45,7 +46,8 @@ def read_parts(lines: Iterable[str]) -> list[Part]:
     for line in lines:
         if (found := _LINE.search(line.rstrip())) is not None:
             ended = datetime.datetime.strptime(found["time"], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-            parts.append(Part(found["process"], found["name"], ended - float(found["seconds"]), ended))
+            process = " ".join(filter(None, [found["server"], found["process"]]))
+            parts.append(Part(process, found["name"], ended - float(found["seconds"]), ended))
     return parts
 
 

@@ -14,13 +14,14 @@ Nothing depends on it. What no worker has compiled is compiled at its launch, an
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,23 +62,28 @@ def compile_ahead(what: str, launch: Callable[[], object], facts: Mapping[str, s
     try:
         target = triton.runtime.driver.active.get_current_target()
         marker = _marker(Fingerprint({**facts, "what": what, "target": str(target), "code": code_hash(), **versions("triton", "torch")}))
-        if (kernels := _read(marker)) is not None:
-            _hash_in_order(kernels)
-            return
-        with phase(f"{what}: launches counted"):
-            wanted = wanted_by(launch)
-        _hash_in_order([(one.module, one.name) for one in wanted])
-        workers = min(len(os.sched_getaffinity(0)), len(wanted), MOST_WORKERS)
-        logger.info("%s: compiling %d kernels in %d processes", what, len(wanted), workers)
-        with phase(f"{what}: {len(wanted)} kernels compiled in {workers} processes"):
-            failures = compile_all(wanted, [str(target.backend), str(target.arch), str(target.warp_size)], workers, what, _hashed)
+        with _alone(marker):
+            if (kernels := _read(marker)) is not None:
+                _hash_in_order(kernels)
+                return
+            _compile(what, launch, target, marker)
     except Exception as error:  # of Triton's inside; the launches themselves will say what is wrong
         logger.warning("%s: its kernels are compiled one after the other (%s: %s)", what, type(error).__name__, error)
-        return
+
+
+def _compile(what: str, launch: Callable[[], object], target: Any, marker: Path) -> None:
+    with phase(f"{what}: launches counted"):
+        wanted = wanted_by(launch)
+    kernels = [(one.module, one.name) for one in wanted]
+    _hash_in_order(kernels)
+    workers = min(len(os.sched_getaffinity(0)), len(wanted), MOST_WORKERS)
+    logger.info("%s: compiling %d kernels in %d processes", what, len(wanted), workers)
+    with phase(f"{what}: {len(wanted)} kernels compiled in {workers} processes"):
+        failures = compile_all(wanted, [str(target.backend), str(target.arch), str(target.warp_size)], workers, what, _hashed)
     if failures:
         logger.warning("%s: %d kernels are compiled at their launch (%s)", what, len(failures), failures[0])
     else:
-        _mark(marker, [(one.module, one.name) for one in wanted])
+        _mark(marker, kernels)
 
 
 def wanted_by(launch: Callable[[], object]) -> list[Wanted]:
@@ -163,6 +169,17 @@ def _hash_in_order(kernels: Sequence[Kernel]) -> None:
 def _marker(facts: Fingerprint) -> Path:
     """Beside what was compiled: whoever empties the cache removes it, too."""
     return Path(knobs.cache.dir) / f"bistream-{facts.digest}{_MARKER_SUFFIX}"
+
+
+@contextlib.contextmanager
+def _alone(marker: Path) -> Iterator[None]:
+    """Several servers may start at the same time, with one cache: the first one compiles, the others wait. Where it cannot be locked, each
+    compiles."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(marker.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
+        yield
 
 
 def _read(marker: Path) -> list[Kernel] | None:

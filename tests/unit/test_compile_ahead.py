@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,10 +169,29 @@ def test_a_second_start_with_the_same_facts_launches_nothing(ahead: ModuleType, 
         ahead.compile_ahead("flow", launch, facts)
     ahead.compile_ahead("vocoder", launch, {"sizes": "1"})
     assert len(counted) == 3
-    for path in (tmp_path / "cache").iterdir():
-        path.unlink()
+    shutil.rmtree(tmp_path / "cache")
     ahead.compile_ahead("flow", launch, {"sizes": "1"})
     assert len(counted) == 4 and len(compiled(tmp_path)) == 1, "an emptied cache is filled again"
+
+
+def test_of_several_servers_one_compiles(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:
+    """Real processes with one cache: the others wait for it, and launch nothing."""
+    code = (
+        "import sys, some_kernels, triton, triton.backends.compiler\n"
+        "from bistream.gpu import compile_ahead\n"
+        "class Device:\n"
+        "    def get_current_target(self): return triton.backends.compiler.GPUTarget('cuda', 90, 32)\n"
+        "triton.runtime.driver.set_active(Device())\n"
+        "def launch():\n"
+        "    print('launches', flush=True)\n"
+        "    for size in range(6): some_kernels.first[(8,)](size)\n"
+        "compile_ahead.compile_ahead('flow', launch, {})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{Path(ahead.__file__ or '').parents[2]}:{os.environ['PYTHONPATH']}"}
+    servers = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [server.communicate(timeout=120)[0] for server in servers]
+    assert sorted(said) == ["", "", "launches\n"] and not any(server.returncode for server in servers)
+    assert len(compiled(tmp_path)) == 6
 
 
 def test_what_fails_is_left_to_its_launch(ahead: ModuleType, kernels: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

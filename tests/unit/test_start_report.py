@@ -20,7 +20,7 @@ LINES = """
 2026-11-24 12:00:00,500 INFO serve: start: interpreter and first imports, 0.50 s
 2026-11-24 12:00:00,600 INFO serve: the server's own log: /x/server.log
 2026-11-24 12:00:02,000 INFO llm_bistream bistream.start_phases: start: interpreter and first imports, 0.40 s
-[server 1] 2026-11-24 12:00:04,000 INFO llm_bistream bistream.start_phases: start: language model: weights read, 1.50 s
+2026-11-24 12:00:04,000 INFO llm_bistream bistream.start_phases: start: language model: weights read, 1.50 s
 2026-11-24 12:00:04,100 WARNING llm_bistream bistream.gpu.fidelity: start: not a part
 2026-11-24 12:00:05,000 INFO serve: start: Triton and its models, 4.25 s
 """.splitlines()
@@ -39,6 +39,13 @@ def test_parts_of_all_processes() -> None:
     rows = table(parts)
     assert rows[-1] == "5.00 s in all" and len(rows) == 6
     assert rows[4].split()[:3] == ["2.50", "1.50", "llm_bistream"]
+
+
+def test_servers_of_a_group_are_told_apart() -> None:
+    parts = read_parts(f"[server {number}] {line}" for line in LINES for number in (0, 1))
+    assert {part.process for part in last_start(parts)} == {
+        f"server {number} {name}" for number in (0, 1) for name in ("serve", "llm_bistream")
+    }
 
 
 def test_only_the_last_start_counts() -> None:
