@@ -81,6 +81,7 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
             "speakers": draw(st.sampled_from([[], ["anna", "ben"]])),
             "voicesClaimName": draw(st.sampled_from(["", "uploads"])),
             "arguments": draw(st.sampled_from([[], ["--any-voice"]])),
+            "service": {"type": draw(st.sampled_from(["ClusterIP", "LoadBalancer"])), "loadBalancerSourceRanges": ["10.1.0.0/16"]},
         },
         "podDisruptionBudget": {"enabled": draw(TOGGLE), "maxUnavailable": draw(st.sampled_from([1, 3, "10%"]))},
         "serviceMonitor": {"enabled": draw(TOGGLE), "labels": {"release": "prometheus"}},
@@ -294,3 +295,6 @@ def check_interfaces(found: Release, values: dict[str, Any]) -> None:
     assert (settings.tls_certificate is not None) == bool(values["tls"]) == (container["livenessProbe"]["httpGet"]["scheme"] == "HTTPS")
     assert (settings.voices_folder is not None) == bool(given["voicesClaimName"])
     assert "--sessions-per-address=0" in found.container["args"], "all callers have the interfaces' address there"
+    (service,) = [one for one in found.all("Service") if one["metadata"]["name"] == found.interfaces["metadata"]["name"]]
+    ranges = given["service"]["loadBalancerSourceRanges"] if given["service"]["type"] == "LoadBalancer" else None
+    assert service["spec"]["type"] == given["service"]["type"] and service["spec"].get("loadBalancerSourceRanges") == ranges
