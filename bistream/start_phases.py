@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 INTERPRETER = "interpreter and first imports"  # the first line of every process
+# Of the format of ``triton.startup``: a part that has ended, or how far the compilation of kernels is (``gpu/compile_ahead.py``).
+_PROGRESS = re.compile(r" INFO (?P<model>\w+) [\w.]+: (?:start: (?P<part>.+), \d+\.\d+ s|(?P<kernels>.*\d+ of \d+ kernels compiled))$")
 _START_TIME = 19  # of the fields behind the name in /proc/self/stat (man 5 proc, field 22): clock ticks from the boot to this process
 
 
@@ -31,6 +34,12 @@ def phase(name: str) -> Iterator[None]:
 def took(name: str, seconds: float) -> None:
     """Log a part that has just ended."""
     logger.info("start: %s, %.2f s", name, seconds)
+
+
+def progress_in(line: str) -> str | None:
+    """``token2wav: weights of the flow`` for a line of a log in which a model has gone on with its start, else ``None``."""
+    found = _PROGRESS.search(line.rstrip())
+    return None if found is None else f"{found['model']}: {found['part'] or found['kernels']}"
 
 
 def interpreter_is_ready() -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -42,7 +43,7 @@ from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.server_start import Verify, verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
-from bistream.start_phases import interpreter_is_ready, phase
+from bistream.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
 from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
 
@@ -190,7 +191,7 @@ class Service:
     """The server, and the gate that clients reach in its place unless ``--direct`` is given."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        settings = server_settings(options)
+        settings = dataclasses.replace(server_settings(options), on_log_line=self._show_progress)
         check_files(settings)
         prepare_host(settings)
         self._options = options
@@ -240,6 +241,11 @@ class Service:
         logging.info("serving: gRPC %(grpc)s, HTTP %(http)s, metrics %(metrics)s", addresses)
         if self._ready_file is not None:
             self._ready_file.announce(addresses)
+
+    def _show_progress(self, line: str) -> None:
+        """On the terminal, while somebody waits for the server."""
+        if self._waiting is not None and (progress := progress_in(line)) is not None:
+            self._waiting.goes_on(f"the server starts ({progress})")
 
     def _withdraw(self) -> None:
         if self._ready_file is not None:

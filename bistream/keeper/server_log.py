@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -20,10 +21,11 @@ _LINES_KEPT = 200
 
 
 class ServerLog:
-    """path: ``None`` is the keeper's stderr. Raises ``ServerError`` when the file cannot be opened."""
+    """path: ``None`` is the keeper's stderr. on_line: sees every line. Raises ``ServerError`` when the file cannot be opened."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, on_line: Callable[[str], None] = lambda line: None) -> None:
         self._path = path
+        self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._is_failing = False
         self._file: BinaryIO | None = None
@@ -40,6 +42,7 @@ class ServerLog:
         with output:
             for line in output:
                 self._lines.append(line)
+                self._on_line(line)
                 self._write(line)
         self.close()
 

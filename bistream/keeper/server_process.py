@@ -82,6 +82,7 @@ class ServerSettings:
     start_timeout_s: float = 600.0
     exit_timeout_s: float = 10.0
     log_path: Path | None = None  # None: the keeper's stderr
+    on_log_line: Callable[[str], None] = lambda line: None  # sees every line of the log
     state_directory: Path | None = None  # where models keep what later starts need not find out again; None: nowhere
     extra_arguments: tuple[str, ...] = ()
 
@@ -134,7 +135,7 @@ class TritonServer:
         sweep_shared_memory()
         self._check_ports()
         libraries = library_directories()
-        self._log = ServerLog(self.settings.log_path)
+        self._log = ServerLog(self.settings.log_path, self.settings.on_log_line)
         try:
             self._claim = SharedMemoryClaim()
             self._spawn(self._claim, libraries, self._log)

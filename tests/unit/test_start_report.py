@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.start_phases import INTERPRETER, interpreter_is_ready, phase, took
+from bistream.start_phases import INTERPRETER, interpreter_is_ready, phase, progress_in, took
 from bistream.triton.startup import prepare_process
 from scripts.start_report import BAR, Part, last_start, main, read_parts, table
 
@@ -78,6 +78,21 @@ def test_the_programs_lines_are_those_that_are_read(caplog: pytest.LogCaptureFix
     assert parts[1].ended - parts[1].began == pytest.approx(12.35, abs=0.006)
     assert 0.0 < parts[2].ended - parts[2].began < 3600.0
     assert "asctime)s %(levelname)s {model_name} %(name)s" in Path(sys.modules[prepare_process.__module__].__file__ or "").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "progress"),
+    [
+        ("2026-11-24 12:00:04,000 INFO token2wav bistream.start_phases: start: flow: 100 graphs, 1.50 s\n", "token2wav: flow: 100 graphs"),
+        ("2026-11-24 12:00:04,000 INFO token2wav bistream.gpu.compile_ahead: flow: 15 of 61 kernels compiled\n",
+         "token2wav: flow: 15 of 61 kernels compiled"),
+        ("2026-11-24 12:00:04,000 WARNING token2wav bistream.x: start: flow, 1.50 s\n", None),
+        ("I1124 12:00:04 1 server.cc:674] loaded\n", None),
+        ('{"event": "session_end"}\n', None),
+    ],
+)  # fmt: skip
+def test_progress_of_a_start(line: str, progress: str | None) -> None:
+    assert progress_in(line) == progress
 
 
 def test_the_interpreter_s_part_is_the_age_of_the_process() -> None:

@@ -25,6 +25,12 @@ def test_a_full_file_is_kept_once_and_no_line_is_lost(tmp_path: Path, monkeypatc
     assert sorted(item.name for item in tmp_path.iterdir()) == ["server.log", "server.log.1"]
 
 
+def test_every_line_is_shown_to_who_watches(tmp_path: Path) -> None:
+    seen: list[str] = []
+    ServerLog(tmp_path / "server.log", seen.append).copy(io.StringIO("one\ntwo\n"))
+    assert seen == ["one\n", "two\n"]
+
+
 @pytest.mark.parametrize(
     ("words", "name"), [((), "repositories/server.log"), (("--log-file", "-"), None), (("--log-file", "x.log"), "x.log")], ids=str
 )
