@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from bistream.heartbeats import busy
 from bistream.metrics.exporter import export_to_keeper
 from bistream.metrics.recorder import Recorder
 from bistream.refusals import accepts_no_sessions
-from bistream.triton.channel_end import ChannelEnds
+from bistream.triton.channel_end import CallAnswer, ChannelEnds
 from bistream.triton.free_memory import release_free_memory_now_and_then
 from bistream.triton.inputs import RequestInputs, TritonInputs
 from bistream.triton.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
@@ -176,6 +176,13 @@ class SiblingModel(DecoupledModel):
             self.handle(inputs, sender)
         else:
             self._channels.take(channel_id, inputs, sender)
+
+    def post_answer(self, sender: Answerer, send: Callable[[], None]) -> None:
+        """Answer with ``send``, which calls ``sender``. Does not block: the answer to a call is only put beside others of its channel."""
+        if isinstance(sender, CallAnswer):
+            send()
+        else:
+            self.outbox.submit(send)
 
     @abstractmethod
     def handle(self, inputs: RequestInputs, sender: Answerer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -55,7 +56,7 @@ class TritonPythonModel(SiblingModel):
         if not inputs.flag("is_pull", False):
 
             def sink(message: SpeechTokens | BistreamError) -> None:  # called by the engine's thread
-                self.outbox.submit(_send, sender, message)
+                self.post_answer(sender, partial(_send, sender, message))
 
             self._service.start(start, sink)
             return
@@ -71,7 +72,7 @@ class TritonPythonModel(SiblingModel):
             raise UnknownSessionError("No session with this id has tokens to take; start one with is_pull.", session_id)
 
         def answer(message: SpeechTokens | BistreamError) -> None:
-            self.outbox.submit(_answer, sender, message)
+            self.post_answer(sender, partial(_answer, sender, message))
 
         slack_s, wanted, waiting = inputs.number("slack_s"), inputs.integer("wanted_tokens") or 1, mailbox.num_tokens
         if slack_s is not None:  # the caller does not know of the tokens that wait here
