@@ -315,7 +315,7 @@ def test_the_gate_loads_no_torch() -> None:
         "bistream",
         "bistream.wire",
         "bistream.orchestration.ports, bistream.orchestration.orchestrator",
-        "bistream.triton.model, bistream.triton.bls_ports",
+        "bistream.triton.model, bistream.triton.sibling_ports",
         "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
         "gateway.options",
         "interfaces.options",
