@@ -1,13 +1,13 @@
 """The DiT over packed tiles: the launches that a graph records. The arithmetic is that of ``dit.estimator.Dit``.
 
-Tiles have a chunk's frames, as the stored pages. In every block, keys and values are projected of all stored pages that the batch reads and
-of its tiles: the slots of ``dit_attention``, first the pages of both guidance halves, then the tiles of both.
+Tiles have a chunk's frames, as the stored pages. Queries, keys and values of the tiles are one product; keys and values of the stored pages
+that the batch reads, the *context*, another, which depends on no other block. So where they are few, those of all blocks are one launch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_GROUPS, END_VECTORS, Dit, DitBlock, PositionConv
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.graphs.dit_attention import Slots, turns
+from bistream.token2mel.graphs.dit_batch import FEW_PAGES
 from bistream.token2mel.graphs.dit_operations import DitOperations
 from bistream.token2mel.graphs.solver import halves
 from bistream.token2mel.pages import GUIDANCE_ROWS
@@ -30,7 +31,6 @@ class DitBatch:
     previous: Tensor
     last: Tensor
     page: Tensor
-    context: Tensor
     slots: Slots
 
 
@@ -48,6 +48,28 @@ class PackedConv:
         return cls(grouped.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), conv.bias.detach().view(CONV_GROUPS, 1, -1))
 
 
+@dataclass(frozen=True)
+class PackedAttention:
+    """The projections of all blocks: query, key and value. weight: [blocks, 3 * width, dim]; bias: [blocks, 3 * width]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, network: Dit) -> PackedAttention:
+        blocks = [block for block in network.blocks if isinstance(block, DitBlock)]
+        return cls(
+            torch.stack([torch.cat([block.to_query.weight, block.to_keys_values.weight]) for block in blocks]),
+            torch.stack([torch.cat([block.to_query.bias, block.to_keys_values.bias]) for block in blocks]),
+        )
+
+    @property
+    def of_context(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of keys and values alone."""
+        width = self.weight.shape[1] // 3
+        return self.weight[:, width:], self.bias[:, width:]
+
+
 class PackedDit:
     """``solver.PackedNetwork`` of the DiT. modulations: float32 [steps, ``modulation_size``]."""
 
@@ -56,6 +78,7 @@ class PackedDit:
         self._modulations = modulations
         self._pages = pages
         self._operations = operations
+        self._attention = PackedAttention.of(network)
         self._convs = [PackedConv.of(conv) for conv in network.input.convs if isinstance(conv, PositionConv)]
         self._turns = turns(MAX_FRAMES + pages.chunk_frames, network.config.dim_head, network.projection.weight.device)
 
@@ -70,8 +93,9 @@ class PackedDit:
             previous=torch.cat([torch.where(previous >= 0, previous + half * tiles, -1) for half in range(GUIDANCE_ROWS)]),
             last=halves(arrays["last"].long(), total),
             page=halves(arrays["page"].long(), total),
-            context=halves(arrays["context"].long(), total),
             slots=Slots(
+                page=halves(arrays["context"].long(), total),
+                used=arrays["used"],
                 start=torch.cat([arrays[name].repeat(GUIDANCE_ROWS) for name in ("context_start", "start")]),
                 live=torch.cat([arrays["context"].new_full((GUIDANCE_ROWS * stored,), chunk), arrays["live"].repeat(GUIDANCE_ROWS)]),
                 visible=arrays["visible"].repeat(GUIDANCE_ROWS),
@@ -83,14 +107,20 @@ class PackedDit:
         network, config = self._network, self._network.config
         vectors = self._modulations[step]
         of_blocks = vectors[: -END_VECTORS * config.dim].view(config.depth, BLOCK_VECTORS, config.dim)
-        scale, shift = vectors[-END_VECTORS * config.dim :].chunk(2)
         projected = network.input.projection(inputs)
-        x, delta, gate = projected.float(), self._positioned(projected, step, batch), torch.ones_like(shift)
-        stores = self._pages.context[step].flatten(1, 2)  # of each block: [2 * pages, rows, width]
-        for block, store, of_block in zip(network.blocks, stores, of_blocks, strict=True):
+        x, delta, gate = projected.float(), self._positioned(projected, step, batch), torch.ones_like(of_blocks[0, 0])
+        stores = self._pages.context[step].flatten(1, 2)  # [blocks, 2 * pages, rows, dim]
+        contexts = self._contexts(stores, batch.slots)
+        for number, (block, context) in enumerate(zip(network.blocks, contexts, strict=True)):
             assert isinstance(block, DitBlock)
-            x, delta = self._transform(block, x, delta, gate, store, of_block, batch)
-            gate = of_block[-1]
+            shift, scale, own_gate, shift_ff, scale_ff, next_gate = of_blocks[number].unbind(0)
+            x, normed = self._operations.advance_and_keep(x, delta, stores[number], batch.page, gate=gate, shift=shift, scale=scale)
+            own = F.linear(normed, self._attention.weight[number], self._attention.bias[number])
+            attended = self._operations.attend(own, context, self._turns, batch.slots, block.heads, 1.0 / math.sqrt(block.head_size))
+            x, normed = self._operations.advance(x, block.to_out(attended), gate=own_gate, shift=shift_ff, scale=scale_ff)
+            hidden = self._operations.linear_gelu(normed, block.linear_in.weight, block.linear_in.bias)
+            delta, gate = block.linear_out(hidden), next_gate
+        shift, scale = vectors[-END_VECTORS * config.dim :].chunk(2)[::-1]
         _, normed = self._operations.advance(x, delta, gate=gate, shift=shift, scale=scale)
         out: Tensor = network.projection(normed)
         return out
@@ -106,14 +136,12 @@ class PackedDit:
             x = out.transpose(0, 1).reshape(x.shape)
         return x
 
-    def _transform(
-        self, block: DitBlock, x: Tensor, delta: Tensor, gate: Tensor, store: Tensor, vectors: Tensor, batch: DitBatch
-    ) -> tuple[Tensor, Tensor]:
-        """One block. x: the residual stream, float32, which lacks ``gate * delta``; so does the result, with the last of ``vectors``."""
-        operations = self._operations
-        shift, scale, own_gate, shift_ff, scale_ff, _ = vectors.unbind(0)
-        x, normed, seen = operations.advance_and_keep(x, delta, store, batch.page, batch.context, gate=gate, shift=shift, scale=scale)
-        query, projected = block.to_query(normed), block.to_keys_values(seen)
-        attended = operations.attend(query, projected, self._turns, batch.slots, block.heads, 1.0 / math.sqrt(block.head_size))
-        x, normed = operations.advance(x, block.to_out(attended), gate=own_gate, shift=shift_ff, scale=scale_ff)
-        return x, block.linear_out(F.gelu(block.linear_in(normed), approximate="tanh"))
+    def _contexts(self, stores: Tensor, slots: Slots) -> Iterator[Tensor]:
+        """Keys and values of what the batch reads, of each block."""
+        project, (weight, bias) = self._operations.project_context, self._attention.of_context
+        if len(slots.page) <= GUIDANCE_ROWS * FEW_PAGES:
+            yield from project(stores, slots, weight, bias)
+            return
+        for number in range(len(stores)):
+            this = slice(number, number + 1)
+            yield project(stores[this], slots, weight[this], bias[this])[0]

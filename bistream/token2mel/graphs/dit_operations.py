@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.token2mel.dit.estimator import modulated
-from bistream.token2mel.graphs.dit_attention import attend_projected
+from bistream.token2mel.graphs.dit_attention import attend_projected, project_context
 from bistream.token2mel.graphs.operations import compile_for_all_sizes
 
 
@@ -43,30 +44,48 @@ def advance(x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Ten
 
 
 def advance_and_keep(
-    x: Tensor, delta: Tensor, pages: Tensor, page: Tensor, context: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``advance``, the norm stored to ``pages`` [pages, rows, width]; then all that keys are made of, the ``context`` pages first."""
+    x: Tensor, delta: Tensor, pages: Tensor, page: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``advance``, the norm stored to ``pages`` [pages, rows, width]."""
     x, normed = advance(x, delta, gate=gate, shift=shift, scale=scale)
     pages[page] = normed
-    return x, normed, torch.cat([pages[context], normed])
+    return x, normed
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The first half of a feed-forward, GELU in its tanh form."""
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def linear_gelu_in_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same where the matrix library ends its product with GELU, which on CUDA is the tanh form."""
+    return torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True).view(*x.shape[:2], -1)
 
 
 @dataclass(frozen=True)
 class DitOperations:
-    """The functions above, eager (CPU) or compiled (GPU), and ``dit_attention.attend_projected``, plain or as a kernel."""
+    """The functions above, eager (CPU) or compiled (GPU), and those of ``dit_attention``, plain or as kernels."""
 
     windows: Callable[..., Tensor]
     advance: Callable[..., tuple[Tensor, Tensor]]
-    advance_and_keep: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    advance_and_keep: Callable[..., tuple[Tensor, Tensor]]
+    linear_gelu: Callable[..., Tensor]
+    project_context: Callable[..., Tensor]
     attend: Callable[..., Tensor]
 
 
 def plain_operations() -> DitOperations:
-    return DitOperations(windows, advance, advance_and_keep, attend_projected)
+    return DitOperations(windows, advance, advance_and_keep, linear_gelu, project_context, attend_projected)
 
 
 def compiled_operations() -> DitOperations:
-    from bistream.token2mel.graphs.cuda.attention import attend_in_kernel  # noqa: PLC0415  (needs Triton)
+    from bistream.token2mel.graphs.cuda.attention import attend_in_kernel, project_context_in_kernel  # noqa: PLC0415  (needs Triton)
 
-    compiled = compile_for_all_sizes
-    return DitOperations(compiled(windows), compiled(advance), compiled(advance_and_keep), attend_in_kernel)
+    return DitOperations(
+        windows=compile_for_all_sizes(windows),
+        advance=compile_for_all_sizes(advance),
+        advance_and_keep=compile_for_all_sizes(advance_and_keep),
+        linear_gelu=linear_gelu_in_one,
+        project_context=project_context_in_kernel,
+        attend=attend_in_kernel,
+    )

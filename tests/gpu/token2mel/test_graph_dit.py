@@ -24,9 +24,9 @@ from bistream.errors import EngineError
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.graphs.batch import BatchSize
-from bistream.token2mel.graphs.cuda.attention import attend_in_kernel
-from bistream.token2mel.graphs.dit_attention import Slots, attend_projected, turns
-from bistream.token2mel.graphs.dit_operations import compiled_operations
+from bistream.token2mel.graphs.cuda.attention import attend_in_kernel, project_context_in_kernel
+from bistream.token2mel.graphs.dit_attention import Slots, attend_projected, project_context, turns
+from bistream.token2mel.graphs.dit_operations import compiled_operations, linear_gelu, linear_gelu_in_one
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.gpu.token2mel.test_graph_runner import FLOAT16_DB, HOPS, REPEAT_DB, VOICES, snr_db, speak, tokens
@@ -71,29 +71,80 @@ def recorded_stage() -> FlowStage:
     return graph_stage()
 
 
+STORED, TILES, HEADS, HEAD_SIZE, BLOCKS = 16, 6, 16, 64, 2
+
+
+def slots(frames: int, used: int) -> Slots:
+    """Slots in any order, partly filled ones, a tile that sees nothing; a half of 3 tiles with ``STORED`` places for stored pages."""
+    generator = torch.Generator().manual_seed(frames)
+    count, of_half = 2 * STORED + TILES, TILES // 2
+    live = torch.full((count,), frames)
+    live[torch.randperm(count, generator=generator)[: count // 4]] = 7
+    lists = torch.zeros(TILES, 12)
+    for tile in range(TILES):
+        half = tile // of_half
+        stored = half * STORED + torch.randperm(used, generator=generator)[:10]
+        own = 2 * STORED + torch.arange(half * of_half, tile + 1)
+        lists[tile, : len(stored) + len(own)] = torch.cat([stored, own])[torch.randperm(len(stored) + len(own), generator=generator)]
+    return Slots(
+        page=torch.cat([torch.randperm(40, generator=generator)[:STORED] + 40 * half for half in range(2)]).cuda(),
+        used=torch.tensor([used], dtype=torch.int32, device="cuda"),
+        start=torch.randint(0, 3000, (count,), generator=generator).int().cuda(),
+        live=live.int().cuda(),
+        visible=torch.tensor([1, 5, 11, 3, 7, 0], dtype=torch.int32, device="cuda"),
+        lists=lists.int().cuda(),
+    )
+
+
+def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(*shape, device="cuda", generator=torch.Generator(device="cuda").manual_seed(len(shape)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("frames", [50, 80])
 def test_attention_over_projected_slots(dtype: torch.dtype, frames: int) -> None:
-    """``attend_slots``: slots in any order, partly filled ones, a tile that sees nothing; what no tile sees is NaN."""
-    heads, width, count, tiles = 16, 64, 40, 6
-    generator = torch.Generator(device="cuda").manual_seed(0)
-    query = torch.randn(tiles, frames, heads * width, device="cuda", generator=generator).to(dtype)
-    projected = torch.randn(count, frames, 2 * heads * width, device="cuda", generator=generator).to(dtype)
-    order = torch.randperm(30, device="cuda", generator=generator)
-    live = torch.full((count,), frames, dtype=torch.int32, device="cuda")
-    live[order[:4]] = 7
-    slots = Slots(
-        start=torch.randint(0, 3000, (count,), dtype=torch.int32, device="cuda", generator=generator),
-        live=live,
-        visible=torch.tensor([1, 5, 12, 3, 7, 0], dtype=torch.int32, device="cuda"),
-        lists=torch.stack([order.roll(tile)[:12] for tile in range(tiles)]).int(),
-    )
-    table = turns(3000 + frames, width, query.device)
-    exact = attend_projected(query.float(), projected.float(), table, slots, heads, 0.125)
-    projected[order[:4], 7:] = projected[30:] = float("nan")
-    found = attend_in_kernel(query, projected, table, slots, heads, 0.125)
+    """``attend_slots``; what no tile sees is NaN."""
+    width, seen = HEADS * HEAD_SIZE, slots(frames, used=13)
+    own, context = random(TILES, frames, 3 * width).to(dtype), random(2 * STORED, frames, 2 * width).to(dtype)
+    table = turns(3000 + frames, HEAD_SIZE, own.device)
+    exact = attend_projected(own.float(), context.float(), table, seen, HEADS, 0.125)
+    for half in range(2):
+        context[half * STORED + 13 : (half + 1) * STORED] = float("nan")
+    for slot in torch.nonzero(seen.live == 7).flatten().tolist():
+        if slot < 2 * STORED:
+            context[slot, 7:] = float("nan")
+    found = attend_in_kernel(own, context, table, seen, HEADS, 0.125)
     assert snr_db(found.float(), exact) > 45.0
     assert not found[-1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("frames, dim, width, few_rows", [(50, 1024, 1024, 0), (50, 1024, 1024, 4096), (80, 96, 48, 4096)])
+@pytest.mark.parametrize("used", [0, 1, 13, 16])
+def test_keys_and_values_of_stored_pages(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, frames: int, dim: int, width: int, few_rows: int, used: int
+) -> None:
+    """``project_pages``, with tiles for many rows and for few; pages that the batch does not read are NaN."""
+    monkeypatch.setattr("bistream.token2mel.graphs.cuda.attention._FEW_ROWS", few_rows)
+    seen = slots(frames, max(used, 1))
+    seen.used.fill_(used)
+    read = torch.cat([seen.page[:used], seen.page[STORED : STORED + used]])
+    pages = torch.full((BLOCKS, 80, frames, dim), float("nan"), device="cuda")
+    pages[:, read] = random(BLOCKS, 2 * used, frames, dim)
+    everything = random(BLOCKS, 3 * width, dim, scale=dim**-0.5).to(dtype)
+    weight, bias = everything[:, width:], random(BLOCKS, 2 * width).to(dtype)
+    found = project_context_in_kernel(pages.to(dtype), seen, weight, bias)
+    exact = project_context(pages.to(dtype).float(), seen, weight.float(), bias.float())
+    for half in range(2):
+        rows = slice(half * STORED, half * STORED + used)
+        assert torch.isfinite(found[:, rows]).all()
+        assert not used or snr_db(found[:, rows].float(), exact[:, rows]) > 45.0
+
+
+def test_a_product_that_ends_with_gelu() -> None:
+    x, weight, bias = random(4, 50, 1024).half(), random(2048, 1024, scale=0.03).half(), random(2048).half()
+    exact = linear_gelu(x.float(), weight.float(), bias.float())
+    assert snr_db(linear_gelu_in_one(x, weight, bias).float(), exact) > 55.0
 
 
 def test_the_configuration_chooses_the_runner() -> None:

@@ -24,7 +24,6 @@ from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.factory import flow_tier
 from bistream.token2mel.graphs import dit_operations
 from bistream.token2mel.graphs.batch import BatchSize
-from bistream.token2mel.graphs.dit_attention import attend_projected
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.graphs.operations import compile_for_all_sizes
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
@@ -214,7 +213,9 @@ def test_a_batch_size_can_be_recorded() -> None:
     """It launches the same operations for batches with and without stored state, and for none; the attention is compiled on a GPU."""
     stage, size = make_stage(checkpoint=DIT_CHECKPOINT), BatchSize(4, 16)
     assert isinstance(stage.runner.network, DitFlow)
-    attention_left_out = dataclasses.replace(dit_operations.plain_operations(), attend=lambda query, *_: torch.zeros_like(query))
+    attention_left_out = dataclasses.replace(
+        dit_operations.plain_operations(), attend=lambda own, *_: torch.zeros_like(own.chunk(3, dim=2)[0])
+    )
     runner = DitGraphRunner(stage.runner.network, pages_of(stage), 0, (size,), attention_left_out)
     stage.runner = runner
     (call,) = runner._calls
@@ -259,7 +260,7 @@ def test_every_operation_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monk
     monkeypatch.setattr("bistream.token2mel.graphs.operations.compile_per_size", compile_per_size)
     names = ("windows", "advance", "advance_and_keep")
     compiled_ones = {name: compile_for_all_sizes(getattr(dit_operations, name)) for name in names}
-    operations = dit_operations.DitOperations(**compiled_ones, attend=attend_projected)
+    operations = dataclasses.replace(dit_operations.plain_operations(), **compiled_ones)
     stage = make_stage(checkpoint=DIT_CHECKPOINT)
     assert isinstance(stage.runner.network, DitFlow)
     stage.runner = DitGraphRunner(stage.runner.network, pages_of(stage), 0, (BatchSize(2, 8), BatchSize(4, 16)), operations)
