@@ -39,13 +39,14 @@ def turns(positions: int, head_size: int, device: torch.device) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def project_context(pages: Tensor, slots: Slots, weight: Tensor, bias: Tensor) -> Tensor:
-    """Keys and values of stored pages, [blocks, 2 * stored, frames, 2 * width]; what no tile sees may be anything.
+def project_context(pages: Tensor, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+    """Keys, turned, and values of stored pages, [blocks, 2 * stored, frames, 2 * width]; what no tile sees may be anything.
 
-    pages: block inputs, [blocks, 2 * pages, frames, dim]. weight: [blocks, 2 * width, dim]; bias: [blocks, 2 * width].
+    pages: block inputs, [blocks, 2 * pages, frames, dim]. weight: [blocks, 2 * width, dim]; bias: [blocks, 2 * width]. table: of ``turns``.
     """
     seen = pages[:, slots.page]
-    return torch.baddbmm(bias[:, None], seen.flatten(1, 2), weight.transpose(1, 2)).view(*seen.shape[:3], -1)
+    projected = torch.baddbmm(bias[:, None], seen.flatten(1, 2), weight.transpose(1, 2)).view(*seen.shape[:3], -1)
+    return torch.stack([_turned(block, table, slots.start[: len(slots.page)]) for block in projected])
 
 
 def attend_projected(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int, scale: float) -> Tensor:
@@ -55,8 +56,8 @@ def attend_projected(own: Tensor, context: Tensor, table: Tensor, slots: Slots, 
     """
     query, own_keys, own_values = own.chunk(3, dim=2)
     context_keys, context_values = context.chunk(2, dim=2)
+    query, own_keys = (_turned(x, table, slots.start[len(context) :]) for x in (query, own_keys))
     key, value = torch.cat([context_keys, own_keys]), torch.cat([context_values, own_values])
-    key, query = _turned(key, table, slots.start), _turned(query, table, slots.start[len(context) :])
     return attend_gathered(query, key, value, slots.visible, slots.lists, slots.live, heads, scale)
 
 

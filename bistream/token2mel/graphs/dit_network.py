@@ -140,8 +140,8 @@ class PackedDit:
         """Keys and values of what the batch reads, of each block."""
         project, (weight, bias) = self._operations.project_context, self._attention.of_context
         if len(slots.page) <= GUIDANCE_ROWS * FEW_PAGES:
-            yield from project(stores, slots, weight, bias)
+            yield from project(stores, slots, weight, bias, self._turns)
             return
         for number in range(len(stores)):
             this = slice(number, number + 1)
-            yield project(stores[this], slots, weight[this], bias[this])[0]
+            yield project(stores[this], slots, weight[this], bias[this], self._turns)[0]

@@ -79,7 +79,7 @@ def plain_operations() -> DitOperations:
 
 
 def compiled_operations() -> DitOperations:
-    from bistream.token2mel.graphs.cuda.attention import attend_in_kernel, project_context_in_kernel  # noqa: PLC0415  (needs Triton)
+    from bistream.token2mel.graphs.cuda.attention import attend_in_kernels, project_context_in_kernel  # noqa: PLC0415  (needs Triton)
 
     return DitOperations(
         windows=compile_for_all_sizes(windows),
@@ -87,5 +87,5 @@ def compiled_operations() -> DitOperations:
         advance_and_keep=compile_for_all_sizes(advance_and_keep),
         linear_gelu=linear_gelu_in_one,
         project_context=project_context_in_kernel,
-        attend=attend_in_kernel,
+        attend=attend_in_kernels,
     )

@@ -24,7 +24,7 @@ from bistream.errors import EngineError
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.graphs.batch import BatchSize
-from bistream.token2mel.graphs.cuda.attention import attend_in_kernel, project_context_in_kernel
+from bistream.token2mel.graphs.cuda.attention import attend_in_kernels, project_context_in_kernel
 from bistream.token2mel.graphs.dit_attention import Slots, attend_projected, project_context, turns
 from bistream.token2mel.graphs.dit_operations import compiled_operations, linear_gelu, linear_gelu_in_one
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
@@ -75,12 +75,12 @@ STORED, TILES, HEADS, HEAD_SIZE, BLOCKS = 16, 6, 16, 64, 2
 
 
 def slots(frames: int, used: int) -> Slots:
-    """Slots in any order, partly filled ones, a tile that sees nothing; a half of 3 tiles with ``STORED`` places for stored pages."""
+    """Slots in any order, partly filled tiles, one that sees nothing; a half of 3 tiles with ``STORED`` places for stored pages."""
     generator = torch.Generator().manual_seed(frames)
     count, of_half = 2 * STORED + TILES, TILES // 2
     live = torch.full((count,), frames)
-    live[torch.randperm(count, generator=generator)[: count // 4]] = 7
-    lists = torch.zeros(TILES, 12)
+    live[2 * STORED + 1 :: 2] = 7
+    lists = torch.zeros(TILES, 13)
     for tile in range(TILES):
         half = tile // of_half
         stored = half * STORED + torch.randperm(used, generator=generator)[:10]
@@ -103,38 +103,31 @@ def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("frames", [50, 80])
 def test_attention_over_projected_slots(dtype: torch.dtype, frames: int) -> None:
-    """``attend_slots``; what no tile sees is NaN."""
+    """``turn_tiles`` and ``attend_slots``; stored slots that no tile sees are NaN."""
     width, seen = HEADS * HEAD_SIZE, slots(frames, used=13)
     own, context = random(TILES, frames, 3 * width).to(dtype), random(2 * STORED, frames, 2 * width).to(dtype)
     table = turns(3000 + frames, HEAD_SIZE, own.device)
     exact = attend_projected(own.float(), context.float(), table, seen, HEADS, 0.125)
-    for half in range(2):
-        context[half * STORED + 13 : (half + 1) * STORED] = float("nan")
-    for slot in torch.nonzero(seen.live == 7).flatten().tolist():
-        if slot < 2 * STORED:
-            context[slot, 7:] = float("nan")
-    found = attend_in_kernel(own, context, table, seen, HEADS, 0.125)
+    context.view(2, STORED, -1)[:, 13:] = float("nan")
+    found = attend_in_kernels(own, context, table, seen, HEADS, 0.125)
     assert snr_db(found.float(), exact) > 45.0
     assert not found[-1].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("frames, dim, width, few_rows", [(50, 1024, 1024, 0), (50, 1024, 1024, 4096), (80, 96, 48, 4096)])
+@pytest.mark.parametrize("frames, dim, width", [(50, 1024, 1024), (80, 96, 48)])
 @pytest.mark.parametrize("used", [0, 1, 13, 16])
-def test_keys_and_values_of_stored_pages(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, frames: int, dim: int, width: int, few_rows: int, used: int
-) -> None:
-    """``project_pages``, with tiles for many rows and for few; pages that the batch does not read are NaN."""
-    monkeypatch.setattr("bistream.token2mel.graphs.cuda.attention._FEW_ROWS", few_rows)
-    seen = slots(frames, max(used, 1))
+def test_keys_and_values_of_stored_pages(dtype: torch.dtype, frames: int, dim: int, width: int, used: int) -> None:
+    """``project_pages``; pages that the batch does not read are NaN."""
+    seen, table = slots(frames, max(used, 1)), turns(3000 + frames, HEAD_SIZE if width > HEAD_SIZE else 16, torch.device("cuda"))
     seen.used.fill_(used)
     read = torch.cat([seen.page[:used], seen.page[STORED : STORED + used]])
     pages = torch.full((BLOCKS, 80, frames, dim), float("nan"), device="cuda")
     pages[:, read] = random(BLOCKS, 2 * used, frames, dim)
     everything = random(BLOCKS, 3 * width, dim, scale=dim**-0.5).to(dtype)
     weight, bias = everything[:, width:], random(BLOCKS, 2 * width).to(dtype)
-    found = project_context_in_kernel(pages.to(dtype), seen, weight, bias)
-    exact = project_context(pages.to(dtype).float(), seen, weight.float(), bias.float())
+    found = project_context_in_kernel(pages.to(dtype), seen, weight, bias, table)
+    exact = project_context(pages.to(dtype).float(), seen, weight.float(), bias.float(), table)
     for half in range(2):
         rows = slice(half * STORED, half * STORED + used)
         assert torch.isfinite(found[:, rows]).all()
