@@ -56,7 +56,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         )
     ),
     "gpu": (
-        frozenset({"fidelity", "precision", "recording", "right_of_way", "tier"}),  # of every tier
+        frozenset({"fidelity", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}),  # of kernels: these import triton
     ),
     "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope", "download")),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bistream.token2mel.dit.estimator import rotation
-from bistream.token2mel.graphs.attention import attend_gathered
+from bistream.token2mel.graphs.gathered_attention import attend_gathered
 
 
 @dataclass(frozen=True)

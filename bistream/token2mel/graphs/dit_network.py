@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bistream.gpu.side_stream import SideStream
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_GROUPS, END_VECTORS, Dit, DitBlock, PositionConv
+from bistream.token2mel.dit.estimator import BLOCK_VECTORS, END_VECTORS, Dit, DitBlock, PositionConv
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.graphs.dit_attention import Slots, turns
 from bistream.token2mel.graphs.dit_batch import FEW_PAGES
-from bistream.token2mel.graphs.dit_operations import DitOperations
+from bistream.token2mel.graphs.dit_operations import DitOperations, PackedConv
 from bistream.token2mel.graphs.solver import halves
 from bistream.token2mel.pages import GUIDANCE_ROWS
 
@@ -32,20 +33,6 @@ class DitBatch:
     last: Tensor
     page: Tensor
     slots: Slots
-
-
-@dataclass(frozen=True)
-class PackedConv:
-    """A position convolution as a matrix product for each group. weight: [groups, kernel * channels of a group, channels of a group]."""
-
-    weight: Tensor
-    bias: Tensor
-
-    @classmethod
-    def of(cls, conv: PositionConv) -> PackedConv:
-        _, channels, kernel = conv.weight.shape
-        grouped = conv.weight.detach().view(CONV_GROUPS, -1, channels, kernel)
-        return cls(grouped.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), conv.bias.detach().view(CONV_GROUPS, 1, -1))
 
 
 @dataclass(frozen=True)
@@ -78,6 +65,7 @@ class PackedDit:
         self._modulations = modulations
         self._pages = pages
         self._operations = operations
+        self._beside = SideStream(network.projection.weight.device)
         self._attention = PackedAttention.of(network)
         self._convs = [PackedConv.of(conv) for conv in network.input.convs if isinstance(conv, PositionConv)]
         self._turns = turns(MAX_FRAMES + pages.chunk_frames, network.config.dim_head, network.projection.weight.device)
@@ -114,7 +102,8 @@ class PackedDit:
         for number, (block, context) in enumerate(zip(network.blocks, contexts, strict=True)):
             assert isinstance(block, DitBlock)
             shift, scale, own_gate, shift_ff, scale_ff, next_gate = of_blocks[number].unbind(0)
-            x, normed = self._operations.advance_and_keep(x, delta, stores[number], batch.page, gate=gate, shift=shift, scale=scale)
+            places = {"pages": stores[number], "page": batch.page}
+            x, normed = self._operations.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
             own = F.linear(normed, self._attention.weight[number], self._attention.bias[number])
             attended = self._operations.attend(own, context, self._turns, batch.slots, block.heads, 1.0 / math.sqrt(block.head_size))
             x, normed = self._operations.advance(x, block.to_out(attended), gate=own_gate, shift=shift_ff, scale=scale_ff)
@@ -127,21 +116,22 @@ class PackedDit:
 
     def _positioned(self, x: Tensor, step: int, batch: DitBatch) -> Tensor:
         """What the position convolutions add to their input."""
-        count, history = len(self._convs), self._pages.conv_history
-        tails = self._pages.tail[step].view(-1, x.shape[2])
-        for number, conv in enumerate(self._convs):
-            places = {"history": history, "number": number, "count": count, "groups": CONV_GROUPS}
-            taps = self._operations.windows(x, tails, batch.previous, batch.last, batch.page, **places)
-            out = F.mish(torch.baddbmm(conv.bias, taps, conv.weight))  # [groups, tiles * rows, channels of a group]
-            x = out.transpose(0, 1).reshape(x.shape)
+        tails = self._pages.tail[step].flatten(0, 1).chunk(len(self._convs), dim=2)  # of each: [2 * pages, history, channels]
+        for conv, tail in zip(self._convs, tails, strict=True):
+            x = self._operations.convolve(x, tail, batch.previous, batch.last, batch.page, conv)
         return x
 
     def _contexts(self, stores: Tensor, slots: Slots) -> Iterator[Tensor]:
         """Keys and values of what the batch reads, of each block."""
         project, (weight, bias) = self._operations.project_context, self._attention.of_context
-        if len(slots.page) <= GUIDANCE_ROWS * FEW_PAGES:
-            yield from project(stores, slots, weight, bias, self._turns)
+        first, rest = slice(0, 1), slice(1, None)
+        if len(slots.page) > GUIDANCE_ROWS * FEW_PAGES:
+            for number in range(len(stores)):
+                this = slice(number, number + 1)
+                yield project(stores[this], slots, weight[this], bias[this], self._turns)[0]
             return
-        for number in range(len(stores)):
-            this = slice(number, number + 1)
-            yield project(stores[this], slots, weight[this], bias[this], self._turns)[0]
+        with self._beside:
+            later = project(stores[rest], slots, weight[rest], bias[rest], self._turns)
+        yield project(stores[first], slots, weight[first], bias[first], self._turns)[0]
+        self._beside.join()
+        yield from later

@@ -24,9 +24,9 @@ from bistream.errors import EngineError
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.graphs.batch import BatchSize
-from bistream.token2mel.graphs.cuda.attention import attend_in_kernels, project_context_in_kernel
+from bistream.token2mel.graphs.cuda import dit_kernels
 from bistream.token2mel.graphs.dit_attention import Slots, attend_projected, project_context, turns
-from bistream.token2mel.graphs.dit_operations import compiled_operations, linear_gelu, linear_gelu_in_one
+from bistream.token2mel.graphs.dit_operations import PackedConv, advance, convolve, linear_gelu, linear_gelu_in_one
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.gpu.token2mel.test_graph_runner import FLOAT16_DB, HOPS, REPEAT_DB, VOICES, snr_db, speak, tokens
@@ -109,7 +109,7 @@ def test_attention_over_projected_slots(dtype: torch.dtype, frames: int) -> None
     table = turns(3000 + frames, HEAD_SIZE, own.device)
     exact = attend_projected(own.float(), context.float(), table, seen, HEADS, 0.125)
     context.view(2, STORED, -1)[:, 13:] = float("nan")
-    found = attend_in_kernels(own, context, table, seen, HEADS, 0.125)
+    found = dit_kernels.attend(own, context, table, seen, HEADS, 0.125)
     assert snr_db(found.float(), exact) > 45.0
     assert not found[-1].any()
 
@@ -126,12 +126,47 @@ def test_keys_and_values_of_stored_pages(dtype: torch.dtype, frames: int, dim: i
     pages[:, read] = random(BLOCKS, 2 * used, frames, dim)
     everything = random(BLOCKS, 3 * width, dim, scale=dim**-0.5).to(dtype)
     weight, bias = everything[:, width:], random(BLOCKS, 2 * width).to(dtype)
-    found = project_context_in_kernel(pages.to(dtype), seen, weight, bias, table)
+    found = dit_kernels.project_context(pages.to(dtype), seen, weight, bias, table)
     exact = project_context(pages.to(dtype).float(), seen, weight.float(), bias.float(), table)
     for half in range(2):
         rows = slice(half * STORED, half * STORED + used)
         assert torch.isfinite(found[:, rows]).all()
         assert not used or snr_db(found[:, rows].float(), exact[:, rows]) > 45.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("frames, dim", [(50, 1024), (80, 256)])
+def test_position_convolutions(dtype: torch.dtype, frames: int, dim: int) -> None:
+    """``convolve_tiles``; what they keep goes to the second half of the stored frames' channels."""
+    width = dim // 16
+    conv = PackedConv(random(16, 31, width, width, scale=(31 * width) ** -0.5).to(dtype), random(dim).to(dtype))
+    exact_conv = PackedConv(conv.weight.float(), conv.bias.float())
+    x, stored = random(TILES, frames, dim).to(dtype), random(12, 30, 2 * dim).to(dtype)
+    exact_stored, before = stored.float(), stored.clone()
+    previous, last, page = (
+        torch.tensor(numbers, device="cuda") for numbers in ([-1, 0, 1, -1, 3, -1], [7, 0, 0, 4, 0, 6], [3, 8, 1, 0, 5, 2])
+    )
+    exact = convolve(x.float(), exact_stored[..., dim:], previous, last, page, exact_conv)
+    found = dit_kernels.convolve(x, stored[..., dim:], previous, last, page, conv)
+    assert snr_db(found.float(), exact) > 45.0
+    assert torch.equal(stored[..., dim:].float(), exact_stored[..., dim:]) and torch.equal(stored[..., :dim], before[..., :dim])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [1024, 320])
+def test_the_residual_stream_advances(dtype: torch.dtype, dim: int) -> None:
+    """``advance_rows``; the norm is also in the tile's page, and in no other."""
+    x, delta, vectors = (
+        random(TILES, 50, dim, scale=300.0),
+        random(TILES, 50, dim).to(dtype),
+        dict(zip(("gate", "shift", "scale"), random(3, dim), strict=True)),
+    )
+    pages, page = torch.zeros(9, 50, dim, device="cuda", dtype=dtype), torch.tensor([3, 8, 1, 0, 5, 2], device="cuda")
+    exact, exact_norm = advance(x, delta.float(), **vectors)
+    for places in ({}, {"pages": pages, "page": page}):
+        stream, normed = dit_kernels.advance(x, delta, **vectors, **places)
+        assert torch.allclose(stream, exact, rtol=1e-6, atol=1e-4) and snr_db(normed.float(), exact_norm) > 45.0
+    assert torch.equal(pages[page], normed) and not pages[[4, 6, 7]].any()
 
 
 def test_a_product_that_ends_with_gelu() -> None:
@@ -185,20 +220,3 @@ def test_nan_fails_its_session_alone_and_does_not_outlive_it() -> None:
         state.close()
     for found, exact in zip(speak(stage, VOICES, HOPS), exact_mels(), strict=True):
         assert snr_db(found, exact) > FLOAT16_DB
-
-
-def test_frames_for_the_next_convolution_are_stored_where_they_stand() -> None:
-    """And not in a copy of all that is stored, which would be moved twice for each convolution."""
-    device, width, tiles, history = torch.device("cuda"), 1024, 12, 30
-    windows = compiled_operations().windows
-    tail = torch.zeros(500 * history * 2, width, device=device, dtype=torch.float16)
-    x = torch.randn(tiles, 50, width, device=device, dtype=torch.float16)
-    previous, page = torch.full((tiles,), -1, device=device), torch.arange(tiles, device=device) + 7
-    places = {"history": history, "number": 1, "count": 2, "groups": 16}
-    windows(x, tail, previous, torch.zeros_like(page), page, **places)
-    taken = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    taps = windows(x, tail, previous, torch.zeros_like(page), page, **places)
-    assert torch.cuda.max_memory_allocated() - taken < 1.5 * taps.nbytes + tail.nbytes / 10
-    stored = tail.view(500, history, 2, width)
-    assert torch.equal(stored[page, :, 1], x[:, 20:]) and not stored[:, :, 0].any() and not stored[page[-1] + 1 :].any()
