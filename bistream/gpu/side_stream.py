@@ -23,7 +23,7 @@ class SideStream:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._entered = torch.cuda.stream(self._stream)
-        self._entered.__enter__()
+        self._entered.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: object) -> None:
         if self._entered is not None:
