@@ -15,7 +15,7 @@ class KernelLayerMemory(LayerMemory):
     """Of inputs whose channels are last. stored: [B, numbers], contiguous."""
 
     def __init__(self, stored: Tensor, frames: Tensor) -> None:
-        super().__init__(stored, frames, positions_dim=1)
+        super().__init__(stored, frames.contiguous(), positions_dim=1)
         self._old, self._new = stored, torch.empty_like(stored)
 
     def extend(self, x: Tensor, history: int, rate: int = 1) -> Tensor:
