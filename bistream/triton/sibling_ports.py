@@ -26,7 +26,7 @@ from bistream.triton.call_sockets import socket_path
 from bistream.triton.channel import Channel
 from bistream.triton.direct_channel import DirectChannel
 from bistream.triton.iterator_keeper import IteratorKeeper
-from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, TokenDemand, VoicePrompt
+from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
 from bistream.wire_arrays import Arrays, scalar_array, text_array
 
@@ -72,10 +72,9 @@ class SiblingVoice:
         tokens: IntArray = self._call(AUDIO_TOKENIZER, arrays)["prompt_speech_tokens"]
         return tokens
 
-    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
-        arrays: Arrays = {"reference_wav": reference_wav.reshape(1, -1)}
-        embedding: FloatArray = self._call(SPEAKER_EMBEDDING, arrays)["prompt_spk_embedding"]
-        return embedding
+    def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
+        outputs = self._call(SPEAKER_EMBEDDING, {"reference_wav": reference_wav.reshape(1, -1)})
+        return SpeakerFeatures(outputs["prompt_spk_embedding"], outputs["prompt_speech_feat"])
 
     def _call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
         """A refused call has not reached the model, so it can be repeated."""

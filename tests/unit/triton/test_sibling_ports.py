@@ -226,7 +226,7 @@ def test_a_model_that_is_not_loaded_in_time_is_an_error_that_can_be_retried() ->
     pauses: list[float] = []
     voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)]), IteratorKeeper()), pauses.append)
     with pytest.raises(EngineError, match="being loaded"):
-        voice.speaker_embedding(np.zeros(16000, np.float32))
+        voice.speaker_features(np.zeros(16000, np.float32))
     assert 2.0 <= sum(pauses) <= 5.0
 
 
@@ -299,12 +299,13 @@ def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
 def test_voice_models_are_called_once_each(ports: Ask) -> None:
     answers: dict[str, dict[str, NDArray[Any]]] = {
         "audio_tokenizer": {"prompt_speech_tokens": np.arange(5, dtype=np.int32)},
-        "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32)},
+        "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32), "prompt_speech_feat": np.zeros((50, 80), np.float32)},
     }
     speaking, siblings = ports(lambda model, arrays: [response(**answers[model])])
     wav = np.ones(16000, np.float32)
     assert speaking.voice.prompt_speech_tokens(wav).tolist() == [0, 1, 2, 3, 4]
-    assert speaking.voice.speaker_embedding(wav).shape == (192,)
+    speaker = speaking.voice.speaker_features(wav)
+    assert speaker.embedding.shape == (192,) and speaker.mel.shape == (50, 80)
     for model, arrays in siblings.calls:
         check_fits(model, arrays)
 
@@ -318,7 +319,7 @@ def test_answers_do_not_point_into_shared_memory() -> None:
 def test_a_voice_model_that_refuses_raises_its_error(ports: Ask) -> None:
     speaking, _ = ports(lambda model, arrays: [error_response("INVALID_INPUT: Too short.")])
     with pytest.raises(InvalidInputError, match="Too short"):
-        speaking.voice.speaker_embedding(np.ones(4, np.float32))
+        speaking.voice.speaker_features(np.ones(4, np.float32))
 
 
 def test_sampling_defaults_are_left_to_the_checkpoint(ports: Ask) -> None:
