@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
+from bistream.device import open_device, resolve_device
 from bistream.errors import EngineError, ShuttingDownError
 from bistream.gpu.right_of_way import Patience, right_of_way
 from bistream.gpu.tier import TierChoice
@@ -117,6 +117,7 @@ class TorchEngine:
     def from_config(cls, config: RuntimeConfig, recorder: Recorder | None = None) -> TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming the problem."""
         sizes = read_config(config.model_dir).language_model
+        open_device(resolve_device(config.device))
         config = within_bounds(config, sizes)
         choice = language_model_tier(config, sizes)
         runner = load_step_runner(config, sizes, choice.tier)

@@ -72,11 +72,8 @@ def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, de
     return FlowPages(sizes, max(1, whole_pages(pages) - scratch), dtype, device, rows_per_page(sizes), scratch)
 
 
-def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages | None, share: slice = slice(None)) -> FlowRunner:
-    """The runner of ``tier``. pages: from ``make_pages``; None recomputes every prefix on the plain network.
-
-    share: of the buckets of our own kernels; less than all of them only fills the compiler's cache.
-    """
+def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages | None) -> FlowRunner:
+    """The runner of ``tier``. pages: from ``make_pages``; None recomputes every prefix on the plain network."""
     left, interruptible = config.left_context_chunks, config.max_suspensions > 0
     if tier is Tier.PLAIN or pages is None:
         return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
@@ -87,15 +84,15 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
         runner.record()
         return runner
     assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
-    return _recorded_runner(tier, network, pages, left, interruptible, share)
+    return _recorded_runner(tier, network, pages, left, interruptible)
 
 
-def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool, share: slice) -> FlowRunner:
+def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool) -> FlowRunner:
     if tier is Tier.KERNELS:
         from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
 
         runner = CudaFlowRunner(network, pages, left, interruptible=interruptible)
-        runner.record(share)
+        runner.record()
         return runner
     from bistream.token2mel.graphs.runner import GraphFlowRunner  # noqa: PLC0415  (imports flex_attention)
 

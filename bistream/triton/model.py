@@ -21,6 +21,7 @@ from bistream.heartbeats import busy
 from bistream.metrics.exporter import export_to_keeper
 from bistream.metrics.recorder import Recorder
 from bistream.refusals import accepts_no_sessions
+from bistream.start_phases import interpreter_is_ready, phase
 from bistream.triton.call_sockets import socket_path
 from bistream.triton.channel_end import BlsEnds, CallAnswer
 from bistream.triton.direct_end import DirectEnds
@@ -57,9 +58,10 @@ class TritonModel(ABC):
             self.config = runtime_config(args["model_config"])
             self.decoupled = is_decoupled(args["model_config"])
             prepare_process(self.config, self.contract.name)
+            interpreter_is_ready()
             self.recorder = Recorder()
             begin_heartbeat(self.contract.name)
-            with busy(LOAD_SILENCE_S, "loading"):
+            with busy(LOAD_SILENCE_S, "loading"), phase("the whole model"):
                 self.open(self.config)
                 self._opened = True
                 settle_memory()
