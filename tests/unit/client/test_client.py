@@ -17,7 +17,7 @@ from bistream.client.translation import stream_error
 from bistream.client.word_times import WordTime, word_times
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError
 from bistream.wire import COSYVOICE2_BISTREAM
-from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Stream
+from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
 
 WAIT_S = 120.0
 Serve = Callable[[Behaviour], FakeServer]
@@ -175,6 +175,42 @@ def test_after_an_error_on_a_piece_closing_does_not_wait_for_the_session_that_go
     closing.start()
     closing.join(WAIT_S)
     assert not closing.is_alive() and server.stream_gone.wait(WAIT_S)
+
+
+def test_connections_are_kept_for_later_sessions_where_that_is_asked_for(serve: Serve) -> None:
+    server = serve(Speakers())
+
+    def speak(client: BistreamClient) -> None:
+        with client.start(speaker_id="anna", text="Hello.", is_end=True) as session:
+            assert list(session)
+
+    keeping, plain = BistreamClient(server.address, keeps_connections=True), BistreamClient(server.address)
+    speak(keeping)
+    with keeping.start(speaker_id="anna", text="He") as running:
+        speak(keeping)
+        running.end_text("llo.")
+        assert list(running)
+    for _ in range(2):
+        speak(keeping)
+    assert len(set(server.peers)) == 2, "two sessions at a time need two, later ones none"
+    keeping.close()
+    for _ in range(2):
+        speak(plain)
+    assert len(set(server.peers)) == 4
+    keeping.close()
+
+
+def test_a_connection_is_kept_after_a_refusal_and_not_after_a_session_that_was_left(serve: Serve) -> None:
+    server = serve(lambda request, stream: stream.error(request.id, "BUSY: Full.") if request.inputs["speaker_id"] == b"full" else None)
+    client = BistreamClient(server.address, keeps_connections=True)
+    for speaker in ("full", "full", "left", "full"):
+        with client.start(speaker_id=speaker, text="Hello.", is_end=True) as session:
+            if speaker == "full":
+                with pytest.raises(BusyError):
+                    list(session)
+    first, second, third, fourth = server.peers
+    assert first == second == third != fourth
+    client.close()
 
 
 def test_a_server_that_cannot_be_reached() -> None:
