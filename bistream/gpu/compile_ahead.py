@@ -30,7 +30,7 @@ from bistream.start_phases import phase
 logger = logging.getLogger(__name__)
 
 WORKER = "bistream.gpu.compile_worker"
-MOST_WORKERS = 32  # each takes about 0.4 GB while it compiles
+MOST_WORKERS = 16  # each takes 0.4 GB while it compiles, and two models start at the same time
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _MARKER_SUFFIX = ".compiled"
 
