@@ -60,7 +60,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"fidelity", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_ahead", "compile_worker"}),  # import triton
     ),
-    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope", "download")),
+    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope released", "download")),
     "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),
     "orchestration": tuple(
         frozenset(line.split())
