@@ -20,6 +20,7 @@ from bistream.mel2wav.causal.network import CausalHiFT
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.hift import LAST_LEAKY_SLOPE, HiFT, ResBlock, Snake
 
+_NARROW = 32  # channels, below which a convolution is computed as a product
 _CHANNEL_ROUND = 8  # of spectra: tensor cores take channels in groups of eight
 
 
@@ -52,8 +53,8 @@ class Layout:
 
     def convolve(self, x: Tensor, conv: Conv) -> Tensor:
         """As a convolution of images of height 1: PyTorch has a channels-last layout for images only."""
-        if self.channels_last and conv.stride > 1 and not conv.transposed:
-            return _strided(x, conv)
+        if self.channels_last and not conv.transposed and (conv.stride > 1 or min(conv.weight.shape[:2]) < _NARROW):
+            return _as_product(x, conv)
         image = (x.transpose(1, 2) if self.channels_last else x).unsqueeze(2)
         if conv.transposed:
             image = F.conv_transpose2d(image, conv.weight, None, (1, conv.stride), (0, conv.padding))
@@ -82,10 +83,10 @@ class Conv:
     stage: int = -1
 
 
-def _strided(x: Tensor, conv: Conv) -> Tensor:
-    """A convolution with a stride as a product over its windows, which lie in a row: cuDNN takes 50 ms for 64 rows of a second.
+def _as_product(x: Tensor, conv: Conv) -> Tensor:
+    """A convolution as a product over its windows, whose numbers lie in a row. x: [B, positions, channels].
 
-    x: [B, positions, channels].
+    cuDNN has no fast kernel for the channels of a spectrum: two such convolutions of 64 rows took 107 ms (docs/log.md).
     """
     assert conv.dilation == 1
     x = F.pad(x, (0, 0, conv.padding, conv.padding)).contiguous() if conv.padding else x.contiguous()
