@@ -53,7 +53,7 @@ class Layout:
 
     def convolve(self, x: Tensor, conv: Conv) -> Tensor:
         """As a convolution of images of height 1: PyTorch has a channels-last layout for images only."""
-        if self.channels_last and not conv.transposed and (conv.stride > 1 or min(conv.weight.shape[:2]) < _NARROW):
+        if self.channels_last and _is_product(conv):
             return _as_product(x, conv)
         image = (x.transpose(1, 2) if self.channels_last else x).unsqueeze(2)
         if conv.transposed:
@@ -83,12 +83,17 @@ class Conv:
     stage: int = -1
 
 
+def _is_product(conv: Conv) -> bool:
+    """Whether a channels-last convolution is better computed by ``_as_product``, which knows neither dilation nor transposition."""
+    narrow = min(conv.weight.shape[:2]) < _NARROW
+    return (conv.stride > 1 or narrow) and conv.dilation == 1 and not conv.transposed
+
+
 def _as_product(x: Tensor, conv: Conv) -> Tensor:
     """A convolution as a product over its windows, whose numbers lie in a row. x: [B, positions, channels].
 
     cuDNN has no fast kernel for the channels of a spectrum: two such convolutions of 64 rows took 107 ms (docs/log.md).
     """
-    assert conv.dilation == 1
     x = F.pad(x, (0, 0, conv.padding, conv.padding)).contiguous() if conv.padding else x.contiguous()
     (rows, positions, channels), kernel = x.shape, conv.weight.shape[3]
     count = (positions - kernel) // conv.stride + 1
