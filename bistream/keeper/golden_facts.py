@@ -27,7 +27,7 @@ CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
 }
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
 HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front door: how it cuts a whole text, which the audio follows
-_ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer")
+_ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer", "speaker_encoder")
 _PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
 _PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
 _TIER = re.compile(r"^bistream_tier\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)

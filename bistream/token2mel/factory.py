@@ -25,7 +25,7 @@ from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count, w
 from bistream.token2mel.paged_memory import StatePages
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FlowRunner
-from bistream.token2mel.sizes import kernels_need
+from bistream.token2mel.sizes import dit_kernels_need, kernels_need
 
 
 def load_network(model_dir: str | Path, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> FlowModel:
@@ -50,7 +50,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested one is unavailable."""
     if isinstance(sizes, DitFlowConfig):
-        return choose_tier("flow", config.kernels, device, dtype, kernels_need=("a flow with a U-Net",))
+        needs = dit_kernels_need(sizes.dit)
+        return choose_tier("flow", config.kernels, device, dtype, kernels_need=("a flow with a U-Net",), graphs_need=needs)
     return choose_tier("flow", config.kernels, device, dtype, kernels_need(sizes))
 
 
@@ -77,7 +78,7 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
     if tier is Tier.PLAIN or pages is None:
         return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
     if isinstance(network, DitFlow) and isinstance(pages, DitPages):
-        from bistream.token2mel.graphs.dit_runner import DitGraphRunner  # noqa: PLC0415  (imports flex_attention)
+        from bistream.token2mel.graphs.dit_runner import DitGraphRunner  # noqa: PLC0415
 
         runner = DitGraphRunner(network, pages, left, interruptible=interruptible)
         runner.record()

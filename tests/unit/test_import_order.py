@@ -57,11 +57,11 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         )
     ),
     "gpu": (
-        frozenset({"fidelity", "precision", "recording", "tier"}),  # of every tier
+        frozenset({"fidelity", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
-    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope", "download")),
+    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope released", "download")),
     "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),
     "orchestration": tuple(
         frozenset(line.split())
@@ -324,7 +324,7 @@ def test_the_gate_loads_no_torch() -> None:
         "bistream",
         "bistream.wire",
         "bistream.orchestration.ports, bistream.orchestration.orchestrator",
-        "bistream.triton.model, bistream.triton.bls_ports",
+        "bistream.triton.model, bistream.triton.sibling_ports",
         "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
         "gateway.options",
         "interfaces.options",
