@@ -37,6 +37,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bistream.device.open_device", lambda device: None)
     monkeypatch.setattr("bistream.device.device_name", lambda device: "a GPU")
     monkeypatch.setattr(programs, "may_use_cuda", lambda name: True)
+    monkeypatch.setattr("bistream.device.open_device", lambda device: None)
+    monkeypatch.setattr("bistream.device.device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch_tokenizers, "load", lambda config, device: load(config, torch.device("cpu")))
 
 
