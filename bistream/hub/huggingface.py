@@ -16,6 +16,7 @@ from bistream.hub.listing import DownloadError, Listing, RemoteFile
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 LISTING_TIMEOUT_S = 60.0
+CHUNK_BYTES = 1 << 20  # The library writes whole chunks (10 MB by default), so a connection that always ends sooner would never go on.
 
 
 class HuggingFace:
@@ -43,10 +44,11 @@ class HuggingFace:
         return Listing(self.name, repo_id, revision, info.sha or revision, files)
 
     def fetch(self, listing: Listing, file: RemoteFile, scratch: Path) -> Path:
-        from huggingface_hub import hf_hub_url  # noqa: PLC0415
+        from huggingface_hub import constants, hf_hub_url  # noqa: PLC0415
         from huggingface_hub.file_download import http_get  # noqa: PLC0415
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415  (in its __all__ by text only)
 
+        constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
         part = scratch / f"{file.content_id}.part"
         url = hf_hub_url(listing.repo_id, file.path, revision=listing.commit, endpoint=self.endpoint)
         with self._translated(listing.repo_id, listing.revision), part.open("ab") as stream:
