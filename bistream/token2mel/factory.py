@@ -12,6 +12,9 @@ import torch
 
 from bistream.checkpoint_config import DitFlowConfig, FlowConfig
 from bistream.config import RuntimeConfig
+from bistream.family import COSYVOICE2
+from bistream.fingerprint import Fingerprint
+from bistream.gpu.fidelity import facts_of
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.token2mel import pages as unet_pages
 from bistream.token2mel import weights as unet_weights
@@ -84,14 +87,15 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
         runner.record()
         return runner
     assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
-    return _recorded_runner(tier, network, pages, left, interruptible)
+    facts = facts_of(config.model_dir, (unet_weights.FILE_NAME, *COSYVOICE2.yaml_names), network.device, network.dtype)
+    return _recorded_runner(tier, network, pages, left, interruptible, facts)
 
 
-def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool) -> FlowRunner:
+def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool, facts: Fingerprint) -> FlowRunner:
     if tier is Tier.KERNELS:
         from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
 
-        runner = CudaFlowRunner(network, pages, left, interruptible=interruptible)
+        runner = CudaFlowRunner(network, pages, left, interruptible=interruptible, facts=facts)
         runner.record()
         return runner
     from bistream.token2mel.graphs.runner import GraphFlowRunner  # noqa: PLC0415  (imports flex_attention)

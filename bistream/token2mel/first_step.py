@@ -3,20 +3,27 @@
 The solver starts from noise that is fixed per frame, counted from the start of the prompt, and in the first step the unconditioned
 half of guidance has no other input. A frame's velocity then depends on its position alone and, in an incomplete chunk, on how many
 of the chunk's tokens are known: a chunk of 25 tokens has 25 forms, of 2, 4 ... 50 frames. The table saves a twentieth of the
-solver's work. Used by ``cuda.runner``; the plain network computes everything, and tests compare the two.
+solver's work. A start that finds the first minute of it on disk does not compute it (``prepare``). Used by ``cuda.runner``; the plain
+network computes everything, and tests compare the two.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from bistream.checkpoint_config import FlowConfig
+from bistream.fingerprint import Fingerprint
+from bistream.gpu import kept_tensors
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.flow_matching import FlowMatching
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, form_offset
 
 FIRST_CHUNKS = 60  # computed at startup: a minute of prompt and speech; later ones when a session first reaches them
+KIND = "first-step"  # of what is kept for later starts: 100 MB at full size, nearly all of it the context that later chunks attend to
+_VELOCITIES, _ATTENDED, _TAIL = "velocities", "attended.", "tail."
 _MAX_ROWS = 25 * 3050  # frames of all forms of one evaluation, context included: enough for the last of ``FIRST_CHUNKS`` at once
 
 
@@ -36,6 +43,32 @@ class FirstStep:
         self.velocities = torch.zeros(self.max_chunks * self.rows_per_chunk, config.output_size, device=matching.noise.device)
         self._memory = _ChunkMemory((left_context_chunks or self.max_chunks) * frames)
         self._chunks = 0
+
+    def prepare(self, chunks: int, facts: Fingerprint | None) -> None:
+        """``extend``, or what an earlier start has kept of that. facts: on what the velocities depend beside ``chunks`` and the context;
+        None: nothing is kept."""
+        known = facts and Fingerprint({**facts.facts, "chunks": str(chunks), "context": str(self._memory.capacity)})
+        if known is not None and (kept := kept_tensors.recall(KIND, known)) is not None and self._restore(kept):
+            return
+        self.extend(chunks)
+        if known is not None:
+            kept_tensors.keep(KIND, known, self._tensors())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {_VELOCITIES: self.velocities[: self._chunks * self.rows_per_chunk], **self._memory.tensors()}
+
+    @torch.no_grad()
+    def _restore(self, kept: Mapping[str, Tensor]) -> bool:
+        """Take what ``_tensors`` gave, unless it was of other sizes; the table must be empty."""
+        velocities = kept.get(_VELOCITIES)
+        if velocities is None or velocities.shape[1:] != self.velocities.shape[1:] or len(velocities) % self.rows_per_chunk:
+            return False
+        if len(velocities) > len(self.velocities):
+            return False
+        self.velocities[: len(velocities)] = velocities.to(self.velocities.device)
+        self._memory.restore(kept, self.velocities.device)
+        self._chunks = len(velocities) // self.rows_per_chunk
+        return True
 
     @torch.no_grad()
     def extend(self, chunks: int) -> None:
@@ -82,10 +115,24 @@ class _ChunkMemory:
     def __init__(self, capacity: int) -> None:
         self.keeps = False
         self.context_frames = self._kept_frames = 0
-        self._capacity = capacity
+        self.capacity = capacity
         self._attended: list[Tensor] = []  # of each transformer block: [capacity, width]
         self._tails: list[Tensor] = []  # of each convolution: [1, history, channels]
         self._block = self._conv = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What later chunks need."""
+        attended = {f"{_ATTENDED}{index}": stored[: self.context_frames] for index, stored in enumerate(self._attended)}
+        return attended | {f"{_TAIL}{index}": tail for index, tail in enumerate(self._tails)}
+
+    def restore(self, kept: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take what ``tensors`` gave."""
+        for stored in _numbered(kept, _ATTENDED):
+            self.context_frames = self._kept_frames = len(stored)
+            attended = torch.zeros(self.capacity, stored.shape[1], dtype=stored.dtype, device=device)
+            attended[: len(stored)] = stored.to(device)
+            self._attended.append(attended)
+        self._tails = [tail.to(device) for tail in _numbered(kept, _TAIL)]
 
     def extend_conv(self, x: Tensor) -> Tensor:
         if self._conv == len(self._tails):
@@ -98,11 +145,11 @@ class _ChunkMemory:
 
     def extend_attention(self, x: Tensor) -> Tensor:
         if self._block == len(self._attended):
-            self._attended.append(x.new_zeros(self._capacity, x.shape[2]))
+            self._attended.append(x.new_zeros(self.capacity, x.shape[2]))
         stored = self._attended[self._block]
         extended = torch.cat([stored[: self.context_frames].expand(len(x), -1, -1), x], dim=1)
         if self.keeps:
-            kept = extended[-1, -self._capacity :]
+            kept = extended[-1, -self.capacity :]
             stored[: len(kept)] = kept
             self._kept_frames = len(kept)
         self._block += 1
@@ -112,3 +159,8 @@ class _ChunkMemory:
         if self.keeps:
             self.context_frames = self._kept_frames
         self._block = self._conv = 0
+
+
+def _numbered(tensors: Mapping[str, Tensor], prefix: str) -> list[Tensor]:
+    """Those with this prefix in the order of their numbers."""
+    return [tensors[f"{prefix}{index}"] for index in range(sum(name.startswith(prefix) for name in tensors))]

@@ -57,7 +57,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         )
     ),
     "gpu": (
-        frozenset({"fidelity", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
+        frozenset({"fidelity", "kept_tensors", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),

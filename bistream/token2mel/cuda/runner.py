@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bistream.device import device_name
 from bistream.errors import EngineError
+from bistream.fingerprint import Fingerprint
 from bistream.gpu.compile_ahead import compile_ahead
 from bistream.gpu.recording import GraphRecorder
 from bistream.start_phases import phase
@@ -53,7 +54,10 @@ class _Call:
 
 
 class CudaFlowRunner(FlowRunner):
-    """``record`` False launches the same kernels without graphs (tests). ``buckets``: smallest first."""
+    """``record`` False launches the same kernels without graphs (tests). ``buckets``: smallest first.
+
+    facts: on what the network's results depend, for what is kept for later starts; None: nothing is kept.
+    """
 
     network: FlowNetwork
 
@@ -65,8 +69,10 @@ class CudaFlowRunner(FlowRunner):
         buckets: Sequence[Bucket] = BUCKETS,
         record: bool = True,
         interruptible: bool = False,
+        facts: Fingerprint | None = None,
     ) -> None:
         super().__init__(network, pages, left_context_chunks, Buckets())
+        self._facts = facts
         config, device = network.config, network.device
         self._flow_pages = pages
         self._buckets = tuple(buckets)
@@ -111,7 +117,7 @@ class CudaFlowRunner(FlowRunner):
         """Record the graphs of all buckets: a few seconds, plus compiling the kernels the first time."""
         began = time.monotonic()
         with phase("flow: unconditioned half of the first step"):
-            self._first_step.extend(FIRST_CHUNKS)
+            self._first_step.prepare(FIRST_CHUNKS, self._facts)
         self._clear()
         if self._record and self.network.device.type == "cuda":
             config = self.network.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bistream.findings import STATE_VARIABLE
+from bistream.fingerprint import Fingerprint
 from bistream.steps import Steps
 from bistream.token2mel import first_step
 from bistream.token2mel.batching import Span
@@ -103,3 +106,75 @@ def test_the_table_ends_where_sessions_end() -> None:
     table.extend(5)
     assert len(table.velocities) == 2 * table.rows_per_chunk
     assert FirstStep(TINY, network_of(stage).matching, 0).max_chunks == MAX_FRAMES // (CHUNK * RATIO)
+
+
+FACTS = Fingerprint({"files": "1"})
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def prepared(left: int, chunks: int, facts: Fingerprint | None, monkeypatch: pytest.MonkeyPatch) -> tuple[FirstStep, int]:
+    """A new table, and how many chunks were computed for it."""
+    stage, _ = stage_and_table(left)
+    table, computed = FirstStep(TINY, network_of(stage).matching, left, CHUNKS), list[int]()
+    compute = table._compute
+    monkeypatch.setattr(table, "_compute", lambda chunk: (computed.append(chunk), compute(chunk)))
+    table.prepare(chunks, facts)
+    return table, len(computed)
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_later_start_takes_what_an_earlier_one_has_kept_and_goes_on_from_there(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, computed = prepared(left, 5, FACTS, monkeypatch)
+    assert computed == 5
+    second, computed = prepared(left, 5, FACTS, monkeypatch)
+    assert computed == 0
+    assert torch.equal(second.velocities, first.velocities)
+    for table in (first, second):
+        table.extend(9)
+    assert torch.equal(second.velocities, first.velocities)
+    assert second.velocities[: 9 * second.rows_per_chunk].abs().sum(dim=1).min() > 0
+
+
+def test_what_was_kept_for_something_else_is_not_taken(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prepared(0, 5, FACTS, monkeypatch)[1] == 5
+    assert prepared(0, 5, Fingerprint({"files": "2"}), monkeypatch)[1] == 5
+    assert prepared(0, 6, FACTS, monkeypatch)[1] == 6
+    assert prepared(2, 5, FACTS, monkeypatch)[1] == 5
+    assert prepared(0, 5, None, monkeypatch)[1] == 5
+    monkeypatch.delenv(STATE_VARIABLE)
+    assert prepared(0, 6, FACTS, monkeypatch)[1] == 6
+
+
+@pytest.mark.parametrize("place", [0, 0.5, -1])
+def test_a_damaged_file_is_computed_again(
+    state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: float
+) -> None:
+    whole = prepared(0, 5, FACTS, monkeypatch)[0]
+    (path,) = state.rglob(f"{first_step.KIND}-*")
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content)) if place > 0 else int(place)] ^= 1
+    path.write_bytes(content)
+    found, computed = prepared(0, 5, FACTS, monkeypatch)
+    assert computed == 5 and torch.equal(found.velocities, whole.velocities)
+    assert "is damaged" in caplog.text
+    path.write_bytes(path.read_bytes()[:40])
+    assert prepared(0, 5, FACTS, monkeypatch)[1] == 5
+    assert prepared(0, 5, FACTS, monkeypatch)[1] == 0
+
+
+def test_old_files_are_removed_and_a_folder_that_cannot_be_written_is_no_error(
+    state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        prepared(0, 1, Fingerprint({"files": str(number)}), monkeypatch)
+    assert len(list(state.rglob(f"{first_step.KIND}-*"))) == 3
+    assert prepared(0, 1, Fingerprint({"files": "4"}), monkeypatch)[1] == 0
+    monkeypatch.setenv(STATE_VARIABLE, "/dev/null/state")
+    assert prepared(0, 1, FACTS, monkeypatch)[1] == 1
+    assert "cannot be kept for later starts" in caplog.text
