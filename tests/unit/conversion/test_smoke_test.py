@@ -159,9 +159,15 @@ def test_records_of_conversions(tmp_path: Path) -> None:
     assert not write_folder(out, {"of": "a"}, fail), "the same is not made again"
     with pytest.raises(OSError, match="disk full"):
         write_folder(out, {"of": "b"}, fail)
-    assert (out / "data").read_text() == "x" and json.loads((out / "conversion.json").read_text()) == {"of": "a"}
+    assert (out / "data").read_text() == "x" and json.loads((out / "conversion.json").read_text())["of"] == "a"
     assert write_folder(out, {"of": "b"}, write)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    for change in (lambda: (out / "data").write_text("y"), (out / "data").unlink):
+        change()
+        for source in ({"of": "b"}, {"of": "c"}):
+            with pytest.raises(ConfigError, match=r"data is not as the conversion wrote it; remove .*out and convert again"):
+                write_folder(out, source, write)
     (out / "conversion.json").unlink()
+    (out / "data").write_text("y")
     with pytest.raises(ConfigError, match="was not made by a conversion"):
         write_folder(out, {"of": "b"}, write)
