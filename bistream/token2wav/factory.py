@@ -15,7 +15,7 @@ def load_renderer(config: RuntimeConfig, session_s: float | None = None) -> Spee
     """
     checkpoint = read_config(config.model_dir)
     sizes = sizes_of(checkpoint)
-    with phase("imports"):
+    with phase("flow and vocoder imported"):
         from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)
 
     return SpeechStages.load(config, checkpoint, sizes, session_s)

@@ -9,6 +9,7 @@ import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
+from bistream.start_phases import phase
 from bistream.triton.inputs import RequestInputs, read_session_id, read_speaker_id, voice_prompt
 from bistream.triton.model import SiblingModel
 from bistream.triton.sender import Answerer, public_error
@@ -24,8 +25,9 @@ class TritonPythonModel(SiblingModel):
     contract = TOKEN2WAV
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.device import resolve_device
-        from bistream.gpu.right_of_way import right_of_way
+        with phase("imports"):  # torch among them
+            from bistream.device import resolve_device
+            from bistream.gpu.right_of_way import right_of_way
         from bistream.orchestration.named_voices import open_voices
         from bistream.token2wav.service import Token2Wav
         from bistream.voice.cache import VoiceCache
