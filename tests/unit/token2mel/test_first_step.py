@@ -122,7 +122,12 @@ def prepared(left: int, chunks: int, facts: Fingerprint | None, monkeypatch: pyt
     stage, _ = stage_and_table(left)
     table, computed = FirstStep(TINY, network_of(stage).matching, left, CHUNKS), list[int]()
     compute = table._compute
-    monkeypatch.setattr(table, "_compute", lambda chunk: (computed.append(chunk), compute(chunk)))
+
+    def counted(chunk: int) -> None:
+        computed.append(chunk)
+        compute(chunk)
+
+    monkeypatch.setattr(table, "_compute", counted)
     table.prepare(chunks, facts)
     return table, len(computed)
 
