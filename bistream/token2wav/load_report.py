@@ -1,4 +1,4 @@
-"""What token2wav tells the front doors beside every waveform: they admit sessions and divide speech into hops, and it knows pace and memory."""
+"""What token2wav tells the front doors beside every waveform: it knows pace and memory, they admit sessions and cut speech into hops."""
 
 from __future__ import annotations
 

@@ -244,12 +244,15 @@ def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(p
 
 @pytest.mark.parametrize(
     ("pending", "buffer_s", "hop"),
-    [(103, 9.0, 103), (102, 3.3, None), (102, 3.2, 78), (78, 3.2, 78), (77, 3.2, None), (53, 2.1, 53), (28, 1.3, None), (28, 1.2, 28), (27, 0.0, None)],
+    [
+        (103, 9.0, 103), (102, 3.3, None), (102, 3.2, 78), (78, 3.2, 78), (77, 3.2, None), (53, 2.1, 53),
+        (28, 1.3, None), (28, 1.2, 28), (27, 0.0, None),
+    ],
 )  # fmt: skip
 def test_a_hop_waits_for_four_chunks_only_while_the_listener_has_a_second_for_each_that_is_there(
     pending: int, buffer_s: float, hop: int | None
 ) -> None:
-    """After 300 tokens the next boundary is at 325, 328 with the lookahead. The last hop took 0.2 s, so the listener will have so much less."""
+    """After 300 tokens the next boundary is at 325, 328 with the lookahead. The listener has 0.2 s less when the hop is done."""
     progress = HopProgress(0, 300 + pending, 300, False, buffer_s, 0.2, is_whole=False, chunks_join=True)
     assert JOINING.next_hop(progress) == hop
 
