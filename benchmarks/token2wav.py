@@ -6,7 +6,7 @@ A hop takes a session's new speech tokens through flow and vocoder to audio on t
 First hop: 18 new tokens (15 spoken, 3 lookahead; 12 spoken where noted), the voice's state cached, prompts of random lengths from 2 to
 10 s. The prompt's tokens after its last chunk of 25 that was complete with its lookahead are computed with the first hop: 1 to 25 of
 them, and always 25 in the table by prompt length, whose prompts are whole chunks (the worst case). Steady hop: 25 tokens that end on
-a chunk boundary, as the hop policy chooses them, with 10 s of stored context.
+a chunk boundary, as the hop policy chooses them, with 10 s of stored context; and 100 tokens, its longest hop.
 The flow's state takes at most ``STATE_SHARE`` of the free memory. Where the planned sessions do not fit, the largest number that fits is
 measured instead, and the result records it.
 Naive: eager, the whole prefix recomputed in every hop, one session at a time.
