@@ -11,7 +11,7 @@ from torch import Tensor
 from bistream.token2mel.dit.estimator import NORM_EPSILON
 from bistream.token2mel.graphs.cuda import kernels_advance, kernels_attention, kernels_context, kernels_convolution
 from bistream.token2mel.graphs.dit_attention import Slots
-from bistream.token2mel.graphs.dit_operations import PackedConv
+from bistream.token2mel.graphs.dit_operations import DitOperations, PackedConv, linear_gelu_in_one
 
 _ROWS = 64  # frames of a program, and keys that it sees at a time
 # Of the product over stored pages. Faster than the matrix library on an H200 (docs/log.md); 96 KB of shared memory, which most GPUs have.
@@ -69,3 +69,7 @@ def attend(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int
         FRAMES=frames, HEADS=heads, WIDTH=head_size, ROWS=_ROWS, STAGES=3, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def gpu_operations() -> DitOperations:
+    return DitOperations(convolve, advance, linear_gelu_in_one, project_context, attend)
