@@ -19,7 +19,7 @@ from bistream import findings
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2
-from bistream.voice import torch_tokenizers
+from bistream.voice import speech_tokenizer, torch_tokenizers
 from bistream.voice.batching import Batching
 from bistream.voice.s3_network import ROTARY_BASE
 from bistream.voice.speech_tokenizer import OnnxNetwork, SpeechTokenizer
