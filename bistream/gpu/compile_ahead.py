@@ -9,6 +9,7 @@ Nothing depends on it. What no worker has compiled is compiled at its launch, an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -109,6 +110,8 @@ def compile_all(wanted: Sequence[Wanted], target: Sequence[str], workers: int, w
                     answer = process.stdout.readline()
                 except OSError as error:
                     answer = str(error)
+                    with contextlib.suppress(OSError):  # closing writes what is left of the line once more
+                        process.stdin.close()
                 if answer.strip() != "ok":
                     failures.append(f"{one.name}: {answer.strip() or 'its process has ended'}")
                 if not answer.endswith("\n"):
