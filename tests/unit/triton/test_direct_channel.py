@@ -168,6 +168,39 @@ def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one
     assert found["seed"].item() == 5
 
 
+def test_calls_that_cannot_be_sent_leave_the_next_connection_alone(path: Path) -> None:
+    """The model has closed a connection and listens on; several sessions call before that is read."""
+    model = Model(path)
+
+    async def session() -> tuple[list[Any], Any]:
+        channel = DirectChannel(path, "token2wav")
+        await channel.ask(call(0))
+        old = channel._connection
+        assert old is not None
+        old._loop.remove_reader(old._socket)
+        old._socket.shutdown(socket.SHUT_RDWR)
+        later = asyncio.Event()
+
+        async def call_later() -> Any:
+            await later.wait()
+            return await channel.ask(call(3))
+
+        third = asyncio.ensure_future(call_later())
+        await asyncio.sleep(0)  # it waits now
+        first = asyncio.ensure_future(channel.ask(call(1)))
+        asyncio.get_running_loop().call_soon(later.set)  # so it goes on between what the first and the second failure bring about
+        second = asyncio.ensure_future(channel.ask(call(2)))
+        failed: list[Any] = list(await asyncio.gather(first, second, return_exceptions=True))
+        found = (await asyncio.gather(third, return_exceptions=True))[0]
+        channel.close()
+        return failed, found
+
+    failed, found = asyncio.run(session())
+    model.close()
+    assert [type(one) for one in failed] == [EngineError] * 2
+    assert not isinstance(found, EngineError) and found["seed"].item() == 3
+
+
 def test_a_front_door_that_goes_leaves_nothing_behind_and_others_go_on(path: Path) -> None:
     open_calls: list[Answerer] = []
     entered = threading.Event()
