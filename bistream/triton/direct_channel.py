@@ -84,6 +84,9 @@ class DirectChannel:
         if connection is not self._connection:  # each failed attempt to send says so; the calls since then are on the next one
             return
         self.close()
+        if not self._waiting:  # at the end of a server; where the model has died the keeper says so, and the next call finds out
+            logger.info("%s: %s", self._model, error)
+            return
         failure = self._failure(error)
         for future in self._waiting.values():
             if not future.done():

@@ -168,6 +168,24 @@ def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one
     assert found["seed"].item() == 5
 
 
+def test_a_model_that_goes_while_nobody_waits_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As at every end of a server."""
+    caplog.set_level("INFO")
+    model = Model(path)
+
+    async def session() -> None:
+        channel = DirectChannel(path, "token2wav")
+        await channel.ask(call(0))
+        await asyncio.get_running_loop().run_in_executor(None, model.close)
+        while channel._connection is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(session())
+    assert [(one.levelname, one.getMessage()) for one in caplog.records if one.name.endswith("direct_channel")] == [
+        ("INFO", "token2wav: it has closed its connection")
+    ]
+
+
 def test_calls_that_cannot_be_sent_leave_the_next_connection_alone(path: Path) -> None:
     """The model has closed a connection and listens on; several sessions call before that is read."""
     model = Model(path)
