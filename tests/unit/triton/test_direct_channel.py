@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError, EngineError, InvalidInputError
-from bistream.triton import channel_end
+from bistream.triton import channel_end, direct_end
 from bistream.triton.call_sockets import MAX_ENVELOPE_BYTES, Frames, frame
 from bistream.triton.direct_channel import DirectChannel
 from bistream.triton.direct_end import DirectEnds
@@ -247,6 +249,32 @@ def test_a_front_door_that_goes_leaves_nothing_behind_and_others_go_on(path: Pat
             thread.join(WAIT_S)
     assert model.connections == 0
     model.close()
+
+
+def test_a_front_door_that_cannot_be_taken_does_not_keep_the_next_one_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor or a thread left at this moment, the model must go on listening, or later calls wait for ever."""
+    monkeypatch.setattr(direct_end, "RETRY_S", 0.0)
+    faults, accept = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))], socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> Any:
+        if faults:
+            raise faults.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    model = Model(path)
+    assert ask(path, call(1))[0]["seed"].item() == 1
+    begin = model.ends._begin
+
+    def begin_later(*arguments: Any) -> threading.Thread:
+        monkeypatch.setattr(model.ends, "_begin", begin)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(model.ends, "_begin", begin_later)
+    assert isinstance(ask(path, call(2))[0], EngineError)
+    assert ask(path, call(3))[0]["seed"].item() == 3
+    model.close()
+    assert not model.ends._thread.is_alive()
 
 
 @pytest.mark.parametrize("damage", [(MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"), (64).to_bytes(8, "little") + bytes([255]) * 64])
