@@ -130,6 +130,8 @@ def compile_all(wanted: Sequence[Wanted], target: Sequence[str], workers: int, w
                     answer = process.stdout.readline()
                 except OSError as error:
                     answer = str(error)
+                    with contextlib.suppress(OSError):  # closing writes what is left of the line once more
+                        process.stdin.close()
                 if answer.strip() != "ok":
                     failures.append(f"{one.name}: {answer.strip() or 'its process has ended'}")
                 if not answer.endswith("\n"):

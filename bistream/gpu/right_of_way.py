@@ -35,7 +35,7 @@ class RightOfWay:
     def __init__(self, directory: Path, gpu: int) -> None:
         file = os.open(directory / f"gpu{gpu}.claim", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(file, _COUNT.size)
+            os.posix_fallocate(file, 0, _COUNT.size)  # without its page, a claim where shared memory is full would end the process (SIGBUS)
             self._memory = mmap.mmap(file, _COUNT.size)
         finally:
             os.close(file)

@@ -156,7 +156,9 @@ class HopPolicy:
         return min(grid, first + SPEECH_BLOCK_TOKENS) if spoken == first else grid
 
     def _more_chunks(self, progress: HopProgress) -> int:
-        """Beyond the first one of a hop."""
+        """Beyond the first one of a hop. None in the second hop, which follows rule 2 however long the first one was."""
+        if progress.spoken_tokens == self._first_boundary(progress):
+            return 0
         grows = progress.is_whole or progress.chunks_join
         return min(self.max_chunks, max(1, progress.spoken_tokens // _TOKENS_PER_CHUNK)) - 1 if grows else 0
 

@@ -143,7 +143,8 @@ class FlowStage:
 
     @property
     def chunks_join(self) -> bool:
-        """Whether frames of complete chunks do not depend on how many of them a hop has: a bounded left context is counted from the hop."""
+        """Whether frames of complete chunks do not depend on how many of them a hop has, until a session outgrows ``max_tokens`` and begins
+        anew with a hop. A bounded left context is counted from the hop."""
         return not (self.left_context_chunks or self.reference_final)
 
     def open(self, prompt: VoicePrompt, expected_speech_s: float | None = None) -> FlowState:

@@ -24,7 +24,7 @@ from bistream.wire_arrays import Arrays
 logger = logging.getLogger(__name__)
 
 OnMessages = Callable[[list[Message]], None]
-OnLost = Callable[[Exception], None]
+OnLost = Callable[["_Connection", Exception], None]
 CONNECT_TIMEOUT_S = 1.0  # a model that listens accepts at once
 READ_BYTES = 2**18
 
@@ -79,9 +79,14 @@ class DirectChannel:
             else:
                 future.set_exception(parse_error(message.error))
 
-    def _lost(self, error: Exception) -> None:
+    def _lost(self, connection: _Connection, error: Exception) -> None:
         """Each call gets an error of its own, as each session takes it for its own."""
+        if connection is not self._connection:  # each failed attempt to send says so; the calls since then are on the next one
+            return
         self.close()
+        if not self._waiting:  # at the end of a server; where the model has died the keeper says so, and the next call finds out
+            logger.info("%s: %s", self._model, error)
+            return
         failure = self._failure(error)
         for future in self._waiting.values():
             if not future.done():
@@ -136,7 +141,7 @@ class _Connection:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._loop.call_soon(self._on_lost, error)  # not within the call that is being made
+            self._loop.call_soon(self._on_lost, self, error)  # not within the call that is being made
             self._unsent.clear()
             return
         if self._unsent:
@@ -153,6 +158,6 @@ class _Connection:
         except BlockingIOError:
             return
         except (OSError, BistreamError) as error:
-            self._on_lost(error)
+            self._on_lost(self, error)
             return
         self._on_messages(messages)

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 2**18
 SEND_TIMEOUT_S = 10.0  # a front door that takes nothing for as long is about to be killed, and the others wait behind it
 STOP_TIMEOUT_S = 5.0
+RETRY_S = 0.1  # after a front door could not be taken: a process without descriptors or threads may have some again
 
 
 class DirectEnd(ChannelEnd):
@@ -48,7 +49,7 @@ class DirectEnd(ChannelEnd):
                 return
             try:
                 self._connection.sendall(frame(answers))
-            except OSError as error:
+            except Exception as error:  # none may end this loop: the next answers would wait for ever
                 logger.warning("answers to a front door are lost: %s", error)
                 with suppress(OSError):
                     self._connection.shutdown(socket.SHUT_RDWR)  # its reader ends the connection
@@ -65,6 +66,7 @@ class DirectEnds:
         self._outbox = outbox
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
+        self._closed = threading.Event()
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -73,6 +75,7 @@ class DirectEnds:
 
     def close(self) -> None:
         """End all connections. Idempotent."""
+        self._closed.set()
         self._path.unlink(missing_ok=True)
         with self._lock:
             connections, self._connections = self._connections, set()
@@ -88,12 +91,26 @@ class DirectEnds:
         return thread
 
     def _listen(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                connection, _ = self._listener.accept()
-                with self._lock:
-                    self._connections.add(connection)
-                self._begin("calls", self._serve, connection)
+        while not self._closed.is_set():
+            try:
+                self._take()
+            except (OSError, RuntimeError) as error:
+                if not self._closed.is_set():
+                    logger.error("a front door could not be taken: %s", error)
+                    self._closed.wait(RETRY_S)
+
+    def _take(self) -> None:
+        """The next front door. Raises ``OSError`` and ``RuntimeError`` for want of a descriptor or a thread, and when closed."""
+        connection, _ = self._listener.accept()
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            self._begin("calls", self._serve, connection)
+        except RuntimeError:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+            raise
 
     def _serve(self, connection: socket.socket) -> None:
         end, frames = DirectEnd(connection, self._outbox), Frames()

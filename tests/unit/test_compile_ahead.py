@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -217,6 +217,20 @@ def test_a_worker_that_dies_loses_its_kernel_alone(ahead: ModuleType, kernels: M
         "dies: its process has ended",
         "dies: no process was left for it",
         *["first: no process was left for it"] * 2,
+    ]
+
+
+def test_workers_that_have_ended_before_they_are_asked_are_told_of(ahead: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(target: Sequence[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+        process.wait()
+        return process
+
+    monkeypatch.setattr(ahead, "_start_worker", start)
+    wanted = [ahead.Wanted("some_kernels", name, "1") for name in ("first", "second")]
+    assert sorted(ahead.compile_all(wanted, ["cuda", "90", "32"], workers=1)) == [
+        "first: [Errno 32] Broken pipe",
+        "second: no process was left for it",
     ]
 
 

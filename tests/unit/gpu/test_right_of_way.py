@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,6 +47,19 @@ def test_every_claim_has_another_number_and_a_release_ends_any_of_them(claims: l
                 assert way.claimed is None
         way.close()
     assert None not in numbers and len(set(numbers)) == len(numbers)
+
+
+def test_where_shared_memory_is_full_nobody_gives_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file has its memory from the beginning: touching a page that cannot be had would end the process."""
+    RightOfWay(tmp_path, 0)
+    assert (tmp_path / "gpu0.claim").stat().st_blocks > 0
+
+    def fail(file: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    assert right_of_way(torch.device("cuda")) is None
 
 
 def waited(claimed: list[int | None]) -> list[bool]:

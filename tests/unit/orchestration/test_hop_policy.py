@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from bistream.orchestration.hop_policy import HopPolicy, HopProgress
@@ -240,6 +240,18 @@ def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(p
         return
     assert delay_s > 0.0 and JOINING.next_hop(later(progress, delay_s)) is not None
     assert delay_s <= 0.02 or JOINING.next_hop(later(progress, delay_s - 0.01)) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(6, 100), st.integers(0, 750), st.integers(0, 40), st.floats(0.0, 5.0))
+@example(100, 0, 0, 0.0)
+def test_the_second_hop_takes_available_tokens_after_a_first_one_of_any_length(
+    first_tokens: int, prompt_tokens: int, pending: int, buffer_s: float
+) -> None:
+    policy = HopPolicy(first_hop_tokens=first_tokens, max_chunks=4)
+    sent = first_tokens + LOOKAHEAD_TOKENS
+    count = policy.next_hop(HopProgress(prompt_tokens, sent + pending, sent, False, buffer_s, 0.1, chunks_join=True))
+    assert count is None or policy.min_hop_tokens <= count <= min(pending, SPEECH_BLOCK_TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError, EngineError, InvalidInputError
-from bistream.triton import channel_end
+from bistream.triton import channel_end, direct_end
 from bistream.triton.call_sockets import MAX_ENVELOPE_BYTES, Frames, frame
 from bistream.triton.direct_channel import DirectChannel
 from bistream.triton.direct_end import DirectEnds
@@ -168,6 +170,57 @@ def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one
     assert found["seed"].item() == 5
 
 
+def test_a_model_that_goes_while_nobody_waits_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As at every end of a server."""
+    caplog.set_level("INFO")
+    model = Model(path)
+
+    async def session() -> None:
+        channel = DirectChannel(path, "token2wav")
+        await channel.ask(call(0))
+        await asyncio.get_running_loop().run_in_executor(None, model.close)
+        while channel._connection is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(session())
+    assert [(one.levelname, one.getMessage()) for one in caplog.records if one.name.endswith("direct_channel")] == [
+        ("INFO", "token2wav: it has closed its connection")
+    ]
+
+
+def test_calls_that_cannot_be_sent_leave_the_next_connection_alone(path: Path) -> None:
+    """The model has closed a connection and listens on; several sessions call before that is read."""
+    model = Model(path)
+
+    async def session() -> tuple[list[Any], Any]:
+        channel = DirectChannel(path, "token2wav")
+        await channel.ask(call(0))
+        old = channel._connection
+        assert old is not None
+        old._loop.remove_reader(old._socket)
+        old._socket.shutdown(socket.SHUT_RDWR)
+        later = asyncio.Event()
+
+        async def call_later() -> Any:
+            await later.wait()
+            return await channel.ask(call(3))
+
+        third = asyncio.ensure_future(call_later())
+        await asyncio.sleep(0)  # it waits now
+        first = asyncio.ensure_future(channel.ask(call(1)))
+        asyncio.get_running_loop().call_soon(later.set)  # so it goes on between what the first and the second failure bring about
+        second = asyncio.ensure_future(channel.ask(call(2)))
+        failed: list[Any] = list(await asyncio.gather(first, second, return_exceptions=True))
+        found = (await asyncio.gather(third, return_exceptions=True))[0]
+        channel.close()
+        return failed, found
+
+    failed, found = asyncio.run(session())
+    model.close()
+    assert [type(one) for one in failed] == [EngineError] * 2
+    assert not isinstance(found, EngineError) and found["seed"].item() == 3
+
+
 def test_a_front_door_that_goes_leaves_nothing_behind_and_others_go_on(path: Path) -> None:
     open_calls: list[Answerer] = []
     entered = threading.Event()
@@ -196,6 +249,32 @@ def test_a_front_door_that_goes_leaves_nothing_behind_and_others_go_on(path: Pat
             thread.join(WAIT_S)
     assert model.connections == 0
     model.close()
+
+
+def test_a_front_door_that_cannot_be_taken_does_not_keep_the_next_one_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor or a thread left at this moment, the model must go on listening, or later calls wait for ever."""
+    monkeypatch.setattr(direct_end, "RETRY_S", 0.0)
+    faults, accept = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))], socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> Any:
+        if faults:
+            raise faults.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    model = Model(path)
+    assert ask(path, call(1))[0]["seed"].item() == 1
+    begin = model.ends._begin
+
+    def begin_later(*arguments: Any) -> threading.Thread:
+        monkeypatch.setattr(model.ends, "_begin", begin)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(model.ends, "_begin", begin_later)
+    assert isinstance(ask(path, call(2))[0], EngineError)
+    assert ask(path, call(3))[0]["seed"].item() == 3
+    model.close()
+    assert not model.ends._thread.is_alive()
 
 
 @pytest.mark.parametrize("damage", [(MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"), (64).to_bytes(8, "little") + bytes([255]) * 64])
