@@ -155,7 +155,7 @@ def report_of(values: Result) -> SessionReport:
 def prepare(plan: dict[str, Any]) -> list[Task]:
     speech = speech_of(plan["speech"])
     voice = _voice(speech)
-    client = BistreamClient(speech.server, security=speech.security, sends_hashes=speech.sends_hash)
+    client = BistreamClient(speech.server, security=speech.security, sends_hashes=speech.sends_hash, keeps_connections=True)
     if client.known_voices is not None and "reference_wav" in voice:
         client.known_voices.accepted(reference_hash(**voice))
     whole: dict[str, Any] = {"text": speech.text, "is_end": True} if speech.text_rate is None else {}

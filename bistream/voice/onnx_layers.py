@@ -185,5 +185,6 @@ def _reads(node: Any) -> Iterator[str]:
 
 
 def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
-    """A copy, in one piece: the file's arrays are read-only, and may be float16."""
-    return np.array(array, dtype=np.float32, order="C")
+    """A copy: the file's arrays are read-only, and may be float16. Their order is the file's, whose matrices are transposed here; who has
+    a GPU rearranges half a gigabyte there."""
+    return np.array(array, dtype=np.float32, order="K")

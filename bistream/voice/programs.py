@@ -9,9 +9,13 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from bistream import findings
 from bistream.errors import CheckpointError
+from bistream.fingerprint import Fingerprint, code_hash, file_hash, versions
+from bistream.start_phases import phase
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +40,15 @@ def in_torch(
     is_auto = chosen == "auto"
     if chosen == "onnx" or (is_auto and not may_use_cuda(device_name)):
         return None
-    from bistream.device import resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
+    with phase("imports"):
+        from bistream.device import open_device, resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
 
     device = resolve_device(device_name)
     if device.type == "cpu":
         if is_auto:
             return None
         before_cpu()
+    open_device(device)
     try:
         network = load(device)
     except CheckpointError as error:
@@ -52,6 +58,21 @@ def in_torch(
         return None
     logger.info("%s runs in PyTorch on %s%s", file_name, device, f" ({parameter} is auto)" if is_auto else "")
     return network
+
+
+def check_once(kind: str, path: Path, program: str, device: torch.device, check: Callable[[], None]) -> None:
+    """``check``, unless an earlier start has found that this program computes on this device what the file at ``path`` says.
+
+    kind: of finding. Raises what ``check`` raises.
+    """
+    from bistream.device import device_name  # noqa: PLC0415
+
+    made = {"file": file_hash(path), "network": program, "device": device_name(device), "code": code_hash()}
+    facts = Fingerprint(made | versions("torch", "onnxruntime", "onnxruntime-gpu", "s3tokenizer"))
+    if findings.recall(kind, facts):
+        return
+    check()
+    findings.keep(kind, facts, True)
 
 
 def may_use_cuda(device_name: str) -> bool:

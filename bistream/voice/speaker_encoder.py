@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError, InvalidInputError
+from bistream.start_phases import phase
 from bistream.types import FloatArray, SpeakerFeatures
 from bistream.voice import onnx_session
 from bistream.voice.batching import MOST, Batching, groups
@@ -25,7 +26,7 @@ from bistream.voice.features import KALDI_MEL_BINS, MEL_HIGH_HZ, fbank_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.voice.onnx_providers import OnnxSettings, ShapeRange
 from bistream.voice.onnx_session import OnnxModel
-from bistream.voice.programs import in_torch
+from bistream.voice.programs import check_once, in_torch
 
 if TYPE_CHECKING:
     import torch
@@ -141,9 +142,15 @@ def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Spea
     def load(device: torch.device) -> SpeakerNetwork:
         from bistream.voice import torch_speakers  # noqa: PLC0415  (loads torch)
 
-        network: SpeakerNetwork = torch_speakers.load(config, device)
-        logger.info("comparing the speaker encoder in PyTorch with onnxruntime, on the CPU")
-        check_same_vectors(network, OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, RANGES, settings.on_cpu())))
+        with phase("speaker encoder: weights read"):
+            network: SpeakerNetwork = torch_speakers.load(config, device)
+
+        def check() -> None:
+            logger.info("comparing the speaker encoder in PyTorch with onnxruntime, on the CPU")
+            check_same_vectors(network, OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, RANGES, settings.on_cpu())))
+
+        with phase("speaker encoder: does it compute what the file says"):
+            check_once("speaker-encoder", Path(config.model_dir) / SPEAKER_ENCODER_FILE, config.speaker_encoder, device, check)
         return network
 
     network = in_torch("speaker_encoder", config.speaker_encoder, config.device, SPEAKER_ENCODER_FILE, load, before_cpu)

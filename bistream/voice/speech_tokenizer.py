@@ -19,13 +19,14 @@ from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError
 from bistream.rates import MEL_FRAMES_PER_TOKEN
+from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray
 from bistream.voice import onnx_session
 from bistream.voice.batching import MOST, Batching, groups
 from bistream.voice.features import WHISPER_MEL_BINS, log_mel_16k
 from bistream.voice.onnx_providers import OnnxSettings, ShapeRange
 from bistream.voice.onnx_session import OnnxModel
-from bistream.voice.programs import in_torch
+from bistream.voice.programs import check_once, in_torch
 
 if TYPE_CHECKING:
     import torch
@@ -115,9 +116,15 @@ def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> Toke
     def load(device: torch.device) -> TokenNetwork:
         from bistream.voice import torch_tokenizers  # noqa: PLC0415  (loads torch)
 
-        network: TokenNetwork = torch_tokenizers.load(config, device)
-        logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
-        check_same_codes(file_name, network, OnnxNetwork(OnnxModel(config.model_dir, file_name, RANGES, settings.on_cpu())))
+        with phase("speech tokenizer: weights read"):
+            network: TokenNetwork = torch_tokenizers.load(config, device)
+
+        def check() -> None:
+            logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
+            check_same_codes(file_name, network, OnnxNetwork(OnnxModel(config.model_dir, file_name, RANGES, settings.on_cpu())))
+
+        with phase("speech tokenizer: does it compute what the file says"):
+            check_once("speech-tokenizer", Path(config.model_dir) / file_name, config.speech_tokenizer, device, check)
         return network
 
     network = in_torch("speech_tokenizer", config.speech_tokenizer, config.device, file_name, load, before_cpu)

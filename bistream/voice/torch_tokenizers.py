@@ -53,7 +53,8 @@ def load(config: RuntimeConfig, device: torch.device) -> TorchTokens:
     """Ours, or the package's where ``config.speech_tokenizer`` is s3tokenizer. Raises ``CheckpointError`` and ``ConfigError``."""
     family = family_of(config.model_dir)
     path = find_file(config.model_dir, family.speech_tokenizer_file)
-    ours = S3Network.from_state_dict(state_dict_from_onnx(path), family.tokenizer_norm_eps)  # checks the file for both
+    state = {key: tensor.to(device).contiguous() for key, tensor in state_dict_from_onnx(path).items()}
+    ours = S3Network.from_state_dict(state, family.tokenizer_norm_eps)  # checks the file for both
     if config.speech_tokenizer != "s3tokenizer":
         return _tokens(ours.to(device).tokens, ours.config.mel_bins, device, batch_sizes(device))
     if path.name != _PACKAGE_FILE:
