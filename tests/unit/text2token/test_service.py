@@ -748,4 +748,4 @@ def test_ten_thousand_pieces_are_read_once(tokenizer: TextTokenizer, monkeypatch
     for _ in range(2000):
         bench.append("")
     assert max(read) <= 2 * WINDOW_CHARS and len(read) <= 3 * 13 * 770
-    assert len(session._end_chars) <= session._num_chars
+    assert len(session._places._ends) <= session._num_chars
