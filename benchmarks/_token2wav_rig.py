@@ -143,16 +143,17 @@ class Rig:
         lengths = np.random.default_rng(2).uniform(*seconds, count)
         return [self.prompt(float(length), seed) for seed, length in enumerate(lengths)]
 
-    def steady_hops_ms(self, count: int, prompt_s: float, context_s: Sequence[float]) -> list[float]:
-        """Times of 25-token hops of ``count`` sessions together, on chunk boundaries, with each of these stored contexts (ascending)."""
+    def steady_hops_ms(self, count: int, prompt_s: float, context_s: Sequence[float], chunks: int = 1) -> list[float]:
+        """Times of hops of 25 tokens times ``chunks`` of ``count`` sessions together, on chunk boundaries, with each of these stored
+        contexts (ascending)."""
         prompts = [self.prompt(prompt_s, seed) for seed in range(min(count, 8))]
         sessions = [self.open(prompts[index % len(prompts)], index) for index in range(count)]
         found = []
         for seconds in context_s:
             times = []
-            for chunk in (-1, 0, 1):  # the hops around the target context, of which the median counts
-                self.advance(sessions, (round(seconds) + chunk) * CHUNK_TOKENS)
-                times.append(self.time_ms(lambda: self.hop(sessions, [CHUNK_TOKENS] * count)))
+            for hop in (-1, 0, 1):  # those around the target context, of which the median counts
+                self.advance(sessions, (round(seconds) + hop * chunks) * CHUNK_TOKENS)
+                times.append(self.time_ms(lambda: self.hop(sessions, [chunks * CHUNK_TOKENS] * count)))
             found.append(statistics.median(times))
         for session in sessions:
             session.close()

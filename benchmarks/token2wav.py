@@ -6,7 +6,7 @@ A hop takes a session's new speech tokens through flow and vocoder to audio on t
 First hop: 18 new tokens (15 spoken, 3 lookahead; 12 spoken where noted), the voice's state cached, prompts of random lengths from 2 to
 10 s. The prompt's tokens after its last chunk of 25 that was complete with its lookahead are computed with the first hop: 1 to 25 of
 them, and always 25 in the table by prompt length, whose prompts are whole chunks (the worst case). Steady hop: 25 tokens that end on
-a chunk boundary, as the hop policy chooses them, with 10 s of stored context.
+a chunk boundary, as the hop policy chooses them, with 10 s of stored context; and 100 tokens, its longest hop.
 The flow's state takes at most ``STATE_SHARE`` of the free memory. Where the planned sessions do not fit, the largest number that fits is
 measured instead, and the result records it.
 Naive: eager, the whole prefix recomputed in every hop, one session at a time.
@@ -40,6 +40,7 @@ from bistream.token2mel.pages import memory_bytes
 PROMPT_S = 3.0
 FIRST_HOP_PROMPT_S = (2.0, 10.0)
 CONTEXT_S = 10.0
+LONG_HOP_CHUNKS = 4
 GROWTH_S = (2.0, 20.0)  # of speech, after the prompt
 
 
@@ -136,7 +137,7 @@ def fitting_plan(plan: Plan, pages: int, reserve: int) -> Plan:
     longest = plan.load_voices * (FIRST_HOP_PROMPT_S[1] + 1)
     return dataclasses.replace(
         plan,
-        sessions=fitting(plan.sessions, CONTEXT_S - PROMPT_S, longest),
+        sessions=fitting(plan.sessions, CONTEXT_S - PROMPT_S + 2 * LONG_HOP_CHUNKS, longest),
         growth_sessions=fitting(plan.growth_sessions, GROWTH_S[1], 8 * PROMPT_S),
         load_sessions=fitting(plan.load_sessions, 0.0, longest),
     )
@@ -145,14 +146,27 @@ def fitting_plan(plan: Plan, pages: int, reserve: int) -> Plan:
 def measure_hops(rig: Rig, plan: Plan) -> dict[str, Any]:
     first: dict[str, float] = {}
     steady: dict[str, float] = {}
+    long: dict[str, float] = {}
     small: dict[str, float] = {}
-    rows: list[list[object]] = [["sessions", "first hop ms", "with 12 spoken", "steady hop ms", "audio s per s"]]
+    rows: list[list[object]] = [
+        [
+            "sessions",
+            "first hop ms",
+            "with 12 spoken",
+            "steady hop ms",
+            f"of {LONG_HOP_CHUNKS} chunks",
+            "audio s per s",
+            f"of {LONG_HOP_CHUNKS} chunks",
+        ]
+    ]
     voices = rig.voices(plan.load_voices, FIRST_HOP_PROMPT_S)
     for count in plan.sessions:
         first[str(count)] = round(rig.first_hop_ms(count, voices, plan.repeats), 2)
         small[str(count)] = round(rig.first_hop_ms(count, voices, plan.repeats, SMALL_FIRST_HOP_TOKENS), 2)
         steady[str(count)] = round(rig.steady_hops_ms(count, PROMPT_S, [CONTEXT_S])[0], 2)
-        rows.append([count, first[str(count)], small[str(count)], steady[str(count)], round(count / steady[str(count)] * 1e3, 1)])
+        long[str(count)] = round(rig.steady_hops_ms(count, PROMPT_S, [CONTEXT_S], LONG_HOP_CHUNKS)[0], 2)
+        paces = [round(chunks * count / took[str(count)] * 1e3, 1) for chunks, took in ((1, steady), (LONG_HOP_CHUNKS, long))]
+        rows.append([count, first[str(count)], small[str(count)], steady[str(count)], long[str(count)], *paces])
     table(rows)
     by_prompt: dict[str, dict[str, float]] = {}
     rows = [["prompt s", *(f"first hop ms, {count}" for count in plan.sessions[:3:2])]]
@@ -168,6 +182,7 @@ def measure_hops(rig: Rig, plan: Plan) -> dict[str, Any]:
         "first_hop_ms": first,
         "first_hop_ms_12_spoken": small,
         "steady_hop_ms": steady,
+        f"steady_hop_ms_{LONG_HOP_CHUNKS}_chunks": long,
         "first_hop_ms_by_prompt_s": by_prompt,
         "audio_s_per_s": round(largest * seconds / steady[str(largest)] * 1e3, 1),
     }

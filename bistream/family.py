@@ -40,6 +40,37 @@ class SpeechRows:
         return max(self.num_scored, self.sos + 1, self.task + 1)
 
 
+class SpeechIds:
+    """Ids of a vocabulary from ``speech_offset`` on: the speech tokens, then ``rows``."""
+
+    speech_token_size: int
+    rows: SpeechRows
+
+    @property
+    def speech_offset(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def first_special(self) -> int:
+        return self.speech_offset + self.speech_token_size
+
+    @property
+    def eos(self) -> int:
+        return self.first_special + self.rows.eos
+
+    @property
+    def fill(self) -> int:
+        return self.first_special + self.rows.fill
+
+    @property
+    def sos(self) -> int:
+        return self.first_special + self.rows.sos
+
+    @property
+    def task(self) -> int:
+        return self.first_special + self.rows.task
+
+
 FlowKind = Literal["unet", "dit"]
 VocoderKind = Literal["hift", "causal_hift"]
 TokenizerVersion = Literal["cosyvoice2", "cosyvoice3"]  # which special tokens follow Qwen2's: ``text.special_tokens``

@@ -137,8 +137,8 @@ TOKEN2WAV = ModelContract(
         _scalar("expected_speech_s", "FP32"),
         *_CHANNEL,
     ),
-    # load_report: token2wav/load_report.py, for the front doors' admission
-    outputs=(TensorSpec("waveform", "FP32", (-1,)), TensorSpec("load_report", "FP32", (1, 5)), _ANSWERS),
+    # load_report: token2wav/load_report.py, for the front doors
+    outputs=(TensorSpec("waveform", "FP32", (-1,)), TensorSpec("load_report", "FP32", (1, 6)), _ANSWERS),
 )
 AUDIO_TOKENIZER = ModelContract(
     "audio_tokenizer",

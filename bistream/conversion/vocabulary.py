@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bistream.family import SpeechRows
+from bistream.family import SpeechIds, SpeechRows
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
 
@@ -27,7 +27,7 @@ def speech_token_text(token: int) -> str:
 
 
 @dataclass(frozen=True)
-class MergedVocabulary:
+class MergedVocabulary(SpeechIds):
     """text_size: ids of the tokenizer, special tokens included; not the rows of the text embedding, which may be more."""
 
     text_size: int
@@ -47,26 +47,6 @@ class MergedVocabulary:
     def stored_rows(self) -> int:
         """Rows of the checkpoint's speech embedding and head, from ``speech_offset`` on."""
         return self.speech_token_size + self.rows.num_stored
-
-    @property
-    def first_special(self) -> int:
-        return self.speech_offset + self.speech_token_size
-
-    @property
-    def eos(self) -> int:
-        return self.first_special + self.rows.eos
-
-    @property
-    def fill(self) -> int:
-        return self.first_special + self.rows.fill
-
-    @property
-    def sos(self) -> int:
-        return self.first_special + self.rows.sos
-
-    @property
-    def task(self) -> int:
-        return self.first_special + self.rows.task
 
     @property
     def stop_ids(self) -> list[int]:

@@ -79,6 +79,8 @@ class _Row:
 class VocoderStage:
     """All sessions share the weights; each has a ``VocoderState``. Calls must not overlap (one worker thread)."""
 
+    joins_exactly = False
+
     def __init__(
         self, config: RuntimeConfig, checkpoint: CheckpointConfig, crossfade: Crossfade = "smooth", noise: Noise = "seeded"
     ) -> None:

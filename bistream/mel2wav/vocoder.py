@@ -17,6 +17,10 @@ class Vocoder(Protocol):
     """All sessions share the weights. Calls must not overlap (one worker thread)."""
 
     @property
+    def joins_exactly(self) -> bool:
+        """Whether pieces of any size, joined, are the same as one piece."""
+
+    @property
     def slots(self) -> tuple[int, int] | None:
         """Slots of state in use and in all; None: sessions are bounded by nothing here."""
 

@@ -16,6 +16,7 @@ from bistream.orchestration.playback import Playback
 from bistream.orchestration.session import CallerSession
 from bistream.orchestration.text_pace import TextPace
 from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
+from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import TokenDemand, VoicePrompt
 
@@ -25,12 +26,20 @@ TOKEN2WAV = "token2wav"  # name of this resource in ``CallerSession.own``
 class HopPacing:
     """wake_at: when to look again even if nothing has arrived. hop_began_at: of the hop that is under way."""
 
-    def __init__(self, session: CallerSession, config: RuntimeConfig, policy: HopPolicy, cancel: Callable[[], Awaitable[None]]) -> None:
-        """cancel: ends the session in token2wav; registered with its first hop."""
+    def __init__(
+        self,
+        session: CallerSession,
+        config: RuntimeConfig,
+        policy: HopPolicy,
+        cancel: Callable[[], Awaitable[None]],
+        report: Callable[[], LoadReport | None],
+    ) -> None:
+        """cancel: ends the session in token2wav; registered with its first hop. report: the latest of token2wav."""
         self._session = session
         self._config = config
         self._policy = policy
         self._cancel = cancel
+        self._report = report
         self._voice_tokens: int | None = None
         self._tokens_sent = 0
         self._hop_latency_s = 0.0
@@ -127,6 +136,7 @@ class HopPacing:
             hop_latency_s=self._hop_latency_s,
             is_whole=session.start.is_end,
             is_resting=heard.is_resting,
+            chunks_join=(report := self._report()) is not None and report.chunks_join,
         )
         if self._tokens_sent or session.start.is_end or not self._policy.has_first_tokens(progress):
             return progress

@@ -23,6 +23,9 @@ boundary is a number of spoken tokens; a hop up to it takes the flow's 3 lookahe
 5. Where the language model rests and the listener's audio runs out, the tokens that are there go out: a pause of the text must not
    hold back what was said before it. That is always the end of a block. It is the only boundary that time decides, and the hop after it
    is back at those of rule 3.
+6. Where chunks join (``chunks_join``: samples do not depend on how many complete chunks a hop has), hops of a text in pieces grow like
+   those of a whole text, and time decides how many chunks they have: a hop waits for the tokens of all of them only while the listener
+   has a second of audio for each that is there.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from bistream.rates import (
 
 _INSTANT_S = 1e-6  # step just past a threshold
 _TOKENS_PER_CHUNK = 50
+_AUDIO_PER_CHUNK_S = 1.0  # of a listener, for each chunk that could go out, before its hop waits no longer for another one
 _WITHHELD_TOKENS = VOCODER_OVERLAP_FRAMES // MEL_FRAMES_PER_TOKEN  # of a hop, heard with the next one
 
 
@@ -55,6 +59,7 @@ class HopProgress:
     next_block_s: until the text of the next block is expected; 0.0: it is there; None: nobody knows. block_every_s: how often the text of
     a block comes; None: nobody knows.
     waited_s: since the tokens of the first hop were there.
+    chunks_join: rule 6 applies.
     """
 
     prompt_tokens: int
@@ -68,6 +73,7 @@ class HopProgress:
     next_block_s: float | None = None
     block_every_s: float | None = None
     waited_s: float = 0.0
+    chunks_join: bool = False
 
     @property
     def pending_tokens(self) -> int:
@@ -104,6 +110,8 @@ class HopPolicy:
             return target if progress.sent_tokens or self._may_begin(progress) else None
         if progress.has_ended:
             return pending
+        if (chunks := self._ready_chunks(progress)) and self._waits_s(progress, chunks) <= 0.0:
+            return self._tokens_of(progress, chunks)
         if self._may_be_cut(progress) and progress.playback_buffer_s <= self._urgent_s(progress):
             return pending
         return None
@@ -123,11 +131,15 @@ class HopPolicy:
             return None
         if progress.sent_tokens == 0:
             return self._begins_after_s(progress) if progress.pending_tokens >= self._target(progress) else None
+        if chunks := self._ready_chunks(progress):
+            return self._waits_s(progress, chunks) + _INSTANT_S
         return progress.playback_buffer_s - self._urgent_s(progress) + _INSTANT_S if self._may_be_cut(progress) else None
 
     def wanted_tokens(self, progress: HopProgress) -> int:
         """Tokens still missing for the next hop; a chunk if there are enough already, as nothing waits for more."""
         missing = self._target(progress) - progress.pending_tokens
+        if progress.chunks_join:
+            missing = min(missing, CHUNK_TOKENS)  # it may go out without the others
         return missing if missing > 0 else CHUNK_TOKENS
 
     def _target(self, progress: HopProgress) -> int:
@@ -145,7 +157,22 @@ class HopPolicy:
 
     def _more_chunks(self, progress: HopProgress) -> int:
         """Beyond the first one of a hop."""
-        return min(self.max_chunks, max(1, progress.spoken_tokens // _TOKENS_PER_CHUNK)) - 1 if progress.is_whole else 0
+        grows = progress.is_whole or progress.chunks_join
+        return min(self.max_chunks, max(1, progress.spoken_tokens // _TOKENS_PER_CHUNK)) - 1 if grows else 0
+
+    def _ready_chunks(self, progress: HopProgress) -> int:
+        """Of a hop that lacks tokens: chunks that may go out without the others (rule 6)."""
+        lacking = -(-(self._target(progress) - progress.pending_tokens) // CHUNK_TOKENS)
+        return max(0, 1 + self._more_chunks(progress) - lacking) if progress.chunks_join else 0
+
+    def _tokens_of(self, progress: HopProgress, chunks: int) -> int:
+        """Of a hop with fewer chunks than it is to have."""
+        return self._target(progress) - (1 + self._more_chunks(progress) - chunks) * CHUNK_TOKENS
+
+    @staticmethod
+    def _waits_s(progress: HopProgress, chunks: int) -> float:
+        """How long a hop whose tokens are there for so many chunks still waits for those of the others."""
+        return progress.playback_buffer_s - progress.hop_latency_s - chunks * _AUDIO_PER_CHUNK_S
 
     def _first_boundary(self, progress: HopProgress) -> int:
         if progress.is_whole:

@@ -59,7 +59,7 @@ class SessionRun:
         self._on_ended = on_ended
         self._on_closed = on_closed
         self._cancel_hops = partial(services.ports.token2wav.cancel, session.port_id)  # not of self, which would then live on
-        self._pacing = HopPacing(session, services.config, services.hop_policy, self._cancel_hops)
+        self._pacing = HopPacing(session, services.config, services.hop_policy, self._cancel_hops, services.ports.token2wav.report)
         self._record = SessionRecord(services.metrics, session.start, services.clock())
         self._spoken = SpokenText(session.text.effort)
         self._pacing.text.came(session.text.characters, services.clock())

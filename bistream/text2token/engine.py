@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from bistream.checkpoint_config import LanguageModelConfig
-from bistream.family import COSYVOICE2, SpeechRows
+from bistream.family import COSYVOICE2, SpeechIds, SpeechRows
 
 FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."
 
 
 @dataclass(frozen=True)
-class TokenSpace:
+class TokenSpace(SpeechIds):
     """One id space for everything the model can be fed: text ids, then speech rows, then what the family has behind them.
 
     Text ids are the tokenizer's. ``speech_offset + i`` is row i of the speech embedding and of the head: i < speech_token_size is the
@@ -52,26 +52,6 @@ class TokenSpace:
     @property
     def speech_offset(self) -> int:
         return self.text_vocab_size
-
-    @property
-    def first_special(self) -> int:
-        return self.speech_offset + self.speech_token_size
-
-    @property
-    def eos(self) -> int:
-        return self.first_special + self.rows.eos
-
-    @property
-    def fill(self) -> int:
-        return self.first_special + self.rows.fill
-
-    @property
-    def sos(self) -> int:
-        return self.first_special + self.rows.sos
-
-    @property
-    def task(self) -> int:
-        return self.first_special + self.rows.task
 
     @property
     def specials(self) -> tuple[int, ...]:

@@ -141,6 +141,11 @@ class FlowStage:
         self._states: list[FlowState] = []  # those open when the last session was admitted
         self.reserve_chunks = 2 * self.left_context_chunks or -(-reserve_tokens // self.chunk_tokens)
 
+    @property
+    def chunks_join(self) -> bool:
+        """Whether frames of complete chunks do not depend on how many of them a hop has: a bounded left context is counted from the hop."""
+        return not (self.left_context_chunks or self.reference_final)
+
     def open(self, prompt: VoicePrompt, expected_speech_s: float | None = None) -> FlowState:
         """Admit a session. ``close()`` of the result frees it.
 

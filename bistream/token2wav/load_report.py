@@ -1,4 +1,4 @@
-"""What token2wav tells the front doors about its load, beside every waveform: they admit sessions, and it knows pace and memory."""
+"""What token2wav tells the front doors beside every waveform: it knows pace and memory, they admit sessions and cut speech into hops."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class LoadReport:
 
     pages: of flow state in total, a second of speech each; 0: not bounded. reserve_pages: those a session has whatever happens, beside its
     voice's. most_pages: the most that one session uses, beside its voice's; 0: as many as its speech has seconds.
+    chunks_join: samples do not depend on how many complete chunks a hop has, but for rounding.
     """
 
     capacity: float = 0.0
@@ -22,12 +23,14 @@ class LoadReport:
     pages: int = 0
     reserve_pages: int = 0
     most_pages: int = 0
+    chunks_join: bool = False
 
     def to_array(self) -> FloatArray:
-        """float32 [1, 5], the output ``load_report`` of the wire contract."""
+        """float32 [1, 6], the output ``load_report`` of the wire contract."""
         return np.array([astuple(self)], np.float32)
 
     @classmethod
     def from_array(cls, array: FloatArray) -> LoadReport:
         capacity, *counts = array.reshape(-1).tolist()
-        return cls(capacity, *map(int, counts))
+        sessions, pages, reserve_pages, most_pages, chunks_join = map(int, counts)
+        return cls(capacity, sessions, pages, reserve_pages, most_pages, bool(chunks_join))

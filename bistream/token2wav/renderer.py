@@ -39,6 +39,7 @@ class RendererSizes:
 
     samples_per_frame: audio samples per mel frame. speaker_embedding_size: width of the speaker vector.
     shares_batches: hops of several sessions are computed together; False where that would change their samples, if only by rounding.
+    chunks_join: samples do not depend on how many complete chunks a hop has, but for rounding; False where rounding matters, too.
     """
 
     sample_rate: int
@@ -47,6 +48,7 @@ class RendererSizes:
     mel_bins: int
     speaker_embedding_size: int
     shares_batches: bool = True
+    chunks_join: bool = False
 
     @property
     def tokens_per_second(self) -> float:

@@ -160,9 +160,11 @@ class Token2Wav:
         return self._renderer.tiers
 
     def report(self) -> LoadReport:
-        """For admission; a new object each time."""
+        """For the front doors; a new object each time."""
         flow = self._pools().get(FLOW_PAGES, PoolUse(0, 0))
-        return LoadReport(self._capacity.audio_s_per_s, len(self._sessions), flow.total, flow.reserve, flow.most)
+        return LoadReport(
+            self._capacity.audio_s_per_s, len(self._sessions), flow.total, flow.reserve, flow.most, self._renderer.sizes.chunks_join
+        )
 
     def _queued(self) -> int:
         return len(self._schedule.queue)

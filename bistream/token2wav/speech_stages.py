@@ -155,8 +155,9 @@ class SpeechStages:
             logger.warning(warning)
         with phase(f"vocoder: {choice.tier.value}"):
             vocoder = make_vocoder(of_vocoder, checkpoint, choice)
-        sizes = replace(sizes, shares_batches=flow.device.type != "cpu")  # matrix libraries of CPUs sum by the shape of a product
-        return cls(flow, vocoder, sizes, (*flow.tiers, choice))
+        rounding_is_free = flow.device.type != "cpu"  # matrix libraries of CPUs sum by the shape of a product
+        chunks_join = flow.chunks_join and vocoder.joins_exactly and rounding_is_free
+        return cls(flow, vocoder, replace(sizes, shares_batches=rounding_is_free, chunks_join=chunks_join), (*flow.tiers, choice))
 
     @property
     def healthy(self) -> bool:

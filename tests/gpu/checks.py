@@ -1,8 +1,12 @@
-"""Shared by the tests of single kernels: seeded inputs, poisoned memory, comparison with an exact result."""
+"""Shared by the tests of single kernels: seeded inputs, poisoned memory, comparison with an exact result.
+
+Kernels without Gluon and dependent launches also run on a CPU, in Triton's interpreter: ``TRITON_INTERPRET=1``.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-DEVICE = torch.device("cuda")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # ||found - exact|| / ||exact|| of a result that was rounded once to this type
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 SUM_BOUND = 1e-4  # of float32 sums of 16-bit products: the tensor cores truncate when they align summands

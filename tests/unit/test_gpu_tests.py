@@ -19,8 +19,9 @@ IN_BACKTICKS = re.compile(r"`([^`]+)`")
 
 
 def launched(stage: str) -> set[str]:
-    """``module.kernel`` of all kernels that the host code of a stage launches."""
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "bistream" / stage / "cuda").glob("*.py")]
+    """``module.kernel`` of all kernels that the host code of a stage launches, in the tiers ``kernels`` and ``graphs``."""
+    stage_dir = ROOT / "bistream" / stage
+    sources = [path.read_text(encoding="utf-8") for folder in ("cuda", "graphs/cuda") for path in (stage_dir / folder).glob("*.py")]
     nodes = [node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     names = {f"{node.value.id}.{node.attr}" for node in nodes if isinstance(node.value, ast.Name)}
     return {name for name in names if name.startswith("kernels_")}
@@ -53,7 +54,7 @@ def test_every_kernel_is_in_the_table_with_a_test_that_names_it(stage: str) -> N
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_test_of_kernels_is_in_the_table(stage: str) -> None:
-    """Tests of recorded PyTorch graphs, ``test_graph_*.py``, have no kernels of ours."""
+    """``test_graph_*.py`` are tests of whole stages in recorded graphs."""
     tests = [path for path in (ROOT / "tests" / "gpu" / stage).glob("test_*.py") if not path.name.startswith("test_graph_")]
     files = {path.relative_to(ROOT).as_posix() for path in tests}
     assert files == {test for _, test in documented(stage)}

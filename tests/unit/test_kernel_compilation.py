@@ -1,7 +1,7 @@
 """Every kernel of the tier ``kernels`` compiles for a Hopper GPU, at full size, on a machine without one: the compiler needs none.
 
     pip install --no-deps --target build/triton_compiler triton==3.6.0
-    PYTHONPATH=build/triton_compiler python -m pytest tests/unit/test_kernel_compilation.py -m slow -o log_cli=true -o log_cli_level=INFO
+    PYTHONPATH=build/triton_compiler .venv/bin/python -m pytest tests/unit/test_kernel_compilation.py -m slow -o log_cli_level=INFO
 
 The launches are the product's own, on CPU tensors; streams and the driver are stand-ins. With another Triton it fails, and says where: then
 ``bistream/gpu/tier.py`` must not choose this tier. What it logs are the seconds of one core for each stage.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from bistream.checkpoint_config import CausalVocoderConfig
 from bistream.mel2wav.causal.layers import CausalConv, CausalResBlock, LayerMemory, Upsampling
 from bistream.mel2wav.causal.source import CausalF0Predictor, CausalSource
-from bistream.mel2wav.hift import LAST_LEAKY_SLOPE, MAX_MAGNITUDE, FourierFrames, source_strides, stage_channels
+from bistream.mel2wav.fourier import FourierFrames
+from bistream.mel2wav.hift import LAST_LEAKY_SLOPE, MAX_MAGNITUDE, source_strides, stage_channels
 
 POST_KERNEL = 7
 

@@ -50,6 +50,8 @@ class CausalVocoderStage:
     from its beginning again. network: None reads that of the model directory.
     """
 
+    joins_exactly = True
+
     def __init__(self, config: RuntimeConfig, sizes: CausalVocoderConfig, noise: Tensor, network: CausalHiFT | None = None) -> None:
         self.device = resolve_device(config.device)
         self.hift = network or load_hift(config.model_dir, sizes, self.device)

@@ -66,6 +66,8 @@ class CausalGraphStage:
     dtype: of the decoder's convolutions.
     """
 
+    joins_exactly = True
+
     def __init__(
         self, config: RuntimeConfig, sizes: CausalVocoderConfig, plain: CausalVocoderStage, *, dtype: torch.dtype = torch.float16,
         record: bool = True, options: GraphOptions | None = None, buckets: Sequence[Bucket] = BUCKETS,

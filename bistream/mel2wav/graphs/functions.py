@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bistream.mel2wav.fourier import FourierFrames
 from bistream.mel2wav.graphs.meta import (
     CONTEXT,
     EMITTED,
@@ -28,7 +29,7 @@ from bistream.mel2wav.graphs.meta import (
     OVERLAP,
     SLOT,
 )
-from bistream.mel2wav.hift import MAX_MAGNITUDE, SNAKE_EPSILON, FourierFrames, HarmonicSource, HiFT, SourceStart
+from bistream.mel2wav.hift import MAX_MAGNITUDE, SNAKE_EPSILON, HarmonicSource, HiFT, SourceStart
 from bistream.mel2wav.noise import normal_noise
 from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 

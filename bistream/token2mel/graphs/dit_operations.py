@@ -81,9 +81,3 @@ class DitOperations:
 
 def plain_operations() -> DitOperations:
     return DitOperations(convolve, advance, linear_gelu, project_context, attend_projected)
-
-
-def gpu_operations() -> DitOperations:
-    from bistream.token2mel.graphs.cuda import dit_kernels as kernels  # noqa: PLC0415  (needs Triton)
-
-    return DitOperations(kernels.convolve, kernels.advance, linear_gelu_in_one, kernels.project_context, kernels.attend)

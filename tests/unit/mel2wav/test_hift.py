@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.mel2wav.hift import FourierFrames, HiFT, RowMasks, SourceStart
+from bistream.mel2wav.fourier import FourierFrames
+from bistream.mel2wav.hift import HiFT, RowMasks, SourceStart
 from bistream.mel2wav.weights import load_hift
 from bistream.rates import SAMPLES_PER_MEL_FRAME
 from tests.unit.mel2wav import tiny

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable
 from itertools import accumulate
@@ -198,6 +199,62 @@ def test_hops_of_a_whole_text_grow_with_their_place_alone(prompt_tokens: int, to
         size <= max(1, min(chunks, (end - size) // 50)) * CHUNK_TOKENS + NEAREST for size, end in zip(sizes[1:], ends[1:], strict=False)
     )
     assert boundaries(prompt_tokens, total, False, [1], policy=policy) == boundaries(prompt_tokens, total, False, [1]), "pieces do not wait"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 100), st.integers(0, 900), st.integers(1, 8), st.booleans(),
+    st.lists(st.tuples(st.integers(1, 200), st.floats(0.0, 10.0)), min_size=1, max_size=8),
+)  # fmt: skip
+def test_chunks_that_join_leave_boundaries_out_and_move_none(
+    prompt_tokens: int, total: int, chunks: int, is_whole: bool, arrivals: list[tuple[int, float]]
+) -> None:
+    """However tokens come and whatever the listener has: samples must not depend on it. Only the last hop may begin earlier."""
+    policy, received, ends = HopPolicy(max_chunks=chunks), 0, [0]
+    plain = set(accumulate(boundaries(prompt_tokens, total, is_whole, [1])))
+    for number in itertools.count():
+        tokens, buffer_s = arrivals[number % len(arrivals)]
+        received, has_ended = min(total, received + tokens), received == total
+        progress = HopProgress(prompt_tokens, received, ends[-1], has_ended, buffer_s, 0.1, is_whole, chunks_join=True, next_block_s=0.0)
+        count = policy.next_hop(progress)
+        if count is None:
+            continue
+        ends.append(ends[-1] + count)
+        if policy.is_final(progress, count):
+            break
+        assert ends[-1] in plain and (len(ends) < 4 or count <= (chunks - 1) * CHUNK_TOKENS + NEAREST)
+    assert ends[-1] == total
+
+
+JOINING = HopPolicy(max_chunks=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(progresses(), st.integers(0, 120))
+def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(progress: HopProgress, more: int) -> None:
+    progress = dataclasses.replace(progress, chunks_join=True, received_tokens=progress.received_tokens + more)
+    delay_s = JOINING.recheck_after_s(progress)
+    if delay_s is None:
+        dry = dataclasses.replace(progress, playback_buffer_s=0.0, waited_s=10.0)
+        assert JOINING.next_hop(progress) is not None or JOINING.next_hop(dry) is None
+        return
+    assert delay_s > 0.0 and JOINING.next_hop(later(progress, delay_s)) is not None
+    assert delay_s <= 0.02 or JOINING.next_hop(later(progress, delay_s - 0.01)) is None
+
+
+@pytest.mark.parametrize(
+    ("pending", "buffer_s", "hop"),
+    [
+        (103, 9.0, 103), (102, 3.3, None), (102, 3.2, 78), (78, 3.2, 78), (77, 3.2, None), (53, 2.1, 53),
+        (28, 1.3, None), (28, 1.2, 28), (27, 0.0, None),
+    ],
+)  # fmt: skip
+def test_a_hop_waits_for_four_chunks_only_while_the_listener_has_a_second_for_each_that_is_there(
+    pending: int, buffer_s: float, hop: int | None
+) -> None:
+    """After 300 tokens the next boundary is at 325, 328 with the lookahead. The listener has 0.2 s less when the hop is done."""
+    progress = HopProgress(0, 300 + pending, 300, False, buffer_s, 0.2, is_whole=False, chunks_join=True)
+    assert JOINING.next_hop(progress) == hop
 
 
 @settings(max_examples=100, deadline=None)

@@ -193,8 +193,8 @@ def test_the_pages_of_a_voice() -> None:
 
 
 def test_a_report_crosses_the_wire() -> None:
-    report = LoadReport(123.5, 7, 3000, 10, 8)
+    report = LoadReport(123.5, 7, 3000, 10, 8, chunks_join=True)
     array = report.to_array()
-    assert array.shape == (1, 5)
+    assert array.shape == (1, 6)
     assert array.dtype == np.float32
     assert LoadReport.from_array(array) == report

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.orchestration.crowd import Listener, Server, poisson
+from bistream.orchestration.hop_policy import HopPolicy
+from tests.unit.orchestration.crowd import Listener, Server, h200_dit_batch_s, poisson
 
 CAPACITY = 790.0
 MINUTE_TOKENS = 1500
@@ -76,6 +77,19 @@ def test_text_that_comes_hardly_faster_than_speech() -> None:
     assert not gaps(server.admitted())
     assert 0.75 * CAPACITY <= server.capacity.audio_s_per_s <= CAPACITY
     assert server.audio_s_per_s(20.0, 35.0) >= 0.8 * server.capacity.audio_s_per_s
+
+
+@pytest.mark.parametrize("chunks_join", [False, True])
+def test_hops_of_several_chunks_feed_more_listeners_where_each_hop_pays_for_what_is_before_it(chunks_join: bool) -> None:
+    """CosyVoice3, text in pieces: with one chunk in each hop these listeners are more than the server can feed."""
+    chance = random.Random(1)
+    listeners = [
+        Listener(chance.uniform(0.0, 6.0), chance.randint(425, 650), 75.0, is_whole=False, chunks_join=chunks_join) for _ in range(192)
+    ]
+    server = Server(listeners, target=0.0, batch_s=h200_dit_batch_s, policy=HopPolicy(max_chunks=4))
+    server.run(45.0)
+    assert all(listener.is_done for listener in listeners)
+    assert not gaps(listeners) if chunks_join else len(gaps(listeners)) > 100
 
 
 def test_a_pace_that_halves_is_known_within_seconds() -> None:

@@ -13,7 +13,8 @@ from bistream.errors import (
     EngineError,
 )
 from bistream.orchestration.speaking import ANSWER_TIMEOUT_S
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
+from bistream.rates import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
+from bistream.token2wav.load_report import LoadReport
 from bistream.types import FinishReason, Sampling, SpeechTokens
 from tests.unit.orchestration.fakes import (
     REFERENCE,
@@ -46,6 +47,17 @@ def test_text_in_pieces_while_audio_flows(house: House) -> None:
     assert_whole(sender, text)
     start = house.models.language_model.starts[0]
     assert (start.text, start.is_end) == (text[:12].encode(), False)
+
+
+@pytest.mark.parametrize("chunks_join", [False, True])
+def test_hops_of_a_text_in_pieces_have_several_chunks_where_chunks_join(house: House, chunks_join: bool) -> None:
+    house.models.token2wav.load = LoadReport(chunks_join=chunks_join)
+    text = "A text in pieces, long enough for hops of more than one chunk each."
+    sender = house.send(start_request(text[:12], is_end=False))
+    house.send(append_request(text[12:], is_end=True))
+    assert_whole(sender, text)
+    longest = max(len(hop.token_ids) for hop in house.models.token2wav.hops)
+    assert longest > 2 * CHUNK_TOKENS if chunks_join else longest < 2 * CHUNK_TOKENS
 
 
 def test_text_that_arrives_while_the_voice_is_prepared_does_not_change_the_layout(house: House) -> None:

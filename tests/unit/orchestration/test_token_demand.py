@@ -23,7 +23,7 @@ def pacing(tokens: int, offline: bool = False) -> HopPacing:
     session: Any = SimpleNamespace(
         start=SimpleNamespace(offline=offline, is_end=True), tokens=[1] * tokens, finish_reason=None, last_message=SpeechTokens(())
     )
-    made = HopPacing(session, RuntimeConfig(), HopPolicy(), lambda: asyncio.sleep(0))
+    made = HopPacing(session, RuntimeConfig(), HopPolicy(), lambda: asyncio.sleep(0), lambda: None)
     made.voice_ready(PROMPT)
     return made
 

@@ -231,6 +231,7 @@ def test_a_batch_size_can_be_recorded() -> None:
 
 def test_every_cuda_gpu_gets_recorded_graphs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     gpu = torch.device("cuda")
+    monkeypatch.setattr("bistream.gpu.tier._triton_version", lambda: "3.6.0")
     monkeypatch.setattr("bistream.gpu.tier.torch.cuda", SimpleNamespace(
         get_device_capability=lambda _: (9, 0), get_device_name=lambda _: "a GPU"
     ))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from bistream.mel2wav.causal.weights import expected_shapes as vocoder_shapes
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.weights import expected_shapes as flow_shapes
+from bistream.token2mel.stage import FlowStage
 from bistream.token2wav.renderer import FLOW_PAGES, RendererHop, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import SpeechStages
@@ -67,6 +69,14 @@ def test_the_factories_choose_by_the_sizes(stages: SpeechStages) -> None:
     assert isinstance(stages.flow.runner.network, DitFlow) and isinstance(stages.vocoder, CausalVocoderStage)
     assert [choice.tier for choice in stages.tiers] == [Tier.PLAIN, Tier.PLAIN]
     assert set(stages.pools) == {FLOW_PAGES}
+
+
+def test_chunks_join_where_only_rounding_could_tell_hops_apart(stages: SpeechStages, config: RuntimeConfig) -> None:
+    """Not on a CPU, where equal sessions are equal to the last bit; nor with a context that is counted from the hop."""
+    assert stages.flow.chunks_join and stages.vocoder.joins_exactly and not stages.sizes.chunks_join
+    for setting in ({"left_context_chunks": 3}, {"final_mode": "reference"}):
+        other = FlowStage(replace(config, **setting), CheckpointConfig(flow=stages.flow.config))
+        assert not other.chunks_join
 
 
 def test_chunk_aligned_hops_do_not_change_the_audio(stages: SpeechStages) -> None:

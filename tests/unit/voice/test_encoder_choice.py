@@ -19,13 +19,14 @@ from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError, EngineError
 from bistream.family import COSYVOICE2, COSYVOICE3
 from bistream.types import FloatArray
-from bistream.voice import programs, torch_speakers
+from bistream.voice import torch_speakers
 from bistream.voice.batching import Batching
 from bistream.voice.build import prompt_mel
 from bistream.voice.features import fbank_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.voice.speaker_encoder import OnnxSpeakers, SpeakerEncoder
 from bistream.voice.torch_speakers import TorchSpeakers
+from tests.unit.voice.pretended_gpu import pretend_gpu
 from tests.unit.voice.voices import noise
 
 TRAINED = Path(__file__).resolve().parents[3] / "assets" / "voice"  # its speaker encoder is a network of its own
@@ -33,11 +34,7 @@ TRAINED = Path(__file__).resolve().parents[3] / "assets" / "voice"  # its speake
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that has a GPU, as far as the choice goes; what would run there runs on the CPU."""
-    load = torch_speakers.load
-    monkeypatch.setattr("bistream.device.resolve_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(programs, "may_use_cuda", lambda name: True)
-    monkeypatch.setattr(torch_speakers, "load", lambda config, device: load(config, torch.device("cpu")))
+    pretend_gpu(monkeypatch, torch_speakers)
 
 
 def config(model_dir: Path, program: str = "auto", device: str = "auto") -> RuntimeConfig:

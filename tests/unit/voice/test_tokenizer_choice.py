@@ -18,11 +18,12 @@ from onnx import numpy_helper
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2
-from bistream.voice import programs, torch_tokenizers
+from bistream.voice import torch_tokenizers
 from bistream.voice.batching import Batching
 from bistream.voice.s3_network import ROTARY_BASE
 from bistream.voice.speech_tokenizer import OnnxNetwork, SpeechTokenizer
 from bistream.voice.torch_tokenizers import TorchTokens
+from tests.unit.voice.pretended_gpu import pretend_gpu
 from tests.unit.voice.voices import noise
 
 SPEECH_TOKENIZER_FILE = COSYVOICE2.speech_tokenizer_file
@@ -30,11 +31,7 @@ SPEECH_TOKENIZER_FILE = COSYVOICE2.speech_tokenizer_file
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that has a GPU, as far as the choice goes; what would run there runs on the CPU."""
-    load = torch_tokenizers.load
-    monkeypatch.setattr("bistream.device.resolve_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(programs, "may_use_cuda", lambda name: True)
-    monkeypatch.setattr(torch_tokenizers, "load", lambda config, device: load(config, torch.device("cpu")))
+    pretend_gpu(monkeypatch, torch_tokenizers)
 
 
 def config(model_dir: Path, program: str = "auto", device: str = "auto") -> RuntimeConfig:

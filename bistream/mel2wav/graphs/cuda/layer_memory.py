@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bistream.mel2wav.causal.layers import LayerMemory
-from bistream.mel2wav.graphs.cuda.kernels_memory import extend_rows
+from bistream.mel2wav.graphs.cuda import kernels_memory
 
 _BLOCK = 2048
 
@@ -24,7 +24,7 @@ class KernelLayerMemory(LayerMemory):
         rows, count, channels = x.shape
         out = x.new_empty(rows, history + count, channels)
         size = history * channels
-        extend_rows[(rows, -(-out[0].numel() // _BLOCK))](
+        kernels_memory.extend_rows[(rows, -(-out[0].numel() // _BLOCK))](
             self._old[:, self._place :], x, out, self._new[:, self._place :], self._old.stride(0), self._frames, rate, channels,
             size, count * channels, BLOCK=_BLOCK,
         )  # fmt: skip

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from bistream.token2mel.dit.estimator import NORM_EPSILON
-from bistream.token2mel.graphs.cuda.kernels_advance import advance_rows
-from bistream.token2mel.graphs.cuda.kernels_attention import attend_slots, turn_tiles
-from bistream.token2mel.graphs.cuda.kernels_context import project_pages
-from bistream.token2mel.graphs.cuda.kernels_convolution import convolve_tiles
+from bistream.token2mel.graphs.cuda import kernels_advance, kernels_attention, kernels_context, kernels_convolution
 from bistream.token2mel.graphs.dit_attention import Slots
-from bistream.token2mel.graphs.dit_operations import PackedConv
+from bistream.token2mel.graphs.dit_operations import DitOperations, PackedConv, linear_gelu_in_one
 
 _ROWS = 64  # frames of a program, and keys that it sees at a time
 # Of the product over stored pages. Faster than the matrix library on an H200 (docs/log.md); 96 KB of shared memory, which most GPUs have.
@@ -26,7 +23,7 @@ def convolve(x: Tensor, tail: Tensor, previous: Tensor, last: Tensor, page: Tens
     """As ``dit_operations.convolve``."""
     (tiles, frames, channels), (groups, kernel, width, _) = x.shape, conv.weight.shape
     out = torch.empty_like(x)
-    convolve_tiles[(tiles, groups, -(-frames // _ROWS))](
+    kernels_convolution.convolve_tiles[(tiles, groups, -(-frames // _ROWS))](
         x, tail, tail.stride(1), previous, last, page, conv.weight, conv.bias, out,
         FRAMES=frames, HISTORY=kernel - 1, DIM=channels, WIDTH=width, ROWS=_ROWS, num_warps=4, num_stages=4,
     )  # fmt: skip
@@ -39,7 +36,7 @@ def advance(
     """As ``dit_operations.advance``."""
     tiles, frames, channels = x.shape
     out, normed, keeps = torch.empty_like(x), torch.empty_like(delta), pages is not None
-    advance_rows[(tiles * frames,)](
+    kernels_advance.advance_rows[(tiles * frames,)](
         x, delta, gate, shift, scale, out, normed, pages if keeps else normed, page if keeps else normed, NORM_EPSILON,
         FRAMES=frames, DIM=channels, BLOCK=1 << (channels - 1).bit_length(), KEEPS=keeps, num_warps=4,
     )  # fmt: skip
@@ -52,7 +49,7 @@ def project_context(pages: Tensor, slots: Slots, weight: Tensor, bias: Tensor, t
     width, stored = weight.shape[1], len(slots.page)
     out = torch.empty(blocks, stored, frames, width, dtype=pages.dtype, device=pages.device)
     programs = _PROGRAMS * torch.cuda.get_device_properties(pages.device).multi_processor_count
-    project_pages[(programs,)](
+    kernels_context.project_pages[(programs,)](
         pages, pages.stride(0), slots.page, slots.used, slots.start, weight, weight.stride(0), bias, bias.stride(0), table,
         table[0].numel(), out, out.stride(0), stored // 2, blocks, FRAMES=frames, DIM=dim, OUT=width, WIDTH=2 * table.shape[2], **_TILE,
     )  # fmt: skip
@@ -63,12 +60,16 @@ def attend(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int
     """As ``dit_attention.attend_projected``; turns the queries and keys of ``own``."""
     tiles, frames, channels = own.shape[0], own.shape[1], own.shape[2] // 3
     blocks, stored, head_size = -(-frames // _ROWS), len(slots.page), channels // heads
-    turn_tiles[(tiles, 2, blocks)](
+    kernels_attention.turn_tiles[(tiles, 2, blocks)](
         own, table, table[0].numel(), slots.start[stored:], FRAMES=frames, CHANNELS=channels, WIDTH=head_size, ROWS=_ROWS
     )
     out = torch.empty(tiles, frames, channels, dtype=own.dtype, device=own.device)
-    attend_slots[(tiles, heads, blocks)](
+    kernels_attention.attend_slots[(tiles, heads, blocks)](
         own, context, out, slots.live, slots.visible, slots.lists, slots.lists.shape[1], stored, scale,
         FRAMES=frames, HEADS=heads, WIDTH=head_size, ROWS=_ROWS, STAGES=3, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def gpu_operations() -> DitOperations:
+    return DitOperations(convolve, advance, linear_gelu_in_one, project_context, attend)
