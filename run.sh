@@ -261,7 +261,7 @@ stage_3() {
   say "stage 3: start the server (Ctrl-C drains and ends it)"
   # exec: ending this script ends the server. Run later stages in another terminal.
   # shellcheck disable=SC2086  # GATE_LIMITS: several arguments
-  exec "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" --http-address "$HTTP_HOST" \
+  exec env BISTREAM_STARTED_AT="$(date +%s.%N)" "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" --http-address "$HTTP_HOST" \
     --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" ${DIRECT:+--direct} \
     ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} \
     ${TLS_KEY:+--tls-key "$TLS_KEY"} ${TLS_CLIENT_CA:+--tls-client-ca "$TLS_CLIENT_CA"} $GATE_LIMITS \
@@ -482,7 +482,7 @@ demo() {
   make_model_repo "$DEMO/model_repo" num_threads=1 token2wav.left_context_chunks=4
   say "starting the server (its log: $DEMO/server.log) and speaking $(wc -w <<<"$TARGET_TEXT") words at $TEXT_RATE per second"
   # The server lives as long as the client; exec, so that ending this script ends both.
-  exec "$VENV/bin/python" scripts/serve.py --model-repository "$DEMO/model_repo" --free-ports ${DIRECT:+--direct} \
+  exec env BISTREAM_STARTED_AT="$(date +%s.%N)" "$VENV/bin/python" scripts/serve.py --model-repository "$DEMO/model_repo" --free-ports ${DIRECT:+--direct} \
     --log-file "$DEMO/server.log" -- \
     "$VENV/bin/python" -m bistream say "$TARGET_TEXT" --server "{grpc}" --text-rate "$TEXT_RATE" \
     --reference-audio "$REFERENCE_AUDIO" --reference-text "$REFERENCE_TEXT" --output "$DEMO/demo.wav"

@@ -19,18 +19,23 @@ from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.text.text_in import TextIn
-from bistream.text2token.attention import attend_causal, attend_rows, plan_attention
+from bistream.text2token.attention import attend_causal
 from bistream.text2token.engine import Engine, EngineSequence, SamplingSpec, TurnLimits, TurnResult, TurnSink
+from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.factory import load_parts
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
+from bistream.text2token.step_runner import EagerRunner
+from bistream.text2token.text_reading import Head
+from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import load_weights
 from bistream.types import Sampling, SpeechTokens, VoicePrompt
 from bistream.voice.spk2info import read_spk2info
 
 _PATIENCE_S = 600.0
-_COST_ROWS, _COST_STEPS = (1, 16), 100
-_CONTEXT, _TEXTS, _READ_LAYER, _BLOCK_SIZE = 400, 60, 1, 16
+_COST_ROWS, _COST_STEPS = (1, 16), 20
+_CONTEXT, _TEXTS, _LONGEST = 400, 60, 4000
 
 
 @dataclass
@@ -165,55 +170,50 @@ def _weights(query: Tensor, key: Tensor) -> Tensor:
 
 
 def measure_cost(model_dir: Path, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a decoding step on one thread, and per cent that reading one head of one layer adds; medians over ``rounds`` of
-    steps with and without it in turn."""
+    """Milliseconds of a decoding step of the plain tier on one thread, and per cent that reading one head adds; medians over ``rounds``
+    of steps with and without it in turn. Processor time, which other programs on the machine disturb little."""
     sizes = read_config(model_dir).language_model
     model = Qwen2Model(sizes, load_weights(model_dir, sizes, torch.device("cpu"), torch.float32))
-    return {f"{rows} sessions": _cost(model, rows, rounds) for rows in _COST_ROWS}
+    head = sizes.text_position_head or (sizes.num_hidden_layers // 2, 0)
+    return {f"{rows} sessions": _cost(model, rows, rounds, head) for rows in _COST_ROWS}
 
 
-@torch.inference_mode()
-def _cost(model: Qwen2Model, rows: int, rounds: int) -> dict[str, float]:
-    steps = _Steps(model, rows)
-    times: dict[bool, list[float]] = {False: [], True: []}
+def _cost(model: Qwen2Model, rows: int, rounds: int, head: Head) -> dict[str, float]:
+    engines = [_decoding(model, rows, None), _decoding(model, rows, head)]
+    times: list[list[float]] = [[], []]
     for _ in range(rounds):
-        for is_read in (False, True):
-            began = time.perf_counter()
+        for engine, taken in zip(engines, times, strict=True):
+            began = time.thread_time()
             for _ in range(_COST_STEPS):
-                steps.step(is_read)
-            times[is_read].append((time.perf_counter() - began) / _COST_STEPS)
-    plain, read = (1000 * statistics.median(times[is_read]) for is_read in (False, True))
-    return {"step_ms": round(plain, 3), "with_one_head_ms": round(read, 3), "more_percent": round(100 * (read / plain - 1), 2)}
+                assert engine.step()
+            taken.append((time.thread_time() - began) / _COST_STEPS)
+    for engine in engines:
+        engine.close()
+    more = statistics.median(read / plain for plain, read in zip(*times, strict=True)) - 1
+    plain, read = (1000 * statistics.median(taken) for taken in times)
+    return {"step_ms": round(plain, 3), "with_one_head_ms": round(read, 3), "more_percent": round(100 * more, 2)}
 
 
-class _Steps:
-    """Decoding steps of sessions with ``_CONTEXT`` positions each, of which ``_TEXTS`` are text."""
+class _NoSink:
+    def on_ids(self, ids: Sequence[int]) -> None:
+        pass
 
-    def __init__(self, model: Qwen2Model, rows: int) -> None:
-        sizes, blocks = model.config, -(-(_CONTEXT + 1) // _BLOCK_SIZE)
-        shape = (sizes.num_hidden_layers, 2, rows * blocks, _BLOCK_SIZE, sizes.num_key_value_heads, sizes.head_size)
-        self._model, self._cache = model, torch.randn(shape)
-        tables = [list(range(row * blocks, (row + 1) * blocks)) for row in range(rows)]
-        self._plan = plan_attention([(_CONTEXT, 1)] * rows, tables, _BLOCK_SIZE, torch.device("cpu"))
-        self._ids, self._positions = torch.full((rows,), model.space.speech_offset), torch.full((rows,), _CONTEXT)
-        self._texts = torch.arange(_TEXTS).expand(rows, _TEXTS)
-        self._characters = 4.0 * self._texts
+    def on_texts_left(self, count: int) -> None:
+        pass
 
-    def step(self, is_read: bool) -> None:
-        model = self._model
+    def on_end(self, result: TurnResult) -> None:
+        pass
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = self._cache[layer]
-            if is_read and layer == _READ_LAYER:
-                self._read(query, keys)
-            return attend_rows(query, keys, values, self._plan)
 
-        hidden = model.forward_embedded(model.embed(self._ids), self._positions, attend)
-        model.logits(hidden).argmax(-1)
-
-    def _read(self, query: Tensor, keys: Tensor) -> list[float]:
-        """The character that head 0 attends to most, for each session: over its text alone, which needs no softmax."""
-        stored = keys.view(len(query), -1, *keys.shape[2:])[:, :_TEXTS, 0]
-        scores = torch.matmul(stored, query[:, 0, :, None])[..., 0]
-        found: list[float] = self._characters.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist()
-        return found
+def _decoding(model: Qwen2Model, rows: int, head: Head | None) -> TorchEngine:
+    """Sessions with ``_CONTEXT`` positions each, of which ``_TEXTS`` are text, that decode without an end."""
+    sizes = EngineSettings(max_sessions=rows, kv_cache_tokens=rows * _LONGEST, max_sequence_ids=_LONGEST, knows_texts=head is not None)
+    runner = EagerRunner(model, sizes, RepetitionAwareSampler(), head)
+    engine, space = TorchEngine(model, sizes, threaded=False, runner=runner), model.space
+    ids = [space.sos, *range(_TEXTS), *(space.speech_offset + place % 500 for place in range(_CONTEXT - _TEXTS))]
+    limits = TurnLimits(_LONGEST - len(ids) - 1, forbidden=frozenset(space.specials))
+    for row in range(rows):
+        engine.open(str(row), SamplingSpec(seed=row), _LONGEST).turn(ids, limits, _NoSink())
+    while engine.stats().waiting_turns:
+        engine.step()
+    return engine

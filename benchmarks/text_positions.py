@@ -256,7 +256,7 @@ def main() -> int:
     speaking.add_argument("--count", type=int, default=1000, help="sentences of each set at most")
     judging.add_argument("--root", type=Path, default=Path("build/voice/work/unpacked"), help="the teacher's packages, unpacked")
     judging.add_argument("--model-dir", type=Path, help="of the voice, for what its attention says")
-    judging.add_argument("--rounds", type=int, default=10, help="of the cost (default %(default)s)")
+    judging.add_argument("--rounds", type=int, default=30, help="of the cost (default %(default)s)")
     judging.add_argument("--out", help="also write the JSON object here")
     options = parser.parse_args()
     return speak(options) if options.command == "speak" else judge(options)

@@ -91,7 +91,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_DataLoader)
         sections = {key: document[key] for key in ("llm", "flow", "hift")}
-        return {key: _resolve(section, document) for key, section in sections.items()}
+        head = document.get("text_position_head")
+        return {**{key: _resolve(section, document) for key, section in sections.items()}, "text_position_head": head}
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path.name} could not be read ({_one_line(error)}); restore it from the released model.") from error
 
@@ -122,7 +123,7 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
     try:
         qwen = json.loads(qwen_path.read_text(encoding="utf-8"))
         config = CheckpointConfig(
-            language_model=language_model_config(sections["llm"], qwen, family),
+            language_model=language_model_config(sections["llm"], qwen, family, sections["text_position_head"]),
             flow=FLOWS[family.flow](sections["flow"]),
             vocoder=VOCODERS[family.vocoder](sections["hift"]),
             family=family,

@@ -6,6 +6,7 @@ Defaults exist here and nowhere else: templates, scripts and docs read them. Siz
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class RuntimeConfig:
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: max_sessions x max_session_tokens
     max_session_tokens: int = 4096  # positions (prompt, text and speech) per session; reserved when it starts
     runaway_s: float = 3.0  # seconds of speech that repeats itself or hardly varies, after which the rest is given up; 0: never
+    text_position_head: str = "auto"  # auto: the checkpoint's, if it names one | none | LAYER,HEAD: attention that tells text_position
     max_rows: int = 256  # rows (tokens) of one language-model step at most
     kernels: str = "auto"  # auto | kernels | graphs | plain: which tier computes the networks (gpu/tier.py)
     shared_kv_cache_tokens: int = 0  # positions of the language model's KV cache on this model's device; 0: none there
@@ -73,6 +75,8 @@ class RuntimeConfig:
         _check(self.kernels in ("auto", "kernels", "graphs", "plain"), "kernels", self.kernels, "auto, kernels, graphs or plain")
         tokenizers = ("auto", "onnx", "torch", "s3tokenizer")
         _check(self.speech_tokenizer in tokenizers, "speech_tokenizer", self.speech_tokenizer, ", ".join(tokenizers))
+        is_head = re.fullmatch(r"auto|none|\d{1,4},\d{1,4}", self.text_position_head) is not None
+        _check(is_head, "text_position_head", self.text_position_head, "auto, none, or a layer and a head such as 2,0")
         encoders = ("auto", "onnx", "torch")
         _check(self.speaker_encoder in encoders, "speaker_encoder", self.speaker_encoder, ", ".join(encoders))
         normalizations = ("off", "auto", "zh", "en")  # those of wire.TEXT_NORMALIZATIONS

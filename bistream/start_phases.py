@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 INTERPRETER = "interpreter and first imports"  # the first line of every process
 # Of the format of ``triton.startup``: a part that has ended, or how far the compilation of kernels is (``gpu/compile_ahead.py``).
 _PROGRESS = re.compile(r" INFO (?P<model>\w+) [\w.]+: (?:start: (?P<part>.+), \d+\.\d+ s|(?P<kernels>.*\d+ of \d+ kernels compiled))$")
+STARTED_AT = "BISTREAM_STARTED_AT"  # environment variable: seconds since 1970, for a program that took a shell's place (exec)
 _START_TIME = 19  # of the fields behind the name in /proc/self/stat (man 5 proc, field 22): clock ticks from the boot to this process
 
 
@@ -43,7 +44,12 @@ def progress_in(line: str) -> str | None:
 
 
 def interpreter_is_ready() -> None:
-    """Log how long ago this process was started. Call it once the log is set up."""
+    """Log how long ago this program was started. Call it once the log is set up.
+
+    A program that took a shell's place has the shell's age, in which everything may have been installed; so the shell says when it ended.
+    """
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    started = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
-    took(INTERPRETER, max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK")
+    if STARTED_AT in os.environ:  # its children inherit it, and are younger
+        age = min(age, time.time() - float(os.environ[STARTED_AT]))
+    took(INTERPRETER, max(0.0, age))

@@ -85,6 +85,7 @@ class SpeechTokens:
     is_resting: no further tokens until more text arrives.
     text_fed: characters whose text tokens the model had been given when it made these tokens: it cannot have spoken further ones.
     text_tokens_fed: how many text tokens that were.
+    text_attended: the character that the last of the tokens speaks, by the model's own attention; None: not known.
     """
 
     token_ids: tuple[int, ...]
@@ -93,6 +94,7 @@ class SpeechTokens:
     is_resting: bool = False
     text_fed: int = 0
     text_tokens_fed: int = 0
+    text_attended: int | None = None
 
     @property
     def is_final(self) -> bool:

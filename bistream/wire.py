@@ -112,7 +112,8 @@ LLM_BISTREAM = ModelContract(
         TensorSpec("is_final", "BOOL", (1, 1)),
         TensorSpec("finish_reason", "BYTES", (1, 1)),
         TensorSpec("text_consumed", "INT32", (1, 1)),
-        TensorSpec("text_fed", "INT32", (1, 2)),  # characters, and text tokens, that the model had been given
+        # characters, and text tokens, that the model had been given; the character that the last token speaks, -1: not known
+        TensorSpec("text_fed", "INT32", (1, 3)),
         TensorSpec("is_resting", "BOOL", (1, 1)),  # no more tokens until more text comes
         TensorSpec("error", "BYTES", (1, 1)),  # with finish_reason error: the output of format_error
         _ANSWERS,

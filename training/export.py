@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from bistream.token2mel.flow import FlowNetwork
 from bistream.voice.s3_network import S3Network
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._onnx_models import speaker_encoder_model, speech_tokenizer_model
+from training.alignment import GUIDED_HEADS, GUIDED_LAYERS
 from training.language_model_task import EMBEDDING, TIED, LanguageModelNetwork
 from training.loop import Folders, load_travel
 from training.sizes import Sizes
@@ -89,7 +91,9 @@ def _loaded(module: nn.Module, folders: Folders, name: str) -> int:
 
 def export(folders: Folders, bpe: Path, sizes: Sizes, directory: Path) -> dict[str, int]:
     """Write ``directory`` (replaced if it exists). bpe: a folder with the tokenizer's files. Returns the step of each network."""
-    config = sizes.checkpoint
+    last_guided = max((layer for layer in GUIDED_LAYERS if layer < sizes.checkpoint.language_model.num_hidden_layers), default=None)
+    head = None if last_guided is None else (last_guided, GUIDED_HEADS[0])
+    config = replace(sizes.checkpoint, language_model=replace(sizes.checkpoint.language_model, text_position_head=head))
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     qwen = partial / QWEN_DIRECTORY

@@ -99,12 +99,29 @@ class ClientSession:
         self._closed = False
         self._connection = client._connect()
         try:
-            self._connection.start_stream(callback=self._on_response, headers=client.security.headers())
+            self._start_stream()
             with self._lock:
                 self._write(exchange.start(start))
         except BaseException:
             self.close()
             raise
+
+    def _start_stream(self) -> None:
+        """In a daemon thread, so that tritonclient's reader is one too (it inherits that): a program that ends without ``close`` would
+        wait for the stream, minutes, at its exit."""
+        failures: list[Exception] = []
+
+        def start() -> None:
+            try:
+                self._connection.start_stream(callback=self._on_response, headers=self._client.security.headers())
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=start, name="bistream-stream", daemon=True)
+        thread.start()
+        thread.join()
+        for failure in failures:
+            raise failure
 
     @property
     def started_at(self) -> float:

@@ -141,6 +141,8 @@ def ask(description: str, arguments: list[str] | None, answer: Callable[[Inquiry
         return answer(kind(address, security_of(parser, options), options.timeout), options)
     except BistreamError as error:
         return fail(f"{error.code}: {error.sentence}", EXIT_SERVER)
+    except BrokenPipeError:  # of the standard output
+        raise
     except ConnectionError as error:
         return fail(str(error), EXIT_CONNECTION)
 

@@ -25,7 +25,7 @@ from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.report import ChunkRecord, SessionReport
-from bistream.client.voice_options import add_manner_arguments, check_voice
+from bistream.client.voice_options import add_manner_arguments, check_voice, refusal
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.limits import (
     MAX_SPEED,
@@ -221,7 +221,7 @@ def _exit_code(work: Callable[[], None], report: SessionReport) -> int:
         work()
         return EXIT_OK
     except BistreamError as error:
-        report.error, code = f"{error.code}: {error.sentence}", EXIT_SERVER
+        report.error, code = refusal(error), EXIT_SERVER
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails at its end, writing what is left
         report.error, code = "nobody reads the standard output any more", EXIT_USAGE

@@ -1,6 +1,6 @@
 """Offline synthesis over HTTP: one request, one WAV, with the tensors of upstream's runtime (model ``cosyvoice2``, not decoupled).
 
-    bistream say-http --text "Hello." --reference-audio voice.wav --reference-text "What is said in it." --output hello.wav
+    bistream say-http "Hello." --reference-audio voice.wav --reference-text "What is said in it." --output hello.wav
 
 ``python client/client_http.py`` is the same. Needs ``pip install '.[client]'``. For streaming, and for long recordings: ``bistream say``.
 Exit codes: 0 spoken, 1 the server refused or failed, 2 wrong usage, 3 no connection, 130 interrupted.
@@ -23,7 +23,7 @@ from bistream.client.connection import INSECURE, ClientSecurity, add_security_ar
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
-from bistream.client.voice_options import add_manner_arguments, check_voice
+from bistream.client.voice_options import add_manner_arguments, check_voice, refusal
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.wire import COSYVOICE2
 
@@ -93,7 +93,9 @@ def _refusal(error: urllib.error.HTTPError) -> BistreamError:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Speak a text through the server's HTTP port and write a WAV file.")
-    parser.add_argument("--text", required=True, help="the text to speak")
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("words", nargs="?", metavar="TEXT", help="the text to speak")
+    text.add_argument("--text", help="the same")
     parser.add_argument(
         "--reference-audio", metavar="FILE", help="a recording of the voice, 0.5 to 6 s; without it the server's default voice"
     )
@@ -111,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         reference_wav = read_reference(options.reference_audio) if options.reference_audio is not None else None
         manner = (options.speaker_id, options.instruct_text, options.cross_lingual)
-        body = request_body(options.text, reference_wav, options.reference_text, *manner)
+        body = request_body(options.text or options.words, reference_wav, options.reference_text, *manner)
     except (ValueError, InvalidInputError) as error:
         return fail(str(error), EXIT_USAGE)
     try:
@@ -119,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
         with WavWriter(options.output) as wav:
             wav.write(waveform)
     except BistreamError as error:
-        return fail(f"{error.code}: {error.sentence}", EXIT_SERVER)
+        return fail(refusal(error), EXIT_SERVER)
     except ConnectionError as error:
         return fail(str(error), EXIT_CONNECTION)
     except OSError as error:

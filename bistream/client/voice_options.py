@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import argparse
 
+from bistream.errors import BistreamError
+
+_NO_VOICE = "The voice is missing;"  # as the server's sentence begins, which goes on with the names of tensors
+
 
 def add_manner_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instruct-text", metavar="TEXT", help="how to speak: an emotion, a dialect, a speed, such as 用四川话说")
     parser.add_argument("--cross-lingual", action="store_true", help="leave the voice's transcript aside: the text is in another language")
+
+
+def refusal(error: BistreamError) -> str:
+    """Code and sentence, for whoever gave options and no tensors."""
+    sentence = error.sentence
+    if sentence.startswith(_NO_VOICE):
+        sentence = f"{_NO_VOICE} give --speaker-id, or --reference-audio with --reference-text."
+    return f"{error.code}: {sentence}"
 
 
 def check_voice(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

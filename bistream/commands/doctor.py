@@ -28,7 +28,7 @@ from bistream.commands.checkpoint_report import describe
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
-from bistream.errors import BistreamError, EngineError
+from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.gpu.fidelity import Fidelity
 from bistream.keeper.golden import SEED, TEXT, TRANSCRIPT, audio_fault
 from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
@@ -139,7 +139,10 @@ def run(options: argparse.Namespace) -> None:
         if not fidelity.is_enough:
             print(f"  -> on a GPU the server computes {fidelity.stage} in float32 where its setting dtype is auto")
     if options.output is not None:
-        soundfile.write(options.output, examined.waveform, SAMPLE_RATE)
+        try:
+            soundfile.write(options.output, examined.waveform, SAMPLE_RATE)
+        except (OSError, soundfile.LibsndfileError) as error:
+            raise InvalidInputError(f"{options.output} cannot be written ({error}); choose another --output.") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -148,9 +151,6 @@ def main(arguments: list[str] | None = None) -> int:
         run(options)
     except BistreamError as error:
         print(f"error: {error.sentence}", file=sys.stderr)
-        return EXIT_FAULT
-    except (OSError, soundfile.LibsndfileError) as error:
-        print(f"error: {options.output} cannot be written ({error}); choose another --output.", file=sys.stderr)
         return EXIT_FAULT
     print(f"{options.model_dir} can be served")
     return EXIT_OK

@@ -6,13 +6,14 @@ but the clients' packages.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
 
 from bistream import __version__
 
-EXIT_OK, EXIT_USAGE = 0, 2
+EXIT_OK, EXIT_UNREAD, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,20 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """The exit code of the sub-command; 2 where there is no such command, or its packages are not installed."""
     words = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails at its end, writing what is left
+        return EXIT_UNREAD
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return EXIT_OK if words else EXIT_USAGE

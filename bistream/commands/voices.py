@@ -108,6 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
     except BistreamError as error:
         print(f"error: {error.sentence}", file=sys.stderr)
         return EXIT_FAILED
+    except BrokenPipeError:  # of the standard output
+        raise
     except OSError as error:
         print(f"error: {options.voices_dir} cannot be changed ({error.strerror}); choose another --voices-dir.", file=sys.stderr)
         return EXIT_FAILED

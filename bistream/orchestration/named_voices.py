@@ -1,6 +1,6 @@
 """Voices that are asked for by name: those registered in ``voices_dir``, then the presets of the checkpoint (``spk2info.pt``).
 
-The presets are read when the first name is asked for that is not registered, because reading them loads torch. Thread-safe.
+The presets are read when the first name is asked for that is not registered. Thread-safe.
 """
 
 from __future__ import annotations

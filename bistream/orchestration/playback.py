@@ -46,11 +46,13 @@ class Playback:
 
 @dataclass(frozen=True)
 class _Mark:
-    """Speech tokens up to a message; characters certainly spoken with them; characters that the model had been given."""
+    """Speech tokens up to a message; characters certainly spoken with them; characters that the model had been given; the character that
+    the last token speaks, where the model tells."""
 
     tokens: int
     consumed: int
     fed: int
+    attended: int | None = None
 
 
 class SpokenText:
@@ -77,7 +79,7 @@ class SpokenText:
     def tokens_came(self, message: SpeechTokens) -> None:
         """Record a message: ``text_consumed`` characters are spoken once all tokens up to this one are."""
         consumed = max(message.text_consumed, self._marks[-1].consumed if self._marks else 0)
-        self._marks.append(_Mark(self.tokens + len(message.token_ids), consumed, message.text_fed))
+        self._marks.append(_Mark(self.tokens + len(message.token_ids), consumed, message.text_fed, message.text_attended))
         if message.finish_reason is FinishReason.EOS:
             self._total = self.tokens, consumed
 
@@ -94,4 +96,16 @@ class SpokenText:
         index = bisect_left(self._marks, tokens, key=lambda mark: mark.tokens)
         fed = self._marks[min(index, len(self._marks) - 1)].fed if self._marks else 0
         lower = self.characters(samples, is_last)
-        return position(self._effort, tokens, self._pace, self._total, (lower, max(lower, fed)))
+        bounds = lower, max(lower, fed)
+        attended = self._attended(index, tokens)
+        if attended is not None:
+            return max(bounds[0], min(bounds[1], round(attended)))
+        return position(self._effort, tokens, self._pace, self._total, bounds)
+
+    def _attended(self, index: int, tokens: float) -> float | None:
+        """Between what the messages before and after so many tokens say. index: of the latter."""
+        if index >= len(self._marks) or (after := self._marks[index]).attended is None:
+            return None
+        before = self._marks[index - 1] if index else _Mark(0, 0, 0)
+        share = (tokens - before.tokens) / max(1, after.tokens - before.tokens)
+        return (before.attended or 0) + share * (after.attended - (before.attended or 0))

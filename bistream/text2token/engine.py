@@ -159,6 +159,14 @@ class TakesDemands(Protocol):
         further ones that are useful to it now."""
 
 
+@runtime_checkable
+class TakesTextPlaces(Protocol):
+    """A ``TurnSink`` that is told where in its text the model is, by an engine that knows."""
+
+    def on_texts_left(self, count: int) -> None:
+        """Text ids in the sequence behind the one that the next ``on_ids`` speaks. Called just before it, as it is."""
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """Resources in use now; the conformance suite checks them for leaks."""

@@ -17,6 +17,7 @@ class EngineSettings:
     """Sizes of an engine. ``share_prefix`` False computes every prompt in full (same ids; for comparison).
 
     max_ahead_s: audio that a listener may have before its sequence is held, see ``urgency``. calm_pause: see ``Scheduler.is_calm``.
+    knows_texts: the step runner is told at which positions of a sequence there is text (``text_reading``).
     """
 
     max_sessions: int = 64
@@ -27,6 +28,7 @@ class EngineSettings:
     share_prefix: bool = True
     max_ahead_s: float = math.inf
     calm_pause: float = 0.0
+    knows_texts: bool = False
 
     def __post_init__(self) -> None:
         if self.max_rows < FEEDING_SHARE:

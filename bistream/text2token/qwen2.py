@@ -20,6 +20,7 @@ from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.weights import LayerWeights, ModelWeights
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, query, key, value -> [n, hidden]
+Observe = Callable[[int, Tensor], None]  # layer, query [n, heads, head_size]
 
 
 def rope_tables(config: LanguageModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -52,11 +53,18 @@ class Qwen2Model:
         """ids int64 [n] -> [n, hidden]."""
         return functional.embedding(ids, self.weights.embedding)
 
-    def forward_rows(self, ids: Tensor, positions: Tensor, cache: PagedCache, cache_index: Tensor, plan: AttentionPlan) -> Tensor:
-        """ids, positions, cache_index (``block * block_size + offset``) int64 [n] -> hidden [n, hidden], final norm applied."""
+    def forward_rows(
+        self, ids: Tensor, positions: Tensor, cache: PagedCache, cache_index: Tensor, plan: AttentionPlan, observe: Observe | None = None
+    ) -> Tensor:
+        """ids, positions, cache_index (``block * block_size + offset``) int64 [n] -> hidden [n, hidden], final norm applied.
+
+        observe: called in each layer when its keys are in the cache.
+        """
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             cache.write(layer, cache_index, key, value)
+            if observe is not None:
+                observe(layer, query)
             return attend_rows(query, *cache.layer(layer), plan)
 
         return self._body(self.embed(ids), positions, attend)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bistream.errors import BusyError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.text2token.block_pool import BlockPool
@@ -84,6 +85,8 @@ class Scheduler:
         leftover = () if sequence.unfed_id is None else (sequence.unfed_id,)
         turn = RunningTurn(limits, sink, (*leftover, *append_ids), min(limits.max_new_ids, room))
         sequence.turn, sequence.unfed_id, sequence.state = turn, None, SequenceState.FEEDING
+        if self.settings.knows_texts:
+            sequence.texts += [sequence.num_ids + place for place, number in enumerate(append_ids) if number < self.space.text_vocab_size]
         sequence.num_ids += len(append_ids)
         reset = None
         if not sequence.started:
@@ -168,10 +171,13 @@ class Scheduler:
         self._copies.clear()
         return plan
 
-    def apply(self, plan: StepPlan, head_rows: Sequence[int]) -> list[TurnUpdate]:
-        """Apply the result of a step: one row of the speech head (or a code of ``sequence.py``) per sampling segment."""
+    def apply(self, plan: StepPlan, head_rows: Sequence[int], places: Sequence[int] | None = None) -> list[TurnUpdate]:
+        """Apply the result of a step: one row of the speech head (or a code of ``sequence.py``) per sampling segment.
+
+        places: for each of them the number of the text id, among those of its sequence, that is spoken; -1: not known; None: no one's.
+        """
         updates = []
-        for (sequence, turn), head_row in zip(plan.sampling, head_rows, strict=True):
+        for (sequence, turn), head_row, place in zip(plan.sampling, head_rows, places or [-1] * len(head_rows), strict=True):
             if sequence.turn is not turn:
                 continue  # the turn has ended since the step was planned
             assert head_row != INACTIVE, "the device ended a turn that is still running on the host"
@@ -179,7 +185,8 @@ class Scheduler:
                 self.pool.forget(sequence.blocks)
                 updates.append(self._fail(sequence, NOT_FINITE_SENTENCE))
             else:
-                updates.append(self._take_id(sequence, turn, self.space.speech_offset + head_row))
+                update = self._take_id(sequence, turn, self.space.speech_offset + head_row)
+                updates.append(update if place < 0 else replace(update, texts_left=len(sequence.texts) - 1 - place))
         return updates
 
     def stats(self) -> EngineStats:
@@ -240,7 +247,7 @@ class Scheduler:
         self._decoding = deque([*left, *sequences])
         for sequence in sequences:
             assert sequence.turn is not None
-            segments.append(Segment(sequence.slot, sequence.next_position, None, True))
+            segments.append(Segment(sequence.slot, sequence.next_position, None, True, sequence.texts))
             sampling.append((sequence, sequence.turn))
             sequence.next_position += 1
             sequence.turn.num_sampled += 1
@@ -261,7 +268,7 @@ class Scheduler:
             ids = turn.feed[turn.num_fed : turn.num_fed + budget - taken]
             turn.num_fed += len(ids)
             complete = turn.num_fed == len(turn.feed)
-            segments.append(Segment(sequence.slot, sequence.next_position, ids, complete))
+            segments.append(Segment(sequence.slot, sequence.next_position, ids, complete, sequence.texts))
             sequence.next_position += len(ids)
             taken += len(ids)
             if sequence.registering:

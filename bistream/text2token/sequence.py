@@ -13,6 +13,7 @@ unfed, because the row that sampled the stop id was fed the last yielded id.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bistream.text2token.block_pool import PrefixNode
@@ -59,6 +60,7 @@ class SequenceRecord:
     unfed_id: int | None = None
     turn: RunningTurn | None = None
     started: bool = False  # the first turn has begun
+    texts: list[int] = field(default_factory=list)  # positions of its text ids, ascending, where the settings want them
     demand: Demand | None = None  # as its caller last said
     # registration of the first turn's blocks in the prefix cache
     prompt_ids: tuple[int, ...] = ()
@@ -88,6 +90,7 @@ class Segment:
     position: int
     ids: tuple[int, ...] | None
     samples: bool  # the last row's scores are sampled
+    texts: Sequence[int] = ()  # of the sequence, as it is when the step is planned or later
 
     @property
     def num_rows(self) -> int:
@@ -138,3 +141,4 @@ class TurnUpdate:
     sink: TurnSink
     ids: tuple[int, ...] = field(default=())
     result: TurnResult | None = None
+    texts_left: int | None = None  # text ids behind the one that is spoken, see ``engine.TakesTextPlaces``

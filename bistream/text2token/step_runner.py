@@ -8,7 +8,7 @@ implementation: CPU path and reference. ``cuda.runner`` and ``graphs.runner`` im
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from bistream.text2token.attention import MIN_PRODUCT_ROWS, plan_attention
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.kv_cache import PagedCache
-from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.qwen2 import Observe, Qwen2Model
 from bistream.text2token.sampler import Sampler, SamplerState
 from bistream.text2token.sequence import Segment, StepPlan, TurnStart
+from bistream.text2token.text_reading import Head, TextReader
 
 SampledRows = Callable[[], list[int]]  # waits; one head row, INACTIVE or NOT_FINITE per sampling segment of the plan
 
@@ -34,10 +35,19 @@ class StepRunner(Protocol):
         """Start a step. Passes on any exception of the device; the engine is unusable after one."""
 
 
+@runtime_checkable
+class ReadsText(Protocol):
+    """A ``StepRunner`` without steps ahead that knows where in its text each sequence is."""
+
+    def places(self) -> list[int] | None:
+        """Of the last step: see ``Scheduler.apply``."""
+
+
 class EagerRunner:
     run_ahead = 0
 
-    def __init__(self, model: Qwen2Model, settings: EngineSettings, sampler: Sampler) -> None:
+    def __init__(self, model: Qwen2Model, settings: EngineSettings, sampler: Sampler, head: Head | None = None) -> None:
+        """head: whose attention ``places`` tells; ``settings.knows_texts`` then."""
         self.model = model
         self.space = model.space
         self.settings = settings
@@ -48,6 +58,7 @@ class EagerRunner:
         self.state = SamplerState(settings.max_sessions, model.space, sampler.history_size, model.device)
         self.tables = np.zeros((settings.max_sessions + 1, settings.blocks_per_sequence), dtype=np.int64)
         self.tables[settings.max_sessions] = settings.num_blocks
+        self._reader = None if head is None else TextReader(head, model.config, self.cache)
         # every thread of a matrix product needs its kernel's minimum of rows, or results would depend on the number of rows
         self.row_multiple = MIN_PRODUCT_ROWS * min(torch.get_num_threads(), 4) if model.device.type == "cpu" else 1
 
@@ -57,11 +68,14 @@ class EagerRunner:
             self.cache.copy_blocks(plan.copies)
         if plan.starts:
             self._start_turns(plan.starts)
-        hidden = self._forward(plan.segments)
         sampling = [index for index, segment in enumerate(plan.segments) if segment.samples]
+        ends = np.cumsum([segment.num_rows for segment in plan.segments]) - 1
+        if self._reader is not None and sampling:
+            has_new = any(start.reset is not None for start in plan.starts)
+            self._reader.begin([plan.segments[index] for index in sampling], ends[sampling], self.tables, has_new)
+        hidden = self._forward(plan.segments, self._reader.observe if self._reader is not None and sampling else None)
         if not sampling:
             return list
-        ends = np.cumsum([segment.num_rows for segment in plan.segments]) - 1
         slots = self._tensor(np.array([plan.segments[index].slot for index in sampling]))
         logits = self.model.logits(hidden[self._tensor(self._padded(ends[sampling]))])[: len(sampling)]
         log_probs, not_finite = self.state.masked_log_probs(logits, slots)
@@ -69,13 +83,16 @@ class EagerRunner:
         recorded: SampledRows = self.state.record(slots, chosen, not_finite).tolist
         return recorded
 
+    def places(self) -> list[int] | None:
+        return None if self._reader is None else self._reader.found
+
     def _start_turns(self, starts: tuple[TurnStart, ...]) -> None:
         for start in starts:
             if start.reset is not None:
                 self.tables[start.slot, : len(start.reset.blocks)] = start.reset.blocks
         self.state.start_turns(starts)
 
-    def _forward(self, segments: tuple[Segment, ...]) -> torch.Tensor:
+    def _forward(self, segments: tuple[Segment, ...], observe: Observe | None) -> torch.Tensor:
         """Hidden states [rows, hidden] of all rows in the order of the segments, followed by padding rows."""
         counts = np.array([segment.num_rows for segment in segments])
         slots = np.repeat(np.array([segment.slot for segment in segments]), counts)
@@ -91,7 +108,7 @@ class EagerRunner:
         positions = self._padded(positions)
         cache_index = self.tables[slots, positions // self.block_size] * self.block_size + positions % self.block_size
         return self.model.forward_rows(
-            self._input_ids(segments, slots), self._tensor(positions), self.cache, self._tensor(cache_index), plan
+            self._input_ids(segments, slots), self._tensor(positions), self.cache, self._tensor(cache_index), plan, observe
         )
 
     def _input_ids(self, segments: tuple[Segment, ...], slots: NDArray[np.int64]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -21,6 +22,7 @@ from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
 from bistream.text2token.sizes import kernels_need
 from bistream.text2token.step_runner import EagerRunner, StepRunner
+from bistream.text2token.text_reading import Head, head_of
 from bistream.text2token.weights import ModelWeights, load_weights
 
 logger = logging.getLogger(__name__)
@@ -58,9 +60,21 @@ def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Ti
     # Packing folds norms into weights. It starts from float32, so that a weight is rounded once, and on the device, which takes less time.
     with phase("language model: weights read"):
         weights = load_weights(config.model_dir, sizes, device, dtype if tier is Tier.PLAIN else torch.float32)
-    runner = make_step_runner(tier, sizes, weights, settings_of(config, sizes, BLOCK_SIZES[tier]), device, dtype, _log_progress)
+    head = _head_to_read(config, sizes, tier)
+    settings = replace(settings_of(config, sizes, BLOCK_SIZES[tier]), knows_texts=head is not None)
+    runner = make_step_runner(tier, sizes, weights, settings, device, dtype, _log_progress, head)
     logger.info("the language model is ready after %.1f s", time.monotonic() - began)
     return runner
+
+
+def _head_to_read(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Tier) -> Head | None:
+    head = head_of(config, sizes)
+    if head is not None and tier is not Tier.PLAIN:
+        logger.info("text_position is estimated: the tier %s cannot read the attention that follows the text", tier.value)
+        return None
+    if head is not None:
+        logger.info("text_position follows the attention of layer %d, head %d", *head)
+    return head
 
 
 def make_step_runner(
@@ -71,8 +85,9 @@ def make_step_runner(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress,
+    head: Head | None = None,
 ) -> StepRunner:
-    """settings.block_size: ``BLOCK_SIZES[tier]``.
+    """settings.block_size: ``BLOCK_SIZES[tier]``. head: to be read, of the plain tier (``text_reading``).
 
     weights: on ``device`` and in ``dtype`` for the plain tier; for the others, which pack them, on any device, preferably in float32.
     """
@@ -90,7 +105,7 @@ def make_step_runner(
         with phase("language model: weights packed"):
             folded = fold_weights(weights, sizes, device, dtype)
         return GraphStepRunner(sizes, folded, settings, progress=progress)
-    return EagerRunner(Qwen2Model(sizes, weights), settings, RepetitionAwareSampler())
+    return EagerRunner(Qwen2Model(sizes, weights), settings, RepetitionAwareSampler(), head)
 
 
 def _log_progress(done: int, total: int) -> None:

@@ -1,12 +1,12 @@
 """One text session of the speech token service: its text, its layout, its sequence in the engine.
 
-In: pieces of text (any thread) and turns of the engine (the engine's thread). Out: ``SpeechTokens`` to the session's sink
-and, exactly once and last, an end: a message with a finish reason or a ``BistreamError``. Made by ``service.py``.
+In: pieces of text (any thread), turns of the engine (its thread). Out: ``SpeechTokens`` to the session's sink and, exactly once and last,
+an end: a message with a finish reason or a ``BistreamError``.
 
 Threads: ``_lock`` guards all state except the text being encoded; it is re-entrant, because a sink may cancel its session, but not append
 to it. Tokens are passed to the sink with the lock held, to keep their order; the end is passed without it, after the session was marked
-closed under it. ``_text_lock`` keeps the pieces in order while they are encoded; it is acquired before ``_lock``, and never by the
-engine's thread, so that thread does not wait for the tokenizer. Nothing here blocks for long: ``turn`` and ``close`` return at once.
+closed under it. ``_text_lock`` keeps the pieces in order while they are encoded; it is acquired before ``_lock``, and never by the engine's
+thread, which so does not wait for the tokenizer.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bistream.text2token.engine import TokenSpace, TurnResult
 from bistream.text2token.layout import Layout
 from bistream.text2token.sequence_series import SequenceSeries
 from bistream.text2token.silence import SilenceThinning
+from bistream.text2token.text_places import TextPlaces
 from bistream.types import FinishReason, SpeechTokens
 
 logger = logging.getLogger(__name__)
@@ -65,9 +66,8 @@ class TextSession:
         self._heard_at = float("inf")  # the last call for this session, from ``open`` on
         self._quiet_since = float("inf")  # the last text that can be spoken, or the last look that found a turn in flight
         self._silence = silence or SilenceThinning(frozenset())
-        self._skipped_chars = self._num_chars = skipped_chars  # the second counts the session's text
+        self._num_chars, self._places = skipped_chars, TextPlaces(skipped_chars)  # of the session's text
         self._speakable = SpeakableBytes()
-        self._end_chars: list[int] = []  # per text token
         self._turn_ids: list[int] | None = None  # yielded by the turn in flight; None: no turn in flight
         self._engine_error: str | None = None
 
@@ -156,7 +156,12 @@ class TextSession:
         self._release(message)
         return True
 
-    # -- the engine's side (TurnSink) --------------------------------------------------------------------------------
+    # -- the engine's side (TurnSink, TakesTextPlaces) ---------------------------------------------------------------
+
+    def on_texts_left(self, count: int) -> None:
+        """The last text id of a sequence is the last one that the layout has used."""
+        with self._lock:
+            self._places.attend((0 if self._layout is None else self._layout.num_text_used) - 1 - count)
 
     def on_ids(self, ids: Sequence[int]) -> None:
         with self._lock:
@@ -222,7 +227,7 @@ class TextSession:
 
     def _push_tokens(self, tokens: list[TextToken], is_end: bool) -> Message | None:
         assert self._layout is not None
-        self._end_chars += [self._skipped_chars + token.end_char for token in tokens]
+        self._places.push(token.end_char for token in tokens)
         self._layout.push_text([token.id for token in tokens])
         if is_end:
             self._text_ended = True
@@ -254,21 +259,16 @@ class TextSession:
     def _message(self, token_ids: tuple[int, ...] = (), reason: FinishReason | None = None, is_resting: bool = False) -> SpeechTokens:
         fed = 0 if self._layout is None else self._layout.num_text_used
         consumed = self._num_chars if reason is FinishReason.EOS else self._text_consumed()
-        return SpeechTokens(token_ids, consumed, reason, is_resting, self._end_chars[fed - 1] if fed else 0, fed)
+        return SpeechTokens(token_ids, consumed, reason, is_resting, self._places.until(fed), fed, self._places.attended)
 
     def _text_consumed(self) -> int:
-        """Lower bound of the characters spoken by the speech tokens so far.
-
-        A text token takes at most ``MAX_SPEECH_TOKENS_PER_TEXT_TOKEN`` (20) speech tokens, so n of them speak at least n / 20
-        of the text tokens fed so far. When the session ends with eos, all text is spoken.
-        """
+        """Lower bound of the characters spoken so far: a text token takes at most ``MAX_SPEECH_TOKENS_PER_TEXT_TOKEN`` speech tokens."""
         assert self._layout is not None
         num_speech = self._layout.num_speech_of_text
         if self._layout.num_text_used and self._turn_ids is not None:
             num_speech += len(self._turn_ids)
         spoken = min(num_speech // MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, self._layout.num_text_used)
-        num_text = max(spoken, self._layout.num_text_ended)
-        return self._end_chars[num_text - 1] if num_text else 0
+        return self._places.until(max(spoken, self._layout.num_text_ended))
 
     def _mark_closed(self, end: Message) -> bool:
         """Stop all further calls and turns. False if the session was closed already, or is not open yet and needs no end message."""

@@ -26,7 +26,16 @@ from bistream.errors import EngineError, ShuttingDownError
 from bistream.gpu.right_of_way import Patience, right_of_way
 from bistream.gpu.tier import TierChoice
 from bistream.metrics.recorder import Recorder
-from bistream.text2token.engine import FAILED_SENTENCE, EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
+from bistream.text2token.engine import (
+    FAILED_SENTENCE,
+    EngineCapabilities,
+    EngineStats,
+    SamplingSpec,
+    TakesTextPlaces,
+    TokenSpace,
+    TurnLimits,
+    TurnSink,
+)
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.fidelity import within_bounds
 from bistream.text2token.qwen2 import Qwen2Model
@@ -34,7 +43,7 @@ from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_s
 from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.sequence import SequenceRecord, StepPlan, TurnUpdate
 from bistream.text2token.step_metrics import StepMetrics
-from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
+from bistream.text2token.step_runner import EagerRunner, ReadsText, SampledRows, StepRunner
 from bistream.text2token.step_runners import language_model_tier, load_step_runner
 from bistream.text2token.urgency import Demand
 
@@ -98,14 +107,14 @@ class TorchEngine:
             assert isinstance(model, Qwen2Model), "without a runner the model must be a Qwen2Model"
             runner = EagerRunner(model, settings, sampler)
         self._runner: StepRunner = runner
+        self._reads_text = runner if isinstance(runner, ReadsText) else None
         self._in_flight: deque[tuple[StepPlan, SampledRows]] = deque()
         self._outbox: deque[TurnUpdate] = deque()
         self._changed = threading.Condition()
         self._clock = clock
         self._metrics = StepMetrics(recorder or Recorder())
         self._metrics.watch(self.stats, settings.block_size)
-        self._closing = False
-        self._healthy = True
+        self._closing, self._healthy = False, True
         self._pauses_until_s = 0.0  # unless somebody waits
         self._patience = patience
         self._thread: threading.Thread | None = None
@@ -252,11 +261,12 @@ class TorchEngine:
         if self._in_flight and (plan is None or pauses or len(self._in_flight) > self._runner.run_ahead):
             oldest, sampled = self._in_flight.popleft()
             head_rows = sampled()
+            places = None if self._reads_text is None else self._reads_text.places()
             with self._changed:
                 if pauses:
                     now = self._clock()
                     self._pauses_until_s = now + self.settings.calm_pause * (now - began)
-                updates = self._scheduler.apply(oldest, head_rows)
+                updates = self._scheduler.apply(oldest, head_rows, places)
                 self._metrics.step_done(len(updates))
                 self._outbox.extend(updates)
 
@@ -266,6 +276,8 @@ class TorchEngine:
                 if not self._outbox:
                     return
                 update = self._outbox.popleft()
+            if update.texts_left is not None and isinstance(update.sink, TakesTextPlaces):
+                _call_sink(update.sink.on_texts_left, update.texts_left)
             if update.ids:
                 _call_sink(update.sink.on_ids, update.ids)
             if update.result is not None:

@@ -186,6 +186,7 @@ class SiblingToken2Wav:
 
 def speech_tokens(outputs: Arrays) -> SpeechTokens:
     """One response of ``llm_bistream``. Raises the ``BistreamError`` that ended the session."""
+    text_fed, text_tokens_fed, attended = outputs["text_fed"].reshape(-1).tolist()
     reason = FinishReason(_text(outputs["finish_reason"])) if outputs["is_final"].reshape(-1)[0] else None
     if reason is FinishReason.ERROR:
         raise parse_error(_text(outputs["error"]))
@@ -194,19 +195,21 @@ def speech_tokens(outputs: Arrays) -> SpeechTokens:
         text_consumed=int(outputs["text_consumed"].reshape(-1)[0]),
         finish_reason=reason,
         is_resting=bool(outputs["is_resting"].reshape(-1)[0]),
-        text_fed=int(outputs["text_fed"].reshape(-1)[0]),
-        text_tokens_fed=int(outputs["text_fed"].reshape(-1)[1]),
+        text_fed=text_fed,
+        text_tokens_fed=text_tokens_fed,
+        text_attended=None if attended < 0 else attended,
     )
 
 
 def speech_token_arrays(message: SpeechTokens, error: BistreamError | None = None) -> Arrays:
     """The outputs of ``llm_bistream`` for one message; the inverse of ``speech_tokens``."""
+    attended = -1 if message.text_attended is None else message.text_attended
     return {
         "speech_token_ids": np.array(message.token_ids, np.int32),
         "is_final": scalar_array(message.is_final, np.bool_),
         "finish_reason": text_array(message.finish_reason.value if message.finish_reason else ""),
         "text_consumed": scalar_array(message.text_consumed, np.int32),
-        "text_fed": np.array([[message.text_fed, message.text_tokens_fed]], np.int32),
+        "text_fed": np.array([[message.text_fed, message.text_tokens_fed, attended]], np.int32),
         "is_resting": scalar_array(message.is_resting, np.bool_),
         "error": text_array(format_error(error) if error else ""),
     }

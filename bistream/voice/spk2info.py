@@ -1,4 +1,4 @@
-"""Reads upstream's ``spk2info.pt``: named speakers in, ``VoicePrompt`` per speaker out. Needs torch.
+"""Reads upstream's ``spk2info.pt``: named speakers in, ``VoicePrompt`` per speaker out. Needs torch for files of old or unusual kinds only.
 
 Three forms of an entry are known:
 
@@ -22,6 +22,7 @@ from bistream.errors import CheckpointError, InvalidInputError
 from bistream.types import VoicePrompt
 from bistream.voice.build import make_voice_prompt
 from bistream.voice.features import MEL_BINS
+from bistream.voice.tensor_file import UnknownContentError, read_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ DecodeText = Callable[[Sequence[int]], str]
 def read_spk2info(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]:
     """All speakers of the file. decode_text: text ids to text, for form 2.
 
-    Read with ``weights_only=True``: no code from the file is run. Raises ``CheckpointError`` naming the file, and the speaker
+    No code from the file is run. Raises ``CheckpointError`` naming the file, and the speaker
     where one entry is the cause.
     """
     return {name: _voice(path.name, name, entry, decode_text) for name, entry in _read_table(path).items()}
@@ -49,19 +50,26 @@ def read_presets(path: Path, decode_text: DecodeText) -> dict[str, VoicePrompt]:
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    import torch  # noqa: PLC0415  (nothing else in this module imports it)
-
     if not path.is_file():
         raise CheckpointError(f"{path.name} does not exist; name the spk2info.pt to import.")
     try:
-        speakers = torch.load(path, map_location="cpu", weights_only=True)
+        speakers = read_tensors(path)
+    except UnknownContentError:
+        speakers = _read_with_torch(path)
+    if not isinstance(speakers, dict):
+        raise CheckpointError(f"{path.name} does not hold a table of speakers; name another file.")
+    return {str(name): entry for name, entry in speakers.items()}
+
+
+def _read_with_torch(path: Path) -> Any:
+    import torch  # noqa: PLC0415  (see tensor_file)
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many exception types for a damaged file
         raise CheckpointError(
             f"{path.name} could not be read ({type(error).__name__}); it is damaged or holds more than tensors."
         ) from error
-    if not isinstance(speakers, dict):
-        raise CheckpointError(f"{path.name} does not hold a table of speakers; name another file.")
-    return {str(name): entry for name, entry in speakers.items()}
 
 
 def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) -> VoicePrompt:
@@ -86,9 +94,10 @@ def _voice(file_name: str, speaker: str, entry: Any, decode_text: DecodeText) ->
 
 
 def _first(entry: Mapping[str, Any], key: str) -> NDArray[Any]:
-    """The only row of a tensor [1, ...]."""
+    """The only row of a tensor [1, ...], which is an array or torch's."""
     tensor = entry[key]
     if tensor.shape[0] != 1:
         raise TypeError(f"{key} has shape {list(tensor.shape)}, not one row")
-    array: NDArray[Any] = tensor[0].float().numpy() if tensor.is_floating_point() else tensor[0].numpy()
-    return array
+    row = tensor[0]
+    array: NDArray[Any] = row if isinstance(row, np.ndarray) else (row.float() if row.is_floating_point() else row).numpy()
+    return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -108,6 +108,25 @@ def test_the_interpreter_s_part_is_the_age_of_the_process() -> None:
     assert 0.0 <= first < second and second >= 0.49  # the kernel counts in hundredths of a second
 
 
+def test_what_a_shell_did_before_it_became_the_program_is_not_its_start() -> None:
+    program = (
+        "import logging; logging.basicConfig(format='%(message)s', level='INFO')\n"
+        "from bistream.start_phases import interpreter_is_ready\n"
+        "interpreter_is_ready()"
+    )
+    shell = (
+        "import os, sys, time\n"
+        "while time.process_time() < 0.5: pass\n"
+        "if sys.argv[2]: os.environ['BISTREAM_STARTED_AT'] = str(time.time())\n"
+        "began = time.monotonic(); os.execv(sys.executable, [sys.executable, '-c', sys.argv[1] + '; import time; print(time.monotonic() - '"
+        " + str(began) + ')'])"
+    )
+    for told in ("", "told"):
+        done = subprocess.run([sys.executable, "-c", shell, program, told], capture_output=True, text=True, check=True)
+        seconds, since_exec = float(done.stderr.rpartition(", ")[2].split()[0]), float(done.stdout)
+        assert (seconds <= since_exec + 0.01) == bool(told)
+
+
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "absent")]) == 1
     assert "absent cannot be read" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -68,6 +70,18 @@ def test_text_goes_out_in_pieces_and_audio_comes_back_in_order(serve: Serve) -> 
     assert len({request.secret for request in server.received}) == 1 and len(start.secret) == 32
     assert all(request.wants_empty_final for request in server.received)
     assert all("reference_wav" not in piece.inputs for piece in pieces)
+
+
+@pytest.mark.parametrize("end", ["", "session.cancel()", "raise KeyError('of the user')"])
+def test_a_program_that_does_not_close_its_session_ends(serve: Serve, end: str) -> None:
+    server = serve(Speaker())
+    program = (
+        "import sys\nfrom bistream.client.client import BistreamClient\n"
+        f"session = BistreamClient(sys.argv[1]).start(speaker_id='anna')\nprint('started')\n{end}"
+    )
+    done = subprocess.run([sys.executable, "-c", program, server.address], capture_output=True, text=True, check=False, timeout=WAIT_S / 4)
+    assert done.stdout == "started\n" and done.returncode == ("raise" in end)
+    assert done.stderr.rpartition("\n")[0].rpartition("\n")[2] == ("KeyError: 'of the user'" if "raise" in end else "")
 
 
 def test_a_whole_text_is_one_request(serve: Serve) -> None:

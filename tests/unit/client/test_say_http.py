@@ -90,6 +90,12 @@ def test_upstreams_request_becomes_a_wav(good_server: Server, tmp_path: Path) ->
     np.testing.assert_allclose(samples, np.linspace(-0.5, 0.5, 4800), atol=1e-3)
 
 
+def test_the_text_may_stand_alone(good_server: Server, tmp_path: Path) -> None:
+    """As with ``bistream say``."""
+    assert main(["Hello.", "--server", good_server.address, "--output", str(tmp_path / "out.wav")]) == 0
+    assert good_server.requests[0][1]["inputs"][0]["data"] == ["Hello."]
+
+
 def test_optional_inputs_are_sent_where_they_are_given(good_server: Server, tmp_path: Path) -> None:
     arguments = [
         "--text",

@@ -96,6 +96,21 @@ def test_text_that_the_model_had_not_been_given_was_not_spoken() -> None:
     assert text.position(100 * SAMPLES_PER_TOKEN, False) == text.position(99 * SAMPLES_PER_TOKEN, True) == 200
 
 
+def test_what_the_model_attends_to_counts_before_the_pace() -> None:
+    """Between two messages in proportion; bounded as every estimate; without a voice's pace."""
+    effort = SpokenEffort()
+    effort.push("x" * 200)
+    text = SpokenText(effort)
+    text.tokens_came(SpeechTokens((1,) * 15, 0, None, False, 40, 10, text_attended=9))
+    text.tokens_came(SpeechTokens((1,) * 10, 1, None, False, 40, 10, text_attended=19))
+    text.tokens_came(SpeechTokens((1,) * 5, 1, None, False, 40, 10, text_attended=60))
+    at = [text.position(tokens * SAMPLES_PER_TOKEN, False) for tokens in (0, 5, 15, 20, 25, 30)]
+    assert at == [0, 3, 9, 14, 19, 40], "it cannot be beyond the text that the model was given"
+    text.tokens_came(SpeechTokens((1,) * 10, 200, FinishReason.EOS, False, 200, 50, text_attended=190))
+    assert text.position(35 * SAMPLES_PER_TOKEN, False) == 125 and text.position(40 * SAMPLES_PER_TOKEN, False) == 200
+    assert text.position(40 * SAMPLES_PER_TOKEN, True) == 200
+
+
 def test_when_the_next_block_is_expected() -> None:
     pace = TextPace()
     assert pace.next_block_s(0, 0, 1.0) is None

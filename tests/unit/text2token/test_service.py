@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from bistream.text.speakable import MAX_SPECIAL_RUN
 from bistream.text.special_tokens import MARKS, SPECIAL_TOKENS
 from bistream.text.text_in import WINDOW_CHARS, TextIn
 from bistream.text.tokenizer import TextTokenizer
-from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
+from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.factory import LanguageModelParts, load_parts
 from bistream.text2token.qwen2 import Qwen2Model
@@ -630,6 +630,50 @@ def test_every_accepted_session_ends_exactly_once(tokenizer: TextTokenizer, seed
     bench.check_free()
 
 
+@pytest.mark.parametrize("pieces", [[TEXT * 3], list(TEXT)], ids=["whole", "characters"])
+@pytest.mark.parametrize("prompt_text", ["", "What the recording says, more or less."])
+def test_messages_tell_the_character_that_the_engine_attends_to(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch, pieces: list[str], prompt_text: str
+) -> None:
+    texts: list[int] = []  # those of the sequence so far
+    places: list[int] = []  # of each speech token: the text that it speaks; two of each, the prompt's first
+    begin_turn = ScriptedSequence.turn
+
+    def turn(sequence: ScriptedSequence, append_ids: Sequence[int], limits: TurnLimits, sink: Any) -> None:
+        texts.extend(number for number in append_ids if number < SPACE.text_vocab_size)
+
+        class Attending:
+            def on_ids(self, ids: Sequence[int]) -> None:
+                for number in ids:
+                    places.append(min(len(places) // 2, len(texts) - 1))
+                    sink.on_texts_left(len(texts) - 1 - places[-1])
+                    sink.on_ids([number])
+
+            def on_end(self, result: TurnResult) -> None:
+                sink.on_end(result)
+
+        begin_turn(sequence, append_ids, limits, Attending())
+
+    monkeypatch.setattr(ScriptedSequence, "turn", turn)
+    bench = Bench(tokenizer, ends_in_time)
+    mailbox = bench.start(pieces[0], len(pieces) == 1, prompt_text=prompt_text)
+    for number, piece in enumerate(pieces[1:], 2):
+        bench.append(piece, number == len(pieces))
+    assert mailbox.reason is FinishReason.EOS
+    reader = TextIn(tokenizer)
+    ends = [token.end_char for token in reader.push("".join(pieces).encode()) + reader.finish()]
+    prompt = len(texts) - len(ends)
+    assert (prompt > 0) == bool(prompt_text)
+    count = 0
+    for message in mailbox.messages:
+        assert isinstance(message, SpeechTokens)
+        count += len(message.token_ids)
+        own = places[count - 1] - prompt if count else -1
+        expected = None if own < 0 else -(-((ends[own - 1] if own else 0) + ends[own]) // 2)
+        assert message.text_attended == expected
+    assert count == len(places) > 2 * prompt and expected is not None
+
+
 def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
     """Sessions fed from separate threads speak what each speaks alone."""
     torch.set_num_threads(1)
@@ -748,4 +792,4 @@ def test_ten_thousand_pieces_are_read_once(tokenizer: TextTokenizer, monkeypatch
     for _ in range(2000):
         bench.append("")
     assert max(read) <= 2 * WINDOW_CHARS and len(read) <= 3 * 13 * 770
-    assert len(session._end_chars) <= session._num_chars
+    assert len(session._places._ends) <= session._num_chars

@@ -163,7 +163,7 @@ def test_sessions_never_see_each_others_ids(seed: int) -> None:
     owners = torch.full((runner.cache.blocks.shape[2] * 8,), -1)  # writer and id of each position of the cache
     forward = tiny_model().forward_rows
 
-    def spy(ids, positions, cache, cache_index, plan):  # type: ignore[no-untyped-def]
+    def spy(ids, positions, cache, cache_index, plan, observe):  # type: ignore[no-untyped-def]
         owners[cache_index] = ids
         for group in plan.groups:
             for segment in range(len(group.rows)):
@@ -172,7 +172,7 @@ def test_sessions_never_see_each_others_ids(seed: int) -> None:
                 text = seen[seen < SPACE.speech_offset]
                 assert len(set((text // 25).tolist())) <= 1, seen
                 assert (seen >= 0).all()
-        return forward(ids, positions, cache, cache_index, plan)
+        return forward(ids, positions, cache, cache_index, plan, observe)
 
     runner.model = type("Spy", (), {"__getattr__": lambda self, name: spy if name == "forward_rows" else getattr(tiny_model(), name)})()
     for round_ in range(3):

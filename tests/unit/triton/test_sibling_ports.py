@@ -114,7 +114,8 @@ def start(**changes: Any) -> LanguageModelStart:
     st.one_of(st.none(), st.sampled_from([FinishReason.EOS, FinishReason.LENGTH, FinishReason.CANCELLED])),
 )
 def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int, reason: FinishReason | None) -> None:
-    message = SpeechTokens(tuple(token_ids), text_consumed, reason, reason is None, text_consumed + 3, text_consumed)
+    attended = text_consumed if text_consumed % 2 else None
+    message = SpeechTokens(tuple(token_ids), text_consumed, reason, reason is None, text_consumed + 3, text_consumed, attended)
     assert speech_tokens(speech_token_arrays(message)) == message
 
 

@@ -1,0 +1,172 @@
+"""The text token that one attention head looks at most, as the plain tier reads it while it decodes many sequences."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.checkpoint import read_config
+from bistream.checkpoint_config import LanguageModelConfig
+from bistream.config import RuntimeConfig
+from bistream.errors import CheckpointError, ConfigError
+from bistream.text2token.attention import attend_causal
+from bistream.text2token.engine import SamplingSpec, TurnLimits, TurnResult
+from bistream.text2token.engine_settings import EngineSettings
+from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.step_runner import EagerRunner
+from bistream.text2token.text_places import TextPlaces
+from bistream.text2token.text_reading import head_of
+from bistream.text2token.torch_engine import TorchEngine, TorchSequence
+from tests.unit.text2token import tiny
+
+CONFIG = tiny.CONFIG
+TEXT_IDS = CONFIG.text_vocab_size
+
+
+@dataclass
+class Sink:
+    """What one turn says, and how many texts were left at each id."""
+
+    ids: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def on_texts_left(self, count: int) -> None:
+        self.left.append(count)
+
+    def on_ids(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+
+    def on_end(self, result: TurnResult) -> None:
+        self.ended = True
+
+
+def engine_of(model: Qwen2Model, head: tuple[int, int] | None) -> TorchEngine:
+    sizes = EngineSettings(max_sessions=4, max_rows=32, kv_cache_tokens=2048, block_size=8, knows_texts=head is not None)
+    runner = EagerRunner(model, sizes, RepetitionAwareSampler(), head)
+    return TorchEngine(model, sizes, threaded=False, runner=runner)
+
+
+@torch.inference_mode()
+def attended(model: Qwen2Model, ids: Sequence[int], head: tuple[int, int]) -> list[int]:
+    """For each place of a whole sequence, computed at once: text ids up to it that come behind the one with the most weight."""
+    found: list[int] = []
+
+    def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        if layer == head[0]:
+            group = head[1] * key.shape[1] // query.shape[1]
+            for place in range(len(ids)):
+                texts = [other for other in range(place + 1) if ids[other] < TEXT_IDS]
+                scores = key[texts, group] @ query[place, head[1]]
+                found.append(len(texts) - 1 - int(scores.argmax()) if texts else -1)
+        return attend_causal(query, key, value)
+
+    model.forward_embedded(model.embed(torch.tensor(ids)), torch.arange(len(ids)), attend)
+    return found
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), layer=st.integers(0, CONFIG.num_hidden_layers - 1), head=st.integers(0, CONFIG.num_attention_heads - 1))
+def test_each_id_comes_with_what_its_place_attends_to(seed: int, layer: int, head: int) -> None:
+    """Several sequences, texts in turns, equal beginnings that share their cache."""
+    model, chance = tiny.tiny_model(), random.Random(seed)
+    engine = engine_of(model, (layer, head))
+    shared = [model.space.sos, *(chance.randrange(TEXT_IDS) for _ in range(17))]
+    rows: dict[str, list[int]] = {}
+    sequences: dict[str, TorchSequence] = {}
+    for turn in range(2):
+        sinks: dict[str, tuple[Sink, int]] = {}
+        for name in ("a", "b", "c"):
+            new = [*shared] if turn == 0 else []
+            new += [chance.randrange(TEXT_IDS) for _ in range(chance.randrange(1, 9))] + [model.space.task] * (turn == 1)
+            if turn == 0:
+                rows[name] = []
+                sequences[name] = engine.open(name, SamplingSpec(seed=chance.randrange(99)), 200)
+            sink = Sink()
+            rows[name] += new
+            sinks[name] = (sink, len(rows[name]))
+            sequences[name].turn(new, TurnLimits(chance.randrange(3, 12), forbidden=frozenset(model.space.specials)), sink)
+            for _ in range(chance.randrange(4)):
+                engine.step()
+        while not all(sink.ended for sink, _ in sinks.values()):
+            assert engine.step()
+        for name, (sink, begin) in sinks.items():
+            rows[name] += sink.ids
+            expected = attended(model, rows[name], (layer, head))
+            assert sink.left == expected[begin - 1 : begin - 1 + len(sink.ids)]
+    engine.close()
+
+
+def test_reading_changes_no_id() -> None:
+    said = []
+    for head in (None, (1, 0)):
+        engine, sink = engine_of(tiny.tiny_model(), head), Sink()
+        engine.open("s", SamplingSpec(seed=3), 100).turn([1, 2, 3], TurnLimits(40), sink)
+        while engine.step():
+            pass
+        engine.close()
+        said.append(sink.ids)
+        assert bool(sink.left) == (head is not None)
+    assert said[0] == said[1]
+
+
+def test_a_sequence_without_text_is_nowhere() -> None:
+    model = tiny.tiny_model()
+    engine, sink = engine_of(model, (0, 0)), Sink()
+    engine.open("s", SamplingSpec(), 100).turn([model.space.sos], TurnLimits(3, forbidden=frozenset(model.space.specials)), sink)
+    while engine.step():
+        pass
+    engine.close()
+    assert len(sink.ids) == 3 and not sink.left
+
+
+@pytest.mark.parametrize(
+    ("value", "own", "expected"), [("auto", None, None), ("auto", (1, 0), (1, 0)), ("none", (1, 0), None), ("0,3", (1, 0), (0, 3))]
+)
+def test_which_head_is_read(value: str, own: tuple[int, int] | None, expected: tuple[int, int] | None) -> None:
+    sizes = LanguageModelConfig(num_hidden_layers=2, num_attention_heads=4, text_position_head=own)
+    assert head_of(RuntimeConfig(text_position_head=value), sizes) == expected
+
+
+def test_a_head_that_there_is_not() -> None:
+    sizes = LanguageModelConfig(num_hidden_layers=2, num_attention_heads=4)
+    with pytest.raises(ConfigError, match=r"'text_position_head' is '2,0', but the model has 2 layers of 4 heads, counted from 0"):
+        head_of(RuntimeConfig(text_position_head="2,0"), sizes)
+    with pytest.raises(ConfigError, match="set it to auto, none, or a layer and a head such as 2,0"):
+        RuntimeConfig(text_position_head="first")
+
+
+def test_the_head_that_a_checkpoint_names(tiny_model_dir: Path, tmp_path: Path) -> None:
+    assert read_config(tiny_model_dir).language_model.text_position_head is None
+    for line, is_right in (("text_position_head: [1, 3]", True), ("text_position_head: [2, 0]", False), ("text_position_head: two", False)):
+        folder = tmp_path / line.rsplit(" ", 1)[1]
+        folder.mkdir()
+        for path in tiny_model_dir.iterdir():
+            (folder / path.name).symlink_to(path)
+        (folder / "cosyvoice2.yaml").unlink()
+        (folder / "cosyvoice2.yaml").write_text(
+            f"{line}\n{(tiny_model_dir / 'cosyvoice2.yaml').read_text(encoding='utf-8')}", encoding="utf-8"
+        )
+        if is_right:
+            assert read_config(folder).language_model.text_position_head == (1, 3)
+        else:
+            with pytest.raises(CheckpointError, match="could not be interpreted"):
+                read_config(folder)
+
+
+def test_characters_of_text_tokens() -> None:
+    places = TextPlaces(skipped_chars=10)
+    places.push([4, 9])
+    places.push([12])
+    assert [places.until(count) for count in range(4)] == [0, 14, 19, 22] and places.attended is None
+    for token, expected in ((-3, None), (0, 12), (1, 17), (0, 17), (2, 21)):
+        places.attend(token)
+        assert places.attended == expected, "the middle of the token, and never back"
