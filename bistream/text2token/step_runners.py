@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -57,7 +58,10 @@ def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Ti
     # Packing folds norms into weights; it starts from float32, so that a weight is rounded once.
     source = (device, dtype) if tier is Tier.PLAIN else (torch.device("cpu"), torch.float32)
     weights = load_weights(config.model_dir, sizes, *source)
-    runner = make_step_runner(tier, sizes, weights, settings_of(config, sizes, BLOCK_SIZES[tier]), device, dtype, _log_progress)
+    settings = settings_of(config, sizes, BLOCK_SIZES[tier])
+    if device.type == "cpu":  # token2wav computes on other cores, which a pause does not help
+        settings = replace(settings, calm_pause=0.0)
+    runner = make_step_runner(tier, sizes, weights, settings, device, dtype, _log_progress)
     logger.info("the language model is ready after %.1f s", time.monotonic() - began)
     return runner
 
