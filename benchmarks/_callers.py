@@ -27,16 +27,18 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import feed, paced, split_pieces
 from bistream.errors import BistreamError
-from bistream.rates import SAMPLE_RATE
+from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
 from bistream.reference_hash import reference_hash
 from bistream.types import FloatArray
+
+LENGTH_SPREAD = 0.2  # of fresh recordings, both ways
 
 
 @dataclass(frozen=True)
 class Speech:
     """What every caller says, and with which voice. text_rate: words per second; None: the whole text at once. sends_hash: of the
     recording, which the server has heard before, instead of the recording. fresh_seed: each session sends a recording that nobody has
-    sent before, the given one with noise of its own; another seed gives other recordings."""
+    sent before, the given one with noise of its own; another seed gives other recordings. fresh_s: about as long, see ``fresh_voice``."""
 
     server: str
     text: str
@@ -46,6 +48,7 @@ class Speech:
     reference_text: str | None = None
     sends_hash: bool = False
     fresh_seed: int | None = None
+    fresh_s: float | None = None
     security: ClientSecurity = field(default=INSECURE, repr=False)
 
 
@@ -152,7 +155,7 @@ def report_of(values: Result) -> SessionReport:
 def prepare(plan: dict[str, Any]) -> list[Task]:
     speech = speech_of(plan["speech"])
     voice = _voice(speech)
-    client = BistreamClient(speech.server, security=speech.security, sends_hashes=speech.sends_hash)
+    client = BistreamClient(speech.server, security=speech.security, sends_hashes=speech.sends_hash, keeps_connections=True)
     if client.known_voices is not None and "reference_wav" in voice:
         client.known_voices.accepted(reference_hash(**voice))
     whole: dict[str, Any] = {"text": speech.text, "is_end": True} if speech.text_rate is None else {}
@@ -162,7 +165,7 @@ def prepare(plan: dict[str, Any]) -> list[Task]:
         for number in itertools.count():
             if number >= caller.requests and time.monotonic() >= began + caller.until_s:
                 return
-            own = voice if speech.fresh_seed is None else fresh_voice(voice, (speech.fresh_seed, caller.number, number))
+            own = voice if speech.fresh_seed is None else fresh_voice(voice, (speech.fresh_seed, caller.number, number), speech.fresh_s)
             report = run_session(functools.partial(client.start, **own, **whole), pieces, speech.text_rate)
             yield {"load": plan["load"], "report": asdict(report)}
 
@@ -172,10 +175,16 @@ def prepare(plan: dict[str, Any]) -> list[Task]:
     return [task(Caller(**values)) for values in plan["callers"]]
 
 
-def fresh_voice(voice: dict[str, Any], seed: Sequence[int]) -> dict[str, Any]:
-    """The same recording to the ear (noise 80 dB below full scale), another one to the server."""
+def fresh_voice(voice: dict[str, Any], seed: Sequence[int], seconds: float | None = None) -> dict[str, Any]:
+    """The same recording to the ear (noise 80 dB below full scale), another one to the server.
+
+    seconds: again and again until it lasts so long, by up to a fifth less or more, as recordings do; None: as long as it is.
+    """
     wav: FloatArray = voice["reference_wav"]
-    return {**voice, "reference_wav": wav + np.float32(1e-4) * np.random.default_rng(seed).standard_normal(wav.size, np.float32)}
+    generator = np.random.default_rng(seed)
+    if seconds is not None:
+        wav = np.resize(wav, int(seconds * generator.uniform(1 - LENGTH_SPREAD, 1 + LENGTH_SPREAD) * REFERENCE_SAMPLE_RATE))
+    return {**voice, "reference_wav": wav + np.float32(1e-4) * generator.standard_normal(wav.size, np.float32)}
 
 
 def _voice(speech: Speech) -> dict[str, Any]:

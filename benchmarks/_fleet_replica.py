@@ -38,7 +38,7 @@ def interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
 class ServiceTimes:
     """Seconds. The defaults are of one H200, tier kernels, full-size random weights, with the language model beside token2wav.
 
-    All from benchmarks/results/first-audio-h200.json, closed loops of short texts by their callers, but for batch_s:
+    All from benchmarks/results/first-audio-bursts-h200.json, closed loops of short texts by their callers, but for batch_s:
     way_s: first audio at the client less that in the server, one caller.
     start_s: one start at the server's door. 256 callers who began at once waited 0.32 s longer than the server saw, at 99 % of 1024.
     first_tokens_s, transit_s: mean stages ``voice`` and ``tokens``, ``send`` and ``hop.between_processes``.

@@ -16,6 +16,7 @@ import numpy as np
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
+from bistream.gpu.right_of_way import RightOfWay
 from bistream.metrics.recorder import Recorder
 from bistream.rates import SAMPLES_PER_MEL_FRAME
 from bistream.text.tokenizer import TextTokenizer
@@ -156,5 +157,6 @@ class TimedRenderer:
 
 
 class TimedToken2Wav(Token2Wav):
-    def __init__(self, config: RuntimeConfig, recorder: Recorder | None = None) -> None:
-        super().__init__(config, renderer=TimedRenderer(sizes_of(read_config(config.model_dir))), recorder=recorder)
+    def __init__(self, config: RuntimeConfig, recorder: Recorder | None = None, right_of_way: RightOfWay | None = None) -> None:
+        renderer = TimedRenderer(sizes_of(read_config(config.model_dir)))
+        super().__init__(config, renderer=renderer, recorder=recorder, right_of_way=right_of_way)

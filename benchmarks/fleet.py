@@ -34,7 +34,7 @@ SEEN_CAPACITY = 430.0  # audio seconds per second: where the overloaded H200 sto
 RANKS, RANK_NAMES = (50, 99, 100), ("p50", "p99", "worst")
 HARDWARE = "none: a simulation with service times of one H200"
 WARM_S, INCIDENT_S = 12.0, 22.0
-FIRST_AUDIO = ROOT / "benchmarks" / "results" / "first-audio-h200.json"
+FIRST_AUDIO = ROOT / "benchmarks" / "results" / "first-audio-bursts-h200.json"
 SHORT_S, LONGER_S = 5.6, 25.6  # audio of the texts there
 # Measured with an older version: callers, starts per second -> first audio p50 and p99, ms (benchmarks/results/sessions-h200.json).
 REAL_TIME = {(256, 16): (319.6, 356.2), (576, 36): (413.2, 496.7), (768, 48): (571.6, 894.0)}

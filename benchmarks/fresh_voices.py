@@ -6,9 +6,10 @@
 
 The steady callers speak one session after another, fed --text-rate words per second, with a voice that the server knows. First alone;
 then, for each rate, beside sessions that start at random times (Poisson) with a recording of their own each, and say a short text. All
-recordings are the given one with noise of its own, 80 dB below full scale: another recording to the server. Printed for each rate: gaps
-and first audio of both kinds of callers, and with --metrics the server's time from a start to its voice. The last line is one JSON
-object. Exit code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: GATE_LIMITS of run.sh.
+recordings are the given one, repeated for about --fresh-recording-s seconds, with noise of its own, 80 dB below full scale: another
+recording to the server, of another length. Printed for each rate: gaps and first audio of both kinds of callers, and with --metrics the
+server's time from a start to its voice, of all sessions (with --steady 0: of new voices alone). The last line is one JSON object. Exit
+code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: GATE_LIMITS of run.sh.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Run:
         given = self._options
         speech = Speech(
             given.server, given.fresh_text, None, reference_audio=given.reference_audio, reference_text=given.reference_text,
-            fresh_seed=secrets.randbits(63), security=given.security,
+            fresh_seed=secrets.randbits(63), fresh_s=given.fresh_recording_s, security=given.security,
         )  # fmt: skip
         starts = poisson_starts(starts_per_s, given.seconds, random.Random(given.seed))
         return speech, [Caller(begin_s, number=number) for number, begin_s in enumerate(starts)]
@@ -129,6 +130,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", default="We walk along the river in the morning, and then we talk about the weather until it is noon.")
     parser.add_argument("--text-rate", type=float, default=10.0, metavar="N", help="words per second (default %(default)s)")
     parser.add_argument("--fresh-text", default="Good morning to you.", help="what the new voices say, given at once")
+    parser.add_argument("--fresh-recording-s", type=float, default=5.0, metavar="S", help="length of their recordings, about (default 5)")
     parser.add_argument("--speaker-id", help="the steady callers' registered voice (default: the recording as it is)")
     parser.add_argument("--reference-audio", required=True, metavar="FILE")
     parser.add_argument("--reference-text", required=True)
@@ -138,8 +140,8 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add_security_arguments(parser)
     options = parser.parse_args(words)
     options.security = security_of(parser, options)
-    if options.steady < 0 or min(options.fresh) <= 0 or options.seconds <= 0:
-        parser.error("--steady must not be negative, and --fresh and --seconds must be above 0")
+    if options.steady < 0 or min(options.fresh) <= 0 or options.seconds <= 0 or options.fresh_recording_s <= 0:
+        parser.error("--steady must not be negative, and --fresh, --seconds and --fresh-recording-s must be above 0")
     return options
 
 
@@ -156,7 +158,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return fail(failure, EXIT_SERVER)
     runs = [run.measure(rate) for rate in ([0.0] if options.steady else []) + options.fresh]
     print_runs(runs)
-    named = ("steady", "seconds", "text", "text_rate", "fresh_text", "speaker_id", "seed")
+    named = ("steady", "seconds", "text", "text_rate", "fresh_text", "fresh_recording_s", "speaker_id", "seed")
     config = {name: getattr(options, name) for name in named}
     found = describe("fresh_voices", config, {"runs": runs}, options.hardware or hardware())
     if options.out is not None:

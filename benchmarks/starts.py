@@ -36,7 +36,7 @@ from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
 
 TAKE_S, HOP_S = 0.015, 0.03
 MESSAGES = (18, 25, 37)  # speech tokens: 3.2 s of audio in three hops
@@ -47,8 +47,8 @@ class Voice:
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         return np.arange(len(reference_wav) // 640, dtype=np.int32)
 
-    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
-        return np.ones(192, np.float32)
+    def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
+        return SpeakerFeatures(np.ones(192, np.float32), np.zeros((len(reference_wav) // 320, 80), np.float32))
 
 
 class LanguageModel:

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Time from a recording that nobody has heard to its voice: tokens, embedding and mel, in one process, one after the other.
+"""Time from a recording that nobody has heard to its voice, part by part, in one process.
 
-    python benchmarks/voices.py --model-dir FULL --providers cpu cuda tensorrt --batches 1 2 8 --out benchmarks/results/voices-NAME.json
-    python benchmarks/voices.py --model-dir FULL --providers cuda --speech-tokenizer onnx torch --batches 1 8
+    python benchmarks/voices.py --model-dir FULL --out benchmarks/results/voices-NAME.json
 
-For each program of the speech tokenizer and each provider of onnxruntime, which always runs the speaker encoder: with PyTorch on CUDA it
-is on the GPU where onnxruntime-gpu is installed and else on the CPU (``speaker_encoder`` says which). One that does not start here is
-reported with its reason. Every recording is new; batches of more than one are of equal length. The server computes the three
-parts at the same time, so a voice takes as long as the longest one there (column ``longest_part_s``).
+For each program of the networks (``torch``, ``onnx``), on the CPU and on a GPU where there is one, and each batch size, medians in
+milliseconds:
+
+    features   log-mel, filter bank and mel alone, one recording after the other
+    tokenizer  recordings to speech tokens, log-mel included: what audio_tokenizer computes
+    speaker    recordings to embeddings and mels, filter bank included: what speaker_embedding computes
+    total      both, one after the other
+    together   both at the same time, in two threads of this process; on the server they are two processes
+
+Every recording is new and of another length, around --seconds. A program that does not start on a device is reported with its reason:
+onnx on a GPU needs onnxruntime-gpu. cpu_ms is the CPU time of all threads for total.
 """
 
 from __future__ import annotations
@@ -16,8 +22,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +32,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from benchmarks._common import report
+from benchmarks._common import report, table
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.family import COSYVOICE2
 from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
-from bistream.voice.build import build_voice_prompt
+from bistream.voice.build import prompt_mel
+from bistream.voice.features import fbank_16k, log_mel_16k
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
+from bistream.voice.torch_features import TorchFeatures
 
-PROGRAMS = ("auto", "onnx", "torch", "s3tokenizer")
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one batch; cpu_s: of all threads of this process."""
-
-    tokens_s: float
-    embedding_s: float
-    mel_s: float
-    cpu_s: float
-
-    @property
-    def voice_s(self) -> float:
-        return self.tokens_s + self.embedding_s + self.mel_s
-
-    @property
-    def longest_part_s(self) -> float:
-        return max(self.tokens_s, self.embedding_s, self.mel_s)
+PROGRAMS = ("torch", "onnx", "auto", "s3tokenizer")
+COLUMNS = ("features", "tokenizer", "speaker", "total", "together", "together_most", "cpu_ms")
+SPREAD = 0.2  # of lengths, both ways
 
 
 def recording(seconds: float, seed: int) -> FloatArray:
@@ -67,77 +59,115 @@ def recording(seconds: float, seed: int) -> FloatArray:
     return sound
 
 
-def analyse(tokenizer: SpeechTokenizer, encoder: SpeakerEncoder, recordings: Sequence[FloatArray]) -> Times:
-    marks, cpu_s = [time.perf_counter()], time.process_time()
-    tokens = tokenizer.tokens_of(recordings)
-    marks.append(time.perf_counter())
-    embeddings = encoder.embeddings_of(recordings)
-    marks.append(time.perf_counter())
-    for one in zip(recordings, tokens, embeddings, strict=True):
-        build_voice_prompt(one[0], "What is said.", one[1], one[2], COSYVOICE2.mel_high_hz)  # costs the same in any family
-    marks.append(time.perf_counter())
-    steps = np.diff(marks).tolist()
-    return Times(steps[0], steps[1], steps[2], time.process_time() - cpu_s)
+def recordings(seconds: float, count: int, seed: int) -> list[FloatArray]:
+    lengths = np.random.default_rng(seed).uniform(1 - SPREAD, 1 + SPREAD, count) * seconds
+    return [recording(float(length), seed + index) for index, length in enumerate(lengths)]
 
 
-def measure(options: argparse.Namespace, program: str, provider: str) -> dict[str, Any]:
+def features_of(device: torch.device | None) -> Callable[[FloatArray], None]:
+    """device: None: in numpy."""
+    if device is None:
+        return lambda waveform: (log_mel_16k(waveform), fbank_16k(waveform), prompt_mel(waveform, COSYVOICE2.mel_high_hz)) and None
+    features = TorchFeatures(device)
+
+    @torch.inference_mode()
+    def compute(waveform: FloatArray) -> None:
+        loaded = features.load(waveform)
+        features.log_mel_16k(loaded), features.fbank_16k(loaded)
+        features.prompt_mel(loaded, COSYVOICE2.mel_high_hz).cpu()  # waits for all three
+
+    return compute
+
+
+class Voices:
+    """What the two models of the server compute, and how long it takes."""
+
+    def __init__(self, config: RuntimeConfig, device: torch.device | None) -> None:
+        self.tokenizer, self.encoder = SpeechTokenizer.from_config(config), SpeakerEncoder.from_config(config)
+        self._features = features_of(device)
+
+    def times(self, waveforms: Sequence[FloatArray]) -> dict[str, float]:
+        """Milliseconds; each part gets every recording for the first time, as far as caches of shapes go."""
+        marks = [time.perf_counter()]
+        for waveform in waveforms:
+            self._features(waveform)
+        marks.append(time.perf_counter())
+        cpu_s = time.process_time()
+        self.tokenizer.tokens_of(waveforms)
+        marks.append(time.perf_counter())
+        self.encoder.features_of(waveforms)
+        marks.append(time.perf_counter())
+        cpu_s = time.process_time() - cpu_s
+        with ThreadPoolExecutor(1) as pool:
+            tokens = pool.submit(self.tokenizer.tokens_of, waveforms)
+            self.encoder.features_of(waveforms)
+            tokens.result()
+        marks.append(time.perf_counter())
+        features, tokenizer, speaker, together = (1000 * np.diff(marks)).tolist()
+        parts = {"features": features, "tokenizer": tokenizer, "speaker": speaker, "total": tokenizer + speaker}
+        return parts | {"together": together, "cpu_ms": 1000 * cpu_s}
+
+
+def measure(options: argparse.Namespace, program: str, device: str) -> dict[str, Any]:
     """Medians for each batch size; or why there are none."""
-    device = "cpu" if provider == "cpu" else options.device
-    # PyTorch needs no onnxruntime-gpu: where there is none, the speaker encoder is on the CPU.
-    providers = provider if program == "onnx" or provider == "cpu" else f"{provider},cpu"
+    encoder = program if program in ("torch", "onnx") else "auto"
     try:
         config = RuntimeConfig(
-            model_dir=str(options.model_dir), device=device, num_threads=options.threads, onnx_providers=providers,
-            onnx_engine_dir=options.engine_dir, speech_tokenizer=program,
+            model_dir=str(options.model_dir), device=device, num_threads=options.threads, onnx_engine_dir=options.engine_dir,
+            speech_tokenizer=program, speaker_encoder=encoder,
         )  # fmt: skip
         began = time.perf_counter()
-        tokenizer, encoder = SpeechTokenizer.from_config(config), SpeakerEncoder.from_config(config)
+        voices = Voices(config, None if program == "onnx" else torch.device(device))
     except BistreamError as error:
         return {"not_run": error.sentence}
     found: dict[str, Any] = {
         "load_s": round(time.perf_counter() - began, 2),
-        "tokenizer_batches": tokenizer.batching.value,
-        "speaker_encoder": encoder.provider,
+        "tokenizer_batches": voices.tokenizer.batching.value,
+        "speaker_encoder": voices.encoder.provider,
     }
     seed = 0
     for batch in options.batches:
         rounds = []
         for _ in range(options.rounds + 1):  # the first one warms up
-            rounds.append(analyse(tokenizer, encoder, [recording(options.seconds, seed + index) for index in range(batch)]))
+            rounds.append(voices.times(recordings(options.seconds, batch, seed)))
             seed += batch
-        names = ("voice_s", "longest_part_s", "tokens_s", "embedding_s", "mel_s", "cpu_s")
-        medians = {name: round(statistics.median(getattr(times, name) for times in rounds[1:]), 4) for name in names}
-        found[f"batch {batch}"] = medians | {"longest_s": round(max(times.voice_s for times in rounds[1:]), 4)}
-        print(f"{program}, {provider}, batch {batch}: {found[f'batch {batch}']}", file=sys.stderr)
+        medians = {name: round(statistics.median(times[name] for times in rounds[1:]), 2) for name in rounds[0]}
+        found[f"batch {batch}"] = medians | {"together_most": round(max(times["together"] for times in rounds[1:]), 2)}
+        print(f"{program} on {device}, batch {batch}: {found[f'batch {batch}']}", file=sys.stderr)
     return found
+
+
+def print_results(results: dict[str, dict[str, Any]]) -> None:
+    rows: list[Sequence[object]] = [("program", "batch", *COLUMNS)]
+    for name, found in results.items():
+        if "not_run" in found:
+            print(f"{name} was not run: {found['not_run']}")
+        for key, times in found.items():
+            if key.startswith("batch "):
+                rows.append((name, key.removeprefix("batch "), *(times[column] for column in COLUMNS)))
+    table(rows)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-dir", type=Path, required=True, help="of either family: holds both ONNX files and the yaml")
-    parser.add_argument("--providers", nargs="+", choices=("cpu", "cuda", "tensorrt"), default=["cpu"])
-    parser.add_argument("--speech-tokenizer", nargs="+", choices=PROGRAMS, default=["onnx"])
-    parser.add_argument("--device", default="cuda", help="of the GPU providers (default %(default)s)")
-    parser.add_argument("--engine-dir", default="", help="of TensorRT")
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    parser.add_argument("--devices", nargs="+", default=devices, help="cpu, cuda or cuda:N (default: cpu, and cuda where there is one)")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=["torch", "onnx"])
+    parser.add_argument("--engine-dir", default="", help="of TensorRT, which onnx then uses on a GPU")
     parser.add_argument("--threads", type=int, default=0, help="0: the library's default")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each recording (default %(default)s)")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each recording, about (default %(default)s)")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=10, help="recordings or batches of each kind (default %(default)s)")
     parser.add_argument("--out", help="also write the JSON object here")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     results = {
-        f"{program} {provider}": measure(options, program, provider)
-        for program in options.speech_tokenizer
-        for provider in options.providers
+        f"{program} on {device}": measure(options, program, device) for device in options.devices[::-1] for program in options.programs
     }
-    config = {
-        "seconds": options.seconds,
-        "rounds": options.rounds,
-        "threads": options.threads,
-        "speech_tokenizer": options.speech_tokenizer,
-    }
+    print_results(results)
+    config = {"seconds": options.seconds, "rounds": options.rounds, "threads": options.threads, "batches": options.batches}
     report("voices", torch.device("cuda" if torch.cuda.is_available() else "cpu"), config, results, options.out)
     return 0
 

@@ -19,7 +19,7 @@ from bistream.checkpoint_config import CheckpointConfig
 from bistream.checkpoint_files import check_content, family_of
 from bistream.checkpoint_sizes import FLOWS, VOCODERS, language_model_config
 from bistream.errors import CheckpointError
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, MEL_FRAMES_PER_TOKEN, SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
     import torch
@@ -141,6 +141,8 @@ def _check_fixed_sizes(yaml_name: str, flow: Mapping[str, Any], config: Checkpoi
     rows = (
         ("chunk_size", config.flow.chunk_place, config.flow.chunk_tokens, CHUNK_TOKENS),
         ("pre_lookahead_len", "flow.pre_lookahead_len", config.flow.pre_lookahead_len, LOOKAHEAD_TOKENS),
+        ("sample_rate", "hift.sampling_rate", config.vocoder.sampling_rate, SAMPLE_RATE),
+        ("token_mel_ratio", "flow.token_mel_ratio", config.flow.token_mel_ratio, MEL_FRAMES_PER_TOKEN),
         ("token_frame_rate", "flow.input_frame_rate", flow.get("input_frame_rate", SPEECH_TOKENS_PER_SECOND), SPEECH_TOKENS_PER_SECOND),
     )
     for name, place, found, served in rows:

@@ -50,6 +50,7 @@ class RuntimeConfig:
     onnx_providers: str = "auto"  # auto, or some of tensorrt, cuda and cpu with commas: what runs the ONNX files, the first that starts
     onnx_engine_dir: str = ""  # where TensorRT's engines of the ONNX files are kept; empty: auto does without TensorRT
     speech_tokenizer: str = "auto"  # auto | onnx | torch | s3tokenizer: which program runs the speech tokenizer
+    speaker_encoder: str = "auto"  # auto | onnx | torch: which program runs the speaker encoder
     voices_dir: str = ""  # registered voices; empty: none
     default_speaker_id: str = ""  # used for requests with neither reference nor speaker_id (upstream's spk2info cache)
     voice_cache_size: int = 64  # most recently used voices that stay cached
@@ -72,6 +73,8 @@ class RuntimeConfig:
         _check(self.kernels in ("auto", "kernels", "graphs", "plain"), "kernels", self.kernels, "auto, kernels, graphs or plain")
         tokenizers = ("auto", "onnx", "torch", "s3tokenizer")
         _check(self.speech_tokenizer in tokenizers, "speech_tokenizer", self.speech_tokenizer, ", ".join(tokenizers))
+        encoders = ("auto", "onnx", "torch")
+        _check(self.speaker_encoder in encoders, "speaker_encoder", self.speaker_encoder, ", ".join(encoders))
         normalizations = ("off", "auto", "zh", "en")  # those of wire.TEXT_NORMALIZATIONS
         _check(self.text_normalization in normalizations, "text_normalization", self.text_normalization, ", ".join(normalizations))
         chosen = self.onnx_providers.split(",")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bistream.errors import ConfigError
+from bistream.start_phases import phase
 
 
 def resolve_device(name: str) -> torch.device:
@@ -20,3 +21,16 @@ def resolve_device(name: str) -> torch.device:
     if chosen.type not in ("cpu", "cuda"):
         raise ConfigError(f"Parameter 'device' is {name!r}; set it to auto, cpu, cuda or cuda:N.")
     return chosen
+
+
+def device_name(device: torch.device) -> str:
+    """Of a GPU as its driver says it, else ``cpu``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def open_device(device: torch.device) -> None:
+    """Make a GPU ready for this process, which takes a second or so; the first tensor on it would do so anyway."""
+    if device.type == "cuda":
+        with phase("opening the GPU"):
+            torch.zeros(1, device=device)
+            torch.cuda.synchronize(device)

@@ -25,7 +25,7 @@ from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2Wav, Token2WavHop
-from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, VoicePrompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 
@@ -58,9 +58,9 @@ class LocalVoice:
         with self._times.measure("voice"):
             return self._tokenizer.tokens(reference_wav)
 
-    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
+    def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
         with self._times.measure("voice"):
-            return self._encoder.embedding(reference_wav)
+            return self._encoder.features_of([reference_wav])[0]
 
 
 class LocalLanguageModel:

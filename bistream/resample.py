@@ -17,7 +17,7 @@ ROLLOFF = 0.99  # cut-off as a fraction of the lower Nyquist frequency
 
 
 @lru_cache(maxsize=16)
-def _polyphase_kernel(source_rate: int, target_rate: int) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
+def polyphase_kernel(source_rate: int, target_rate: int) -> tuple[NDArray[np.float32], NDArray[np.int64], int]:
     """Taps of every output phase, for coprime rates.
 
     Output n of a block of ``target_rate`` samples lies at input position c = n * source_rate / target_rate. Its weight for the
@@ -54,7 +54,7 @@ def resample(waveform: NDArray[np.float32], source_rate: int, target_rate: int) 
     length = waveform.shape[-1]
     if stride == phases or length == 0:
         return waveform.copy()
-    taps, first, half_width = _polyphase_kernel(stride, phases)
+    taps, first, half_width = polyphase_kernel(stride, phases)
     blocks = math.ceil(length / stride)
     right = blocks * stride + half_width + 2 - length
     padded = np.pad(waveform, [(0, 0)] * (waveform.ndim - 1) + [(half_width, right)])

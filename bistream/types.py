@@ -50,6 +50,17 @@ class TokenDemand(int):
 
 
 @dataclass(frozen=True)
+class SpeakerFeatures:
+    """What flow and vocoder know a speaker by.
+
+    embedding: float32 [E], as campplus returns it (not normalised). mel: float32 [T, mel bins], the 24 kHz log-mel of the recording.
+    """
+
+    embedding: FloatArray
+    mel: FloatArray
+
+
+@dataclass(frozen=True)
 class VoicePrompt:
     """Everything the stages need to speak in one voice.
 

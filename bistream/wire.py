@@ -150,7 +150,7 @@ SPEAKER_EMBEDDING = ModelContract(
     "speaker_embedding",
     decoupled=False,
     inputs=(TensorSpec("reference_wav", "FP32", (1, -1)),),
-    outputs=(TensorSpec("prompt_spk_embedding", "FP32", (-1,)),),
+    outputs=(TensorSpec("prompt_spk_embedding", "FP32", (-1,)), TensorSpec("prompt_speech_feat", "FP32", (-1, -1))),
     is_batched=True,
 )
 # Upstream's name of its front door for CosyVoice3, which has the same tensors; the gate answers to it, whichever family is served.

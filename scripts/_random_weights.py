@@ -93,6 +93,17 @@ def flow_state(drawer: Drawer, shapes: Shapes) -> dict[str, torch.Tensor]:
     return drawer.state_dict("flow.pt", shapes, rule)
 
 
+def speaker_encoder_state(drawer: Drawer, shapes: Shapes) -> dict[str, torch.Tensor]:
+    """``campplus.onnx``: what follows a ReLU gets the gain that keeps the variance, what a gate of about a half weighs twice as much."""
+
+    def rule(key: str, shape: Shape) -> Scale:
+        if len(shape) == 1 or "shortcut" in key or ".dense." in key or "cam_layer.linear" in key.replace("linear_local", ""):
+            return common_scale(key, shape)
+        return fan_in_scale(shape, 2.0 if "linear_local" in key else math.sqrt(2.0))
+
+    return drawer.state_dict("campplus.onnx", shapes, rule)
+
+
 F0_HZ = 150.0  # mean of the random f0 predictor
 F0_SPREAD_HZ = 30.0
 RESIDUAL_GAIN = 0.4  # of the branches that a residual block adds

@@ -26,7 +26,7 @@ from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS, check_prompt
 from bistream.token2wav.renderer import Outcome, RendererHop, Rendering, sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, Sampling, SpeechTokens, VoicePrompt
-from bistream.voice.build import build_voice_prompt
+from bistream.voice.build import join_voice_prompt
 from bistream.voice.manner import LanguagePrompt, language_prompt
 
 Tokens = tuple[int, ...]
@@ -58,7 +58,6 @@ class Stages:
         """Raises ``ConfigError`` and ``CheckpointError``."""
         checkpoint = read_config(config.model_dir)
         self._voices = open_voices(config)
-        self._mel_high_hz = checkpoint.family.mel_high_hz
         with ExitStack() as stack:
             self._voice = LocalVoice(config, StageTimes())
             self._language_model: SpeechTokenService | None = None
@@ -75,8 +74,8 @@ class Stages:
             return self._voices.load(choice.speaker_id)
         assert choice.reference_wav is not None, "a voice"
         wav = choice.reference_wav
-        tokens, embedding = self._voice.prompt_speech_tokens(wav), self._voice.speaker_embedding(wav)
-        prompt = build_voice_prompt(wav, choice.reference_text or "", tokens, embedding, self._mel_high_hz)
+        tokens, speaker = self._voice.prompt_speech_tokens(wav), self._voice.speaker_features(wav)
+        prompt = join_voice_prompt(choice.reference_text or "", speaker.mel, tokens, speaker.embedding)
         check_prompt(self.renderer, prompt)
         return prompt
 

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Compiles the GPU kernels of all networks ahead of the first start, in several processes, with a line for each part that is done.
+"""Compiles the GPU code of all networks ahead of the first start: each stage in a process of its own, with a line for each that is done.
 
     compile_kernels.py --model-dir CosyVoice2-0.5B
-    compile_kernels.py --model-dir CosyVoice2-0.5B --workers 8 --set max_sessions=128
+    compile_kernels.py --model-dir CosyVoice2-0.5B --workers 2 --set max_sessions=128
 
-A server compiles in two processes, its language model's and token2wav's, each one kernel after the other. This program loads the same
-stages in more processes, flow and vocoder in parts, and ends; what they compiled stays in the compilers' caches (TRITON_CACHE_DIR,
-TORCHINDUCTOR_CACHE_DIR; the server must see the same ones, as the same user). The entries of a cache are named after the source, the
-compiler and the GPU, so nothing can be used where it does not fit: at worst a kernel is compiled again. The GPU must hold weights and a
-little state once for each worker.
-
-Not yet run on a GPU; a server does not need it.
+A server does without: at its first start it compiles its own kernels in many processes (``bistream/gpu/compile_ahead.py``). Networks in
+recorded PyTorch graphs are compiled one function after the other; there this program saves time, because language model, flow and vocoder
+are compiled at once, the language model from three numbers of rows on. What they compiled stays in the compilers' caches
+(TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR; the server must see the same ones, as the same user). The entries of a cache are named after
+the source, the compiler and the GPU, so nothing can be used where it does not fit: at worst a kernel is compiled again. The GPU must hold
+weights and state once for each worker.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ from scripts.fill_template import TemplateError, parse_settings
 LANGUAGE_MODEL, FLOW, VOCODER = "language_model", "flow", "vocoder"
 # A runner prepares its largest number of rows first. Smaller ones begin further down, and find the others' kernels when they meet.
 SHARES_OF_ROWS = (1, 4, 16)
-PARTS = 3  # of the buckets of flow and vocoder, which take longest
-FLOW_STATE_MB = 1024  # of a worker; a server's would leave no room for the others
 MOST_WORKERS = 8
 
 
@@ -50,10 +47,9 @@ class Outcome:
 
 
 def jobs_of(config: RuntimeConfig) -> list[str]:
-    """``stage:part`` or ``language_model:rows``; those that take longest first."""
+    """``flow``, ``vocoder``, ``language_model:ROWS``; those that take longest first."""
     rows = sorted({max(1, config.max_rows // share) for share in SHARES_OF_ROWS}, reverse=True)
-    parts = [f"{stage}:{part}" for stage in (VOCODER, FLOW) for part in range(PARTS)]
-    return [*parts, *(f"{LANGUAGE_MODEL}:{count}" for count in rows)]
+    return [FLOW, VOCODER, *(f"{LANGUAGE_MODEL}:{count}" for count in rows)]
 
 
 def run_all(jobs: Sequence[str], command: Callable[[str], Sequence[str]], workers: int) -> Iterator[Outcome]:
@@ -75,7 +71,7 @@ def _run(job: str, command: Sequence[str]) -> Outcome:
 
 
 def compile_job(job: str, config: RuntimeConfig) -> None:
-    """In a worker: load one stage, which compiles and records all it needs, or its part. Raises ``BistreamError``."""
+    """In a worker: load one stage, which compiles and records all it needs. Raises ``BistreamError``."""
     from bistream.checkpoint import read_config  # noqa: PLC0415  (the stages load torch)
 
     stage, _, number = job.partition(":")
@@ -85,24 +81,14 @@ def compile_job(job: str, config: RuntimeConfig) -> None:
 
         engine, _tiers = make_engine(dataclasses.replace(config, max_rows=int(number), kv_cache_tokens=config.max_session_tokens))
         engine.close()
-        return
-    from bistream.device import resolve_device  # noqa: PLC0415
-    from bistream.gpu.tier import Tier  # noqa: PLC0415
-    from bistream.mel2wav.factory import make_vocoder, vocoder_tier  # noqa: PLC0415
-    from bistream.token2mel.factory import flow_tier, resolve_dtype  # noqa: PLC0415
-    from bistream.token2mel.stage import FlowStage  # noqa: PLC0415
+    elif stage == FLOW:
+        from bistream.token2mel.stage import FlowStage  # noqa: PLC0415
 
-    device = resolve_device(config.device)
-    flow = flow_tier(config, checkpoint.flow, device, resolve_dtype(config.dtype, device))
-    choice = flow if stage == FLOW else vocoder_tier(config, checkpoint)
-    if choice.tier is not Tier.KERNELS and int(number):
-        return  # the first part compiles all of it
-    share = slice(int(number), None, PARTS)
-    if stage == FLOW:
-        small = dataclasses.replace(config, flow_state_mb=FLOW_STATE_MB) if choice.tier is Tier.KERNELS else config
-        FlowStage(small, checkpoint, share=share)
+        FlowStage(config, checkpoint)
     else:
-        make_vocoder(config, checkpoint, choice, share)
+        from bistream.mel2wav.factory import make_vocoder  # noqa: PLC0415
+
+        make_vocoder(config, checkpoint)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ Example:  python scripts/make_checkpoint.py --size tiny build/tiny_checkpoint
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 import tempfile
@@ -42,12 +41,12 @@ from bistream.mel2wav import weights as vocoder_weights
 from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import weights as flow_weights
-from bistream.voice import s3_network
-from bistream.voice.features import KALDI_MEL_BINS
+from bistream.voice import campplus_network, s3_network
 from scripts import _cosyvoice3_flow
+from scripts._campplus_model import campplus_model
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
-from scripts._onnx_models import speaker_encoder_model, speech_tokenizer_model
-from scripts._random_weights import Drawer, Scale, common_scale, fan_in_scale, flow_state, language_model_state, vocoder_state
+from scripts._onnx_models import speech_tokenizer_model
+from scripts._random_weights import Drawer, Scale, common_scale, flow_state, language_model_state, speaker_encoder_state, vocoder_state
 from scripts._tokenizer_files import FULL_VOCAB_SIZE, special_token_count, write_tokenizer_files
 
 
@@ -57,8 +56,7 @@ class CheckpointSize:
 
     checkpoint: CheckpointConfig
     speech_tokenizer: s3_network.S3Config
-    speaker_encoder_width: int
-    speaker_encoder_layers: int  # convolutions after the first one
+    speaker_encoder: campplus_network.CampplusConfig
     has_speaker_table: bool = True  # ``spk2info.pt``
 
 
@@ -80,14 +78,14 @@ TINY = CheckpointSize(
         vocoder=VocoderConfig(base_channels=48, f0_channels=32),
     ),
     speech_tokenizer=s3_network.S3Config(width=128, layers=2),
-    speaker_encoder_width=32,
-    speaker_encoder_layers=1,
+    speaker_encoder=campplus_network.CampplusConfig(
+        channels=4, width=16, growth=8, bottleneck=16, context=8, blocks=((2, 1), (3, 2), (2, 2))
+    ),
 )
 FULL = CheckpointSize(
     checkpoint=CheckpointConfig(),
     speech_tokenizer=s3_network.S3Config(),
-    speaker_encoder_width=512,
-    speaker_encoder_layers=5,  # 28 MB in all, as the released file
+    speaker_encoder=campplus_network.CampplusConfig(),
 )
 SIZES = {"tiny": TINY, "full": FULL}
 
@@ -182,12 +180,9 @@ def _random_speech_tokenizer(size: CheckpointSize, drawer: Drawer) -> onnx.Model
 
 
 def _random_speaker_encoder(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:
-    width, embedding_size = size.speaker_encoder_width, size.checkpoint.flow.spk_embed_dim
-    shapes = [(width, KALDI_MEL_BINS, 5)] + [(width, width, 5)] * size.speaker_encoder_layers
-    he_gain = math.sqrt(2.0)  # keeps the variance through a ReLU
-    convolutions = [drawer.draw("campplus.onnx", str(index), shape, fan_in_scale(shape, he_gain)) for index, shape in enumerate(shapes)]
-    projection = drawer.draw("campplus.onnx", "projection", (2 * width, embedding_size), Scale(1 / math.sqrt(2 * width)))
-    return speaker_encoder_model([weight.numpy() for weight in convolutions], projection.numpy())
+    config = replace(size.speaker_encoder, size=size.checkpoint.flow.spk_embed_dim)
+    state = speaker_encoder_state(drawer, campplus_network.expected_shapes(config))
+    return campplus_model({key: tensor.numpy() for key, tensor in state.items()}, config)
 
 
 def _random_speaker(config: CheckpointConfig, drawer: Drawer) -> dict[str, str | torch.Tensor]:
@@ -208,8 +203,8 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="CosyVoice-BlankEN/ gets its configuration and tokenizer files but no model weights: nothing reads them, as llm.pt holds "
-        "the whole language model. The tokenizer is made for this size and is not Qwen2's. The speech tokenizer's file has the released "
-        "network's architecture, campplus.onnx only its inputs, outputs and (full) size. spk2info.pt is made for CosyVoice2 alone.",
+        "the whole language model. The tokenizer is made for this size and is not Qwen2's. The two ONNX files have the released networks' "
+        "architecture. spk2info.pt is made for CosyVoice2 alone.",
     )
     parser.add_argument("directory", type=Path, metavar="OUT", help="directory to make; must not exist")
     parser.add_argument("--family", choices=sorted(FAMILY_SIZES), default=COSYVOICE2.name, help="whose files (default: %(default)s)")

@@ -42,6 +42,7 @@ from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.server_start import Verify, verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
+from bistream.start_phases import interpreter_is_ready, phase
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
 from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
 
@@ -125,7 +126,14 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
         start_timeout_s=options.start_timeout_s,
         exit_timeout_s=options.exit_timeout_s,
         log_path=log_path(options),
+        state_directory=state_directory(options),
     )
+
+
+def state_directory(options: argparse.Namespace) -> Path:
+    """Of what is compared at later starts, or need not be found out again."""
+    given: Path | None = options.state_dir
+    return (given or options.model_repository.absolute().parent / "state").absolute()
 
 
 def log_path(options: argparse.Namespace) -> Path | None:
@@ -175,7 +183,7 @@ def verification(options: argparse.Namespace) -> Verify:
     """What a server must pass before it is ready."""
     if options.no_golden:
         return verify_nothing
-    return GoldenCheck(options.state_dir or options.model_repository.absolute().parent / "state", options.probe_timeout_s)
+    return GoldenCheck(state_directory(options), options.probe_timeout_s)
 
 
 class Service:
@@ -201,14 +209,16 @@ class Service:
             self._waiting = Waiting("the server starts")
             stack.callback(self._waiting.done)
             stack.enter_context(self._folder)
-            stack.enter_context(shared_gpu(options.mps))
+            with phase("sharing of the GPU"):
+                stack.enter_context(shared_gpu(options.mps))
             if options.health_port is not None:
                 metrics = KeeperMetrics(supervisor)
                 health = HealthServer(
                     options.health_address, options.health_port, lambda: supervisor.is_ready, metrics.text, lambda: supervisor.state
                 )
                 stack.enter_context(health)
-            stack.enter_context(supervisor.open_gate())
+            with phase("gate"):
+                stack.enter_context(supervisor.open_gate())
             if options.command:
                 return supervisor.run_command(self._command)
             supervisor.run()
@@ -239,6 +249,7 @@ class Service:
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve: %(message)s", stream=sys.stderr)
+    interpreter_is_ready()
     if (log := log_path(options)) is not None:
         logging.info("the server's own log: %s", log)
     try:

@@ -11,8 +11,10 @@ from bistream.checkpoint import check_state_dict, load_state_dict
 from bistream.checkpoint_config import CheckpointConfig
 from bistream.commands.waiting import Waiting
 from bistream.errors import CheckpointError
+from bistream.family import Family
 from bistream.hub.download import check_directory
 from bistream.hub.listing import DownloadError, required_files
+from bistream.hub.released import RELEASED, compare
 from bistream.mel2wav import weights as vocoder
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.model_dir import check_model_dir
@@ -20,8 +22,6 @@ from bistream.text2token import weights as language_model
 from bistream.token2mel import factory as flow_factory
 from bistream.token2mel import weights as flow
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
-
-NO_RECORD = "not compared: the directory has no record of a download (bash run.sh 0 0 makes one), and no released checksum is known here"
 
 
 def describe(model_dir: Path) -> Iterator[str]:
@@ -31,18 +31,27 @@ def describe(model_dir: Path) -> Iterator[str]:
     for names in required_files(sizes.family):
         path = next(model_dir / name for name in names if (model_dir / name).is_file())
         yield f"{path.relative_to(model_dir).as_posix():36}{path.stat().st_size:>16,} bytes"
-    yield f"checksums: {_checksums(model_dir)}"
+    yield f"checksums: {_checksums(model_dir, sizes.family)}"
     yield from _weights(model_dir, sizes)
     yield _graph(model_dir / SPEAKER_ENCODER_FILE, 1)
     yield _graph(model_dir / sizes.family.speech_tokenizer_file, 2)
 
 
-def _checksums(model_dir: Path) -> str:
-    try:
-        known = check_directory(model_dir)
-    except DownloadError as error:
-        raise CheckpointError(str(error)) from None
-    return NO_RECORD if known is None else f"all as recorded, of {known.repo_id} at {known.commit}"
+def _checksums(model_dir: Path, family: Family) -> str:
+    """Against the record of the download, where there is one, else against the known release."""
+    with Waiting("computing checksums") as waiting:
+        try:
+            recorded = check_directory(model_dir)
+        except DownloadError as error:
+            raise CheckpointError(str(error)) from None
+        if recorded is not None:
+            return f"all as recorded, of {recorded.repo_id} at {recorded.commit}"
+        found = compare(model_dir, RELEASED[family.name], lambda name: waiting.goes_on(f"checksum of {name}"))
+    release = f"{found.release.repo_id} at {found.release.commit[:7]}"
+    if not found.different:
+        return f"all files are those of {release}"
+    others = f"{', '.join(found.equal)} are" if found.equal else "no file is"
+    return f"{others} of {release}, {', '.join(found.different)} differ: fine-tuned, another revision, or damaged"
 
 
 def _weights(model_dir: Path, sizes: CheckpointConfig) -> Iterator[str]:

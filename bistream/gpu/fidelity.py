@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from bistream import findings
+from bistream.device import device_name
+from bistream.fingerprint import Fingerprint, code_hash, files_hash, versions
 
 logger = logging.getLogger(__name__)
 CONVOLUTIONS = ("conv1d", "conv_transpose1d")
@@ -47,6 +52,28 @@ class Fidelity:
             logger.info("%s", self.sentence)
         else:
             logger.warning("%s; so it runs in float32, which takes longer", self.sentence)
+
+
+def measured_once(kind: str, facts: Fingerprint, measure: Callable[[], Sequence[Fidelity]]) -> list[Fidelity]:
+    """What ``measure`` returns, or returned at an earlier start under the same facts."""
+    if (kept := findings.recall(kind, facts)) is not None:
+        try:
+            known = [Fidelity(**{**one, "dtype": getattr(torch, one["dtype"])}) for one in kept]
+        except (TypeError, KeyError, AttributeError):
+            known = []
+        if known:
+            logger.info("what 16 bit costs was measured at an earlier start with this checkpoint, GPU and program")
+            return known
+    found = list(measure())
+    findings.keep(kind, facts, [{**asdict(one), "dtype": str(one.dtype).removeprefix("torch.")} for one in found])
+    return found
+
+
+def facts_of(model_dir: str | Path, names: Iterable[str], device: torch.device, dtype: torch.dtype) -> Fingerprint:
+    """On what a measurement depends: these files (those that are there), where it is made, and what makes it."""
+    folder = Path(model_dir)
+    files = files_hash(folder, [name for name in names if (folder / name).is_file()])
+    return Fingerprint({"files": files, "device": device_name(device), "dtype": str(dtype), "code": code_hash(), **versions("torch")})
 
 
 def ratio_db(exact: Tensor, found: Tensor) -> float:

@@ -24,6 +24,7 @@ class GraphRecorder:
         self.device = device
         self._stream = stream
         self._pool = pool
+        self._is_first = True  # the next capture
 
     @property
     def stream(self) -> torch.cuda.Stream:
@@ -59,10 +60,17 @@ class GraphRecorder:
     def capture(self, launch: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Record a call that has run before. Also returns its result: tensors that every replay overwrites.
 
-        Other threads may use the device during the capture.
+        Other threads may use the device during the capture. Before the first one, unused memory of this process goes back to the device.
         """
+        if self._is_first:
+            self._is_first = False
+            torch.cuda.empty_cache()
+        # Not ``torch.cuda.graph``: it waits for the device and gives all unused memory back before each of hundreds of graphs.
         graph = torch.cuda.CUDAGraph()
-        capture = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
-        with torch.cuda.device(self.device), capture:
-            result = launch()
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")
+            try:
+                result = launch()
+            finally:
+                graph.capture_end()
         return graph, result

@@ -1,6 +1,6 @@
 """Chooses the tier of code that computes a network: our own kernels, recorded PyTorch graphs, or plain PyTorch. Nothing else decides it.
 
-``kernels``  our Triton and Gluon kernels in recorded CUDA graphs, on GPUs of compute capability 9.0 (Hopper)
+``kernels``  our Triton and Gluon kernels in recorded CUDA graphs, on GPUs of compute capability 9.0 (Hopper), with Triton 3.6
 ``graphs``   library code in recorded CUDA graphs, on every CUDA GPU and for every network size
 ``plain``    the PyTorch networks: for the CPU, for float32, and as the reference that the other tiers are tested against
 
@@ -9,6 +9,7 @@ The parameter ``kernels`` requests one of them; ``auto`` takes the first that ca
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ from enum import Enum
 
 import torch
 
+from bistream.device import device_name
 from bistream.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
 KERNELS_CAPABILITY = (9, 0)  # shared memory, matrix instructions and bulk copies that our kernels are written for
+# Gluon is experimental: 3.7 renames what the kernels call (``gl.thread_barrier``), so none of them compiles there. PyTorch 2.11 brings 3.6.
+KERNELS_TRITON = "3.6"
 
 
 class Tier(Enum):
@@ -76,7 +80,7 @@ def choose_tier(
         tier, reasons = Tier(requested), ()
         if against[tier]:
             raise ConfigError(f"Parameter 'kernels' is {requested!r}, but {stage}: {'; '.join(against[tier])}; set it to auto.")
-    choice = TierChoice(stage, tier, _device_name(device), reasons)
+    choice = TierChoice(stage, tier, device_name(device), reasons)
     _log.info("%s", choice.sentence)
     return choice
 
@@ -93,8 +97,14 @@ def _against_kernels(device: torch.device, kernels_need: Sequence[str]) -> tuple
     reasons = [f"own kernels need {need}" for need in kernels_need]
     if torch.cuda.get_device_capability(device) != KERNELS_CAPABILITY:
         reasons.insert(0, "own kernels need compute capability {}.{}".format(*KERNELS_CAPABILITY))
+    elif ".".join((found := _triton_version()).split(".")[:2]) != KERNELS_TRITON:
+        reasons.insert(0, f"own kernels need Triton {KERNELS_TRITON} (PyTorch 2.11), and {found or 'none'} is installed")
     return tuple(reasons)
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+def _triton_version() -> str:
+    """Empty without it. Imported by name: modules of this package that load Triton are for its kernels alone."""
+    try:
+        return str(importlib.import_module("triton").__version__)
+    except ImportError:
+        return ""

@@ -12,9 +12,8 @@ import datetime
 import logging
 import time
 import uuid
-import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,12 @@ from bistream.keeper.golden_store import GoldenStore, StoredGolden
 from bistream.keeper.host import GoldenError
 from bistream.keeper.metrics import triton_text
 from bistream.keeper.model_requests import ModelStream, RequestError
+from bistream.keeper.reading_ahead import ReadingAhead
 from bistream.keeper.server_process import TritonServer
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.reference_tone import recording
+from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
@@ -64,6 +65,11 @@ class GoldenCheck:
 
     state_dir: Path
     timeout_s: float = 60.0  # for each response of a model
+    reading_ahead: ReadingAhead = field(default_factory=ReadingAhead)
+
+    def begin(self, model_repository: Path) -> None:
+        """With each start of a server: what needs no server."""
+        self.reading_ahead.begin(read_parameters(model_repository), self.state_dir)
 
     def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
         """Returns when the server speaks as stored, or as nothing else did yet. Raises ``GoldenError`` and ``Interrupted``."""
@@ -75,11 +81,12 @@ class GoldenCheck:
         try:
             store = GoldenStore(self.state_dir, checkpoint(parameters))
             tiers = _tiers(server)
-            present = environment(parameters, tiers)
+            present = environment(parameters, tiers, self.reading_ahead.hardware())
             stored = store.find(present)
             is_known = stored is not None and stored.environment == present
             if stored is None:
-                check_archives(checkpoint_files(parameters))
+                with phase("golden utterance: checksums of the weights"):
+                    self.reading_ahead.check_archives(checkpoint_files(parameters))
             form = _Form.of(parameters)
             with ModelStream(server.grpc_url, self.timeout_s, should_stop) as stream:
                 if stored is not None:
@@ -130,17 +137,6 @@ def _say_new(stored: StoredGolden | None, differences: list[str], took: str) -> 
         logger.info("the golden utterance is like that of %s, which differs in %s (%s)", stored.path.name, names, took)
 
 
-def check_archives(paths: list[Path]) -> None:
-    """Read the weights of a checkpoint once before its first utterance becomes the one to compare with. Raises ``GoldenError``."""
-    for path in paths:
-        if not zipfile.is_zipfile(path):
-            continue
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise GoldenError(f"{path.name} is damaged ({damaged} does not match its checksum); download it again.")
-
-
 def _speak_anew(stream: ModelStream, form: _Form) -> Golden:
     """With its own inputs in every stage, for the next start to compare with. Raises ``GoldenError``."""
     golden, fault = speak(stream, None, form)
@@ -168,17 +164,21 @@ def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden
     """The utterance, and why it cannot be right. base: its outputs are the inputs of the next stages, else those of this run.
     form: of the repository."""
     wav = recording()
-    voice_tokens: IntArray = _one(stream.ask(AUDIO_TOKENIZER, {"reference_wav": wav.reshape(1, -1)}), "prompt_speech_tokens")
-    embedding: FloatArray = _one(stream.ask(SPEAKER_EMBEDDING, {"reference_wav": wav.reshape(1, -1)}), "prompt_spk_embedding")
+    with phase("golden utterance: voice"):
+        voice_tokens: IntArray = _one(stream.ask(AUDIO_TOKENIZER, {"reference_wav": wav.reshape(1, -1)}), "prompt_speech_tokens")
+        embedding: FloatArray = _one(stream.ask(SPEAKER_EMBEDDING, {"reference_wav": wav.reshape(1, -1)}), "prompt_spk_embedding")
     known = (voice_tokens, embedding) if base is None else (base.voice_tokens, base.embedding)
     voice = build_voice_prompt(wav, TRANSCRIPT, *known, form.mel_high_hz)
-    speech_tokens = _speech_tokens(stream, voice)
-    waveform = _waveform(stream, voice, speech_tokens if base is None else base.speech_tokens, form.hop_policy)
+    with phase("golden utterance: speech tokens"):
+        speech_tokens = _speech_tokens(stream, voice)
+    with phase("golden utterance: audio"):
+        waveform = _waveform(stream, voice, speech_tokens if base is None else base.speech_tokens, form.hop_policy)
     golden = Golden(voice_tokens, embedding, speech_tokens, waveform)
     fault = audio_fault(waveform)
     if fault is not None:
         return golden, f"the audio of token2wav {fault}"
-    return golden, _front_door_fault(stream, golden if base is None else None, len(speech_tokens))
+    with phase("golden utterance: as a caller hears it"):
+        return golden, _front_door_fault(stream, golden if base is None else None, len(speech_tokens))
 
 
 def _front_door_fault(stream: ModelStream, alike: Golden | None, tokens: int) -> str | None:

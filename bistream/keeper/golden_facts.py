@@ -7,12 +7,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.family import FAMILIES
-from bistream.fingerprint import Fingerprint, files_hash, gpus, processor, versions
+from bistream.fingerprint import Fingerprint, code_hash, files_hash, gpus, processor, versions
 from bistream.keeper.golden import RECIPE
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
@@ -28,7 +27,7 @@ CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
 }
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
 HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front door: how it cuts a whole text, which the audio follows
-_ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer")
+_ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer", "speaker_encoder")
 _PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
 _PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
 _TIER = re.compile(r"^bistream_tier\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
@@ -60,9 +59,14 @@ def checkpoint(parameters: Parameters) -> Fingerprint:
     return Fingerprint(facts)
 
 
-def environment(parameters: Parameters, tiers: str) -> Fingerprint:
-    """tiers: ``tiers_of`` the server's metrics."""
-    facts = {"hardware": " + ".join((*gpus(), f"{len(os.sched_getaffinity(0))} x {processor()}")), "tiers": tiers, "code": _code_hash()}
+def hardware() -> str:
+    """GPUs and processors of this host."""
+    return " + ".join((*gpus(), f"{len(os.sched_getaffinity(0))} x {processor()}"))
+
+
+def environment(parameters: Parameters, tiers: str, of_hardware: str) -> Fingerprint:
+    """tiers: ``tiers_of`` the server's metrics. of_hardware: ``hardware`` of the host."""
+    facts = {"hardware": of_hardware, "tiers": tiers, "code": code_hash()}
     for model, values in sorted(parameters.items()):
         settings = {name: values[name] for name in _ENVIRONMENT_SETTINGS if name in values}
         if folder := values.get("engine_dir", ""):
@@ -75,13 +79,6 @@ def tiers_of(metrics: str) -> str:
     """``flow plain, vocoder plain`` from Triton's page of metrics; empty where it has none."""
     pairs = (dict(_LABEL.findall(labels)) for labels in _TIER.findall(metrics))
     return ", ".join(sorted(f"{pair['stage']} {pair['tier']}" for pair in pairs if len(pair) == 2))
-
-
-@cache
-def _code_hash() -> str:
-    """Of this package: a change of our own may change the last bit of a sum."""
-    package = Path(__file__).resolve().parents[1]
-    return files_hash(package, [str(path.relative_to(package)) for path in package.rglob("*.py")])
 
 
 def _folder_hash(folder: Path) -> str:

@@ -32,6 +32,7 @@ NO_GPU = "no GPU can be used"
 READY_TIMEOUT_S = 10.0
 QUIT_TIMEOUT_S = 10.0
 _RETRY_S = 0.1
+_LISTENING_S = 1.0  # by then the daemon has its socket
 # Exit code 0: the first GPU can be used.
 _USE_GPU = (
     "import ctypes,sys\n"
@@ -68,28 +69,34 @@ def _is_shared_already() -> bool:
 
 def _try_to_share(stack: contextlib.ExitStack, probe: str) -> str | None:
     """Start the daemon and point CUDA to it; closing ``stack`` undoes both. Returns what prevents it, or None."""
-    if not _can_use_gpu(probe):
-        return NO_GPU
     program = shutil.which(CONTROL_PROGRAM)
     if program is None:
-        return f"{CONTROL_PROGRAM} is not installed"
+        return f"{CONTROL_PROGRAM} is not installed" if _can_use_gpu(probe) else NO_GPU
     try:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bistream-mps-", ignore_cleanup_errors=True))
     except OSError as error:
         return f"no temporary folder can be made for its socket ({error.strerror})"
     stack.enter_context(_environment({PIPE_VARIABLE: directory, LOG_VARIABLE: directory}))
     stack.enter_context(_daemon(program))
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while not (Path(directory) / "control").exists() or not _can_use_gpu(probe):
-        if time.monotonic() > deadline:
+    began, is_known_alone = time.monotonic(), False
+    while not (listens := (Path(directory) / "control").exists()) or not _can_use_gpu(probe):
+        # Only now is it asked whether there is a GPU at all: opening one takes a second or two, at every start.
+        if not is_known_alone and (listens or time.monotonic() > began + _LISTENING_S):
+            if not _can_use_gpu(probe, through_daemon=False):
+                return NO_GPU
+            is_known_alone = True
+        if time.monotonic() > began + READY_TIMEOUT_S:
             return "the daemon runs, but no GPU can be used through it"
         time.sleep(_RETRY_S)
     return None
 
 
-def _can_use_gpu(probe: str) -> bool:
+def _can_use_gpu(probe: str, through_daemon: bool = True) -> bool:
+    """through_daemon: through ours, where it runs."""
+    environment = {name: value for name, value in os.environ.items() if through_daemon or name not in (PIPE_VARIABLE, LOG_VARIABLE)}
+    command = [sys.executable, "-c", probe]
     try:
-        return subprocess.run([sys.executable, "-c", probe], capture_output=True, timeout=READY_TIMEOUT_S, check=False).returncode == 0
+        return subprocess.run(command, env=environment, capture_output=True, timeout=READY_TIMEOUT_S, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 

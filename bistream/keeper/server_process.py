@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.control_files import CONTROL_VARIABLE
+from bistream.findings import STATE_VARIABLE
 from bistream.keeper.drain import Drain
 from bistream.keeper.file_watch import FileWatch
 from bistream.keeper.hidden_argument import hide_argument
@@ -81,6 +82,7 @@ class ServerSettings:
     start_timeout_s: float = 600.0
     exit_timeout_s: float = 10.0
     log_path: Path | None = None  # None: the keeper's stderr
+    state_directory: Path | None = None  # where models keep what later starts need not find out again; None: nowhere
     extra_arguments: tuple[str, ...] = ()
 
 
@@ -266,6 +268,8 @@ class TritonServer:
         """The stub takes its Python packages from the first python3 on PATH, and its libpython from the loader."""
         path = f"{self.settings.python_prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(claim.control)}
+        if self.settings.state_directory is not None:
+            environment[STATE_VARIABLE] = str(self.settings.state_directory)
         if libraries:
             environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")]))
         return environment

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
 
 from bistream.keeper.host import ServerError
 from bistream.keeper.probe import ProbeError, probe
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
 from bistream.keeper.start_failure import PortInUseError
+from bistream.start_phases import phase
 
 PORT_ATTEMPTS = 3
-Verify = Callable[[TritonServer, Callable[[], bool]], None]  # given when to stop; raises ``ServerError``
 
 
-def verify_nothing(server: TritonServer, should_stop: Callable[[], bool]) -> None:
-    pass
+class Verify(Protocol):
+    """What a server must pass before it is ready."""
+
+    def begin(self, model_repository: Path) -> None:
+        """A server starts: do beside it what needs no server."""
+
+    def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
+        """Its models have answered. should_stop: when to raise ``Interrupted``. Raises ``ServerError``."""
+
+
+class VerifyNothing:
+    def begin(self, model_repository: Path) -> None:
+        pass
+
+    def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
+        pass
+
+
+verify_nothing = VerifyNothing()
 
 
 def start_server(
@@ -23,15 +43,19 @@ def start_server(
     """A server whose models have all answered. Raises ``ServerError`` or ``Interrupted``; nothing is left running then."""
     for attempt in range(PORT_ATTEMPTS):
         server = TritonServer(settings)
+        verify.begin(settings.model_repository)
         try:
-            server.start(should_stop)
+            with phase("Triton and its models"):
+                server.start(should_stop)
         except PortInUseError:
             if settings.ports is not None or attempt + 1 == PORT_ATTEMPTS:
                 raise
             continue
         try:
-            probe(server.grpc_url, model_names(settings), probe_timeout_s, should_stop)
-            verify(server, should_stop)
+            with phase("probes"):
+                probe_all(server.grpc_url, model_names(settings), probe_timeout_s, should_stop)
+            with phase("verification"):
+                verify(server, should_stop)
         except BaseException as error:
             server.stop(exit_timeout_s=0.0)
             if isinstance(error, ProbeError):
@@ -39,6 +63,15 @@ def start_server(
             raise
         return server
     raise AssertionError("unreachable")
+
+
+def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool]) -> None:
+    """All models at the same time: a first request of each takes longest. Raises as ``probe``, for the first one in order."""
+    if not models:
+        return
+    with ThreadPoolExecutor(len(models), thread_name_prefix="first-probe") as pool:
+        for done in [pool.submit(probe, grpc_url, [model], timeout_s, should_stop) for model in models]:
+            done.result()
 
 
 def model_names(settings: ServerSettings) -> list[str]:

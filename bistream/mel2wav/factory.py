@@ -33,19 +33,14 @@ def vocoder_tier(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierCho
     return choose_tier("vocoder", config.kernels, device, dtype, kernels_need(sizes))
 
 
-def make_vocoder(
-    config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice | None = None, share: slice = slice(None)
-) -> Vocoder:
-    """The stage of ``choice`` (None: of ``vocoder_tier``), ready to serve. Raises ``ConfigError``, ``CheckpointError``.
-
-    share: of the buckets of our own kernels; less than all of them only fills the compiler's cache.
-    """
+def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice | None = None) -> Vocoder:
+    """The stage of ``choice`` (None: of ``vocoder_tier``), ready to serve. Raises ``ConfigError``, ``CheckpointError``."""
     choice = choice or vocoder_tier(config, checkpoint)
     if choice.tier is Tier.KERNELS:
         from bistream.mel2wav.cuda.runner import CudaVocoderStage  # noqa: PLC0415  (imports triton)
 
         stage = CudaVocoderStage(config, checkpoint)
-        stage.record(share)
+        stage.record()
         return stage
     if choice.tier is Tier.GRAPHS and isinstance(checkpoint.vocoder, CausalVocoderConfig):
         from bistream.mel2wav.graphs.causal_stage import CausalGraphStage  # noqa: PLC0415  (imports the compiler)

@@ -1,6 +1,6 @@
 """Interfaces of the orchestrator: the models it uses, the requests it receives, the senders it answers through.
 
-``local.py`` implements the ports in one process, ``triton/bls_ports.py`` over BLS, tests with fakes. Nothing here computes.
+``local.py`` implements the ports in one process, ``triton/sibling_ports.py`` over BLS, tests with fakes. Nothing here computes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bistream.errors import BistreamError
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, VoicePrompt
 
 
 class VoicePort(Protocol):
@@ -22,8 +22,8 @@ class VoicePort(Protocol):
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
         """float32 [N] at 16 kHz -> int32 [P], raw codes, 25 per second."""
 
-    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
-        """float32 [N] at 16 kHz -> float32 [E]."""
+    def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
+        """float32 [N] at 16 kHz -> what flow and vocoder know the speaker by."""
 
 
 class LanguageModelPort(Protocol):

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.orchestration.admission import SessionStart
@@ -21,7 +20,7 @@ from bistream.reference_hash import reference_hash
 from bistream.refusals import hash_differs, unknown_voice
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.analyses import Analyses, Analysis
-from bistream.voice.build import join_voice_prompt, prompt_mel
+from bistream.voice.build import join_voice_prompt
 from bistream.voice.cache import VoiceCache
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,6 @@ class Voices:
     def __init__(self, config: RuntimeConfig, port: VoicePort) -> None:
         self._port = port
         self._named = open_voices(config)
-        self._mel_high_hz = family_of(config.model_dir).mel_high_hz
         self._cache = VoiceCache(config.voice_cache_size)
         self._analyses = Analyses(config.max_voice_analyses)
         if config.voices_dir and not self._named.registered_ids():
@@ -100,12 +98,11 @@ class Voices:
             logger.error("the analysis of a recording does not end: a model does not answer")
 
     def _analyse(self, key: str, waveform: FloatArray, transcript: str) -> VoicePrompt:
-        """The networks at the same time, and the mel here meanwhile."""
-        with ThreadPoolExecutor(2, thread_name_prefix="bistream-voice-part") as pool:  # waits for both at its end, also after an error
+        """Both models at the same time. What they compute they compute in their processes: this one has other sessions to serve."""
+        with ThreadPoolExecutor(1, thread_name_prefix="bistream-voice-part") as pool:  # waits for it at its end, also after an error
             tokens = _submit(pool, self._port.prompt_speech_tokens, waveform)
-            embedding = _submit(pool, self._port.speaker_embedding, waveform)
-            mel = prompt_mel(waveform, self._mel_high_hz)
-        voice = join_voice_prompt(transcript, mel, tokens.result(), embedding.result())
+            speaker = self._port.speaker_features(waveform)
+        voice = join_voice_prompt(transcript, speaker.mel, tokens.result(), speaker.embedding)
         self._cache.put(key, voice)
         return voice
 

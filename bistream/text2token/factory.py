@@ -15,6 +15,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, Family
 from bistream.metrics.recorder import Recorder
+from bistream.start_phases import phase
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
 
@@ -41,7 +42,8 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
     """Raises ``CheckpointError`` naming a file that is missing, damaged or does not fit, or ``ConfigError``."""
     checkpoint = read_config(config.model_dir)
     sizes = checkpoint.language_model
-    tokenizer = TextTokenizer.from_model_dir(config.model_dir)
+    with phase("tokenizer of the text"):
+        tokenizer = TextTokenizer.from_model_dir(config.model_dir)
     if tokenizer.size > sizes.text_vocab_size:
         raise CheckpointError(
             f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json gives vocab_size "
@@ -54,7 +56,8 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
 def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> tuple[Engine, tuple[TierChoice, ...]]:
     """The engine that ``config.engine`` names, loaded and running, and its tiers. Raises as ``load_parts`` does."""
     if config.engine == "torch":
-        from bistream.text2token.torch_engine import TorchEngine  # noqa: PLC0415  (loads torch)
+        with phase("imports"):
+            from bistream.text2token.torch_engine import TorchEngine  # noqa: PLC0415  (loads torch)
 
         engine = TorchEngine.from_config(config, recorder)
         return engine, engine.tiers

@@ -9,16 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.checkpoint_config import LanguageModelConfig
 from bistream.config import RuntimeConfig
-from bistream.gpu.fidelity import Fidelity, Ranges, ratio_db
+from bistream.family import FAMILIES
+from bistream.gpu.fidelity import Fidelity, Ranges, facts_of, measured_once, ratio_db
 from bistream.gpu.precision import exact_float32
+from bistream.start_phases import phase
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.step_runners import device_and_dtype
-from bistream.text2token.weights import LayerWeights, ModelWeights, load_weights
+from bistream.text2token.weights import FILE_NAME, LayerWeights, ModelWeights, load_weights
 
 STAGE = "the language model"
+_FILES = (FILE_NAME, *(name for family in FAMILIES for name in family.yaml_names), f"{QWEN_DIRECTORY}/config.json")
 _TEXT_IDS, _SPEECH_IDS = 24, 72
 
 
@@ -30,11 +34,18 @@ def within_bounds(config: RuntimeConfig, sizes: LanguageModelConfig) -> RuntimeC
     device, dtype = device_and_dtype(config.device, config.dtype)
     if config.dtype != "auto" or dtype == torch.float32:
         return config
+    with phase("does the language model bear 16 bit"):
+        facts = facts_of(config.model_dir, _FILES, device, dtype)
+        (fidelity,) = measured_once("language-model", facts, lambda: [_measure_file(config, sizes, device, dtype)])
+    fidelity.report()
+    return config if fidelity.is_enough else replace(config, dtype="float32", kernels="plain")
+
+
+def _measure_file(config: RuntimeConfig, sizes: LanguageModelConfig, device: torch.device, dtype: torch.dtype) -> Fidelity:
     fidelity = measure(sizes, load_weights(config.model_dir, sizes, device, torch.float32), dtype, some_ids(sizes))
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    fidelity.report()
-    return config if fidelity.is_enough else replace(config, dtype="float32", kernels="plain")
+    return fidelity
 
 
 @torch.inference_mode()

@@ -21,7 +21,9 @@ from typing import Protocol, TypeVar
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
+from bistream.device import open_device, resolve_device
 from bistream.errors import EngineError, ShuttingDownError
+from bistream.gpu.right_of_way import Patience, right_of_way
 from bistream.gpu.tier import TierChoice
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import FAILED_SENTENCE, EngineCapabilities, EngineStats, SamplingSpec, TokenSpace, TurnLimits, TurnSink
@@ -38,6 +40,8 @@ from bistream.text2token.urgency import Demand
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+LOOK_S = 0.0005  # between two looks at a GPU that others claim
 
 
 class HasTokenSpace(Protocol):
@@ -78,8 +82,12 @@ class TorchEngine:
         tiers: tuple[TierChoice, ...] = (),
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
+        patience: Patience | None = None,
     ) -> None:
-        """tiers: the tier that serves each network of ``runner``, for metrics and logs. recorder: takes what the steps count."""
+        """tiers: the tier that serves each network of ``runner``, for metrics and logs. recorder: takes what the steps count.
+
+        patience: with others on the GPU, while nobody waits for the next step.
+        """
         self.tiers = tiers
         self.space = model.space
         self.settings = settings
@@ -99,6 +107,7 @@ class TorchEngine:
         self._closing = False
         self._healthy = True
         self._pauses_until_s = 0.0  # unless somebody waits
+        self._patience = patience
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._loop, name="text2token-engine", daemon=True)
@@ -108,10 +117,13 @@ class TorchEngine:
     def from_config(cls, config: RuntimeConfig, recorder: Recorder | None = None) -> TorchEngine:
         """Load ``llm.pt`` of ``config.model_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming the problem."""
         sizes = read_config(config.model_dir).language_model
+        open_device(resolve_device(config.device))
         config = within_bounds(config, sizes)
         choice = language_model_tier(config, sizes)
         runner = load_step_runner(config, sizes, choice.tier)
-        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder)
+        gpu = right_of_way(resolve_device(config.device)) if config.calm_pause > 0.0 else None
+        patience = None if gpu is None else Patience(lambda: gpu.claimed)
+        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder, patience=patience)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -217,6 +229,8 @@ class TorchEngine:
     def _pause_s(self, now: float) -> float:
         """For how long the GPU is left to token2wav, whose hops are what the listeners wait for once their tokens are there."""
         left = self._pauses_until_s - now
+        if left <= 0.0:
+            left = LOOK_S if self._patience is not None and self._patience.waits(now) else 0.0
         return left if left > 0.0 and self._scheduler.is_calm(now) else 0.0
 
     def _wake_after_s(self) -> float | None:
@@ -231,6 +245,8 @@ class TorchEngine:
             pauses = self.settings.calm_pause > 0.0 and self._scheduler.is_calm(began)
             if plan is not None:
                 self._metrics.step_started(plan)
+                if self._patience is not None:
+                    self._patience.worked()
         if plan is not None:
             self._in_flight.append((plan, self._runner.run(plan)))
         if self._in_flight and (plan is None or pauses or len(self._in_flight) > self._runner.run_ahead):

@@ -25,7 +25,7 @@ from bistream.token2mel.graphs.batch import rows_per_page, scratch_page_count, w
 from bistream.token2mel.paged_memory import StatePages
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.runner import FlowRunner
-from bistream.token2mel.sizes import kernels_need
+from bistream.token2mel.sizes import dit_kernels_need, kernels_need
 
 
 def load_network(model_dir: str | Path, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> FlowModel:
@@ -50,7 +50,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def flow_tier(config: RuntimeConfig, sizes: FlowConfig, device: torch.device, dtype: torch.dtype) -> TierChoice:
     """The tier for ``config.kernels``, the device and the network's sizes. Raises ``ConfigError`` when the requested one is unavailable."""
     if isinstance(sizes, DitFlowConfig):
-        return choose_tier("flow", config.kernels, device, dtype, kernels_need=("a flow with a U-Net",))
+        needs = dit_kernels_need(sizes.dit)
+        return choose_tier("flow", config.kernels, device, dtype, kernels_need=("a flow with a U-Net",), graphs_need=needs)
     return choose_tier("flow", config.kernels, device, dtype, kernels_need(sizes))
 
 
@@ -71,30 +72,27 @@ def make_pages(tier: Tier, sizes: FlowConfig, pages: int, dtype: torch.dtype, de
     return FlowPages(sizes, max(1, whole_pages(pages) - scratch), dtype, device, rows_per_page(sizes), scratch)
 
 
-def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages | None, share: slice = slice(None)) -> FlowRunner:
-    """The runner of ``tier``. pages: from ``make_pages``; None recomputes every prefix on the plain network.
-
-    share: of the buckets of our own kernels; less than all of them only fills the compiler's cache.
-    """
+def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: StatePages | None) -> FlowRunner:
+    """The runner of ``tier``. pages: from ``make_pages``; None recomputes every prefix on the plain network."""
     left, interruptible = config.left_context_chunks, config.max_suspensions > 0
     if tier is Tier.PLAIN or pages is None:
         return FlowRunner(network, pages, left, None if network.device.type == "cpu" else Buckets())
     if isinstance(network, DitFlow) and isinstance(pages, DitPages):
-        from bistream.token2mel.graphs.dit_runner import DitGraphRunner  # noqa: PLC0415  (imports flex_attention)
+        from bistream.token2mel.graphs.dit_runner import DitGraphRunner  # noqa: PLC0415
 
         runner = DitGraphRunner(network, pages, left, interruptible=interruptible)
         runner.record()
         return runner
     assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
-    return _recorded_runner(tier, network, pages, left, interruptible, share)
+    return _recorded_runner(tier, network, pages, left, interruptible)
 
 
-def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool, share: slice) -> FlowRunner:
+def _recorded_runner(tier: Tier, network: FlowNetwork, pages: FlowPages, left: int, interruptible: bool) -> FlowRunner:
     if tier is Tier.KERNELS:
         from bistream.token2mel.cuda.runner import CudaFlowRunner  # noqa: PLC0415  (imports triton)
 
         runner = CudaFlowRunner(network, pages, left, interruptible=interruptible)
-        runner.record(share)
+        runner.record()
         return runner
     from bistream.token2mel.graphs.runner import GraphFlowRunner  # noqa: PLC0415  (imports flex_attention)
 

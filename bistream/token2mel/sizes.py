@@ -7,13 +7,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoint_config import DitConfig, FlowConfig
 
 Count = TypeVar("Count", int, NDArray[np.int64])
 
 # Reach of the convolutions to the left
 LOOKAHEAD_HISTORY_TOKENS = 2  # second lookahead convolution of the encoder (kernel 3), at 25 Hz
 UPSAMPLE_HISTORY_TOKENS = 2  # upsampling convolution (kernel 2 * ratio + 1 over frames repeated ratio times)
+DIT_CONV_GROUPS = 16  # of the DiT's position convolutions
 CONV_HISTORY_FRAMES = 2  # causal convolutions of the estimator (kernel 3), at 50 Hz
 
 
@@ -35,3 +36,9 @@ def kernels_need(config: FlowConfig) -> tuple[str, ...]:
         (config.token_mel_ratio == 2, "2 frames per token"),
     )
     return tuple(text for good, text in rules if not good)
+
+
+def dit_kernels_need(config: DitConfig) -> tuple[str, ...]:
+    """The same of the DiT's kernels, without which it runs plainly."""
+    sizes = {"heads": config.dim_head, "groups of the position convolutions": config.dim // DIT_CONV_GROUPS}
+    return tuple(f"{name} of 16, 32, 64 or 128 channels" for name, size in sizes.items() if size not in (16, 32, 64, 128))

@@ -33,6 +33,7 @@ from bistream.device import resolve_device
 from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.gpu.tier import Tier
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.start_phases import phase
 from bistream.steps import Steps, finish
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint, too_long
@@ -96,8 +97,7 @@ class FlowHops:
 class FlowStage:
     """``incremental=False`` keeps no state: every hop computes its whole prefix (reference for tests and benchmarks).
 
-    session_s: audio per session that the automatic budget has room for; None: ``AUTO_SESSION_S``. network: None reads that of the model
-    directory. share: as for ``make_runner``.
+    session_s: audio per session that the automatic budget has room for; None: ``AUTO_SESSION_S``. network: None: the model directory's.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class FlowStage:
         reserve_tokens: int = RESERVE_TOKENS,
         session_s: float | None = None,
         network: FlowModel | None = None,
-        share: slice = slice(None),
     ) -> None:
         self.config = checkpoint.flow
         self.device = resolve_device(config.device)
         self.dtype = resolve_dtype(config.dtype, self.device)
-        network = network or load_network(config.model_dir, self.config, self.device, self.dtype)
+        with phase("flow: weights read"):
+            network = network or load_network(config.model_dir, self.config, self.device, self.dtype)
         self.chunk_tokens = self.config.chunk_tokens
         longest = -(-MAX_SECONDS * SPEECH_TOKENS_PER_SECOND // self.chunk_tokens)  # chunks of a session: a larger bound has no effect
         self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
@@ -134,7 +134,8 @@ class FlowStage:
             total = state_pages(config.flow_state_mb, self.page_bytes, page_s, config.max_sessions, available, session_s)
         self.pages = make_pages(tier, self.config, total, self.dtype, self.device) if incremental else None
         self.pool = PagePool(self.pages.total if self.pages else 0)
-        self.runner = make_runner(tier, config, network, self.pages, share)
+        with phase(f"flow: {tier.value}"):
+            self.runner = make_runner(tier, config, network, self.pages)
         self.prefix_piece_chunks = PIECE_CHUNKS_ON_CPU if self.device.type == "cpu" and not self.left_context_chunks else None
         self.planner = HopPlanner(self.config, self.pool, self.pages is not None, self.left_context_chunks, self.reference_final)
         self._states: list[FlowState] = []  # those open when the last session was admitted

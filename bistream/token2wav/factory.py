@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
+from bistream.start_phases import phase
 from bistream.token2wav.renderer import SpeechRenderer, sizes_of
 
 
@@ -14,6 +15,7 @@ def load_renderer(config: RuntimeConfig, session_s: float | None = None) -> Spee
     """
     checkpoint = read_config(config.model_dir)
     sizes = sizes_of(checkpoint)
-    from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)
+    with phase("imports"):
+        from bistream.token2wav.speech_stages import SpeechStages  # noqa: PLC0415  (loads torch)
 
     return SpeechStages.load(config, checkpoint, sizes, session_s)

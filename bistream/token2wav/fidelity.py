@@ -18,10 +18,12 @@ from bistream.checkpoint_config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.device import resolve_device
 from bistream.errors import EngineError
-from bistream.gpu.fidelity import Fidelity, Ranges, RoundedConvolutions, ratio_db
+from bistream.family import FAMILIES
+from bistream.gpu.fidelity import Fidelity, Ranges, RoundedConvolutions, facts_of, measured_once, ratio_db
 from bistream.gpu.precision import exact_float32
 from bistream.mel2wav.factory import make_plain
 from bistream.reference_tone import recording
+from bistream.start_phases import phase
 from bistream.token2mel.factory import resolve_dtype
 from bistream.token2mel.stage import FlowStage
 from bistream.types import FloatArray, VoicePrompt
@@ -29,6 +31,7 @@ from bistream.voice.build import build_voice_prompt
 
 VOCODER_DTYPE = torch.float16
 FLOW, VOCODER = "the flow", "the vocoder"
+_FILES = ("flow.pt", "hift.pt", *(name for family in FAMILIES for name in family.yaml_names))
 _PROMPT_TOKENS, _TOKENS = 25, 30
 
 
@@ -48,11 +51,18 @@ def within_bounds(config: RuntimeConfig, checkpoint: CheckpointConfig) -> tuple[
     flow_dtype = resolve_dtype(config.dtype, resolve_device(config.device))
     if config.dtype != "auto" or flow_dtype == torch.float32:
         return config, config
-    measured = measure(config, checkpoint, flow_dtype, *something_to_say(checkpoint))
-    if resolve_device(config.device).type == "cuda":
-        torch.cuda.empty_cache()
+    device = resolve_device(config.device)
+
+    def measure_both() -> list[Fidelity]:
+        measured = measure(config, checkpoint, flow_dtype, *something_to_say(checkpoint))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return [measured.flow, measured.vocoder]
+
     chosen = []
-    for fidelity in (measured.flow, measured.vocoder):
+    with phase("do flow and vocoder bear 16 bit"):
+        found = measured_once("token2wav", facts_of(config.model_dir, _FILES, device, flow_dtype), measure_both)
+    for fidelity in found:
         fidelity.report()
         chosen.append(config if fidelity.is_enough else replace(config, dtype="float32", kernels="plain"))
     return chosen[0], chosen[1]

@@ -12,7 +12,7 @@ from bistream.token2wav.background import Background, BackgroundShare, Work
 from bistream.token2wav.computing import HopBatch
 from bistream.token2wav.hop_jobs import AudioSession, HopJob
 from bistream.token2wav.hop_queue import HopQueue, QueuedHop
-from bistream.token2wav.turns import StepDecision, Turns
+from bistream.token2wav.turns import NEARLY_LATE_S, StepDecision, Turns
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,10 @@ class Schedule:
     @property
     def has_work(self) -> bool:
         return bool(self.queue or self.background or self.started)
+
+    def is_urgent(self, now_s: float) -> bool:
+        """Whether urgent hops wait."""
+        return self.queue.urgent(now_s + NEARLY_LATE_S) > 0
 
     def came(self, job: HopJob, now_s: float) -> None:
         """A hop of a client came."""

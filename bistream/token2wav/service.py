@@ -50,6 +50,7 @@ from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
+    from bistream.gpu.right_of_way import RightOfWay
     from bistream.gpu.tier import TierChoice
 
 __all__ = ["Token2Wav", "Token2WavHop"]
@@ -68,8 +69,12 @@ class Token2Wav:
         clock: Callable[[], float] = time.monotonic,
         renderer: SpeechRenderer | None = None,
         recorder: Recorder | None = None,
+        right_of_way: RightOfWay | None = None,
     ) -> None:
-        """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker. recorder: takes the metrics."""
+        """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker.
+
+        recorder: takes the metrics. right_of_way: claimed while hops are urgent; closed with the service.
+        """
         self._config = config
         self._clock = clock
         self._renderer = renderer or load_renderer(config)
@@ -82,6 +87,7 @@ class Token2Wav:
         pace = BatchPace(FIRST_TOKENS_PER_S)
         self._computing = Computing(self._renderer, clock, self._capacity, pace, metrics.batch)  # used by the worker only
         self._schedule = Schedule(Turns(pace, config.max_suspensions, max_hops), self._computing.share, metrics.decided)
+        self._right_of_way = right_of_way
         self._next_expiry_s = -math.inf  # no lease expires earlier
         self._is_draining = False
         self._is_stopping = False
@@ -107,6 +113,7 @@ class Token2Wav:
                 self._schedule.came(job, self._clock())
                 if len(session.jobs) == 1:
                     self._schedule.enqueue(job)
+                self._claim_gpu(releases=False)
         except BistreamError as error:
             error.session_id = hop.session_id
             settle(future, error)
@@ -184,6 +191,8 @@ class Token2Wav:
                 self._end(session, error, failures)
             failures.extend((job.future, error.renewed(job.session_id)) for job in self._schedule.background.drop_utterances())
         self._worker.join()
+        if self._right_of_way is not None:
+            self._right_of_way.close()
 
     @property
     def live_sessions(self) -> int:
@@ -261,6 +270,15 @@ class Token2Wav:
         idle = (session.last_active_s for session in self._sessions.values() if not session.jobs)
         self._next_expiry_s = min(idle, default=now) + timeout  # leases begun or renewed later expire later
 
+    def _claim_gpu(self, releases: bool) -> None:
+        """While urgent hops wait, and while a batch that took them is computed. releases: if none wait; no such batch is in progress."""
+        if self._right_of_way is None:
+            return
+        if self._schedule.is_urgent(self._clock()):
+            self._right_of_way.claim()
+        elif releases:
+            self._right_of_way.release()
+
     def _seconds_to_expiry(self) -> float | None:
         """None without sessions."""
         return max(0.0, self._next_expiry_s - self._clock()) if self._sessions else None
@@ -271,10 +289,12 @@ class Token2Wav:
         schedule = self._schedule
         while True:
             with self._locked() as failures:
+                self._claim_gpu(releases=True)
                 self._condition.wait_for(lambda: self._ended or schedule.has_work or self._is_stopping, self._seconds_to_expiry())
                 self._end_idle_sessions(failures)
                 ended = [session for session in self._ended if not schedule.is_computing(session)]
                 self._ended = [session for session in self._ended if schedule.is_computing(session)]
+                self._claim_gpu(releases=False)
                 turn = schedule.next(self._clock())
                 is_over = self._is_stopping and not ended and turn.is_empty
             for session in ended:

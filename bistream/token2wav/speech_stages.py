@@ -12,18 +12,21 @@ import torch
 
 from bistream.checkpoint_config import CheckpointConfig, FlowConfig
 from bistream.config import RuntimeConfig
+from bistream.device import open_device, resolve_device
 from bistream.errors import BistreamError, EngineError
 from bistream.gpu.tier import TierChoice
 from bistream.mel2wav.factory import make_vocoder, vocoder_tier
 from bistream.mel2wav.stage import VocoderHop
 from bistream.mel2wav.state import SessionState
 from bistream.mel2wav.vocoder import Vocoder
+from bistream.start_phases import phase
 from bistream.steps import Steps
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens
 from bistream.token2mel.solving import FAILED
 from bistream.token2mel.stage import FlowHop, FlowHops, FlowStage
 from bistream.token2mel.state import FlowState
 from bistream.token2mel.state_budget import shortage
+from bistream.token2wav import vocoder_ahead
 from bistream.token2wav.fidelity import within_bounds
 from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, Outcome, PoolUse, RendererHop, RendererSizes, Rendering
 from bistream.types import FloatArray, VoicePrompt
@@ -143,13 +146,17 @@ class SpeechStages:
         cls, config: RuntimeConfig, checkpoint: CheckpointConfig, sizes: RendererSizes, session_s: float | None = None
     ) -> SpeechStages:
         """Read the weights of the model directory. session_s: as for ``FlowStage``. Raises ``ConfigError`` or ``CheckpointError``."""
+        open_device(resolve_device(config.device))
         of_flow, of_vocoder = within_bounds(config, checkpoint)
-        flow = FlowStage(of_flow, checkpoint, session_s=session_s)
+        choice = vocoder_tier(of_vocoder, checkpoint)
+        with vocoder_ahead.compiling(of_vocoder, checkpoint, choice):
+            flow = FlowStage(of_flow, checkpoint, session_s=session_s)
         if (warning := shortage(flow.pool.total, flow.reserve_chunks, flow.page_s, config.max_sessions)) is not None:
             logger.warning(warning)
-        choice = vocoder_tier(of_vocoder, checkpoint)
+        with phase(f"vocoder: {choice.tier.value}"):
+            vocoder = make_vocoder(of_vocoder, checkpoint, choice)
         sizes = replace(sizes, shares_batches=flow.device.type != "cpu")  # matrix libraries of CPUs sum by the shape of a product
-        return cls(flow, make_vocoder(of_vocoder, checkpoint, choice), sizes, (*flow.tiers, choice))
+        return cls(flow, vocoder, sizes, (*flow.tiers, choice))
 
     @property
     def healthy(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -21,7 +21,10 @@ from bistream.heartbeats import busy
 from bistream.metrics.exporter import export_to_keeper
 from bistream.metrics.recorder import Recorder
 from bistream.refusals import accepts_no_sessions
-from bistream.triton.channel_end import ChannelEnds
+from bistream.start_phases import interpreter_is_ready, phase
+from bistream.triton.call_sockets import socket_path
+from bistream.triton.channel_end import BlsEnds, CallAnswer
+from bistream.triton.direct_end import DirectEnds
 from bistream.triton.free_memory import release_free_memory_now_and_then
 from bistream.triton.inputs import RequestInputs, TritonInputs
 from bistream.triton.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
@@ -55,9 +58,10 @@ class TritonModel(ABC):
             self.config = runtime_config(args["model_config"])
             self.decoupled = is_decoupled(args["model_config"])
             prepare_process(self.config, self.contract.name)
+            interpreter_is_ready()
             self.recorder = Recorder()
             begin_heartbeat(self.contract.name)
-            with busy(LOAD_SILENCE_S, "loading"):
+            with busy(LOAD_SILENCE_S, "loading"), phase("the whole model"):
                 self.open(self.config)
                 self._opened = True
                 settle_memory()
@@ -164,8 +168,18 @@ class SiblingModel(DecoupledModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         self.outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.contract.name}-send")
-        self._channels = ChannelEnds(self.contract, self.handle, self.outbox)
+        self._handling = threading.Lock()  # requests come from the thread of ``execute``, calls also from those of the sockets
+        self._bls_ends = BlsEnds(self.contract, self._handle_alone, self.outbox)
+        self._direct_ends: DirectEnds | None = None
         super().initialize(args)
+        if (path := socket_path(self.contract.name)) is not None:
+            with refusing_to_load(self.backend):
+                self._direct_ends = DirectEnds(path, self.contract, self._handle_alone, self.outbox)
+
+    def finalize(self) -> None:
+        super().finalize()
+        if self._direct_ends is not None:
+            self._direct_ends.close()
 
     def sender(self, triton_sender: Any) -> ResponseSender:
         return SiblingResponseSender(self.backend, triton_sender)
@@ -173,13 +187,25 @@ class SiblingModel(DecoupledModel):
     def take(self, inputs: RequestInputs, sender: ResponseSender) -> None:
         channel_id = inputs.text("channel_id")
         if channel_id is None:
-            self.handle(inputs, sender)
+            self._handle_alone(inputs, sender)
         else:
-            self._channels.take(channel_id, inputs, sender)
+            self._bls_ends.take(channel_id, inputs, sender)
+
+    def post_answer(self, sender: Answerer, send: Callable[[], None]) -> None:
+        """Answer with ``send``, which calls ``sender``. Does not block: the answer to a call is only put beside others of its channel."""
+        if isinstance(sender, CallAnswer):
+            send()
+        else:
+            self.outbox.submit(send)
+
+    def _handle_alone(self, inputs: RequestInputs, sender: Answerer) -> None:
+        with self._handling:
+            self.refuse_when_closing()
+            self.handle(inputs, sender)
 
     @abstractmethod
     def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
-        """One request or one call of a channel."""
+        """One request or one call of a channel; never two at a time."""
 
 
 class UnaryModel(TritonModel):

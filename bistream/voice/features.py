@@ -4,7 +4,8 @@
 - ``fbank_16k``: 80-bin Kaldi filter bank, input of the speaker encoder;
 - ``mel_24k``: 80-bin log-mel at 50 frames per second, conditioning input of the flow.
 
-Called by ``speech_tokenizer``, ``speaker_encoder`` and ``build``. No torch: the orchestrator's process does not load it.
+Called by ``speech_tokenizer``, ``speaker_encoder`` and ``build``. No torch: processes without a GPU do not load it for them;
+``torch_features`` has the same for a GPU.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ def log_mel_16k(waveform: FloatArray) -> FloatArray:
     Centred frames with reflection, the last one dropped; power; log10 with floor 1e-10; floor at maximum - 8; (x + 4) / 4.
     Raises ``InvalidInputError`` when the waveform is too short to be reflected.
     """
-    if waveform.shape[-1] <= WHISPER_FFT // 2:
-        raise InvalidInputError(f"The reference recording holds {waveform.shape[-1]} samples; send a longer one.")
+    check_long_enough(waveform.shape[-1], WHISPER_FFT // 2)
     padded = np.pad(waveform, WHISPER_FFT // 2, mode="reflect")
     power = _power_spectrum(padded, periodic_hann(WHISPER_FFT), WHISPER_HOP)[:-1]
     mel = power @ slaney_mel_filters(REFERENCE_SAMPLE_RATE, WHISPER_FFT, WHISPER_MEL_BINS, 0.0, REFERENCE_SAMPLE_RATE / 2).T
@@ -60,8 +60,7 @@ def mel_24k(waveform: FloatArray, high_hz: float = MEL_HIGH_HZ) -> FloatArray:
     Raises ``InvalidInputError`` when the waveform is too short to be reflected.
     """
     margin = (MEL_FFT - SAMPLES_PER_MEL_FRAME) // 2
-    if waveform.shape[-1] <= margin:
-        raise InvalidInputError(f"The reference recording holds {waveform.shape[-1]} samples; send a longer one.")
+    check_long_enough(waveform.shape[-1], margin)
     padded = np.pad(waveform, margin, mode="reflect")
     filters = slaney_mel_filters(SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, high_hz).T
     frames = 1 + (padded.shape[0] - MEL_FFT) // SAMPLES_PER_MEL_FRAME
@@ -83,12 +82,17 @@ def fbank_16k(waveform: FloatArray) -> FloatArray:
     frames = _frames(waveform, KALDI_FRAME, KALDI_HOP).astype(np.float64)
     frames -= frames.mean(axis=1, keepdims=True)
     previous = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
-    symmetric_hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(KALDI_FRAME) / (KALDI_FRAME - 1))
-    windowed = (frames - KALDI_PREEMPHASIS * previous) * symmetric_hann**0.85  # Povey window
+    windowed = (frames - KALDI_PREEMPHASIS * previous) * povey_window()
     power = np.abs(np.fft.rfft(windowed, n=KALDI_FFT, axis=1)) ** 2
     energies = power @ kaldi_mel_filters().T
     features: FloatArray = np.log(np.maximum(energies, np.finfo(np.float32).eps)).astype(np.float32)
     return features
+
+
+def check_long_enough(samples: int, margin: int) -> None:
+    """Raises ``InvalidInputError`` for a recording that cannot be reflected by ``margin`` samples."""
+    if samples <= margin:
+        raise InvalidInputError(f"The reference recording holds {samples} samples; send a longer one.")
 
 
 def _frames(waveform: FloatArray, size: int, hop: int) -> FloatArray:
@@ -105,6 +109,14 @@ def _power_spectrum(waveform: FloatArray, window: NDArray[np.float64], hop: int)
 @cache
 def periodic_hann(size: int) -> NDArray[np.float64]:
     window: NDArray[np.float64] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
+    return window
+
+
+@cache
+def povey_window() -> NDArray[np.float64]:
+    """Kaldi's: a symmetric Hann window to the power of 0.85."""
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(KALDI_FRAME) / (KALDI_FRAME - 1))
+    window: NDArray[np.float64] = hann**0.85
     return window
 
 

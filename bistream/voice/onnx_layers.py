@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -22,17 +23,24 @@ class Kind(Enum):
     CONVOLUTION = "convolution"
     LINEAR = "linear layer"
     NORM = "layer norm"
+    SCALE = "batch norm"
 
 
 @dataclass
 class Layer:
-    """weight: convolution [out, in / groups, K], linear [out, in], norm [D]. feeds: numbers of the layers (``GRAPH_INPUT``: the first
-    input) whose values reach this one through nodes without weights."""
+    """weight: convolution [out, in / groups, K] or [out, in / groups, K, K], linear [out, in], norm [D]. feeds: numbers of the layers
+    (``GRAPH_INPUT``: the first input) whose values reach this one through nodes without weights. dilation: of a convolution, over the
+    last axis.
+
+    A batch norm is weight and bias that each channel is multiplied with and moved by; one that alone reads what a convolution writes is
+    part of the convolution.
+    """
 
     kind: Kind
     weight: NDArray[Any]
     bias: NDArray[Any] | None
     feeds: frozenset[int]
+    dilation: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ class _Reader:
         self._constants: dict[str, NDArray[Any]] = {item.name: numpy_helper.to_array(item) for item in graph.initializer}
         self._feeds: dict[str, frozenset[int]] = {}
         self._made_by: dict[str, int] = {}  # outputs of layers to which a bias may still be added
+        self._convolutions: dict[str, int] = {}  # outputs of convolutions that one node reads
+        self._readers = Counter(name for node in graph.node for name in _reads(node))
         self._quotients: set[str] = set()  # where the weight of a layer norm may come, when it is not one node
         self._layers: list[Layer] = []
 
@@ -89,16 +99,35 @@ class _Reader:
         if node.op_type not in ("Shape", "Size"):  # sizes carry no values
             feeds = feeds.union(*(self._feeds.get(name, frozenset()) for name in _reads(node)))
         layer = self._layer(node, feeds)
-        if layer is not None:
-            self._layers.append(layer)
-            feeds = frozenset({len(self._layers) - 1})
-            if layer.bias is None:
-                self._made_by[node.output[0]] = len(self._layers) - 1
+        convolution = self._convolutions.get(node.input[0]) if layer is not None and layer.kind is Kind.SCALE else None
+        if layer is not None and convolution is not None:
+            _scale_outputs(self._layers[convolution], layer)
+        elif layer is not None:
+            feeds = self._append(layer, node.output[0])
         else:
             self._add_bias(node)
         if node.op_type == "Div" or (node.op_type == "Cast" and node.input[0] in self._quotients):
             self._quotients.add(node.output[0])
         self._feeds |= dict.fromkeys(node.output, feeds)
+
+    def _append(self, layer: Layer, output: str) -> frozenset[int]:
+        """output: of its node. Returns what it feeds others as."""
+        number = len(self._layers)
+        self._layers.append(layer)
+        if layer.kind is Kind.CONVOLUTION and self._readers[output] == 1:
+            self._convolutions[output] = number
+        if layer.bias is None:
+            self._made_by[output] = number
+        return frozenset({number})
+
+    def _batch_norm(self, node: Any, feeds: frozenset[int]) -> Layer | None:
+        """(x - mean) / sqrt(variance + epsilon) * weight + bias."""
+        weight, bias, mean, variance = (self._constant(node, position) for position in (1, 2, 3, 4))
+        if weight is None or bias is None or mean is None or variance is None:
+            return None
+        epsilon = _attribute(node, "epsilon")
+        scale = weight.astype(np.float64) / np.sqrt(variance.astype(np.float64) + (1e-5 if epsilon is None else epsilon))
+        return Layer(Kind.SCALE, scale, bias - mean * scale, feeds)
 
     def _layer(self, node: Any, feeds: frozenset[int]) -> Layer | None:
         weight = self._constant(node, 1)
@@ -106,8 +135,11 @@ class _Reader:
             return self._norm_of_arithmetic(node, feeds)
         if weight is None:
             return None
+        if node.op_type == "BatchNormalization":
+            return self._batch_norm(node, feeds)
         if node.op_type == "Conv":
-            return Layer(Kind.CONVOLUTION, weight, self._constant(node, 2), feeds)
+            dilations = _attribute(node, "dilations") or [1]
+            return Layer(Kind.CONVOLUTION, weight, self._constant(node, 2), feeds, int(dilations[-1]))
         if node.op_type == "MatMul" and weight.ndim == 2:
             return Layer(Kind.LINEAR, weight.T, None, feeds)
         if node.op_type == "Gemm":
@@ -132,6 +164,13 @@ class _Reader:
         return self._constants.get(node.input[position]) if len(node.input) > position else None
 
 
+def _scale_outputs(convolution: Layer, norm: Layer) -> None:
+    """Make the batch norm behind a convolution part of it."""
+    scale = norm.weight
+    convolution.weight = convolution.weight * scale.reshape(-1, *[1] * (convolution.weight.ndim - 1))
+    convolution.bias = norm.bias if convolution.bias is None or norm.bias is None else convolution.bias * scale + norm.bias
+
+
 def _attribute(node: Any, name: str) -> Any:
     """Its value; None where it is not set."""
     return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), None)
@@ -146,5 +185,6 @@ def _reads(node: Any) -> Iterator[str]:
 
 
 def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
-    """A copy, in one piece: the file's arrays are read-only, and may be float16."""
-    return np.array(array, dtype=np.float32, order="C")
+    """A copy: the file's arrays are read-only, and may be float16. Their order is the file's, whose matrices are transposed here; who has
+    a GPU rearranges half a gigabyte there."""
+    return np.array(array, dtype=np.float32, order="K")

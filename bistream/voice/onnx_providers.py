@@ -49,6 +49,9 @@ class OnnxSettings:
     def of(cls, config: RuntimeConfig) -> OnnxSettings:
         return cls(config.device, config.num_threads, config.onnx_providers, config.onnx_engine_dir)
 
+    def on_cpu(self) -> OnnxSettings:
+        return OnnxSettings("cpu", self.num_threads)
+
 
 def provider_order(settings: OnnxSettings) -> list[str]:
     """Names of providers, best first; not empty. Raises ``ConfigError`` where ``device`` and ``onnx_providers`` do not fit."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bistream.checkpoint import find_file
 from bistream.errors import CheckpointError, ConfigError, EngineError
+from bistream.start_phases import phase
 from bistream.voice import onnx_providers
 from bistream.voice.onnx_providers import CPU, CUDA, TENSORRT, TITLES, OnnxSettings, Provider, ShapeRange, engine_folder, provider_order
 
@@ -43,7 +44,8 @@ class OnnxModel:
         """
         path = find_file(model_dir, file_name)
         self.file_name = file_name
-        self._session, self.provider = _open(path, ranges, settings)
+        with phase(f"{file_name} opened"):
+            self._session, self.provider = _open(path, ranges, settings)
         inputs = self._session.get_inputs()
         self._input_names = [item.name for item in inputs]
         self._other_types = [_OTHER_TYPES.get(item.type) for item in inputs]

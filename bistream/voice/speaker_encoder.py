@@ -1,11 +1,15 @@
-"""Reference recordings in, speaker embeddings out: the Kaldi filter bank, then ``campplus.onnx``."""
+"""Reference recordings in, what flow and vocoder know a speaker by out: the speaker embedding and the mel of the prompt.
+
+The embedding is the Kaldi filter bank, then ``campplus.onnx``. Two programs can run that network (parameter ``speaker_encoder``):
+onnxruntime, and our PyTorch form of it. ``auto`` is PyTorch on a GPU, where the file has the released network, and onnxruntime otherwise.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +17,19 @@ from numpy.typing import NDArray
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError, InvalidInputError
-from bistream.types import FloatArray
+from bistream.start_phases import phase
+from bistream.types import FloatArray, SpeakerFeatures
+from bistream.voice import onnx_session
 from bistream.voice.batching import MOST, Batching, groups
-from bistream.voice.features import KALDI_MEL_BINS, fbank_16k
+from bistream.voice.build import prompt_mel
+from bistream.voice.features import KALDI_MEL_BINS, MEL_HIGH_HZ, fbank_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.voice.onnx_providers import OnnxSettings, ShapeRange
 from bistream.voice.onnx_session import OnnxModel
+from bistream.voice.programs import check_once, in_torch
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +37,60 @@ logger = logging.getLogger(__name__)
 RANGES = (ShapeRange((1, 4, KALDI_MEL_BINS), (1, 500, KALDI_MEL_BINS), (MOST, 3000, KALDI_MEL_BINS)),)
 _CHECKED_FRAMES = 120
 _ROUNDING = 1e-5  # relative: sums of a batch may have another order
+# Between two programs, over the frames below: rounding leaves 1 - 1e-12. What lies between is a network that is not quite the file's.
+LEAST_COSINE = 0.9999
+_COMPARED_FRAMES = (420, 98, 230)  # of the second's, which end in the middle of one
+
+
+class SpeakerNetwork(Protocol):
+    """Thread-safe. widest: form of batch that may have a meaning to it. provider: what runs it, for people. Frames are float32 [T, 80],
+    arrays or tensors."""
+
+    widest: Batching
+    provider: str
+
+    def filter_bank(self, waveform: FloatArray) -> Any:
+        """float32 [N], 16 kHz -> the Kaldi filter bank, where the network wants it."""
+
+    def prompt_mels(self, waveforms: Sequence[FloatArray], high_hz: float) -> list[FloatArray]:
+        """As ``build.prompt_mel``, of each."""
+
+    def vectors(self, frames: Sequence[Any]) -> FloatArray:
+        """float32 [B, size]. Raises ``EngineError``."""
+
+
+class OnnxSpeakers:
+    """Never padded: the network averages over time, and padding would count."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self._model = model
+        self.provider = model.provider
+        self.widest = Batching.EQUAL if model.takes_batches else Batching.ALONE
+
+    def filter_bank(self, waveform: FloatArray) -> FloatArray:
+        return fbank_16k(waveform)
+
+    def prompt_mels(self, waveforms: Sequence[FloatArray], high_hz: float) -> list[FloatArray]:
+        return [prompt_mel(waveform, high_hz) for waveform in waveforms]
+
+    def vectors(self, frames: Sequence[FloatArray]) -> FloatArray:
+        vectors = self._model.run(np.stack(frames))
+        if vectors.size % len(frames):
+            raise EngineError(f"The speaker encoder returned {vectors.size} values for {len(frames)} recordings; use the released file.")
+        rows: FloatArray = vectors.reshape(len(frames), -1).astype(np.float32)
+        return rows
 
 
 class SpeakerEncoder:
-    """One vector per 16 kHz recording. Thread-safe."""
+    """One vector and one mel per 16 kHz recording. Thread-safe."""
 
-    def __init__(self, model: OnnxModel, size: int) -> None:
-        """size: of the embedding that the flow of the same model directory expects."""
-        self._model = model
+    def __init__(self, network: SpeakerNetwork, size: int, mel_high_hz: float = MEL_HIGH_HZ) -> None:
+        """size: of the embedding that the flow of the same model directory expects. mel_high_hz: of the family."""
+        self._network = network
         self._size = size
-        self.provider = model.provider  # of onnxruntime
-        # Never padded: the network averages over time, and padding would count.
-        self.batching = Batching.EQUAL if model.takes_batches and self._gives_equal_vectors() else Batching.ALONE
+        self._mel_high_hz = mel_high_hz
+        self.provider = network.provider
+        self.batching = choose_batching(network)
 
     @classmethod
     def from_model_dir(cls, model_dir: str | Path, device: str = "auto", num_threads: int = 0) -> SpeakerEncoder:
@@ -45,10 +98,11 @@ class SpeakerEncoder:
         return cls.from_config(RuntimeConfig(model_dir=str(model_dir), device=device, num_threads=num_threads))
 
     @classmethod
-    def from_config(cls, config: RuntimeConfig) -> SpeakerEncoder:
-        """Raises ``CheckpointError`` and ``ConfigError``."""
-        model = OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, RANGES, OnnxSettings.of(config))
-        return cls(model, read_config(config.model_dir).flow.spk_embed_dim)
+    def from_config(cls, config: RuntimeConfig, before_cpu: Callable[[], None] = lambda: None) -> SpeakerEncoder:
+        """before_cpu: called before the first computation if that is on the CPU. Raises ``CheckpointError`` and ``ConfigError``."""
+        network = _open_network(config, before_cpu)
+        checkpoint = read_config(config.model_dir)
+        return cls(network, checkpoint.flow.spk_embed_dim, checkpoint.family.mel_high_hz)
 
     def embedding(self, waveform: FloatArray) -> FloatArray:
         """waveform float32 [N], 16 kHz -> float32 [size], not normalised.
@@ -58,35 +112,95 @@ class SpeakerEncoder:
         return self.embeddings_of([waveform])[0]
 
     def embeddings_of(self, waveforms: Sequence[FloatArray]) -> list[FloatArray]:
-        """``embedding`` of each; those of equal length in one call of the network. Raises as ``embedding`` does, for all of them."""
-        features = [_features(waveform) for waveform in waveforms]
+        """``embedding`` of each, in as few calls of the network as give the same. Raises as ``embedding`` does, for all of them."""
+        frames = [self._centred(waveform) for waveform in waveforms]
         found: dict[int, FloatArray] = {}
-        for group in groups([len(frames) for frames in features], self.batching):
-            vectors = self._model.run(np.stack([features[position] for position in group])).reshape(len(group), -1)
+        for group in groups([len(one) for one in frames], self.batching):
+            vectors = self._network.vectors([frames[position] for position in group])
             if vectors.shape[1] != self._size:
                 raise CheckpointError(
                     f"{SPEAKER_ENCODER_FILE} returned {vectors.shape[1]} values, not {self._size}; it is not the released model's file."
                 )
-            found.update(zip(group, vectors.astype(np.float32), strict=True))
-        return [found[position] for position in range(len(features))]
+            found.update(zip(group, vectors, strict=True))
+        return [found[position] for position in range(len(frames))]
 
-    def _gives_equal_vectors(self) -> bool:
-        """Whether two recordings get in one call what each gets alone: an open batch axis does not say so."""
-        frames = np.random.default_rng(0).standard_normal((2, _CHECKED_FRAMES, KALDI_MEL_BINS)).astype(np.float32)
-        alone = [self._model.run(frames[index : index + 1]).reshape(-1) for index in range(2)]
-        try:
-            together: NDArray[Any] = self._model.run(frames)
-        except EngineError:
-            return False
-        if together.size != sum(vector.size for vector in alone):
-            return False
-        scale = max(float(np.abs(vector).max()) for vector in alone)
-        return bool(np.abs(together.reshape(2, -1) - np.stack(alone)).max() <= _ROUNDING * scale)
+    def features_of(self, waveforms: Sequence[FloatArray]) -> list[SpeakerFeatures]:
+        """Embedding and mel of each. Raises as ``embedding`` and ``build.prompt_mel`` do, for all of them."""
+        mels = self._network.prompt_mels(waveforms, self._mel_high_hz)
+        return [SpeakerFeatures(*one) for one in zip(self.embeddings_of(waveforms), mels, strict=True)]
+
+    def _centred(self, waveform: FloatArray) -> Any:
+        frames = self._network.filter_bank(waveform)
+        if len(frames) == 0:
+            raise InvalidInputError("The reference recording is shorter than 25 ms; send a longer one.")
+        return frames - frames.mean(0)
 
 
-def _features(waveform: FloatArray) -> FloatArray:
-    features = fbank_16k(waveform)
-    if features.shape[0] == 0:
-        raise InvalidInputError("The reference recording is shorter than 25 ms; send a longer one.")
-    centred: FloatArray = features - features.mean(axis=0, keepdims=True)
-    return centred
+def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> SpeakerNetwork:
+    settings = OnnxSettings.of(config)
+
+    def load(device: torch.device) -> SpeakerNetwork:
+        from bistream.voice import torch_speakers  # noqa: PLC0415  (loads torch)
+
+        with phase("speaker encoder: weights read"):
+            network: SpeakerNetwork = torch_speakers.load(config, device)
+
+        def check() -> None:
+            logger.info("comparing the speaker encoder in PyTorch with onnxruntime, on the CPU")
+            check_same_vectors(network, OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, RANGES, settings.on_cpu())))
+
+        with phase("speaker encoder: does it compute what the file says"):
+            check_once("speaker-encoder", Path(config.model_dir) / SPEAKER_ENCODER_FILE, config.speaker_encoder, device, check)
+        return network
+
+    network = in_torch("speaker_encoder", config.speaker_encoder, config.device, SPEAKER_ENCODER_FILE, load, before_cpu)
+    if network is not None:
+        return network
+    if onnx_session.computes_on_cpu(settings):
+        before_cpu()
+    return OnnxSpeakers(OnnxModel(config.model_dir, SPEAKER_ENCODER_FILE, RANGES, settings))
+
+
+def check_same_vectors(network: SpeakerNetwork, original: SpeakerNetwork) -> None:
+    """Whether ``network`` computes of several recordings together what ``original`` does of each alone. Raises ``CheckpointError``.
+
+    The graph's layers may all have their places while something without weights differs: an activation, a stride, the length of a segment.
+    Compared is how the recordings differ from their mean, which what all of them share would hide.
+    """
+    frames = _random_frames(_COMPARED_FRAMES)
+    ours = network.vectors(frames)
+    theirs = np.concatenate([original.vectors([one]) for one in frames])
+    centre = theirs.mean(axis=0)
+    least = float(cosines(ours - centre, theirs - centre).min()) if ours.shape == theirs.shape else -1.0
+    if not least >= LEAST_COSINE:
+        raise CheckpointError(
+            f"{SPEAKER_ENCODER_FILE} gives other embeddings in PyTorch than in onnxruntime (cosine {least:.4f}), "
+            "so it holds another network than the released one; set speaker_encoder to onnx."
+        )
+
+
+def cosines(first: FloatArray, second: FloatArray) -> NDArray[Any]:
+    """Of the rows of [B, size] with those of another: [B]."""
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    found: NDArray[Any] = (first * second).sum(axis=1) / lengths
+    return found
+
+
+def choose_batching(network: SpeakerNetwork) -> Batching:
+    """The widest form of batch in which two recordings get what each gets alone, tried out: an open batch axis does not promise it."""
+    if network.widest is Batching.ALONE:
+        return Batching.ALONE
+    counts = (_CHECKED_FRAMES, _CHECKED_FRAMES if network.widest is Batching.EQUAL else _CHECKED_FRAMES - 50)
+    frames = _random_frames(counts)
+    alone = np.concatenate([network.vectors([one]) for one in frames])
+    try:
+        together = network.vectors(frames)
+    except EngineError:
+        return Batching.ALONE
+    is_equal = together.shape == alone.shape and bool(np.abs(together - alone).max() <= _ROUNDING * np.abs(alone).max())
+    return network.widest if is_equal else Batching.ALONE
+
+
+def _random_frames(counts: Sequence[int]) -> list[FloatArray]:
+    generator = np.random.default_rng(0)
+    return [generator.standard_normal((count, KALDI_MEL_BINS)).astype(np.float32) for count in counts]

@@ -1,17 +1,16 @@
 """Reference recordings in, speech tokens out: the Whisper log-mel, then the network of the family's ONNX file.
 
 Three programs can run that network (parameter ``speech_tokenizer``): onnxruntime, our PyTorch form of it, and the package ``s3tokenizer``.
-``auto`` is PyTorch on a GPU, where the file has the released network, and onnxruntime otherwise. The log-mel is computed here for all
-of them: it takes 1.5 ms of CPU for 5 s.
+``auto`` is PyTorch on a GPU, where the file has the released network, and onnxruntime otherwise. The log-mel is computed where the network
+is: on the host (1.5 ms for 5 s), or on the GPU.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +19,17 @@ from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError
 from bistream.rates import MEL_FRAMES_PER_TOKEN
+from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray
 from bistream.voice import onnx_session
 from bistream.voice.batching import MOST, Batching, groups
 from bistream.voice.features import WHISPER_MEL_BINS, log_mel_16k
 from bistream.voice.onnx_providers import OnnxSettings, ShapeRange
 from bistream.voice.onnx_session import OnnxModel
+from bistream.voice.programs import check_once, in_torch
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +45,16 @@ _MOST_DIFFERENT = 0.01
 
 
 class TokenNetwork(Protocol):
-    """Thread-safe. takes_batches: whether more than one recording at a time has a meaning to it."""
+    """Thread-safe. takes_batches: whether more than one recording at a time has a meaning to it. Mels are float32 [128, T], arrays or
+    tensors."""
 
     takes_batches: bool
 
-    def codes(self, mels: FloatArray, lengths: IntArray) -> NDArray[Any]:
-        """mels float32 [B, 128, T], lengths int32 [B] -> codes int [B, at least ceil(T / 4)]. Raises ``EngineError``."""
+    def log_mel(self, waveform: FloatArray) -> Any:
+        """float32 [N], 16 kHz -> the mel, where the network wants it. Raises ``InvalidInputError`` for too short a recording."""
+
+    def codes(self, mels: Sequence[Any]) -> Sequence[NDArray[Any]]:
+        """int [at least ceil(T / 4)] of each, in one call of the network. Raises ``EngineError``."""
 
 
 class OnnxNetwork:
@@ -54,8 +62,18 @@ class OnnxNetwork:
         self._model = model
         self.takes_batches = model.takes_batches
 
-    def codes(self, mels: FloatArray, lengths: IntArray) -> NDArray[Any]:
-        return self._model.run(mels, lengths)
+    def log_mel(self, waveform: FloatArray) -> FloatArray:
+        return log_mel_16k(waveform)
+
+    def codes(self, mels: Sequence[FloatArray]) -> Sequence[NDArray[Any]]:
+        lengths = np.array([mel.shape[1] for mel in mels], dtype=np.int32)
+        batch = np.zeros((len(mels), WHISPER_MEL_BINS, int(lengths.max())), dtype=np.float32)
+        for row, mel in zip(batch, mels, strict=True):
+            row[:, : mel.shape[1]] = mel
+        codes = self._model.run(batch, lengths)
+        if codes.size % len(mels):
+            raise EngineError(f"The speech tokenizer returned {codes.size} tokens for {len(mels)} recordings; use the released file.")
+        return list(codes.reshape(len(mels), -1))
 
 
 class SpeechTokenizer:
@@ -85,7 +103,7 @@ class SpeechTokenizer:
 
     def tokens_of(self, waveforms: Sequence[FloatArray]) -> list[IntArray]:
         """``tokens`` of each, in as few calls of the network as give the same codes. Raises as ``tokens`` does, for all of them."""
-        mels = [log_mel_16k(waveform) for waveform in waveforms]
+        mels = [self._network.log_mel(waveform) for waveform in waveforms]
         found: dict[int, IntArray] = {}
         for group in groups([mel.shape[1] for mel in mels], self.batching):
             found.update(zip(group, _together(self._network, [mels[position] for position in group]), strict=True))
@@ -93,54 +111,28 @@ class SpeechTokenizer:
 
 
 def _open_network(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork:
-    if config.speech_tokenizer in ("torch", "s3tokenizer") or (config.speech_tokenizer == "auto" and _may_use_cuda(config.device)):
-        network = _open_in_torch(config, before_cpu)
-        if network is not None:
-            return network
-    settings = OnnxSettings.of(config)
+    file_name, settings = family_of(config.model_dir).speech_tokenizer_file, OnnxSettings.of(config)
+
+    def load(device: torch.device) -> TokenNetwork:
+        from bistream.voice import torch_tokenizers  # noqa: PLC0415  (loads torch)
+
+        with phase("speech tokenizer: weights read"):
+            network: TokenNetwork = torch_tokenizers.load(config, device)
+
+        def check() -> None:
+            logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
+            check_same_codes(file_name, network, OnnxNetwork(OnnxModel(config.model_dir, file_name, RANGES, settings.on_cpu())))
+
+        with phase("speech tokenizer: does it compute what the file says"):
+            check_once("speech-tokenizer", Path(config.model_dir) / file_name, config.speech_tokenizer, device, check)
+        return network
+
+    network = in_torch("speech_tokenizer", config.speech_tokenizer, config.device, file_name, load, before_cpu)
+    if network is not None:
+        return network
     if onnx_session.computes_on_cpu(settings):
         before_cpu()
-    return _open_in_onnx(config, settings)
-
-
-def _open_in_onnx(config: RuntimeConfig, settings: OnnxSettings) -> OnnxNetwork:
-    return OnnxNetwork(OnnxModel(config.model_dir, family_of(config.model_dir).speech_tokenizer_file, RANGES, settings))
-
-
-def _open_in_torch(config: RuntimeConfig, before_cpu: Callable[[], None]) -> TokenNetwork | None:
-    """``None``: ``auto``, and onnxruntime is to run the file."""
-    from bistream.device import resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
-    from bistream.voice import torch_tokenizers  # noqa: PLC0415
-
-    is_auto, name = config.speech_tokenizer == "auto", family_of(config.model_dir).speech_tokenizer_file
-    device = resolve_device(config.device)
-    if device.type == "cpu":
-        if is_auto:
-            return None
-        before_cpu()
-    try:
-        network = torch_tokenizers.load(config, device)
-        on_cpu = OnnxSettings("cpu", config.num_threads)
-        logger.info("comparing the speech tokenizer in PyTorch with onnxruntime, on the CPU")
-        check_same_codes(name, network, _open_in_onnx(config, on_cpu))
-    except CheckpointError as error:
-        if not is_auto:
-            raise
-        logger.warning("onnxruntime runs the speech tokenizer: %s", error.sentence)
-        return None
-    logger.info("%s runs in PyTorch on %s%s", name, device, " (speech_tokenizer is auto)" if is_auto else "")
-    return network
-
-
-def _may_use_cuda(device: str) -> bool:
-    """Whether it is worth while to load torch in order to look for a GPU."""
-    if device != "auto":
-        return device.startswith("cuda")
-    try:
-        ctypes.CDLL("libcuda.so.1")  # the driver's library, without which there is no CUDA
-    except OSError:
-        return False
-    return True
+    return OnnxNetwork(OnnxModel(config.model_dir, file_name, RANGES, settings))
 
 
 def check_same_codes(name: str, network: TokenNetwork, original: TokenNetwork) -> None:
@@ -193,14 +185,7 @@ def _gives_equal_codes(network: TokenNetwork, frames: Sequence[int]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
-def _together(network: TokenNetwork, mels: Sequence[FloatArray]) -> list[IntArray]:
+def _together(network: TokenNetwork, mels: Sequence[Any]) -> list[IntArray]:
     """One call: mels float32 [128, T] each -> codes int32 [ceil(T / 4)] each."""
-    lengths = np.array([mel.shape[1] for mel in mels], dtype=np.int32)
-    batch = np.zeros((len(mels), WHISPER_MEL_BINS, int(lengths.max())), dtype=np.float32)
-    for row, mel in zip(batch, mels, strict=True):
-        row[:, : mel.shape[1]] = mel
-    codes = network.codes(batch, lengths)
-    if codes.size % len(mels):
-        raise EngineError(f"The speech tokenizer returned {codes.size} tokens for {len(mels)} recordings; use the released file.")
-    rows = codes.reshape(len(mels), -1)
-    return [row[: -(-length // FRAMES_PER_TOKEN)].astype(np.int32) for row, length in zip(rows, lengths.tolist(), strict=True)]
+    rows = zip(network.codes(mels), mels, strict=True)
+    return [row[: -(-mel.shape[1] // FRAMES_PER_TOKEN)].astype(np.int32) for row, mel in rows]

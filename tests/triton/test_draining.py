@@ -117,12 +117,12 @@ def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_mode
     with Keeper(repository, "--drain-timeout-s", LONG) as keeper:
         client, inside = (triton.InferenceServerClient(url) for url in (keeper.grpc_url, keeper.triton_url))
         answers: list[NDArray[np.float32]] = []
-        before = pulls(inside)
+        before = analysed(inside)
         inputs = [to_input(name, value) for name, value in voice.items()] + [to_input("target_text", "Streets and trees. " * 10)]
         request = threading.Thread(target=lambda: answers.append(client.infer("cosyvoice2", inputs).as_numpy("waveform")))
         request.start()
         try:
-            wait_for(lambda: pulls(inside) > before, "the request to be worked on")
+            wait_for(lambda: analysed(inside) > before, "the request to be worked on")
             keeper.signal()
             keeper.wait_said("draining: 1 sessions left")
             wait_for(lambda: "drained" in keeper.doors("cosyvoice2"), "the other instance to have noticed")
@@ -139,6 +139,6 @@ def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_mode
         keeper.check_end()
 
 
-def pulls(client: triton.InferenceServerClient) -> int:
-    """Requests that the language model has received. client: of the server itself."""
-    return int(client.get_inference_statistics("llm_bistream").model_stats[0].inference_count)
+def analysed(client: triton.InferenceServerClient) -> int:
+    """Recordings whose voice the server has. client: of the server itself."""
+    return int(client.get_inference_statistics("speaker_embedding").model_stats[0].inference_count)

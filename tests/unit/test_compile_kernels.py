@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
-from scripts.compile_kernels import PARTS, jobs_of, main, run_all
+from scripts.compile_kernels import jobs_of, main, run_all
 
 
 def test_every_part_runs_once_and_no_more_at_a_time_than_allowed(tmp_path: Path) -> None:
@@ -43,21 +43,19 @@ def test_a_process_that_cannot_start_or_says_nothing() -> None:
 
 
 @given(st.integers(1, 4096))
-def test_parts(rows: int) -> None:
+def test_jobs(rows: int) -> None:
     jobs = jobs_of(RuntimeConfig(max_rows=rows))
-    assert len(set(jobs)) == len(jobs) and {job.partition(":")[0] for job in jobs} == {"flow", "language_model", "vocoder"}
-    for stage in ("flow", "vocoder"):
-        parts = [int(job.partition(":")[2]) for job in jobs if job.startswith(stage)]
-        assert sorted(index for part in parts for index in range(10)[part::PARTS]) == list(range(10)), "every bucket once"
-    counts = [int(job.partition(":")[2]) for job in jobs if job.startswith("language_model")]
+    assert len(set(jobs)) == len(jobs) and jobs[:2] == ["flow", "vocoder"]
+    counts = [int(job.partition(":")[2]) for job in jobs[2:]]
     assert counts[0] == rows and counts == sorted(counts, reverse=True) and counts[-1] >= 1
+    assert all(job.startswith("language_model:") for job in jobs[2:])
 
 
 def test_the_program_with_the_real_stages(tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--set", "device=cpu", "--set", "max_sessions=2", "--set", "num_threads=1", "--set", "max_session_tokens=256"]
-    for job in ("flow:0", "flow:1", "language_model:16", "vocoder:0", "vocoder:2"):
+    for job in ("flow", "language_model:16", "vocoder"):
         assert main(["--model-dir", str(tiny_model_dir), *settings, "--job", job]) == 0
-    assert main(["--model-dir", str(tiny_model_dir / "absent"), *settings, "--job", "flow:0"]) == 1
+    assert main(["--model-dir", str(tiny_model_dir / "absent"), *settings, "--job", "flow"]) == 1
     assert "compile_kernels.py: cosyvoice2.yaml is missing" in capsys.readouterr().err
     assert main(["--model-dir", str(tiny_model_dir), "--set", "dtype=int3"]) == 1
     with pytest.raises(SystemExit):

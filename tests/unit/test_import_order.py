@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times
+    types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times start_phases
     checkpoint_files reference_tone
     checkpoint_config config wire wire_arrays refusals metrics fingerprint
     checkpoint_sizes
-    checkpoint device limits ended_sessions
+    checkpoint device limits ended_sessions findings
     client gpu hub
     text voice token2mel mel2wav model_dir
     text2token token2wav
@@ -47,7 +47,8 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
             frozenset,
             (
                 ("renderer", "capacity", "load_report", "hop_queue", "fidelity"),
-                ("hop_jobs", "speech_stages", "turns"),
+                ("hop_jobs", "turns", "vocoder_ahead"),
+                ("speech_stages",),
                 ("background", "factory", "hop_metrics"),
                 ("computing",),
                 ("schedule",),
@@ -56,10 +57,10 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         )
     ),
     "gpu": (
-        frozenset({"fidelity", "precision", "recording", "tier"}),  # of every tier
-        frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}),  # of kernels: these import triton
+        frozenset({"fidelity", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
+        frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_ahead", "compile_worker"}),  # import triton
     ),
-    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope", "download")),
+    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope released", "download")),
     "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),
     "orchestration": tuple(
         frozenset(line.split())
@@ -76,7 +77,14 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         """.strip().splitlines()
     ),
 }
-IMPORT_TRITON = {"arithmetic", "barriers", "dependent_launch", "tensor_tiles"}  # modules of gpu; beside them only the cuda folders
+IMPORT_TRITON = {
+    "arithmetic",
+    "barriers",
+    "dependent_launch",
+    "tensor_tiles",
+    "compile_ahead",
+    "compile_worker",
+}  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
 CLIENT_MAY_IMPORT = {"client", "wire", "errors", "limits", "rates", "reference_hash", "refusals", "resample"}
 KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
@@ -315,7 +323,7 @@ def test_the_gate_loads_no_torch() -> None:
         "bistream",
         "bistream.wire",
         "bistream.orchestration.ports, bistream.orchestration.orchestrator",
-        "bistream.triton.model, bistream.triton.bls_ports",
+        "bistream.triton.model, bistream.triton.sibling_ports",
         "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
         "gateway.options",
         "interfaces.options",

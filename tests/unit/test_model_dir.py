@@ -87,6 +87,14 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda folder: replace_in_yaml(folder, "token_frame_rate: 25", "token_frame_rate: 50"),
         ("token_frame_rate 50", "only 25"),
     ),
+    "another sample rate": (
+        lambda folder: replace_in_yaml(folder, "sample_rate: 24000", "sample_rate: 22050"),
+        ("sample_rate 22050", "only 24000"),
+    ),
+    "other mel frames": (
+        lambda folder: replace_in_yaml(folder, "token_mel_ratio: 2", "token_mel_ratio: 4"),
+        ("token_mel_ratio 4", "only 2"),
+    ),
     "other codebook": (lambda folder: replace_in_yaml(folder, "speech_token_size: 6561", "speech_token_size: 4096"), ("4096", "6561")),
 }
 

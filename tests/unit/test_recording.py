@@ -38,22 +38,21 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
         yield
         current.pop()
 
-    @contextlib.contextmanager
-    def graph(_: object, pool: str, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local"
-        events.append(("begin", pool, stream.name))
-        current.append(stream)
-        yield
-        current.pop()
-        events.append(("end",))
+    class Graph:
+        def capture_begin(self, pool: str, capture_error_mode: str) -> None:
+            assert capture_error_mode == "thread_local"
+            events.append(("begin", pool, current[-1].name))
+
+        def capture_end(self) -> None:
+            events.append(("end",))
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(events, "side"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append(("give back",)))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch, "launched", lambda name: events.append((name, current[-1].name)), raising=False)
     return events
 
@@ -72,10 +71,27 @@ def test_a_call_runs_to_completion_before_it_is_recorded(log: Log) -> None:
         ("call", "side"),
         ("side", "synchronize"),
         ("main", "waits for", "side"),
+        ("give back",),
         ("begin", "pool 1", "side"),
         ("call", "side"),
         ("end",),
     ]
+
+
+def test_memory_is_given_back_before_the_first_graph_alone(log: Log) -> None:
+    recorder = GraphRecorder(DEVICE)
+    for name in ("large", "middle", "small"):
+        recorder.record(lambda name=name: launch(name))  # type: ignore[misc]
+    assert log.count(("give back",)) == 1 and log.index(("give back",)) < log.index(("begin", "pool 1", "side"))
+
+
+def test_a_call_that_fails_ends_its_recording(log: Log) -> None:
+    def fail() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        GraphRecorder(DEVICE).capture(fail)
+    assert log[-1] == ("end",)
 
 
 def test_all_graphs_of_a_recorder_share_one_pool_and_one_stream(log: Log) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bistream.errors import ConfigError
+from bistream.gpu import tier
 from bistream.gpu.tier import Tier, choose_tier
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -19,12 +20,23 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found[0])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Test")
+    monkeypatch.setattr(tier, "_triton_version", lambda: "3.6.0")
     return found
 
 
 def test_a_hopper_gpu_runs_our_kernels(capability: list[tuple[int, int]]) -> None:
     choice = choose_tier("flow", "auto", GPU, torch.float16)
     assert choice.tier is Tier.KERNELS and choice.reasons == ()
+
+
+@pytest.mark.parametrize(("version", "words"), [("3.7.1", "3.7.1 is installed"), ("", "none is installed"), ("3.60.0", "3.60.0 is")])
+@pytest.mark.usefixtures("capability")
+def test_a_triton_that_cannot_compile_the_kernels_leaves_graphs(version: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier, "_triton_version", lambda: version)
+    choice = choose_tier("flow", "auto", GPU, torch.float16)
+    assert choice.tier is Tier.GRAPHS and "need Triton 3.6" in choice.reasons[0] and words in choice.reasons[0]
+    with pytest.raises(ConfigError, match="own kernels need Triton 3.6"):
+        choose_tier("flow", "kernels", GPU, torch.float16)
 
 
 @pytest.mark.parametrize("other", [(7, 5), (8, 0), (8, 9), (10, 0), (12, 0)])
@@ -49,9 +61,9 @@ def test_the_cpu_and_float32_run_plainly(capability: list[tuple[int, int]], devi
     assert choice.tier is Tier.PLAIN and len(choice.reasons) == 1
 
 
-@pytest.mark.parametrize("tier", list(Tier))
-def test_a_requested_tier_is_used_on_a_hopper_gpu(capability: list[tuple[int, int]], tier: Tier) -> None:
-    assert choose_tier("flow", tier.value, GPU, torch.float16).tier is tier
+@pytest.mark.parametrize("wish", list(Tier))
+def test_a_requested_tier_is_used_on_a_hopper_gpu(capability: list[tuple[int, int]], wish: Tier) -> None:
+    assert choose_tier("flow", wish.value, GPU, torch.float16).tier is wish
 
 
 @pytest.mark.parametrize("wish", ["kernels", "graphs"])

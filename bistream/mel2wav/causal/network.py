@@ -108,7 +108,7 @@ class CausalHiFT(nn.Module):
 
     def source_spectrum(self, source: Tensor, signal: Signal) -> Tensor:
         """source as in ``decode`` -> STFT frames [B, n_fft + 2, before + 120 N + 1]; zeros before the start of a signal."""
-        spectrum = F.conv1d(source[:, None], self.fourier.forward_basis, stride=self.fourier.hop)
+        spectrum = self.fourier.analysed(source).transpose(1, 2)
         exists = torch.arange(spectrum.shape[2], device=source.device) >= self.source_frames_before
         return torch.where(signal.starts[:, None, None] & ~exists, 0.0, spectrum)
 
@@ -126,7 +126,7 @@ class CausalHiFT(nn.Module):
     def waveform(self, waves: Tensor, signal: Signal) -> Tensor:
         """Real and imaginary parts [B, n_fft + 2, ``spectrum_history`` + frames] -> samples; see ``decode``."""
         fourier = self.fourier
-        summed = F.conv_transpose1d(waves, fourier.inverse_basis, stride=fourier.hop)[:, 0]
+        summed = fourier.overlapped(waves.transpose(1, 2))
         edge = fourier.left_gain.shape[0]
         size = summed.shape[1] - fourier.n_fft // 2 + self.unfinished_samples  # behind that no frame is complete, nor the signal's end
         summed = summed[:, :size]

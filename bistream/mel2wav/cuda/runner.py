@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bistream.checkpoint_config import CheckpointConfig
 from bistream.config import RuntimeConfig
+from bistream.gpu.compile_ahead import compile_ahead
 from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.cuda.batch import pack_rows
 from bistream.mel2wav.cuda.launches import VocoderCall
@@ -22,6 +23,7 @@ from bistream.mel2wav.cuda.memory import Workspace
 from bistream.mel2wav.cuda.weights import pack_weights
 from bistream.mel2wav.hop_plan import BUCKETS, Bucket, RowPlan
 from bistream.mel2wav.slotted import SlottedVocoderStage
+from bistream.start_phases import phase
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +49,22 @@ class CudaVocoderStage(SlottedVocoderStage):
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
         self._recorder = GraphRecorder(self.device)
 
-    def record(self, share: slice = slice(None)) -> None:
-        """Record the graphs of all buckets (a few seconds, plus the kernels' compilation the first time), or of a share of them."""
+    def record(self) -> None:
+        """Record the graphs of all buckets: a few seconds, plus the kernels' compilation the first time."""
         began = time.monotonic()
-        for bucket in BUCKETS[share]:
-            self._space.meta.zero_()
-            self._record_call(bucket)
+        self._space.meta.zero_()
+        if self.device.type == "cuda":
+            compile_ahead("vocoder", self._launch_all, {"sizes": repr(self.hift.config), "buckets": repr(BUCKETS)})
+        with phase(f"vocoder: {len(BUCKETS)} graphs"):
+            for bucket in BUCKETS:
+                self._space.meta.zero_()
+                self._record_call(bucket)
         _log.info("vocoder: %d graphs ready after %.1f s", len(self._graphs), time.monotonic() - began)
+
+    @torch.inference_mode()
+    def _launch_all(self) -> None:
+        for call in self._calls.values():
+            call.launch()
 
     def _compute(self, bucket: Bucket, plans: Sequence[RowPlan], new_mel: Tensor) -> Tensor:
         pack_rows(plans, self._host_meta.numpy(), self._space.rates)

@@ -7,7 +7,7 @@ them is ``decoder.Decoder`` in its own dtype. Rows are independent, and a row wi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,7 +93,10 @@ class CausalEdges:
 
 @dataclass(frozen=True)
 class CausalParts:
-    """Shared by the calls of all buckets. meta: int64 [rows, META_NUMBERS]. new_mel: [columns, 80]. noise: see ``CausalVocoderStage``."""
+    """Shared by the calls of all buckets. meta: int64 [rows, META_NUMBERS]. new_mel: [columns, 80]. noise: see ``CausalVocoderStage``.
+
+    layer_memory: makes that of the decoder from what is stored and the new frames.
+    """
 
     hift: CausalHiFT
     decoder: Decoder
@@ -103,6 +106,7 @@ class CausalParts:
     new_mel: Tensor
     noise: Tensor
     benchmark: bool
+    layer_memory: Callable[[Tensor, Tensor], LayerMemory]
 
 
 class CausalCall:
@@ -184,7 +188,7 @@ class CausalCall:
         ]
         spectrum = hift.source_spectrum(source, signal).transpose(1, 2)
         spectrum = F.pad(spectrum, (0, decoder.spectrum_width - spectrum.shape[2]))
-        memory = LayerMemory(slots.layers[slot], signal.frames, decoder.layout.positions_dim)
+        memory = parts.layer_memory(slots.layers[slot], signal.frames)
         polar = decoder(mel, spectrum, masks, CausalEdges(decoder, hift, memory, signal.starts))
         waves = parts.functions.polar_spectrum(hift.fourier, polar, decoder.post_bias, masks[-1]).transpose(1, 2)
         wave_memory = LayerMemory(slots.waves[slot], signal.frames)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.causal.hop_plan import CausalPlan, advance, plan_call
+from bistream.mel2wav.causal.layers import LayerMemory
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.graphs.causal_call import CausalCall, CausalParts, CausalSlots, pack_rows, state_sizes
 from bistream.mel2wav.graphs.decoder import Decoder, Layout
@@ -91,6 +93,7 @@ class CausalGraphStage:
             new_mel=torch.zeros(columns, sizes.in_channels, device=self.device),
             noise=plain.noise,
             benchmark=options.benchmark,
+            layer_memory=_layer_memory(layout, on_gpu),
         )
         self._calls = {bucket: CausalCall(self._parts, bucket) for bucket in buckets}
         self._host_audio = torch.zeros(max(call.audio.numel() for call in self._calls.values()), pin_memory=on_gpu)
@@ -208,6 +211,14 @@ class CausalGraphStage:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return host.numpy()
+
+
+def _layer_memory(layout: Layout, on_gpu: bool) -> Callable[[Tensor, Tensor], LayerMemory]:
+    if on_gpu and layout.channels_last:
+        from bistream.mel2wav.graphs.cuda.layer_memory import KernelLayerMemory  # noqa: PLC0415  (needs Triton)
+
+        return KernelLayerMemory
+    return partial(LayerMemory, positions_dim=layout.positions_dim)
 
 
 def _slot_state(hop: VocoderHop) -> CausalSlotState:

@@ -20,6 +20,7 @@ from bistream.mel2wav.causal.network import CausalHiFT
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.hift import LAST_LEAKY_SLOPE, HiFT, ResBlock, Snake
 
+_NARROW = 32  # channels, below which a convolution is computed as a product
 _CHANNEL_ROUND = 8  # of spectra: tensor cores take channels in groups of eight
 
 
@@ -52,6 +53,8 @@ class Layout:
 
     def convolve(self, x: Tensor, conv: Conv) -> Tensor:
         """As a convolution of images of height 1: PyTorch has a channels-last layout for images only."""
+        if self.channels_last and _is_product(conv):
+            return _as_product(x, conv)
         image = (x.transpose(1, 2) if self.channels_last else x).unsqueeze(2)
         if conv.transposed:
             image = F.conv_transpose2d(image, conv.weight, None, (1, conv.stride), (0, conv.padding))
@@ -78,6 +81,24 @@ class Conv:
     history: int = 0
     repeats: int = 1
     stage: int = -1
+
+
+def _is_product(conv: Conv) -> bool:
+    """Whether a channels-last convolution is better computed by ``_as_product``, which knows neither dilation nor transposition."""
+    narrow = min(conv.weight.shape[:2]) < _NARROW
+    return (conv.stride > 1 or narrow) and conv.dilation == 1 and not conv.transposed
+
+
+def _as_product(x: Tensor, conv: Conv) -> Tensor:
+    """A convolution as a product over its windows, whose numbers lie in a row. x: [B, positions, channels].
+
+    cuDNN has no fast kernel for the channels of a spectrum: two such convolutions of 64 rows took 107 ms (docs/log.md).
+    """
+    x = F.pad(x, (0, 0, conv.padding, conv.padding)).contiguous() if conv.padding else x.contiguous()
+    (rows, positions, channels), kernel = x.shape, conv.weight.shape[3]
+    count = (positions - kernel) // conv.stride + 1
+    windows = x.as_strided((rows, count, kernel * channels), (positions * channels, conv.stride * channels, 1))
+    return F.linear(windows, conv.weight.permute(0, 2, 3, 1).flatten(1))
 
 
 class Edges(Protocol):

@@ -96,7 +96,8 @@ class CudaStep:
             enable_fp_fusion=False,
             launch_pdl=self.tuning.dependent_launch and not first,
         )
-        prefer_shared_memory(compiled.function, 100 if self.tuning.shared_memory_first else -1)
+        if compiled is not None:  # the launch was not left out (gpu/compile_ahead.py)
+            prefer_shared_memory(compiled.function, 100 if self.tuning.shared_memory_first else -1)
 
     def _next_bytes(self, matrix: Tensor, rows: int) -> int:
         return matrix.nbytes if rows >= self.tuning.next_weights_rows else 0

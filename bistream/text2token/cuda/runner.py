@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoint_config import LanguageModelConfig
+from bistream.gpu.compile_ahead import compile_ahead
 from bistream.gpu.recording import GraphRecorder
+from bistream.start_phases import phase
 from bistream.text2token.cuda import kernels_turns
 from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField, bucket_sizes, write_rows, write_starts
 from bistream.text2token.cuda.launches import CudaStep
@@ -110,6 +112,10 @@ class CudaRunner:
         """Compile every kernel with padding rows only, and capture the graphs, the largest first."""
         recorder = GraphRecorder(self.device, self.stream)
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            if record:
+                facts = {"sizes": repr(self.step.config), "settings": repr(self.settings), "tuning": repr(self.step.tuning)}
+                compile_ahead("language model", self._launch_all, facts)
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), phase(f"language model: {len(self.buckets)} graphs"):
             for done, bucket in enumerate(reversed(self.buckets), start=1):
                 write_rows(self._ring[0, :bucket], (), self.filler_slot)
                 self.buffers.clock.zero_()
@@ -124,6 +130,12 @@ class CudaRunner:
             self._launch_begin_turns(0, 1)
             self.buffers.clock.zero_()
             self.stream.synchronize()
+
+    def _launch_all(self) -> None:
+        """Every launch that ``_prepare`` and ``run`` make."""
+        for bucket in self.buckets:
+            self.step.launch(bucket)
+        self._launch_begin_turns(0, 1)
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -12,13 +12,16 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bistream.errors import EngineError
+from bistream.gpu.compile_ahead import compile_ahead
 from bistream.gpu.recording import GraphRecorder
+from bistream.start_phases import phase
 from bistream.token2mel.batching import Buckets, Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, IntArray32, Shape, batch_shapes, batch_size, views
@@ -103,14 +106,31 @@ class CudaFlowRunner(FlowRunner):
         )  # fmt: skip
         return _Call(bucket, tuning, numbers, host, solver)
 
-    def record(self, share: slice = slice(None)) -> None:
-        """Record the graphs of all buckets (a few seconds, plus compiling the kernels the first time), or of a share of them."""
+    def record(self) -> None:
+        """Record the graphs of all buckets: a few seconds, plus compiling the kernels the first time."""
         began = time.monotonic()
-        self._first_step.extend(FIRST_CHUNKS)
-        for call in self._calls[share]:
-            self._clear()
-            self._record_call(call)
-            _log.info("flow: graph for %d tokens ready after %.1f s", call.bucket.tokens, time.monotonic() - began)
+        with phase("flow: unconditioned half of the first step"):
+            self._first_step.extend(FIRST_CHUNKS)
+        self._clear()
+        if self._record and self.network.device.type == "cuda":
+            config = self.network.config
+            facts = {"sizes": repr(config), "parts": repr(self.parts), "calls": repr([(call.bucket, call.tuning) for call in self._calls])}
+            compile_ahead("flow", self._launch_all, facts | {"left": str(self.left_context_chunks), "dtype": str(self.network.dtype)})
+        with phase(f"flow: {len(self._calls) * len(self.parts)} graphs"):
+            for call in self._calls:
+                self._clear()
+                self._record_call(call)
+                _log.info("flow: graph for %d tokens ready after %.1f s", call.bucket.tokens, time.monotonic() - began)
+
+    @torch.no_grad()
+    def _launch_all(self) -> None:
+        """Every kernel that a call launches, of all buckets: from the second step on they are the same."""
+        for call in self._calls:
+            call.solver.launch(range(2))
+
+    def _different_parts(self) -> list[range]:
+        """The first part has what comes before the solver, the last one what comes after it; all others launch the same kernels."""
+        return list(dict.fromkeys((self.parts[0], self.parts[min(1, len(self.parts) - 1)], self.parts[-1])))
 
     def begin(self, spans: Sequence[Span]) -> SpanBatch:
         """As ``FlowRunner.begin``."""
@@ -188,7 +208,9 @@ class CudaFlowRunner(FlowRunner):
         """Recording computes the batch on the device (again), from its first step on, which changes nothing."""
         if self.network.device.type == "cuda":
             with torch.no_grad():
-                call.graphs = [self._recorder.record(lambda part=part: call.solver.launch(part)) for part in self.parts]  # type: ignore[misc]
+                for part in self._different_parts():
+                    self._recorder.warm_up(partial(call.solver.launch, part))
+                call.graphs = [self._recorder.capture(partial(call.solver.launch, part))[0] for part in self.parts]
 
     def _clear(self) -> None:
         """Empty the batch on the device."""

@@ -18,10 +18,10 @@ from bistream.checkpoint_config import DitConfig
 from bistream.steps import Steps, finish
 from bistream.token2mel.layers import bias_rows, join_heads, join_tiles, query_tiles, split_heads
 from bistream.token2mel.memory import StepMemory
+from bistream.token2mel.sizes import DIT_CONV_GROUPS
 
 CONV_KERNEL = 31  # of the position convolutions
 CONV_HISTORY_FRAMES = CONV_KERNEL - 1
-CONV_GROUPS = 16
 POSITION_CONVS = 2
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10000.0
@@ -62,12 +62,12 @@ class PositionConv(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, width // CONV_GROUPS, CONV_KERNEL))
+        self.weight = nn.Parameter(torch.empty(width, width // DIT_CONV_GROUPS, CONV_KERNEL))
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor, memory: StepMemory) -> Tensor:  # [B, T, width]
         extended = memory.extend_conv(x).transpose(1, 2)
-        return F.mish(F.conv1d(extended, self.weight, self.bias, groups=CONV_GROUPS)).transpose(1, 2)
+        return F.mish(F.conv1d(extended, self.weight, self.bias, groups=DIT_CONV_GROUPS)).transpose(1, 2)
 
 
 class InputEmbedding(nn.Module):

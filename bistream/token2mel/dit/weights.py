@@ -11,11 +11,11 @@ from torch import Tensor
 from bistream.checkpoint import check_state_dict, find_file, load_state_dict
 from bistream.checkpoint_config import DitConfig, DitFlowConfig
 from bistream.errors import CheckpointError
-from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_GROUPS, CONV_KERNEL, END_VECTORS, POSITION_CONVS
+from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_KERNEL, END_VECTORS, POSITION_CONVS
 from bistream.token2mel.dit.modulation import TIME_FREQUENCIES, Modulation
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.entries import Entry, conv, linear, parameters_of
-from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS
+from bistream.token2mel.sizes import DIT_CONV_GROUPS, LOOKAHEAD_HISTORY_TOKENS
 from bistream.token2mel.weights import FILE_NAME
 
 _ESTIMATOR = "decoder.estimator."
@@ -60,7 +60,7 @@ def check_config(config: DitFlowConfig) -> None:
     dit, size = config.dit, config.output_size
     _require((dit.mel_dim, dit.mu_dim, dit.spk_dim) == (size, size, size), "mel_dim, mu_dim and spk_dim must equal flow.output_size")
     _require(config.input_size == dit.mu_dim, "flow.input_size must equal decoder.estimator.mu_dim")
-    _require(dit.dim % CONV_GROUPS == 0, f"decoder.estimator.dim must be a multiple of {CONV_GROUPS}")
+    _require(dit.dim % DIT_CONV_GROUPS == 0, f"decoder.estimator.dim must be a multiple of {DIT_CONV_GROUPS}")
     _require(dit.dim_head % 2 == 0, "decoder.estimator.dim_head must be even")
     _require(
         dit.static_chunk_size % config.token_mel_ratio == 0,
@@ -84,7 +84,7 @@ def _entries(config: DitFlowConfig) -> Iterator[Entry]:
     yield from linear(f"{_ESTIMATOR}input_embed.proj", f"{estimator}.input.projection", dit.dim, channels)
     for index in range(POSITION_CONVS):
         key, parameter = f"{_ESTIMATOR}input_embed.conv_pos_embed.conv{index + 1}.0", f"{estimator}.input.convs.{index}"
-        yield Entry(f"{key}.weight", f"{parameter}.weight", (dit.dim, dit.dim // CONV_GROUPS, CONV_KERNEL))
+        yield Entry(f"{key}.weight", f"{parameter}.weight", (dit.dim, dit.dim // DIT_CONV_GROUPS, CONV_KERNEL))
         yield Entry(f"{key}.bias", f"{parameter}.bias", (dit.dim,))
     for index in range(dit.depth):
         key, parameter = f"{_ESTIMATOR}transformer_blocks.{index}", f"{estimator}.blocks.{index}"

@@ -1,17 +1,13 @@
-"""Attention of query tiles over pages: ``flex_attention`` on a GPU, and a plain form of the same sums.
+"""Attention of query tiles over pages with ``flex_attention``, on a GPU. ``gathered_attention`` is a plain form of the same sums.
 
-A tile of queries sees the pages of its list. Pages are keys and values at once, shared by all heads (the U-Net's,
-``weights``). In the plain form there may also be pages of keys and pages of values, a part for each head
-(``dit_attention``). Lists hold page numbers, so nothing is gathered; their lengths are read on the device, so one
-recorded graph serves contexts of any length.
+A tile of queries sees the pages of its list. Pages are keys and values at once, shared by all heads (the U-Net's, ``weights``). Lists hold
+page numbers, so nothing is gathered; their lengths are read on the device, so one recorded graph serves contexts of any length.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -61,32 +57,3 @@ def attend_flex(
     split = query.view(1, tiles * rows, heads, width).transpose(1, 2)
     out = flex_attention(split, keys, values, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=options)
     return out.transpose(1, 2).reshape(query.shape)
-
-
-def attend_gathered(
-    query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, lists: Tensor, page_live: Tensor, heads: int, scale: float
-) -> Tensor:
-    """The same by gathering each tile's keys: for the CPU, and as reference in tests of kernels.
-
-    keys, values: also [pages, rows, heads * width].
-    """
-    tiles, rows, _ = query.shape
-    longest = int(visible.max())
-    if longest == 0:
-        return torch.zeros_like(query)
-    index = lists[:, :longest].long()
-    is_listed = torch.arange(longest, device=query.device) < visible[:, None]
-    is_live = torch.arange(rows, device=query.device) < page_live[index][:, :, None]
-    is_key = (is_listed[:, :, None] & is_live).flatten(1)
-    is_row = is_listed.repeat_interleave(rows, dim=1)[:, :, None]
-    split = query.view(tiles, rows, heads, -1).transpose(1, 2)
-
-    def of_heads(pages: Tensor) -> Tensor:
-        """[tiles, heads, longest * rows, width]"""
-        gathered = pages[index].flatten(1, 2).masked_fill(~is_row, 0.0)
-        return gathered.view(*gathered.shape[:2], -1, split.shape[3]).transpose(1, 2).expand(-1, heads, -1, -1)
-
-    mask = is_key[:, None, None, :].expand(-1, 1, rows, -1)
-    out = F.scaled_dot_product_attention(split, of_heads(keys), of_heads(values), attn_mask=mask, scale=scale)
-    out = torch.where(is_key.any(dim=1)[:, None, None, None], out, 0.0)
-    return out.transpose(1, 2).flatten(2)

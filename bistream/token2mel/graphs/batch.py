@@ -60,11 +60,6 @@ class BatchSize:
     def holds(self, other: BatchSize) -> bool:
         return self.tiles >= other.tiles and self.context >= other.context
 
-    @property
-    def cost(self) -> int:
-        """In projected pages: a tile takes four times the products of one."""
-        return 4 * self.tiles + self.context
-
 
 @dataclass(frozen=True)
 class TileLayout:

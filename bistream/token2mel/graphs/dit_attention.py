@@ -1,6 +1,8 @@
-"""Attention of the DiT's tiles over slots, which hold keys and values as their projection leaves them, [slots, frames, keys | values].
+"""Attention of the DiT's tiles over slots, which hold keys and values as their projections leave them: first those of stored pages, then
+those of the tiles themselves, which lie beside their queries.
 
-Positions are turned here, as ``dit.estimator.rotate`` does: the first channels, as many as a head has, of queries and keys.
+Plain forms, for the CPU and as reference of the kernels (``cuda``). Positions are turned here, as ``dit.estimator.rotate`` does: the first
+channels, as many as a head has, of queries and keys.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import torch
 from torch import Tensor
 
 from bistream.token2mel.dit.estimator import rotation
-from bistream.token2mel.graphs.attention import attend_gathered
+from bistream.token2mel.graphs.gathered_attention import attend_gathered
 
 
 @dataclass(frozen=True)
 class Slots:
-    """What tiles see; the tiles' own slots are the last ones, in their order.
+    """What a batch reads and its tiles see, of both guidance halves: all that is stored, then all tiles.
 
+    page: int64 [2 * stored], of stored pages; used: int32 [1], how many of each half the batch reads, the first ones.
     start, live: int32 [slots], position of a slot's first frame, and how many of its frames are keys. visible: int32 [tiles], how many
     slots a tile sees; lists: int32 [tiles, longest], which.
     """
 
+    page: Tensor
+    used: Tensor
     start: Tensor
     live: Tensor
     visible: Tensor
@@ -34,11 +39,25 @@ def turns(positions: int, head_size: int, device: torch.device) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def attend_projected(query: Tensor, projected: Tensor, table: Tensor, slots: Slots, heads: int, scale: float) -> Tensor:
-    """query: [tiles, frames, heads * width]; the result has its shape. Zeros for a tile that sees nothing. table: of ``turns``."""
-    key, value = projected.chunk(2, dim=2)
-    own = slots.start[len(slots.start) - len(query) :]
-    key, query = (_turned(x, table, start) for x, start in ((key, slots.start), (query, own)))
+def project_context(pages: Tensor, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+    """Keys, turned, and values of stored pages, [blocks, 2 * stored, frames, 2 * width]; what no tile sees may be anything.
+
+    pages: block inputs, [blocks, 2 * pages, frames, dim]. weight: [blocks, 2 * width, dim]; bias: [blocks, 2 * width]. table: of ``turns``.
+    """
+    seen = pages[:, slots.page]
+    projected = torch.baddbmm(bias[:, None], seen.flatten(1, 2), weight.transpose(1, 2)).view(*seen.shape[:3], -1)
+    return torch.stack([_turned(block, table, slots.start[: len(slots.page)]) for block in projected])
+
+
+def attend_projected(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int, scale: float) -> Tensor:
+    """[tiles, frames, heads * width]; zeros for a tile that sees nothing. table: of ``turns``.
+
+    own: queries, keys and values of the tiles, [tiles, frames, 3 * heads * width]. context: of ``project_context``, one block.
+    """
+    query, own_keys, own_values = own.chunk(3, dim=2)
+    context_keys, context_values = context.chunk(2, dim=2)
+    query, own_keys = (_turned(x, table, slots.start[len(context) :]) for x in (query, own_keys))
+    key, value = torch.cat([context_keys, own_keys]), torch.cat([context_values, own_values])
     return attend_gathered(query, key, value, slots.visible, slots.lists, slots.live, heads, scale)
 
 

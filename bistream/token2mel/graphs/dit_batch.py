@@ -16,22 +16,21 @@ from bistream.token2mel.batching import Span
 from bistream.token2mel.graphs.batch import BatchSize, IntArray32, TileLayout
 from bistream.token2mel.page_pool import ZERO_PAGE
 
-CONTEXTS = (8, 32, 64, 128, 256, 512, 1024)  # stored pages of one batch; 0.6 MB of working memory each at full size
-_MOST_CONTEXT, _LEAST_CONTEXT = 64, 2  # stored pages per tile, for which sizes are recorded: a minute of speech, and two seconds
+FEW_PAGES = 32  # stored pages of one batch, whose keys and values of all blocks are made at once: 0.3 GB at full size
+MOST_PAGES = 1024  # of any batch; 0.4 GB for the keys and values of one block
+FEW_TILES = 8
 
 Stored = tuple[int, int]  # a page, and the frame of the sequence with which it begins
 
 
-def batch_sizes(tiles: Sequence[int], pages: int, contexts: Sequence[int] = CONTEXTS) -> list[BatchSize]:
-    """Sizes to record where there are ``pages`` pages, cheapest first; the last one holds all that the others hold."""
-    useful = [context for number, context in enumerate(contexts) if not number or contexts[number - 1] < pages]
-    sizes = {BatchSize(count, context) for count in tiles for context in useful if _is_usual(count, context)}
-    sizes |= {BatchSize(count, useful[-1]) for count in tiles if not any(size.tiles == count for size in sizes)}
-    return sorted(sizes | {BatchSize(max(tiles), useful[-1])}, key=lambda size: (size.cost, size.tiles))
+def batch_sizes(tiles: Sequence[int], pages: int) -> list[BatchSize]:
+    """Sizes to record where there are ``pages`` pages, cheapest first; the last one holds all that the others hold.
 
-
-def _is_usual(tiles: int, context: int) -> bool:
-    return _LEAST_CONTEXT * tiles <= context <= _MOST_CONTEXT * tiles
+    Projecting takes time for the pages that a batch has, whatever its size, so there are two for few tiles and one for many.
+    """
+    few, most = (min(count, pages) for count in (FEW_PAGES, MOST_PAGES))
+    sizes = {BatchSize(count, most) for count in tiles} | {BatchSize(count, few) for count in tiles if count <= FEW_TILES}
+    return sorted(sizes, key=lambda size: (size.context > FEW_PAGES, size.tiles))
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,14 @@ class SlotLayout(TileLayout):
         return groups
 
     def array_shapes(self, size: BatchSize) -> dict[str, tuple[int, ...]]:
-        return super().array_shapes(size) | {"start": (size.tiles,), "context": (size.context,), "context_start": (size.context,)}
+        shapes = {"start": (size.tiles,), "context": (size.context,), "context_start": (size.context,), "used": (1,)}
+        return super().array_shapes(size) | shapes
 
     def fill(self, arrays: dict[str, IntArray32], spans: Sequence[Span], first_conditions: Sequence[int]) -> None:
         """As ``TileLayout.fill``; lists are of slots, and what is not kept goes to ``SCRATCH_PAGE``.
 
-        start: the frame of the sequence with which each tile begins. context, context_start: the page in each slot, and its first frame.
+        start: the frame of the sequence with which each tile begins. context, context_start: the page in each slot, and its first frame;
+        used: how many slots have one, the first ones.
         """
         super().fill(arrays, spans, first_conditions)
         for name, value in (("start", 0), ("context", ZERO_PAGE), ("context_start", 0)):
@@ -83,3 +84,4 @@ class SlotLayout(TileLayout):
             tile += count
         for (page, first), slot in slots.items():
             arrays["context"][slot], arrays["context_start"][slot] = page, first
+        arrays["used"][0] = len(slots)

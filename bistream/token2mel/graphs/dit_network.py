@@ -1,24 +1,26 @@
 """The DiT over packed tiles: the launches that a graph records. The arithmetic is that of ``dit.estimator.Dit``.
 
-Tiles have a chunk's frames, as the stored pages. In every block, keys and values are projected of all stored pages that the batch reads and
-of its tiles: the slots of ``dit_attention``, first the pages of both guidance halves, then the tiles of both.
+Tiles have a chunk's frames, as the stored pages. Queries, keys and values of the tiles are one product; keys and values of the stored pages
+that the batch reads, the *context*, another, which depends on no other block. So where they are few, those of all blocks are one launch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bistream.gpu.side_stream import SideStream
 from bistream.token2mel.checks import MAX_FRAMES
-from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_GROUPS, END_VECTORS, Dit, DitBlock, PositionConv
+from bistream.token2mel.dit.estimator import BLOCK_VECTORS, END_VECTORS, Dit, DitBlock, PositionConv
 from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.graphs.dit_attention import Slots, turns
-from bistream.token2mel.graphs.dit_operations import DitOperations
+from bistream.token2mel.graphs.dit_batch import FEW_PAGES
+from bistream.token2mel.graphs.dit_operations import DitOperations, PackedConv
 from bistream.token2mel.graphs.solver import halves
 from bistream.token2mel.pages import GUIDANCE_ROWS
 
@@ -30,22 +32,29 @@ class DitBatch:
     previous: Tensor
     last: Tensor
     page: Tensor
-    context: Tensor
     slots: Slots
 
 
 @dataclass(frozen=True)
-class PackedConv:
-    """A position convolution as a matrix product for each group. weight: [groups, kernel * channels of a group, channels of a group]."""
+class PackedAttention:
+    """The projections of all blocks: query, key and value. weight: [blocks, 3 * width, dim]; bias: [blocks, 3 * width]."""
 
     weight: Tensor
     bias: Tensor
 
     @classmethod
-    def of(cls, conv: PositionConv) -> PackedConv:
-        _, channels, kernel = conv.weight.shape
-        grouped = conv.weight.detach().view(CONV_GROUPS, -1, channels, kernel)
-        return cls(grouped.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), conv.bias.detach().view(CONV_GROUPS, 1, -1))
+    def of(cls, network: Dit) -> PackedAttention:
+        blocks = [block for block in network.blocks if isinstance(block, DitBlock)]
+        return cls(
+            torch.stack([torch.cat([block.to_query.weight, block.to_keys_values.weight]) for block in blocks]),
+            torch.stack([torch.cat([block.to_query.bias, block.to_keys_values.bias]) for block in blocks]),
+        )
+
+    @property
+    def of_context(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of keys and values alone."""
+        width = self.weight.shape[1] // 3
+        return self.weight[:, width:], self.bias[:, width:]
 
 
 class PackedDit:
@@ -56,6 +65,8 @@ class PackedDit:
         self._modulations = modulations
         self._pages = pages
         self._operations = operations
+        self._beside = SideStream(network.projection.weight.device)
+        self._attention = PackedAttention.of(network)
         self._convs = [PackedConv.of(conv) for conv in network.input.convs if isinstance(conv, PositionConv)]
         self._turns = turns(MAX_FRAMES + pages.chunk_frames, network.config.dim_head, network.projection.weight.device)
 
@@ -70,8 +81,9 @@ class PackedDit:
             previous=torch.cat([torch.where(previous >= 0, previous + half * tiles, -1) for half in range(GUIDANCE_ROWS)]),
             last=halves(arrays["last"].long(), total),
             page=halves(arrays["page"].long(), total),
-            context=halves(arrays["context"].long(), total),
             slots=Slots(
+                page=halves(arrays["context"].long(), total),
+                used=arrays["used"],
                 start=torch.cat([arrays[name].repeat(GUIDANCE_ROWS) for name in ("context_start", "start")]),
                 live=torch.cat([arrays["context"].new_full((GUIDANCE_ROWS * stored,), chunk), arrays["live"].repeat(GUIDANCE_ROWS)]),
                 visible=arrays["visible"].repeat(GUIDANCE_ROWS),
@@ -83,37 +95,43 @@ class PackedDit:
         network, config = self._network, self._network.config
         vectors = self._modulations[step]
         of_blocks = vectors[: -END_VECTORS * config.dim].view(config.depth, BLOCK_VECTORS, config.dim)
-        scale, shift = vectors[-END_VECTORS * config.dim :].chunk(2)
         projected = network.input.projection(inputs)
-        x, delta, gate = projected.float(), self._positioned(projected, step, batch), torch.ones_like(shift)
-        stores = self._pages.context[step].flatten(1, 2)  # of each block: [2 * pages, rows, width]
-        for block, store, of_block in zip(network.blocks, stores, of_blocks, strict=True):
+        x, delta, gate = projected.float(), self._positioned(projected, step, batch), torch.ones_like(of_blocks[0, 0])
+        stores = self._pages.context[step].flatten(1, 2)  # [blocks, 2 * pages, rows, dim]
+        contexts = self._contexts(stores, batch.slots)
+        for number, (block, context) in enumerate(zip(network.blocks, contexts, strict=True)):
             assert isinstance(block, DitBlock)
-            x, delta = self._transform(block, x, delta, gate, store, of_block, batch)
-            gate = of_block[-1]
+            shift, scale, own_gate, shift_ff, scale_ff, next_gate = of_blocks[number].unbind(0)
+            places = {"pages": stores[number], "page": batch.page}
+            x, normed = self._operations.advance(x, delta, gate=gate, shift=shift, scale=scale, **places)
+            own = F.linear(normed, self._attention.weight[number], self._attention.bias[number])
+            attended = self._operations.attend(own, context, self._turns, batch.slots, block.heads, 1.0 / math.sqrt(block.head_size))
+            x, normed = self._operations.advance(x, block.to_out(attended), gate=own_gate, shift=shift_ff, scale=scale_ff)
+            hidden = self._operations.linear_gelu(normed, block.linear_in.weight, block.linear_in.bias)
+            delta, gate = block.linear_out(hidden), next_gate
+        shift, scale = vectors[-END_VECTORS * config.dim :].chunk(2)[::-1]
         _, normed = self._operations.advance(x, delta, gate=gate, shift=shift, scale=scale)
         out: Tensor = network.projection(normed)
         return out
 
     def _positioned(self, x: Tensor, step: int, batch: DitBatch) -> Tensor:
         """What the position convolutions add to their input."""
-        count, history = len(self._convs), self._pages.conv_history
-        tails = self._pages.tail[step].view(-1, x.shape[2])
-        for number, conv in enumerate(self._convs):
-            places = {"history": history, "number": number, "count": count, "groups": CONV_GROUPS}
-            taps = self._operations.windows(x, tails, batch.previous, batch.last, batch.page, **places)
-            out = F.mish(torch.baddbmm(conv.bias, taps, conv.weight))  # [groups, tiles * rows, channels of a group]
-            x = out.transpose(0, 1).reshape(x.shape)
+        tails = self._pages.tail[step].flatten(0, 1).chunk(len(self._convs), dim=2)  # of each: [2 * pages, history, channels]
+        for conv, tail in zip(self._convs, tails, strict=True):
+            x = self._operations.convolve(x, tail, batch.previous, batch.last, batch.page, conv)
         return x
 
-    def _transform(
-        self, block: DitBlock, x: Tensor, delta: Tensor, gate: Tensor, store: Tensor, vectors: Tensor, batch: DitBatch
-    ) -> tuple[Tensor, Tensor]:
-        """One block. x: the residual stream, float32, which lacks ``gate * delta``; so does the result, with the last of ``vectors``."""
-        operations = self._operations
-        shift, scale, own_gate, shift_ff, scale_ff, _ = vectors.unbind(0)
-        x, normed, seen = operations.advance_and_keep(x, delta, store, batch.page, batch.context, gate=gate, shift=shift, scale=scale)
-        query, projected = block.to_query(normed), block.to_keys_values(seen)
-        attended = operations.attend(query, projected, self._turns, batch.slots, block.heads, 1.0 / math.sqrt(block.head_size))
-        x, normed = operations.advance(x, block.to_out(attended), gate=own_gate, shift=shift_ff, scale=scale_ff)
-        return x, block.linear_out(F.gelu(block.linear_in(normed), approximate="tanh"))
+    def _contexts(self, stores: Tensor, slots: Slots) -> Iterator[Tensor]:
+        """Keys and values of what the batch reads, of each block."""
+        project, (weight, bias) = self._operations.project_context, self._attention.of_context
+        first, rest = slice(0, 1), slice(1, None)
+        if len(slots.page) > GUIDANCE_ROWS * FEW_PAGES:
+            for number in range(len(stores)):
+                this = slice(number, number + 1)
+                yield project(stores[this], slots, weight[this], bias[this], self._turns)[0]
+            return
+        with self._beside:
+            later = project(stores[rest], slots, weight[rest], bias[rest], self._turns)
+        yield project(stores[first], slots, weight[first], bias[first], self._turns)[0]
+        self._beside.join()
+        yield from later

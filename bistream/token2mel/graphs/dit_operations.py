@@ -1,4 +1,4 @@
-"""The DiT's operations between matrix products, as ``operations`` are the U-Net's: eager, or compiled to one or two kernels each.
+"""The DiT's operations between matrix products: plain, for the CPU and as reference, or as kernels of ours, for every CUDA GPU.
 
 Tensors are [tiles, rows, channels] of both guidance halves, the second half's tiles and pages after the first's.
 """
@@ -9,64 +9,81 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.token2mel.dit.estimator import modulated
-from bistream.token2mel.graphs.dit_attention import attend_projected
-from bistream.token2mel.graphs.operations import compile_for_all_sizes
+from bistream.token2mel.dit.estimator import PositionConv, modulated
+from bistream.token2mel.graphs.dit_attention import attend_projected, project_context
+from bistream.token2mel.sizes import DIT_CONV_GROUPS
 
 
-def windows(
-    x: Tensor, tail: Tensor, previous: Tensor, last: Tensor, page: Tensor, *, history: int, number: int, count: int, groups: int
-) -> Tensor:
-    """The input of a grouped causal convolution as a matrix for each group, [groups, tiles * rows, (history + 1) * channels of a group];
-    stores the last ``history`` frames of each tile.
+@dataclass(frozen=True)
+class PackedConv:
+    """A position convolution. weight: [groups, kernel, channels of a group, channels of a group], in before out; bias: [channels]."""
 
-    tail: [pages * history * count, channels], stored frames of ``count`` convolutions, of which this is ``number``: rows of a contiguous
-    tensor, because the compiler would copy all of it, and back, to write to a part of its columns. previous: the tile of the chunk before,
-    -1 where ``last`` is its page. page: where the tile's own last frames go.
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, conv: PositionConv) -> PackedConv:
+        _, channels, kernel = conv.weight.shape
+        grouped = conv.weight.detach().view(DIT_CONV_GROUPS, -1, channels, kernel)
+        return cls(grouped.permute(0, 3, 2, 1).contiguous(), conv.bias.detach())
+
+
+def convolve(x: Tensor, tail: Tensor, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
+    """Grouped causal convolution, then Mish; stores the last inputs of each tile.
+
+    tail: [pages, history, channels], stored inputs of this convolution. previous: the tile of the chunk before, -1 where ``last`` is its
+    page. page: where the tile's own last frames go.
     """
-    frame = torch.arange(history, device=x.device)
-    ends = x[:, x.shape[1] - history :]
-    tail[(page[:, None] * history + frame) * count + number] = ends  # before it is read, of other pages: after that it would be copied
-    stored = tail[(last[:, None] * history + frame) * count + number]
-    head = torch.where((previous >= 0)[:, None, None], ends[previous.clamp(min=0)], stored)
-    tiles, rows, channels = x.shape
-    taps = torch.cat([head, x], dim=1).unfold(1, history + 1, 1).view(tiles, rows, groups, channels // groups, history + 1)
-    return taps.permute(2, 0, 1, 4, 3).reshape(groups, tiles * rows, -1)
+    (tiles, rows, channels), (groups, kernel, _, _) = x.shape, conv.weight.shape
+    ends = x[:, rows - (kernel - 1) :]
+    head = torch.where((previous >= 0)[:, None, None], ends[previous.clamp(min=0)], tail[last])
+    tail[page] = ends
+    taps = torch.cat([head, x], dim=1).unfold(1, kernel, 1).view(tiles, rows, groups, channels // groups, kernel)
+    taps = taps.permute(2, 0, 1, 4, 3).reshape(groups, tiles * rows, -1)
+    out = torch.baddbmm(conv.bias.view(groups, 1, -1), taps, conv.weight.flatten(1, 2))  # [groups, tiles * rows, channels of a group]
+    return F.mish(out.transpose(0, 1).reshape(x.shape))
 
 
-def advance(x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """(x + gate * delta, float32; its modulated norm in the dtype of delta)."""
+def advance(
+    x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: Tensor | None = None, page: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(x + gate * delta, float32; its modulated norm in the dtype of delta), the norm also stored to ``pages`` [pages, rows, width]."""
     x = x + gate * delta.float()
-    return x, modulated(x, scale, shift).to(delta.dtype)
+    normed = modulated(x, scale, shift).to(delta.dtype)
+    if pages is not None and page is not None:
+        pages[page] = normed
+    return x, normed
 
 
-def advance_and_keep(
-    x: Tensor, delta: Tensor, pages: Tensor, page: Tensor, context: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``advance``, the norm stored to ``pages`` [pages, rows, width]; then all that keys are made of, the ``context`` pages first."""
-    x, normed = advance(x, delta, gate=gate, shift=shift, scale=scale)
-    pages[page] = normed
-    return x, normed, torch.cat([pages[context], normed])
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The first half of a feed-forward, GELU in its tanh form."""
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def linear_gelu_in_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same where the matrix library ends its product with GELU, which on CUDA is the tanh form."""
+    return torch._addmm_activation(bias, x.flatten(0, 1), weight.t(), use_gelu=True).view(*x.shape[:2], -1)
 
 
 @dataclass(frozen=True)
 class DitOperations:
-    """The functions above, eager (CPU) or compiled (GPU), and ``dit_attention.attend_projected``, plain or as a kernel."""
+    """The functions above and those of ``dit_attention``, or what does the same."""
 
-    windows: Callable[..., Tensor]
+    convolve: Callable[..., Tensor]
     advance: Callable[..., tuple[Tensor, Tensor]]
-    advance_and_keep: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    linear_gelu: Callable[..., Tensor]
+    project_context: Callable[..., Tensor]
     attend: Callable[..., Tensor]
 
 
 def plain_operations() -> DitOperations:
-    return DitOperations(windows, advance, advance_and_keep, attend_projected)
+    return DitOperations(convolve, advance, linear_gelu, project_context, attend_projected)
 
 
-def compiled_operations() -> DitOperations:
-    from bistream.token2mel.graphs.cuda.attention import attend_in_kernel  # noqa: PLC0415  (needs Triton)
+def gpu_operations() -> DitOperations:
+    from bistream.token2mel.graphs.cuda import dit_kernels as kernels  # noqa: PLC0415  (needs Triton)
 
-    compiled = compile_for_all_sizes
-    return DitOperations(compiled(windows), compiled(advance), compiled(advance_and_keep), attend_in_kernel)
+    return DitOperations(kernels.convolve, kernels.advance, linear_gelu_in_one, kernels.project_context, kernels.attend)

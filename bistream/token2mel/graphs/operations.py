@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.token2mel.graphs.attention import attend_flex, attend_gathered, kernel_options
+from bistream.token2mel.graphs.attention import attend_flex, kernel_options
+from bistream.token2mel.graphs.gathered_attention import attend_gathered
 
 _COMPILATIONS = 64  # at most, of one function: batch sizes times channel counts
 

@@ -44,7 +44,7 @@ TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)  # a tile is a chunk of one sessio
 
 
 @dataclass
-class _Call:
+class Call:
     """Resources of batches of one size. graphs: of each part of the steps; none until recorded, and always where graphs are off."""
 
     size: BatchSize
@@ -73,7 +73,7 @@ class RecordedFlowRunner(FlowRunner):
         self._largest = sizes[-1]
         self.parts = solver_parts(config.n_timesteps, interruptible)
         self._solver = PackedSolver(network.matching, packed)
-        self._calls = [_Call(size, BatchMemory(size, layout, channels, config.output_size, network.dtype, device)) for size in sizes]
+        self._calls = [Call(size, BatchMemory(size, layout, channels, config.output_size, network.dtype, device)) for size in sizes]
 
     def record(self) -> None:
         """Record the graphs of all sizes; compiles what Inductor's cache lacks. Largest first: the others fit into its memory."""
@@ -128,19 +128,19 @@ class RecordedFlowRunner(FlowRunner):
         return BufferedGroup(self, call, spans, call.buffers, call.memory.state())
 
     @torch.no_grad()
-    def load(self, call: _Call, spans: Sequence[Span]) -> None:
+    def load(self, call: Call, spans: Sequence[Span]) -> None:
         """Everything before the first step."""
         first_conditions, conditions = self._encode(spans)
         call.memory.bring(spans, first_conditions, conditions)
 
-    def launch(self, call: _Call, number: int) -> None:
+    def launch(self, call: Call, number: int) -> None:
         """Queue one of ``parts``."""
         if call.graphs:
             call.graphs[number].replay()
         else:
             self._launch(call, self.parts[number])
 
-    def results(self, call: _Call, spans: Sequence[Span]) -> list[Tensor | EngineError]:
+    def results(self, call: Call, spans: Sequence[Span]) -> list[Tensor | EngineError]:
         layout = self._layout
         mel, is_finite = call.memory.results(output_rows(spans, layout))
         results: list[Tensor | EngineError] = []
@@ -164,6 +164,6 @@ class RecordedFlowRunner(FlowRunner):
             end += len(found[-1])
         return first, torch.cat(found)
 
-    def _launch(self, call: _Call, steps: range) -> None:
+    def _launch(self, call: Call, steps: range) -> None:
         memory = call.memory
         self._solver.launch(steps, memory.arrays, memory.conditions, memory.mel, memory.is_finite)

@@ -11,8 +11,8 @@ from bistream.token2mel.batching import Span
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.graphs.batch import BatchSize, Layout
 from bistream.token2mel.graphs.network import PackedEstimator
-from bistream.token2mel.graphs.operations import Operations, compiled_operations, plain_operations
-from bistream.token2mel.graphs.recorded import TILES, RecordedFlowRunner
+from bistream.token2mel.graphs.operations import Operations, compiled_operations, many_compilations, plain_operations
+from bistream.token2mel.graphs.recorded import TILES, Call, RecordedFlowRunner
 from bistream.token2mel.graphs.weights import pack
 from bistream.token2mel.pages import FlowPages
 from bistream.token2mel.solving import SpanGroup
@@ -46,3 +46,7 @@ class GraphFlowRunner(RecordedFlowRunner):
     def plainly(self, spans: Sequence[Span]) -> list[tuple[Sequence[int], SpanGroup]]:
         """From the start of their sequences."""
         return self.from_the_start(spans)
+
+    def _launch(self, call: Call, steps: range) -> None:
+        with many_compilations():
+            super()._launch(call, steps)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bistream.token2mel.flow_matching import GuidedSolver
-from bistream.token2mel.graphs.operations import many_compilations
 from bistream.token2mel.pages import GUIDANCE_ROWS
 
 
@@ -43,17 +42,16 @@ class PackedSolver:
         begins with noise; all else that steps have in common is computed anew. Out, with the last step: is_finite, bool [tiles].
         """
         matching = self._matching
-        with many_compilations():
-            batch = self._network.prepare(arrays)
-            x = mel if steps.start else matching.noise[arrays["noise"].long()]
-            bins = x.shape[2]
-            conditioned = (*x.shape[:2], bins + conditions.shape[2])
-            inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
-            inputs[: len(x), :, bins:] = conditions
-            for step in steps:
-                inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
-                guided, unguided = self._network.velocity(inputs, step, batch).float().chunk(2)
-                x = x + matching.step_sizes[step] * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
+        batch = self._network.prepare(arrays)
+        x = mel if steps.start else matching.noise[arrays["noise"].long()]
+        bins = x.shape[2]
+        conditioned = (*x.shape[:2], bins + conditions.shape[2])
+        inputs = conditions.new_zeros(GUIDANCE_ROWS * len(x), *conditioned[1:])
+        inputs[: len(x), :, bins:] = conditions
+        for step in steps:
+            inputs.view(GUIDANCE_ROWS, *conditioned)[..., :bins] = x
+            guided, unguided = self._network.velocity(inputs, step, batch).float().chunk(2)
+            x = x + matching.step_sizes[step] * ((1.0 + matching.guidance) * guided - matching.guidance * unguided)
         mel.copy_(x)
         if steps.stop == matching.n_steps:
             is_live = torch.arange(x.shape[1], device=x.device) < arrays["live"][:, None]

@@ -22,12 +22,12 @@ class TritonPythonModel(DecoupledModel):
 
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestration.orchestrator import Orchestrator
-        from bistream.triton.bls_ports import BlsModels
         from bistream.triton.front_door import follow_keeper
         from bistream.triton.iterator_keeper import IteratorKeeper
+        from bistream.triton.sibling_ports import SiblingModels
 
         self._keeper = IteratorKeeper()
-        self._models = BlsModels(pb_utils, self._keeper)
+        self._models = SiblingModels(pb_utils, self._keeper)
         self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         follow_keeper(self.contract.name, self._orchestrator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -10,11 +11,11 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, UnknownSessionError
 from bistream.metrics.families import AUDIO_STAGE
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
-from bistream.triton.bls_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.inputs import RequestInputs, language_model_start, require_session_id
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.sender import Answerer, ResponseSender, SiblingResponseSender
+from bistream.triton.sibling_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
 from bistream.wire import LLM_BISTREAM
@@ -32,7 +33,7 @@ class TritonPythonModel(SiblingModel):
         self._service = SpeechTokenService(config, recorder=self.recorder)
         self._first_hop_tokens = self.recorder.histogram(AUDIO_STAGE, "first_hop_tokens")
         self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
-        self._mailboxes: dict[str, TokenMailbox] = {}  # used by the thread of ``execute`` alone
+        self._mailboxes: dict[str, TokenMailbox] = {}  # used by ``handle`` alone
 
     def sender(self, triton_sender: Any) -> ResponseSender:
         return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
@@ -55,7 +56,7 @@ class TritonPythonModel(SiblingModel):
         if not inputs.flag("is_pull", False):
 
             def sink(message: SpeechTokens | BistreamError) -> None:  # called by the engine's thread
-                self.outbox.submit(_send, sender, message)
+                self.post_answer(sender, partial(_send, sender, message))
 
             self._service.start(start, sink)
             return
@@ -71,7 +72,7 @@ class TritonPythonModel(SiblingModel):
             raise UnknownSessionError("No session with this id has tokens to take; start one with is_pull.", session_id)
 
         def answer(message: SpeechTokens | BistreamError) -> None:
-            self.outbox.submit(_answer, sender, message)
+            self.post_answer(sender, partial(_answer, sender, message))
 
         slack_s, wanted, waiting = inputs.number("slack_s"), inputs.integer("wanted_tokens") or 1, mailbox.num_tokens
         if slack_s is not None:  # the caller does not know of the tokens that wait here

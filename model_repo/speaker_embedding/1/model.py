@@ -1,4 +1,4 @@
-"""Reference recordings in, their speaker embeddings out. Glue between Triton and ``bistream.voice.speaker_encoder``."""
+"""Reference recordings in, their speaker embeddings and prompt mels out. Glue between Triton and ``bistream.voice.speaker_encoder``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,10 @@ class TritonPythonModel(BatchedModel):
     contract = SPEAKER_EMBEDDING
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.voice.onnx_providers import OnnxSettings
-        from bistream.voice.onnx_session import computes_on_cpu
         from bistream.voice.speaker_encoder import SpeakerEncoder
 
         yield_gpu()
-        if computes_on_cpu(OnnxSettings.of(config)):
-            yield_cores()  # hops have deadlines, the analysis of a recording has none
-        self._encoder = SpeakerEncoder.from_config(config)
+        self._encoder = SpeakerEncoder.from_config(config, before_cpu=yield_cores)  # hops have deadlines, a recording has none
 
     def read(self, inputs: RequestInputs) -> FloatArray:
         from bistream.voice.reference_audio import check_reference_audio
@@ -35,7 +31,8 @@ class TritonPythonModel(BatchedModel):
         return check_reference_audio(inputs.required("reference_wav"), None, self.config)
 
     def answers(self, items: Sequence[FloatArray]) -> list[Arrays]:
-        return [{"prompt_spk_embedding": embedding} for embedding in self._encoder.embeddings_of(items)]
+        found = self._encoder.features_of(items)
+        return [{"prompt_spk_embedding": one.embedding, "prompt_speech_feat": one.mel} for one in found]
 
     def close(self) -> None:
         pass

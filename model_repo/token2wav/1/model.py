@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 
 import triton_python_backend_utils as pb_utils
 
@@ -23,13 +24,15 @@ class TritonPythonModel(SiblingModel):
     contract = TOKEN2WAV
 
     def open(self, config: RuntimeConfig) -> None:
+        from bistream.device import resolve_device
+        from bistream.gpu.right_of_way import right_of_way
         from bistream.orchestration.named_voices import open_voices
         from bistream.token2wav.service import Token2Wav
         from bistream.voice.cache import VoiceCache
 
         self._named = open_voices(config)
         self._voices = VoiceCache(config.voice_cache_size)
-        self._token2wav = Token2Wav(config, recorder=self.recorder)
+        self._token2wav = Token2Wav(config, recorder=self.recorder, right_of_way=right_of_way(resolve_device(config.device)))
         self._tier_metrics = TierMetrics(pb_utils, self._token2wav.tiers)
 
     def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
@@ -43,7 +46,7 @@ class TritonPythonModel(SiblingModel):
             waveform = self._synthesize(session_id, 1.0 if speed is None else speed, inputs)
         else:
             waveform = self._hop(session_id, inputs)
-        waveform.add_done_callback(lambda future: self.outbox.submit(self._send, sender, future))
+        waveform.add_done_callback(lambda future: self.post_answer(sender, partial(self._send, sender, future)))
 
     def _hop(self, session_id: str, inputs: RequestInputs) -> Future[FloatArray]:
         from bistream.token2wav.service import Token2WavHop

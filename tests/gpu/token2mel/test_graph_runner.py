@@ -22,7 +22,8 @@ if not torch.cuda.is_available():
 from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
-from bistream.token2mel.graphs.attention import attend_flex, attend_gathered, kernel_options
+from bistream.token2mel.graphs.attention import attend_flex, kernel_options
+from bistream.token2mel.graphs.gathered_attention import attend_gathered
 from bistream.token2mel.graphs.operations import compile_per_size
 from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.stage import FlowHop, FlowStage

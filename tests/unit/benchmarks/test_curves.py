@@ -15,7 +15,7 @@ from bistream.client.report import ChunkRecord, SessionReport
 from bistream.errors import InvalidInputError
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-WITH_CALLERS = ("sessions-h200", "graphs-h200", "first-audio-h200")
+WITH_CALLERS = ("sessions-h200", "graphs-h200", "first-audio-bursts-h200", "first-audio-h200", "cosyvoice3-h200")
 CHUNKS = st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.01, 3.0)), min_size=1, max_size=12)
 
 

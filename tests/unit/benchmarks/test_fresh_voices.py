@@ -44,6 +44,14 @@ def test_every_session_has_a_recording_of_its_own_that_sounds_the_same() -> None
     assert reference_hash(**fresh[0]) == reference_hash(**fresh_voice(voice, (0, 0, 0)))
 
 
+def test_fresh_recordings_of_about_a_length() -> None:
+    voice = {"reference_wav": np.linspace(-0.5, 0.5, 16000, dtype=np.float32), "reference_text": "Hi."}
+    lengths = [len(fresh_voice(voice, (0, number, 0), 5.0)["reference_wav"]) for number in range(20)]
+    assert len(set(lengths)) == 20 and all(64_000 <= length <= 96_000 for length in lengths)
+    again = fresh_voice(voice, (0, 0, 0), 5.0)["reference_wav"]
+    assert np.abs(again[:16000] - again[16000:32000]).max() < 1e-3, "the recording again"
+
+
 def test_two_loads_at_a_time_keep_their_reports_apart(server: FakeServer, recording: str) -> None:
     fresh = Speech(server.address, "Hi.", reference_audio=recording, reference_text="Hi.", fresh_seed=1)
     known = Speech(server.address, "You.", speaker_id="anna")

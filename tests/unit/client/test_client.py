@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from bistream.client.client import BistreamClient, infer_input
@@ -17,7 +19,7 @@ from bistream.client.translation import stream_error
 from bistream.client.word_times import WordTime, word_times
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError
 from bistream.wire import COSYVOICE2_BISTREAM
-from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Stream
+from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
 
 WAIT_S = 120.0
 Serve = Callable[[Behaviour], FakeServer]
@@ -175,6 +177,60 @@ def test_after_an_error_on_a_piece_closing_does_not_wait_for_the_session_that_go
     closing.start()
     closing.join(WAIT_S)
     assert not closing.is_alive() and server.stream_gone.wait(WAIT_S)
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[triton.InferenceServerClient]:
+    """Those that are made from now on. (grpc itself may share a socket among them.)"""
+    made: list[triton.InferenceServerClient] = []
+
+    class Counted(triton.InferenceServerClient):  # type: ignore[misc]  # has no types
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr("bistream.client.client.triton.InferenceServerClient", Counted)
+    return made
+
+
+def test_connections_are_kept_for_later_sessions_where_that_is_asked_for(
+    serve: Serve, connections: list[triton.InferenceServerClient]
+) -> None:
+    server = serve(Speakers())
+
+    def speak(client: BistreamClient) -> None:
+        with client.start(speaker_id="anna", text="Hello.", is_end=True) as session:
+            assert list(session)
+
+    keeping, plain = BistreamClient(server.address, keeps_connections=True), BistreamClient(server.address)
+    speak(keeping)
+    with keeping.start(speaker_id="anna", text="He") as running:
+        speak(keeping)
+        running.end_text("llo.")
+        assert list(running)
+    for _ in range(2):
+        speak(keeping)
+    assert len(connections) == 2, "two sessions at a time need two, later ones none"
+    keeping.close()
+    keeping.close()
+    for _ in range(2):
+        speak(plain)
+    assert len(connections) == 4
+
+
+def test_a_connection_is_kept_after_a_refusal_and_not_after_a_session_that_was_left(
+    serve: Serve, connections: list[triton.InferenceServerClient]
+) -> None:
+    server = serve(lambda request, stream: stream.error(request.id, "BUSY: Full.") if request.inputs["speaker_id"] == b"full" else None)
+    client, made = BistreamClient(server.address, keeps_connections=True), []
+    for speaker in ("full", "full", "left", "full"):
+        with client.start(speaker_id=speaker, text="Hello.", is_end=True) as session:
+            if speaker == "full":
+                with pytest.raises(BusyError):
+                    list(session)
+        made.append(len(connections))
+    assert made == [1, 1, 1, 2]
+    client.close()
 
 
 def test_a_server_that_cannot_be_reached() -> None:

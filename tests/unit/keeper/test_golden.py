@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from bistream.fingerprint import Fingerprint
 from bistream.keeper import golden_check, golden_facts
 from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
-from bistream.keeper.golden_check import GoldenCheck, check_archives
+from bistream.keeper.golden_check import GoldenCheck
 from bistream.keeper.golden_facts import checkpoint, checkpoint_files, environment, read_parameters, tiers_of
 from bistream.keeper.golden_store import GoldenStore
 from bistream.keeper.host import GoldenError
 from bistream.keeper.model_requests import RequestError
+from bistream.keeper.reading_ahead import ReadingAhead, check_archives
 from bistream.keeper.server_process import TritonServer, never
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN
@@ -197,15 +198,19 @@ def test_settings_belong_to_the_checkpoint_or_the_environment(model_dir: Path) -
     plain = parameters(model_dir)
     assert checkpoint(parameters(model_dir, dtype="float16", num_threads="2")) == checkpoint(plain)
     assert checkpoint(parameters(model_dir, final_mode="reference")) != checkpoint(plain)
-    assert environment(parameters(model_dir, max_sessions="9"), "") == environment(plain, "")
-    others = [environment(parameters(model_dir, dtype="float16"), ""), environment(plain, "flow graphs")]
+    assert environment(parameters(model_dir, max_sessions="9"), "", "a") == environment(plain, "", "a")
+    others = [
+        environment(parameters(model_dir, dtype="float16"), "", "a"),
+        environment(plain, "flow graphs", "a"),
+        environment(plain, "", "b"),
+    ]
     engine = model_dir / "engine"
     engine.mkdir()
     for content in ("1", "2"):
         (engine / "config.json").write_text(content, encoding="utf-8")
-        others.append(environment(parameters(model_dir, engine_dir=str(engine)), ""))
-    digests = {found.digest for found in (environment(plain, ""), *others)}
-    assert len(digests) == 5
+        others.append(environment(parameters(model_dir, engine_dir=str(engine)), "", "a"))
+    digests = {found.digest for found in (environment(plain, "", "a"), *others)}
+    assert len(digests) == 6
 
 
 def test_tiers_from_the_page_of_metrics() -> None:
@@ -393,3 +398,34 @@ def test_parameters_are_read_from_the_repository(tmp_path: Path) -> None:
     text = 'name: "token2wav"\nparameters { key: "model_dir" value { string_value: "/m" } }\n'
     (tmp_path / "token2wav" / "config.pbtxt").write_text(text, encoding="utf-8")
     assert read_parameters(tmp_path) == {"token2wav": {"model_dir": "/m"}}
+
+
+# What is found out beside the start of the server
+
+
+def test_a_checkpoint_that_is_new_here_is_read_beside_the_start(model_dir: Path, tmp_path: Path) -> None:
+    reading = ReadingAhead()
+    reading.begin(parameters(model_dir), tmp_path / "state")
+    reading.check_archives([])
+    damage(model_dir / "flow.pt")
+    reading.begin(parameters(model_dir), tmp_path / "state")
+    with pytest.raises(GoldenError, match="flow.pt is damaged"):
+        reading.check_archives([])
+    assert reading.hardware() == golden_facts.hardware()
+
+
+def test_a_checkpoint_with_a_stored_utterance_is_not_read_ahead(model_dir: Path, tmp_path: Path) -> None:
+    """Whether it must be read is then the check's to say: with the paths that it gives."""
+    GoldenStore(tmp_path / "state", checkpoint(parameters(model_dir))).folder.mkdir(parents=True)
+    damage(model_dir / "flow.pt")
+    reading = ReadingAhead()
+    reading.begin(parameters(model_dir), tmp_path / "state")
+    reading.check_archives([model_dir / "llm.pt"])
+    with pytest.raises(GoldenError, match="flow.pt is damaged"):
+        reading.check_archives([model_dir / "flow.pt"])
+
+
+def test_a_missing_file_is_not_the_reading_s_to_report(tmp_path: Path) -> None:
+    reading = ReadingAhead()
+    reading.begin({"llm_bistream": {"model_dir": str(tmp_path / "absent")}}, tmp_path / "state")
+    reading.check_archives([])

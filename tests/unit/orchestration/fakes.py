@@ -16,7 +16,7 @@ from bistream.rates import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
 
 WAIT_S = 120.0  # time limit for a thread; exceeding it is a failure, never a measurement
 TOKENS_PER_BLOCK = 15
@@ -58,8 +58,8 @@ class FakeVoicePort:
             raise self.fails
         return np.arange(len(reference_wav) // 640, dtype=np.int32)
 
-    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
-        return np.ones(192, np.float32)
+    def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
+        return SpeakerFeatures(np.ones(192, np.float32), np.zeros((len(reference_wav) // 320, 80), np.float32))
 
 
 async def opened(gate: threading.Event) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
+from bistream.gpu.right_of_way import PATIENCE_S, Patience
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
@@ -420,6 +421,34 @@ def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
         engine.close()
 
 
+def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long() -> None:
+    claims: list[int | None] = [1]
+    clock = TickingClock()
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, patience=Patience(lambda: claims[0]))
+    calm = engine.open("calm", GREEDY, 300)
+    sink = begin(calm, [1, 2, 3], 20)
+    while not sink.ids:
+        assert engine.step()
+    calm.demand(1000.0, 0)
+    while engine.step():
+        pass
+    heard = len(sink.ids)
+    assert heard < 20
+    assert begin(engine.open("new", GREEDY, 300), [4, 5], 3) is not None and engine.step(), "somebody waits"
+    while engine.step():
+        pass
+    clock.now_s += PATIENCE_S
+    assert engine.step() and not engine.step(), "one step, then its patience begins anew"
+    claims[0] = None
+    while len(sink.ids) < 20:
+        assert engine.step()
+    assert sink.ids == talk(make(), "alone", GREEDY, [[1, 2, 3]], 20)[0]
+
+
+def settings_of_engine() -> EngineSettings:
+    return EngineSettings(max_sessions=8, kv_cache_tokens=4096, block_size=8, max_rows=32)
+
+
 class TickingClock:
     """A millisecond later whenever it is read."""
 
@@ -432,8 +461,8 @@ class TickingClock:
 
 
 def test_while_nobody_waits_steps_come_with_pauses_that_end_for_whoever_comes() -> None:
-    clock, settings_ = TickingClock(), EngineSettings(max_sessions=8, kv_cache_tokens=4096, block_size=8, max_rows=32)
-    paced = TorchEngine(tiny_model(), dataclasses.replace(settings_, calm_pause=1000.0), threaded=False, clock=clock)
+    clock = TickingClock()
+    paced = TorchEngine(tiny_model(), dataclasses.replace(settings_of_engine(), calm_pause=1000.0), threaded=False, clock=clock)
     calm = paced.open("calm", GREEDY, 300)
     sink = begin(calm, [1, 2, 3], 20)
     while not sink.ids:

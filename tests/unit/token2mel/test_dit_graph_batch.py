@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bistream.token2mel.batching import Span
 from bistream.token2mel.graphs.batch import BatchSize, IntArray32
-from bistream.token2mel.graphs.dit_batch import CONTEXTS, SlotLayout, batch_sizes
+from bistream.token2mel.graphs.dit_batch import FEW_PAGES, FEW_TILES, MOST_PAGES, SlotLayout, batch_sizes
 from bistream.token2mel.graphs.recorded import TILES
 from bistream.token2mel.page_pool import FIRST_PAGE, SCRATCH_PAGE, ZERO_PAGE
 from tests.unit.token2mel.flow_fixtures import make_prompt
@@ -81,7 +81,7 @@ def test_a_page_that_sessions_read_at_one_place_has_one_slot(spans: list[Span], 
     used = layout.needs(spans).context
     pairs = list(zip(arrays["context"][:used].tolist(), arrays["context_start"][:used].tolist(), strict=True))
     assert len(set(pairs)) == used == len({page for span in spans for page in layout.stored(span)})
-    assert (arrays["context"][used:] == ZERO_PAGE).all(), "slots that nobody reads hold zeros"
+    assert (arrays["context"][used:] == ZERO_PAGE).all() and arrays["used"].tolist() == [used]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -109,18 +109,12 @@ def test_what_is_larger_than_the_largest_batch_does_not_fit() -> None:
 
 @pytest.mark.parametrize("pages", [1, 8, 9, 100, 5000])
 @pytest.mark.parametrize("tiles", [(1,), (2, 16), TILES])
-def test_the_last_size_holds_all_and_cheaper_ones_come_first(tiles: tuple[int, ...], pages: int) -> None:
+def test_the_last_size_holds_all_and_the_first_that_holds_a_batch_is_not_larger_than_needed(tiles: tuple[int, ...], pages: int) -> None:
     sizes = batch_sizes(tiles, pages)
-    assert all(sizes[-1].holds(size) for size in sizes)
-    assert [size.cost for size in sizes] == sorted(size.cost for size in sizes)
-    assert {size.tiles for size in sizes} == set(tiles)
-    assert sizes[-1].context >= min(pages, CONTEXTS[-1])
-    assert all(context // 4 < pages for context in (size.context for size in sizes) if context > CONTEXTS[0]), "memory for nothing"
-
-
-def test_the_usual_load_has_a_size_that_is_not_twice_too_large() -> None:
-    """64 sessions of one voice of 3 s that have spoken 6 s: 64 tiles, 387 pages."""
-    sizes = batch_sizes(TILES, 1900)
-    chosen = next(size for size in sizes if size.holds(BatchSize(64, 3 + 64 * 6)))
-    assert chosen == BatchSize(64, 512)
-    assert next(size for size in sizes if size.holds(BatchSize(1, 5))) == BatchSize(1, 8)
+    assert all(sizes[-1].holds(size) for size in sizes) and len(set(sizes)) == len(sizes)
+    assert sizes[-1] == BatchSize(max(tiles), min(pages, MOST_PAGES))
+    for count in range(1, max(tiles) + 1):
+        for context in {0, 1, min(pages, FEW_PAGES), min(pages, FEW_PAGES + 1), min(pages, MOST_PAGES)}:
+            chosen = next(size for size in sizes if size.holds(BatchSize(count, context)))
+            assert chosen.tiles == min(size for size in tiles if size >= count)
+            assert chosen.context <= FEW_PAGES or context > FEW_PAGES or chosen.tiles > FEW_TILES

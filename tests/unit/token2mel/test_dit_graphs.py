@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoint_config import CheckpointConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError, EngineError
 from bistream.gpu.tier import Tier
@@ -24,9 +23,7 @@ from bistream.token2mel.dit.pages import DitPages
 from bistream.token2mel.factory import flow_tier
 from bistream.token2mel.graphs import dit_operations
 from bistream.token2mel.graphs.batch import BatchSize
-from bistream.token2mel.graphs.dit_attention import attend_projected
 from bistream.token2mel.graphs.dit_runner import DitGraphRunner
-from bistream.token2mel.graphs.operations import compile_for_all_sizes
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
 from bistream.token2mel.stage import FlowHop, FlowStage
 from tests.unit.launches import Launches
@@ -214,7 +211,9 @@ def test_a_batch_size_can_be_recorded() -> None:
     """It launches the same operations for batches with and without stored state, and for none; the attention is compiled on a GPU."""
     stage, size = make_stage(checkpoint=DIT_CHECKPOINT), BatchSize(4, 16)
     assert isinstance(stage.runner.network, DitFlow)
-    attention_left_out = dataclasses.replace(dit_operations.plain_operations(), attend=lambda query, *_: torch.zeros_like(query))
+    attention_left_out = dataclasses.replace(
+        dit_operations.plain_operations(), attend=lambda own, *_: torch.zeros_like(own.chunk(3, dim=2)[0])
+    )
     runner = DitGraphRunner(stage.runner.network, pages_of(stage), 0, (size,), attention_left_out)
     stage.runner = runner
     (call,) = runner._calls
@@ -236,34 +235,11 @@ def test_every_cuda_gpu_gets_recorded_graphs(monkeypatch: pytest.MonkeyPatch, ca
         get_device_capability=lambda _: (9, 0), get_device_name=lambda _: "a GPU"
     ))  # fmt: skip
     with caplog.at_level("INFO"):
-        choice = flow_tier(RuntimeConfig(), TINY_DIT, gpu, torch.float16)
+        choice = flow_tier(RuntimeConfig(), DitFlowConfig(), gpu, torch.float16)
     assert choice.tier is Tier.GRAPHS
     assert caplog.messages == ["flow: recorded PyTorch graphs on a GPU (own kernels need a flow with a U-Net)"]
-    assert flow_tier(RuntimeConfig(), TINY_DIT, gpu, torch.float32).tier is Tier.PLAIN
+    assert flow_tier(RuntimeConfig(), DitFlowConfig(), gpu, torch.float32).tier is Tier.PLAIN
+    narrow = flow_tier(RuntimeConfig(), TINY_DIT, gpu, torch.float16)
+    assert narrow.tier is Tier.PLAIN and "groups of the position convolutions of 16, 32, 64 or 128 channels" in narrow.sentence
     with pytest.raises(ConfigError, match="U-Net"):
-        flow_tier(RuntimeConfig(kernels="kernels"), TINY_DIT, gpu, torch.float16)
-
-
-def test_every_operation_is_compiled_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU but for the attention, with a compiler that only counts; a compilation takes about a second there."""
-    compiled: list[str] = []
-
-    def compile_per_size(function: Callable[..., Any]) -> Callable[..., Any]:
-        def count(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-            compiled.append(function.__name__)
-            return module.forward
-
-        return torch.compile(function, fullgraph=True, dynamic=False, backend=count)
-
-    torch._dynamo.reset()
-    monkeypatch.setattr("bistream.token2mel.graphs.operations.compile_per_size", compile_per_size)
-    names = ("windows", "advance", "advance_and_keep")
-    compiled_ones = {name: compile_for_all_sizes(getattr(dit_operations, name)) for name in names}
-    operations = dit_operations.DitOperations(**compiled_ones, attend=attend_projected)
-    stage = make_stage(checkpoint=DIT_CHECKPOINT)
-    assert isinstance(stage.runner.network, DitFlow)
-    stage.runner = DitGraphRunner(stage.runner.network, pages_of(stage), 0, (BatchSize(2, 8), BatchSize(4, 16)), operations)
-    pieces = cut(make_tokens(120), [20, 60, 40])
-    for mel, exact in zip(run(stage, make_prompt(60), pieces), run(plain_stage(), make_prompt(60), pieces), strict=True):
-        assert_same(mel, exact)
-    assert sorted(compiled) == sorted((*names, "windows")), "the two convolutions have constants of their own"
+        flow_tier(RuntimeConfig(kernels="kernels"), DitFlowConfig(), gpu, torch.float16)

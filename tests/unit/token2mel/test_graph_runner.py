@@ -16,7 +16,8 @@ from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.estimator import TransformerBlock, Unit
 from bistream.token2mel.graphs import recorded
-from bistream.token2mel.graphs.attention import attend_gathered, kernel_options
+from bistream.token2mel.graphs.attention import kernel_options
+from bistream.token2mel.graphs.gathered_attention import attend_gathered
 from bistream.token2mel.graphs.runner import GraphFlowRunner
 from bistream.token2mel.graphs.weights import pack
 from bistream.token2mel.layers import split_heads

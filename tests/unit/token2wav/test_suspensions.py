@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CancelledError
+from bistream.gpu.right_of_way import RightOfWay
 from bistream.metrics.families import HOP_DECISIONS
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.service import Token2Wav
@@ -34,10 +36,12 @@ from tests.unit.token2wav.test_service import (
 CALM_S = 9.0  # of audio
 
 
-def make_rig(max_suspensions: int = 3, recorder: Recorder | None = None, **settings_: Any) -> Rig:
+def make_rig(max_suspensions: int = 3, recorder: Recorder | None = None, right_of_way: RightOfWay | None = None, **settings_: Any) -> Rig:
     config = RuntimeConfig(drain_timeout_s=0.0, max_suspensions=max_suspensions, **settings_)
     flow, vocoder, clock = FakeFlow(steps=4), FakeVocoder(), FakeClock()
-    return Rig(Token2Wav(config, clock=clock, renderer=speech_stages(flow, vocoder), recorder=recorder), flow, vocoder, clock)
+    renderer = speech_stages(flow, vocoder)
+    service = Token2Wav(config, clock=clock, renderer=renderer, recorder=recorder, right_of_way=right_of_way)
+    return Rig(service, flow, vocoder, clock)
 
 
 @pytest.fixture
@@ -184,3 +188,24 @@ def test_the_waveform_is_that_of_whole_batches() -> None:
         if expected is not None:
             assert all(np.array_equal(left, right) for left, right in zip(found, expected, strict=True))
         expected = found
+
+
+def test_the_gpu_is_claimed_while_hops_are_urgent_and_no_longer(tmp_path: Path) -> None:
+    seen = RightOfWay(tmp_path, 0)
+    made = make_rig(right_of_way=RightOfWay(tmp_path, 0))
+    audio(made.hop("calm", 1, start=True))
+    with made.flow.hold() as wait_until_inside:
+        first = made.hop("new", 2, start=True)
+        wait_until_inside()
+        assert seen.claimed is not None, "a first hop is computed"
+        calm = made.hop("calm", 3, playback_buffer_s=CALM_S)
+        assert seen.claimed is not None, "a hop that is not urgent does not end that"
+    assert [audio(first), audio(calm)] == [[2], [3]]
+    with made.flow.hold() as wait_until_inside:
+        calm = made.hop("calm", 4, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        assert seen.claimed is None
+        pressed = made.hop("new", 5, playback_buffer_s=0.0)
+        assert seen.claimed is not None, "it waits"
+    assert [audio(calm), audio(pressed)] == [[4], [5]]
+    made.service.close()

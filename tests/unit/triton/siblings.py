@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any
 
 from bistream.errors import BistreamError
-from bistream.triton.channel_end import ChannelEnds
+from bistream.triton.call_sockets import socket_path
+from bistream.triton.channel_end import BlsEnds
+from bistream.triton.direct_end import DirectEnds
 from bistream.triton.inputs import CallInputs, RequestInputs, TritonInputs
 from bistream.triton.sender import Answerer, SiblingResponseSender, public_error
 from bistream.wire import LLM_BISTREAM, TOKEN2WAV, parse_error
@@ -38,11 +40,24 @@ class Siblings:
         self.backend = FakePbUtils(self._exec)
         self._answer = answer
         self._outbox = ThreadPoolExecutor(1)
+        self._sockets: list[DirectEnds] = []
         self._execute = threading.Lock()  # one request at a time, as in Triton
         self._ends = {
-            model: ChannelEnds(contract, partial(self.handle, model), self._outbox)
+            model: BlsEnds(contract, partial(self.handle, model), self._outbox)
             for model, contract in ((LLM_BISTREAM.name, LLM_BISTREAM), (TOKEN2WAV.name, TOKEN2WAV))
         }
+
+    def listen(self) -> None:
+        """On sockets as well."""
+        for contract in (LLM_BISTREAM, TOKEN2WAV):
+            path = socket_path(contract.name)
+            assert path is not None, "a control directory was given"
+            self._sockets.append(DirectEnds(path, contract, partial(self.handle, contract.name), self._outbox))
+
+    def close(self) -> None:
+        for ends in self._sockets:
+            ends.close()
+        self._outbox.shutdown()
 
     def handle(self, model: str, inputs: RequestInputs, sender: Answerer) -> None:
         assert isinstance(inputs, CallInputs)

@@ -13,9 +13,9 @@ import pytest
 
 from bistream.errors import BistreamError, BusyError, EngineError, InvalidInputError, UnknownSessionError
 from bistream.triton import channel_end
-from bistream.triton.bls_ports import BlsClient
+from bistream.triton.bls_client import BlsClient
 from bistream.triton.channel import MAX_CALL_BYTES, Channel
-from bistream.triton.channel_end import MAX_CHANNELS, ChannelEnd, ChannelEnds
+from bistream.triton.channel_end import MAX_CHANNELS, BlsEnd, BlsEnds
 from bistream.triton.envelope import Message, pack, unpack
 from bistream.triton.inputs import RequestInputs, TritonInputs
 from bistream.triton.iterator_keeper import IteratorKeeper
@@ -150,12 +150,12 @@ def test_an_idle_channel_holds_no_request(channel: Channel, siblings: Siblings) 
 
 
 class End:
-    """``ChannelEnds`` whose calls are answered by the test."""
+    """``BlsEnds`` whose calls are answered by the test."""
 
     def __init__(self) -> None:
         self.outbox = ThreadPoolExecutor(1)
         self.open: list[Answerer] = []
-        self.ends = ChannelEnds(TOKEN2WAV, self._handle, self.outbox)
+        self.ends = BlsEnds(TOKEN2WAV, self._handle, self.outbox)
 
     def _handle(self, inputs: RequestInputs, sender: Answerer) -> None:
         if inputs.integer("seed") == 13:
@@ -255,7 +255,7 @@ def test_channels_are_bounded_and_idle_ones_make_room(end: End) -> None:
 
 def test_several_responses_to_one_call_are_refused() -> None:
     with ThreadPoolExecutor(1) as outbox:
-        end, sender = ChannelEnd(outbox), AwaitedSender()
+        end, sender = BlsEnd(outbox), AwaitedSender()
         end.begin(1).send({})
         end.collect(SiblingResponseSender(FakePbUtils(), sender))
         assert answers(sender)[0].error is not None

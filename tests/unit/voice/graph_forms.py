@@ -99,6 +99,8 @@ def wholly_in_half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in (*graph.initializer, *constants):
         if tensor.data_type == single:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for item in (item for node in graph.node if node.op_type == "Cast" for item in node.attribute if item.name == "to"):
+        item.i = onnx.TensorProto.FLOAT16 if item.i == single else item.i
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type == single:
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16

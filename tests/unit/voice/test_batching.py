@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError, EngineError
 from bistream.family import COSYVOICE2
-from bistream.types import FloatArray, IntArray
+from bistream.types import FloatArray
 from bistream.voice.batching import MOST, Batching, groups
 from bistream.voice.features import log_mel_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
@@ -25,7 +26,7 @@ from bistream.voice.onnx_providers import OnnxSettings
 from bistream.voice.onnx_session import OnnxModel
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
-from bistream.voice.speaker_encoder import RANGES, SpeakerEncoder
+from bistream.voice.speaker_encoder import RANGES, OnnxSpeakers, SpeakerEncoder
 from bistream.voice.speech_tokenizer import FRAMES_PER_TOKEN, SpeechTokenizer, choose_batching
 from tests.unit.voice.voices import noise
 
@@ -56,14 +57,21 @@ class CountingNetwork:
         self.spill, self.fails = spill, fails
         self.sizes: list[int] = []
 
-    def codes(self, mels: FloatArray, lengths: IntArray) -> NDArray[Any]:
-        self.sizes.append(len(mels))
-        if self.fails and len(mels) > 1:
+    def log_mel(self, waveform: FloatArray) -> FloatArray:
+        return log_mel_16k(waveform)
+
+    def codes(self, recordings: Sequence[FloatArray]) -> Sequence[NDArray[Any]]:
+        self.sizes.append(len(recordings))
+        if self.fails and len(recordings) > 1:
             raise EngineError("one at a time")
+        lengths = np.array([mel.shape[1] for mel in recordings])
+        mels = np.zeros((len(recordings), 128, lengths.max()), np.float32)
+        for row, mel in zip(mels, recordings, strict=True):
+            row[:, : mel.shape[1]] = mel
         padded = np.pad(mels, ((0, 0), (0, 0), (0, -mels.shape[2] % FRAMES_PER_TOKEN)))
         padding = mels.shape[2] - lengths[:, None]
         tokens: NDArray[Any] = np.abs(padded).sum(axis=1).reshape(len(mels), -1, FRAMES_PER_TOKEN).sum(axis=2) + self.spill * padding
-        return tokens.astype(np.int32)
+        return list(tokens.astype(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -161,4 +169,4 @@ def test_an_encoder_whose_batches_differ_gets_one_recording(tiny_model_dir: Path
     model = OnnxModel(tiny_model_dir, SPEAKER_ENCODER_FILE, RANGES, OnnxSettings("cpu", 1))
     run = model.run
     monkeypatch.setattr(model, "run", lambda frames: run(frames) + (0.1 if len(frames) > 1 else 0.0))
-    assert SpeakerEncoder(model, 192).batching is Batching.ALONE
+    assert SpeakerEncoder(OnnxSpeakers(model), 192).batching is Batching.ALONE

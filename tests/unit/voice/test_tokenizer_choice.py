@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2
-from bistream.voice import speech_tokenizer, torch_tokenizers
+from bistream.voice import programs, torch_tokenizers
 from bistream.voice.batching import Batching
 from bistream.voice.s3_network import ROTARY_BASE
 from bistream.voice.speech_tokenizer import OnnxNetwork, SpeechTokenizer
@@ -33,7 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has a GPU, as far as the choice goes; what would run there runs on the CPU."""
     load = torch_tokenizers.load
     monkeypatch.setattr("bistream.device.resolve_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(speech_tokenizer, "_may_use_cuda", lambda name: True)
+    monkeypatch.setattr(programs, "may_use_cuda", lambda name: True)
     monkeypatch.setattr(torch_tokenizers, "load", lambda config, device: load(config, torch.device("cpu")))
 
 
@@ -96,7 +96,7 @@ def test_a_file_with_another_network(
     model_dir = change(tiny_model_dir, tmp_path)
     with caplog.at_level(logging.INFO):
         tokenizer = SpeechTokenizer.from_config(config(model_dir, device="cpu"))
-    assert re.search(f"onnxruntime runs the speech tokenizer: {SPEECH_TOKENIZER_FILE} {reason}", caplog.text)
+    assert re.search(f"onnxruntime runs {SPEECH_TOKENIZER_FILE}: {SPEECH_TOKENIZER_FILE} {reason}", caplog.text)
     assert isinstance(network(tokenizer), OnnxNetwork)
     assert len(tokenizer.tokens(noise(8000))) == 13
     with pytest.raises(CheckpointError, match=reason):

@@ -1,9 +1,7 @@
-"""The orchestrator's ports over BLS: calls from one Triton model to its siblings, through ``pb_utils.InferenceRequest``.
+"""The orchestrator's ports in a server: its calls of the sibling models.
 
-A request blocks until it is answered (as does iterating over a decoupled result; ``async_exec`` blocks a thread of a pool instead), so the
-calls of sessions share a few of them (``channel.py``). Cancellation does not propagate through BLS and an iterator cannot be
-cancelled: to stop a session, its ``cancel`` must be sent. ``is_cancelled`` is never called on a request made here: it would abort the
-server. An error response is the last one read from an iterator (see ``sender.SiblingResponseSender``).
+Those of sessions go through a channel to each model: over a socket where there is a keeper (``direct_channel.py``), else over BLS
+(``channel.py``). The analysis of a recording is a request of its own over BLS.
 """
 
 from __future__ import annotations
@@ -13,77 +11,28 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.orchestration.ports import Ports
-from bistream.refusals import shut_down
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
+from bistream.triton.bls_client import BlsClient
+from bistream.triton.call_sockets import socket_path
 from bistream.triton.channel import Channel
+from bistream.triton.direct_channel import DirectChannel
 from bistream.triton.iterator_keeper import IteratorKeeper
-from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeechTokens, TokenDemand, VoicePrompt
+from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
 from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 logger = logging.getLogger(__name__)
 
 RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
-
-
-class BlsClient:
-    """Calls sibling models; responses come back as dictionaries of arrays, errors as the original ``BistreamError``."""
-
-    def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
-        self._pb_utils = pb_utils
-        self._keeper = keeper
-
-    def ask(self, contract: ModelContract, arrays: Arrays) -> Arrays:
-        """The single response of a decoupled model; empty when it carries no data. Raises ``BistreamError``.
-
-        A sibling must answer once, with the final flag on its only response. A second response can deadlock three threads: the
-        stub's delivering thread locks the table of iterators and then the iterator; the waiting thread wakes up holding the
-        iterator's lock and needs the GIL; the end of any other ``exec`` holds the GIL and needs the table (seen within minutes
-        with ten busy clients). The first response takes another path.
-        """
-        responses = self._request(contract, arrays).exec(decoupled=True)
-        try:
-            answers = [self._outputs(response) for response in responses]
-        finally:
-            self._keeper.keep(responses)
-        return next((answer for answer in answers if answer), {})
-
-    def call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
-        """The response of a model that is not decoupled."""
-        return self._outputs(self._request(contract, arrays).exec(decoupled=False))
-
-    def _request(self, contract: ModelContract, arrays: Arrays) -> Any:
-        return self._pb_utils.InferenceRequest(
-            model_name=contract.name,
-            requested_output_names=[spec.name for spec in contract.outputs],
-            inputs=[self._pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()],
-        )
-
-    def _outputs(self, response: Any) -> Arrays:
-        if response.has_error():
-            raise sibling_error(response.error().message())
-        # The tensors live in shared memory that is reused once the response is freed.
-        return {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
-
-
-def sibling_error(message: str) -> BistreamError:
-    """The error in a sibling's message; Triton's own messages, which may contain paths, go to the log only."""
-    error = parse_error(message)
-    if type(error) is not BistreamError:
-        return error
-    logger.warning("a call to another model failed: %s", message)
-    if "not ready" in message:  # models are being unloaded while sessions still run
-        return shut_down()
-    return EngineError("A model of the server failed; try again.")
 
 
 def sampling_arrays(sampling: Sampling) -> Arrays:
@@ -104,7 +53,13 @@ def prompt_arrays(prompt: VoicePrompt) -> Arrays:
     return arrays
 
 
-class BlsVoice:
+class Calling(Protocol):
+    """``Channel`` or ``DirectChannel``."""
+
+    async def ask(self, arrays: Arrays) -> Arrays: ...
+
+
+class SiblingVoice:
     """``ports.VoicePort``. A model that is not loaded at the moment is waited for: the keeper loads one whose process has died anew."""
 
     def __init__(self, client: BlsClient, pause: Callable[[float], None] = time.sleep) -> None:
@@ -117,10 +72,9 @@ class BlsVoice:
         tokens: IntArray = self._call(AUDIO_TOKENIZER, arrays)["prompt_speech_tokens"]
         return tokens
 
-    def speaker_embedding(self, reference_wav: FloatArray) -> FloatArray:
-        arrays: Arrays = {"reference_wav": reference_wav.reshape(1, -1)}
-        embedding: FloatArray = self._call(SPEAKER_EMBEDDING, arrays)["prompt_spk_embedding"]
-        return embedding
+    def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
+        outputs = self._call(SPEAKER_EMBEDDING, {"reference_wav": reference_wav.reshape(1, -1)})
+        return SpeakerFeatures(outputs["prompt_spk_embedding"], outputs["prompt_speech_feat"])
 
     def _call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
         """A refused call has not reached the model, so it can be repeated."""
@@ -132,10 +86,10 @@ class BlsVoice:
         raise EngineError("A model of the server is being loaded; try again in a few seconds.")
 
 
-class BlsLanguageModel:
+class SiblingLanguageModel:
     """``ports.LanguageModelPort``."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Calling) -> None:
         self._channel = channel
 
     async def start(self, start: LanguageModelStart) -> None:
@@ -180,10 +134,10 @@ class BlsLanguageModel:
         await _send_cancel(self._channel, session_id)
 
 
-class BlsToken2Wav:
+class SiblingToken2Wav:
     """``ports.Token2WavPort``."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Calling) -> None:
         self._channel = channel
         self._report: LoadReport | None = None
 
@@ -268,21 +222,26 @@ def _text(array: NDArray[Any]) -> str:
     return text
 
 
-async def _send_cancel(channel: Channel, session_id: str) -> None:
+async def _send_cancel(channel: Calling, session_id: str) -> None:
     with suppress(UnknownSessionError, CancelledError):  # it has ended
         await channel.ask({"session_id": text_array(session_id), "is_cancel": scalar_array(True, np.bool_)})
 
 
-class BlsModels:
+class SiblingModels:
     """The ports of one front door; ``close`` it after the orchestrator."""
 
     def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
         client = BlsClient(pb_utils, keeper)
-        self._channels = [Channel(client, contract, secrets.token_hex(16)) for contract in (LLM_BISTREAM, TOKEN2WAV)]
+        self._channels = [_channel(client, contract) for contract in (LLM_BISTREAM, TOKEN2WAV)]
         language_model, token2wav = self._channels
-        self.ports = Ports(BlsVoice(client), BlsLanguageModel(language_model), BlsToken2Wav(token2wav))
+        self.ports = Ports(SiblingVoice(client), SiblingLanguageModel(language_model), SiblingToken2Wav(token2wav))
 
     def close(self) -> None:
         """Idempotent."""
         for channel in self._channels:
             channel.close()
+
+
+def _channel(client: BlsClient, contract: ModelContract) -> Channel | DirectChannel:
+    path = socket_path(contract.name)
+    return Channel(client, contract, secrets.token_hex(16)) if path is None else DirectChannel(path, contract.name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bistream.control_files import CONTROL_VARIABLE
 from bistream.errors import (
     BistreamError,
     BusyError,
@@ -24,23 +26,24 @@ from bistream.errors import (
 from bistream.orchestration.ports import LanguageModelPort, Ports
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.service import Token2WavHop
-from bistream.triton.bls_ports import (
+from bistream.triton.bls_client import BlsClient
+from bistream.triton.inputs import CallInputs, language_model_start, read_sampling, voice_prompt
+from bistream.triton.iterator_keeper import IteratorKeeper
+from bistream.triton.mailbox import TokenMailbox
+from bistream.triton.sibling_ports import (
     RELOAD_ATTEMPTS,
-    BlsClient,
-    BlsModels,
-    BlsVoice,
+    SiblingModels,
+    SiblingVoice,
     speech_error_arrays,
     speech_token_arrays,
     speech_tokens,
 )
-from bistream.triton.inputs import CallInputs, language_model_start, read_sampling, voice_prompt
-from bistream.triton.iterator_keeper import IteratorKeeper
-from bistream.triton.mailbox import TokenMailbox
 from bistream.types import FinishReason, Sampling, SpeechTokens, TokenDemand, VoicePrompt
 from bistream.wire import CONTRACTS, LLM_BISTREAM, TOKEN2WAV, format_error
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeResponse, error_response, response
 from tests.unit.triton.siblings import Siblings
 
+Result = TypeVar("Result")
 CONTRACT = {contract.name: contract for contract in CONTRACTS}
 WIRE_TYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32"}
 PROMPT = VoicePrompt("said", np.arange(3, dtype=np.int32), np.ones((6, 80), np.float32), np.ones(192, np.float32))
@@ -48,21 +51,35 @@ EMPTY_PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float
 FINAL = FakeResponse()
 
 
+LOOP = asyncio.new_event_loop()  # a direct channel belongs to one
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    return LOOP.run_until_complete(coroutine)
+
+
 Ask = Callable[[Callable[[str, Arrays], list[FakeResponse]]], tuple[Ports, Siblings]]
 
 
-@pytest.fixture
-def ports() -> Iterator[Ask]:
-    made = []
+@pytest.fixture(params=["over BLS", "over sockets"])
+def ports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ask]:
+    made: list[SiblingModels | Siblings] = []
+    if request.param == "over sockets":
+        monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
+    else:
+        monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
 
     def make(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, Siblings]:
         siblings = Siblings(answer)
-        made.append(BlsModels(siblings.backend, IteratorKeeper()))
-        return made[-1].ports, siblings
+        if request.param == "over sockets":
+            siblings.listen()
+        models = SiblingModels(siblings.backend, IteratorKeeper())
+        made.extend((models, siblings))
+        return models.ports, siblings
 
     yield make
-    for models in made:
-        models.close()
+    for one in made:
+        one.close()
 
 
 async def take_all(port: LanguageModelPort, wanted_tokens: int) -> list[SpeechTokens]:
@@ -138,7 +155,7 @@ def test_a_start_is_read_as_it_was_sent(ports: Ask, prompt_speech_tokens: Any) -
         await speaking.language_model.start(sent)
         return await take_all(speaking.language_model, 7)
 
-    assert asyncio.run(speak()) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
+    assert run(speak()) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
     for model, arrays in siblings.calls:
         check_fits(model, arrays)
     (_, arrays), *asked = siblings.calls
@@ -153,8 +170,8 @@ def test_a_start_is_read_as_it_was_sent(ports: Ask, prompt_speech_tokens: Any) -
 @pytest.mark.parametrize("slack_s", [None, 0.0, 1.5])
 def test_a_pull_says_for_how_long_its_listener_has_audio(ports: Ask, slack_s: float | None) -> None:
     speaking, siblings = ports(speaking_model(SpeechTokens((1,), 5, FinishReason.EOS)))
-    asyncio.run(speaking.language_model.start(start()))
-    asyncio.run(speaking.language_model.take("s", TokenDemand(7, slack_s)))
+    run(speaking.language_model.start(start()))
+    run(speaking.language_model.take("s", TokenDemand(7, slack_s)))
     _, (model, arrays) = siblings.calls
     check_fits(model, arrays)
     assert int(arrays["wanted_tokens"][0, 0]) == 7
@@ -163,16 +180,16 @@ def test_a_pull_says_for_how_long_its_listener_has_audio(ports: Ask, slack_s: fl
 
 def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised(ports: Ask) -> None:
     speaking, _ = ports(speaking_model(SpeechTokens((1, 2), 3), SessionTimeoutError("Nothing came.", "s")))
-    asyncio.run(speaking.language_model.start(start()))
-    assert asyncio.run(speaking.language_model.take("s", 1)) == SpeechTokens((1, 2), 3)
+    run(speaking.language_model.start(start()))
+    assert run(speaking.language_model.take("s", 1)) == SpeechTokens((1, 2), 3)
     with pytest.raises(SessionTimeoutError, match="Nothing came"):
-        asyncio.run(speaking.language_model.take("s", 1))
+        run(speaking.language_model.take("s", 1))
 
 
 def test_a_start_that_is_refused_raises_at_once(ports: Ask) -> None:
     speaking, siblings = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
     with pytest.raises(BusyError, match="Full") as failure:
-        asyncio.run(speaking.language_model.start(start()))
+        run(speaking.language_model.start(start()))
     assert failure.value.session_id == "s" and failure.value.retryable
     assert siblings.backend.unfinished == 0
 
@@ -186,9 +203,9 @@ def test_a_start_that_is_refused_raises_at_once(ports: Ask) -> None:
     ],
 )
 def test_tritons_own_messages_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
-    models = BlsModels(FakePbUtils(lambda model, arrays: [error_response(words)]), IteratorKeeper())
+    models = SiblingModels(FakePbUtils(lambda model, arrays: [error_response(words)]), IteratorKeeper())
     with pytest.raises(expected) as failure:
-        asyncio.run(models.ports.language_model.append("s", b"x", False))
+        run(models.ports.language_model.append("s", b"x", False))
     models.close()
     assert "llm_bistream" not in failure.value.sentence
 
@@ -200,16 +217,16 @@ NOT_LOADED = "Model audio_tokenizer - Error when running inference: Server not r
 def test_a_recording_waits_for_a_model_that_is_being_loaded(refusals: int) -> None:
     answers = [error_response(NOT_LOADED)] * refusals + [response(prompt_speech_tokens=np.arange(3, dtype=np.int32))]
     pauses: list[float] = []
-    voice = BlsVoice(BlsClient(FakePbUtils(lambda model, arrays: [answers.pop(0)]), IteratorKeeper()), pauses.append)
+    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [answers.pop(0)]), IteratorKeeper()), pauses.append)
     assert voice.prompt_speech_tokens(np.zeros(16000, np.float32)).tolist() == [0, 1, 2]
     assert len(pauses) == refusals
 
 
 def test_a_model_that_is_not_loaded_in_time_is_an_error_that_can_be_retried() -> None:
     pauses: list[float] = []
-    voice = BlsVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)]), IteratorKeeper()), pauses.append)
+    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)]), IteratorKeeper()), pauses.append)
     with pytest.raises(EngineError, match="being loaded"):
-        voice.speaker_embedding(np.zeros(16000, np.float32))
+        voice.speaker_features(np.zeros(16000, np.float32))
     assert 2.0 <= sum(pauses) <= 5.0
 
 
@@ -220,7 +237,7 @@ def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
         calls.append(model)
         return [error_response("Stub process 'audio_tokenizer_0_0' is not healthy.")]
 
-    voice = BlsVoice(BlsClient(FakePbUtils(answer), IteratorKeeper()), lambda seconds: None)
+    voice = SiblingVoice(BlsClient(FakePbUtils(answer), IteratorKeeper()), lambda seconds: None)
     with pytest.raises(EngineError):
         voice.prompt_speech_tokens(np.zeros(16000, np.float32))
     assert calls == ["audio_tokenizer"]
@@ -229,9 +246,9 @@ def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
 @pytest.mark.parametrize("is_end", [True, False])
 def test_append_and_cancel_wait_until_they_are_accepted(ports: Ask, is_end: bool) -> None:
     speaking, siblings = ports(lambda model, arrays: [FINAL])
-    asyncio.run(speaking.language_model.append("s", b"\xe4", is_end))
-    asyncio.run(speaking.language_model.cancel("s"))
-    asyncio.run(speaking.token2wav.cancel("s"))
+    run(speaking.language_model.append("s", b"\xe4", is_end))
+    run(speaking.language_model.cancel("s"))
+    run(speaking.token2wav.cancel("s"))
     for model, arrays in siblings.calls:
         check_fits(model, arrays)
     append, cancel, other = (arrays for _, arrays in siblings.calls)
@@ -241,10 +258,10 @@ def test_append_and_cancel_wait_until_they_are_accepted(ports: Ask, is_end: bool
 
 def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
     speaking, _ = ports(lambda model, arrays: [error_response(format_error(UnknownSessionError("Gone.")))])
-    asyncio.run(speaking.language_model.cancel("s"))
-    asyncio.run(speaking.token2wav.cancel("s"))
+    run(speaking.language_model.cancel("s"))
+    run(speaking.token2wav.cancel("s"))
     with pytest.raises(UnknownSessionError):
-        asyncio.run(speaking.language_model.append("s", b"", True))
+        run(speaking.language_model.append("s", b"", True))
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, EMPTY_PROMPT, None])
@@ -252,7 +269,7 @@ def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
 def test_a_hop_is_read_as_it_was_sent(ports: Ask, prompt: VoicePrompt | None, token_ids: tuple[int, ...]) -> None:
     speaking, siblings = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32))])
     hop = Token2WavHop("s", token_ids, finalize=True, prompt=prompt, seed=9, playback_buffer_s=0.5, expected_speech_s=4.5)
-    assert asyncio.run(speaking.token2wav.hop(hop)).tolist() == [0, 1, 2, 3]
+    assert run(speaking.token2wav.hop(hop)).tolist() == [0, 1, 2, 3]
     ((model, arrays),) = siblings.calls
     check_fits(model, arrays)
     read = CallInputs(arrays, TOKEN2WAV)
@@ -267,7 +284,7 @@ def test_a_hop_is_read_as_it_was_sent(ports: Ask, prompt: VoicePrompt | None, to
 
 def test_synthesis_carries_its_speed_and_the_id_by_which_it_is_cancelled(ports: Ask) -> None:
     speaking, siblings = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32))])
-    assert asyncio.run(speaking.token2wav.synthesize([1, 2], PROMPT, seed=4, speed=1.25, session_id="s")).shape == (2,)
+    assert run(speaking.token2wav.synthesize([1, 2], PROMPT, seed=4, speed=1.25, session_id="s")).shape == (2,)
     ((model, arrays),) = siblings.calls
     check_fits(model, arrays)
     assert arrays["session_id"][0, 0] == b"s" and arrays["speed"][0, 0] == np.float32(1.25)
@@ -276,18 +293,19 @@ def test_synthesis_carries_its_speed_and_the_id_by_which_it_is_cancelled(ports: 
 def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
     speaking, _ = ports(lambda model, arrays: [FINAL])
     with pytest.raises(EngineError):
-        asyncio.run(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)))
+        run(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)))
 
 
 def test_voice_models_are_called_once_each(ports: Ask) -> None:
     answers: dict[str, dict[str, NDArray[Any]]] = {
         "audio_tokenizer": {"prompt_speech_tokens": np.arange(5, dtype=np.int32)},
-        "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32)},
+        "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32), "prompt_speech_feat": np.zeros((50, 80), np.float32)},
     }
     speaking, siblings = ports(lambda model, arrays: [response(**answers[model])])
     wav = np.ones(16000, np.float32)
     assert speaking.voice.prompt_speech_tokens(wav).tolist() == [0, 1, 2, 3, 4]
-    assert speaking.voice.speaker_embedding(wav).shape == (192,)
+    speaker = speaking.voice.speaker_features(wav)
+    assert speaker.embedding.shape == (192,) and speaker.mel.shape == (50, 80)
     for model, arrays in siblings.calls:
         check_fits(model, arrays)
 
@@ -301,12 +319,12 @@ def test_answers_do_not_point_into_shared_memory() -> None:
 def test_a_voice_model_that_refuses_raises_its_error(ports: Ask) -> None:
     speaking, _ = ports(lambda model, arrays: [error_response("INVALID_INPUT: Too short.")])
     with pytest.raises(InvalidInputError, match="Too short"):
-        speaking.voice.speaker_embedding(np.ones(4, np.float32))
+        speaking.voice.speaker_features(np.ones(4, np.float32))
 
 
 def test_sampling_defaults_are_left_to_the_checkpoint(ports: Ask) -> None:
     speaking, siblings = ports(lambda model, arrays: [FINAL])
-    asyncio.run(speaking.language_model.start(start(sampling=Sampling())))
+    run(speaking.language_model.start(start(sampling=Sampling())))
     ((_, arrays),) = siblings.calls
     assert "top_k" not in arrays and "top_p" not in arrays
     assert read_sampling(CallInputs(arrays, LLM_BISTREAM)) == Sampling()

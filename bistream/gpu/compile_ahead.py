@@ -1,0 +1,150 @@
+"""Compiles the kernels of a stage's launches in many processes at once, before the stage launches them one after the other.
+
+Triton compiles a kernel when it is first launched, in the process that launches it: at full size 157 kernels, a hundred seconds of one
+core. Here the launches are made once without their kernels; a hook of Triton's notes what each would compile. Worker processes
+(``compile_worker``, which need neither a GPU nor PyTorch) compile these, and the launches then find them in Triton's cache on disk.
+
+Nothing depends on it. What no worker has compiled is compiled at its launch, and a change of Triton's that breaks this costs time alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton import knobs
+
+from bistream.fingerprint import Fingerprint, code_hash, versions
+from bistream.start_phases import phase
+
+logger = logging.getLogger(__name__)
+
+WORKER = "bistream.gpu.compile_worker"
+MOST_WORKERS = 16  # each takes 0.4 GB while it compiles, and two models start at the same time
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_MARKER_SUFFIX = ".compiled"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One compilation: a kernel by module and name, and Triton's description of it (``JITFunction.preload``)."""
+
+    module: str
+    name: str
+    description: str
+
+
+def compile_ahead(what: str, launch: Callable[[], object], facts: Mapping[str, str]) -> None:
+    """Compile what ``launch`` launches, unless a start with the same facts, program, GPU and versions has done so.
+
+    what: for the log. launch: makes every launch that the stage will make, on the current stream; what it computes is not used, and the
+    kernels are left out. facts: what decides which kernels there are, besides the program: sizes of networks and batches.
+    """
+    try:
+        target = triton.runtime.driver.active.get_current_target()
+        marker = _marker(Fingerprint({**facts, "what": what, "target": str(target), "code": code_hash(), **versions("triton", "torch")}))
+        if marker.is_file():
+            return
+        with phase(f"{what}: launches counted"):
+            wanted = wanted_by(launch)
+        workers = min(len(os.sched_getaffinity(0)), len(wanted), MOST_WORKERS)
+        logger.info("%s: compiling %d kernels in %d processes", what, len(wanted), workers)
+        with phase(f"{what}: {len(wanted)} kernels compiled in {workers} processes"):
+            failures = compile_all(wanted, [str(target.backend), str(target.arch), str(target.warp_size)], workers, what)
+    except Exception as error:  # of Triton's inside; the launches themselves will say what is wrong
+        logger.warning("%s: its kernels are compiled one after the other (%s: %s)", what, type(error).__name__, error)
+        return
+    if failures:
+        logger.warning("%s: %d kernels are compiled at their launch (%s)", what, len(failures), failures[0])
+    else:
+        _mark(marker)
+
+
+def wanted_by(launch: Callable[[], object]) -> list[Wanted]:
+    """What the launches inside ``launch`` would compile, each once; none of them compiles or runs anything."""
+    found: dict[tuple[str, str, str], Wanted] = {}
+
+    def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: Any) -> bool:
+        found.setdefault((fn.module, fn.name, str(key)), Wanted(fn.module, fn.name, compile["specialization_data"]))
+        return True  # "leave this launch out"
+
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = note
+    try:
+        launch()
+    finally:
+        knobs.runtime.jit_cache_hook = before
+    return list(found.values())
+
+
+def compile_all(wanted: Sequence[Wanted], target: Sequence[str], workers: int, what: str = "") -> list[str]:
+    """Why compilations failed, a sentence each; empty if all are in Triton's cache. target: the arguments of ``compile_worker``."""
+    waiting = list(reversed(wanted))  # popped from the end by every thread
+    failures: list[str] = []
+    done = 0
+
+    def work(_: int) -> None:
+        nonlocal done
+        with _start_worker(target) as process:
+            assert process.stdin is not None and process.stdout is not None
+            while True:
+                try:
+                    one = waiting.pop()
+                except IndexError:
+                    process.stdin.close()
+                    return
+                try:
+                    process.stdin.write(json.dumps([one.module, one.name, one.description]) + "\n")
+                    process.stdin.flush()
+                    answer = process.stdout.readline()
+                except OSError as error:
+                    answer = str(error)
+                if answer.strip() != "ok":
+                    failures.append(f"{one.name}: {answer.strip() or 'its process has ended'}")
+                if not answer.endswith("\n"):
+                    return
+                done += 1
+                if done % max(1, len(wanted) // 4) == 0:
+                    logger.info("%s: %d of %d kernels compiled", what, done, len(wanted))
+
+    with ThreadPoolExecutor(max(1, workers), thread_name_prefix="compile-ahead") as pool:
+        list(pool.map(work, range(workers)))
+    return failures + [f"{one.name}: no process was left for it" for one in waiting]
+
+
+def _start_worker(target: Sequence[str]) -> subprocess.Popen[str]:
+    """It ends when its input does, so it cannot outlive this process."""
+    # Inside Triton's Python backend sys.executable may be empty; python3 on PATH is then the interpreter of the same environment.
+    python = sys.executable or shutil.which("python3") or "python3"
+    path = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.Popen(
+        [python, "-m", WORKER, *target],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+    )
+
+
+def _marker(facts: Fingerprint) -> Path:
+    """Beside what was compiled: whoever empties the cache removes it, too."""
+    return Path(knobs.cache.dir) / f"bistream-{facts.digest}{_MARKER_SUFFIX}"
+
+
+def _mark(marker: Path) -> None:
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError as error:
+        logger.warning("%s cannot be written (%s); the next start looks for its kernels again", marker, error.strerror)

@@ -1,0 +1,74 @@
+"""The functions of ``dit_operations`` and ``dit_attention`` as kernels. Imported only where Triton is.
+
+Tensors must be contiguous, those of blocks and the frames of stored inputs each by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bistream.token2mel.dit.estimator import NORM_EPSILON
+from bistream.token2mel.graphs.cuda.kernels_advance import advance_rows
+from bistream.token2mel.graphs.cuda.kernels_attention import attend_slots, turn_tiles
+from bistream.token2mel.graphs.cuda.kernels_context import project_pages
+from bistream.token2mel.graphs.cuda.kernels_convolution import convolve_tiles
+from bistream.token2mel.graphs.dit_attention import Slots
+from bistream.token2mel.graphs.dit_operations import PackedConv
+
+_ROWS = 64  # frames of a program, and keys that it sees at a time
+# Of the product over stored pages. Faster than the matrix library on an H200 (docs/log.md); 96 KB of shared memory, which most GPUs have.
+_TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
+_PROGRAMS = 2  # of a multiprocessor
+
+
+def convolve(x: Tensor, tail: Tensor, previous: Tensor, last: Tensor, page: Tensor, conv: PackedConv) -> Tensor:
+    """As ``dit_operations.convolve``."""
+    (tiles, frames, channels), (groups, kernel, width, _) = x.shape, conv.weight.shape
+    out = torch.empty_like(x)
+    convolve_tiles[(tiles, groups, -(-frames // _ROWS))](
+        x, tail, tail.stride(1), previous, last, page, conv.weight, conv.bias, out,
+        FRAMES=frames, HISTORY=kernel - 1, DIM=channels, WIDTH=width, ROWS=_ROWS, num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
+def advance(
+    x: Tensor, delta: Tensor, *, gate: Tensor, shift: Tensor, scale: Tensor, pages: Tensor | None = None, page: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As ``dit_operations.advance``."""
+    tiles, frames, channels = x.shape
+    out, normed, keeps = torch.empty_like(x), torch.empty_like(delta), pages is not None
+    advance_rows[(tiles * frames,)](
+        x, delta, gate, shift, scale, out, normed, pages if keeps else normed, page if keeps else normed, NORM_EPSILON,
+        FRAMES=frames, DIM=channels, BLOCK=1 << (channels - 1).bit_length(), KEEPS=keeps, num_warps=4,
+    )  # fmt: skip
+    return out, normed
+
+
+def project_context(pages: Tensor, slots: Slots, weight: Tensor, bias: Tensor, table: Tensor) -> Tensor:
+    """As ``dit_attention.project_context``."""
+    blocks, _, frames, dim = pages.shape
+    width, stored = weight.shape[1], len(slots.page)
+    out = torch.empty(blocks, stored, frames, width, dtype=pages.dtype, device=pages.device)
+    programs = _PROGRAMS * torch.cuda.get_device_properties(pages.device).multi_processor_count
+    project_pages[(programs,)](
+        pages, pages.stride(0), slots.page, slots.used, slots.start, weight, weight.stride(0), bias, bias.stride(0), table,
+        table[0].numel(), out, out.stride(0), stored // 2, blocks, FRAMES=frames, DIM=dim, OUT=width, WIDTH=2 * table.shape[2], **_TILE,
+    )  # fmt: skip
+    return out
+
+
+def attend(own: Tensor, context: Tensor, table: Tensor, slots: Slots, heads: int, scale: float) -> Tensor:
+    """As ``dit_attention.attend_projected``; turns the queries and keys of ``own``."""
+    tiles, frames, channels = own.shape[0], own.shape[1], own.shape[2] // 3
+    blocks, stored, head_size = -(-frames // _ROWS), len(slots.page), channels // heads
+    turn_tiles[(tiles, 2, blocks)](
+        own, table, table[0].numel(), slots.start[stored:], FRAMES=frames, CHANNELS=channels, WIDTH=head_size, ROWS=_ROWS
+    )
+    out = torch.empty(tiles, frames, channels, dtype=own.dtype, device=own.device)
+    attend_slots[(tiles, heads, blocks)](
+        own, context, out, slots.live, slots.visible, slots.lists, slots.lists.shape[1], stored, scale,
+        FRAMES=frames, HEADS=heads, WIDTH=head_size, ROWS=_ROWS, STAGES=3, num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,181 @@
+"""Kernels compiled in many processes before they are launched, with a stand-in for Triton (its hook, its cache, ``preload``): no GPU here.
+
+What real Triton does with the same calls was tried by hand: all kernels of CosyVoice2 at full size were compiled for Hopper on a CPU, with
+Triton 3.6, and found in its cache afterwards (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FILES = {
+    "triton/__init__.py": "from triton import knobs, runtime\n",
+    "triton/knobs.py": (
+        "import os\n"
+        "class _Runtime: jit_cache_hook = None\n"
+        "class _Cache:\n"
+        "    @property\n"
+        "    def dir(self): return os.environ['TRITON_CACHE_DIR']\n"
+        "runtime, cache = _Runtime(), _Cache()\n"
+    ),
+    "triton/runtime/__init__.py": (
+        "class _Driver:\n    active = None\n    def set_active(self, one): self.active = one\ndriver = _Driver()\n"
+    ),
+    "triton/backends/__init__.py": "",
+    "triton/backends/compiler.py": (
+        "class GPUTarget:\n"
+        "    def __init__(self, backend, arch, warp_size): self.backend, self.arch, self.warp_size = backend, arch, warp_size\n"
+        "    def __str__(self): return f'{self.backend}:{self.arch}'\n"
+    ),
+    # A kernel compiles at its first launch, into the cache; the hook may leave a launch out.
+    "some_kernels.py": (
+        "import os, pathlib, types, triton\n"
+        "class Kernel:\n"
+        "    def __init__(self, name): self.name, self.launched = name, []\n"
+        "    def __getitem__(self, grid):\n"
+        "        def launch(size):\n"
+        "            hook = triton.knobs.runtime.jit_cache_hook\n"
+        "            fn = types.SimpleNamespace(module='some_kernels', name=self.name)\n"
+        "            if hook and hook(key=f'k{size}', repr='', fn=fn, compile={'specialization_data': str(size)}, is_manual_warmup=False,\n"
+        "                             already_compiled=False):\n"
+        "                return None\n"
+        "            self.launched.append(size)\n"
+        "            self.preload(str(size))\n"
+        "            return self\n"
+        "        return launch\n"
+        "    def preload(self, description):\n"
+        "        folder = pathlib.Path(triton.knobs.cache.dir)\n"
+        "        target = triton.runtime.driver.active.get_current_target()\n"
+        "        if self.name == 'dies': os._exit(3)\n"
+        "        if self.name == 'wrong': raise TypeError('no such\\n  layout ' + 'x' * 1000)\n"
+        "        folder.mkdir(exist_ok=True)\n"
+        "        (folder / f'{self.name}-{description}-{target}-{os.getpid()}').touch()\n"
+        "first, second, wrong, dies = Kernel('first'), Kernel('second'), Kernel('wrong'), Kernel('dies')\n"
+    ),
+}
+
+
+class Device:
+    def get_current_target(self) -> Any:
+        return sys.modules["triton.backends.compiler"].GPUTarget("cuda", 90, 32)
+
+
+@pytest.fixture
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """``bistream.gpu.compile_ahead`` with the stand-in, here and in the worker processes."""
+    for name, text in FILES.items():
+        path = tmp_path / "stand-in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand-in"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path / "stand-in")
+    before = set(sys.modules)
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module("triton.backends.compiler")
+    sys.modules["triton"].runtime.driver.set_active(Device())
+    yield importlib.import_module("bistream.gpu.compile_ahead")
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("triton", "some_kernels") or name.startswith("bistream.gpu.compile_"):
+            del sys.modules[name]
+    for name in ("compile_ahead", "compile_worker"):
+        vars(sys.modules["bistream.gpu"]).pop(name, None)
+
+
+@pytest.fixture
+def kernels(ahead: ModuleType) -> ModuleType:
+    return importlib.import_module("some_kernels")
+
+
+def compiled(tmp_path: Path) -> list[tuple[str, str, str, int]]:
+    """Kernel, description, target and process of each compilation."""
+    names = [path.name for path in (tmp_path / "cache").glob("*-*-*-*") if path.suffix != ".compiled"]
+    return sorted((name, description, target, int(process)) for name, description, target, process in (one.split("-") for one in names))
+
+
+def test_every_kernel_is_compiled_once_elsewhere_and_none_runs(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:
+    def launch() -> None:
+        for size in (1, 2, 3, 2, 1):
+            assert kernels.first[(8,)](size) is None, "left out"
+        kernels.second[(8,)](1)
+
+    ahead.compile_ahead("flow", launch, {"sizes": "1"})
+    found = compiled(tmp_path)
+    assert [one[:3] for one in found] == [
+        (*names, "cuda:90") for names in (("first", "1"), ("first", "2"), ("first", "3"), ("second", "1"))
+    ]
+    assert os.getpid() not in {one[3] for one in found}
+    assert not kernels.first.launched and kernels.first[(8,)](1) is kernels.first, "afterwards it launches"
+
+
+def test_a_second_start_with_the_same_facts_launches_nothing(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:
+    counted = []
+
+    def launch() -> None:
+        counted.append(1)
+        kernels.first[(8,)](1)
+
+    for facts in ({"sizes": "1"}, {"sizes": "1"}, {"sizes": "2"}):
+        ahead.compile_ahead("flow", launch, facts)
+    ahead.compile_ahead("vocoder", launch, {"sizes": "1"})
+    assert len(counted) == 3
+    for path in (tmp_path / "cache").iterdir():
+        path.unlink()
+    ahead.compile_ahead("flow", launch, {"sizes": "1"})
+    assert len(counted) == 4 and len(compiled(tmp_path)) == 1, "an emptied cache is filled again"
+
+
+def test_what_fails_is_left_to_its_launch(ahead: ModuleType, kernels: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def launch() -> None:
+        for kernel in (kernels.wrong, kernels.first):
+            kernel[(8,)](1)
+
+    for _ in range(2):
+        caplog.clear()
+        ahead.compile_ahead("flow", launch, {})
+        (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert "flow: 1 kernels are compiled at their launch (wrong: TypeError: no such layout xx" in warning and len(warning) < 400
+    assert {one[0] for one in compiled(tmp_path)} == {"first"}
+
+
+def test_a_worker_that_dies_loses_its_kernel_alone(ahead: ModuleType, kernels: ModuleType, tmp_path: Path) -> None:
+    wanted = ahead.wanted_by(lambda: [kernel[(8,)](size) for kernel in (kernels.dies, kernels.first) for size in (1, 2)])
+    failures = ahead.compile_all(wanted, ["cuda", "90", "32"], workers=3)
+    assert sorted(failures) == ["dies: its process has ended"] * 2
+    assert [one[:2] for one in compiled(tmp_path)] == [("first", "1"), ("first", "2")]
+    failures = ahead.compile_all(wanted, ["cuda", "90", "32"], workers=1)
+    assert sorted(failures) == [
+        "dies: its process has ended",
+        "dies: no process was left for it",
+        *["first: no process was left for it"] * 2,
+    ]
+
+
+def test_without_a_place_for_the_marker_or_a_driver(
+    ahead: ModuleType, kernels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "a file"))
+    ahead.compile_ahead("flow", lambda: None, {})
+    assert "cannot be written" in caplog.text
+    sys.modules["triton"].runtime.driver.set_active(None)
+    ahead.compile_ahead("flow", lambda: None, {})
+    assert "flow: its kernels are compiled one after the other (AttributeError" in caplog.text
+
+
+def test_a_launch_that_fails_leaves_the_hook_as_it_was(ahead: ModuleType) -> None:
+    def fail() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        ahead.wanted_by(fail)
+    assert ahead.knobs.runtime.jit_cache_hook is None

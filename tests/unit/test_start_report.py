@@ -1,0 +1,97 @@
+"""The parts of a start as log lines, and the table that is made of them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.start_phases import INTERPRETER, interpreter_is_ready, phase, took
+from bistream.triton.startup import prepare_process
+from scripts.start_report import BAR, Part, last_start, main, read_parts, table
+
+LINES = """
+2026-11-24 12:00:00,500 INFO serve: start: interpreter and first imports, 0.50 s
+2026-11-24 12:00:00,600 INFO serve: the server's own log: /x/server.log
+2026-11-24 12:00:02,000 INFO llm_bistream bistream.start_phases: start: interpreter and first imports, 0.40 s
+[server 1] 2026-11-24 12:00:04,000 INFO llm_bistream bistream.start_phases: start: language model: weights read, 1.50 s
+2026-11-24 12:00:04,100 WARNING llm_bistream bistream.gpu.fidelity: start: not a part
+2026-11-24 12:00:05,000 INFO serve: start: Triton and its models, 4.25 s
+""".splitlines()
+
+
+def test_parts_of_all_processes() -> None:
+    parts = last_start(read_parts(LINES))
+    assert [(part.process, part.name) for part in parts] == [
+        ("serve", INTERPRETER),
+        ("serve", "Triton and its models"),
+        ("llm_bistream", INTERPRETER),
+        ("llm_bistream", "language model: weights read"),
+    ]
+    zero = parts[0].began
+    assert [round(part.began - zero, 2) for part in parts] == [0.0, 0.75, 1.6, 2.5]
+    rows = table(parts)
+    assert rows[-1] == "5.00 s in all" and len(rows) == 6
+    assert rows[4].split()[:3] == ["2.50", "1.50", "llm_bistream"]
+
+
+def test_only_the_last_start_counts() -> None:
+    later = [line.replace("12:00:", "12:07:") for line in LINES]
+    assert table(last_start(read_parts([*LINES, *later]))) == table(last_start(read_parts(LINES)))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e3)), min_size=1, max_size=20))
+def test_every_part_has_a_row_with_a_bar(spans: list[tuple[float, float]]) -> None:
+    rows = table([Part("a", "b", began, began + length) for began, length in spans])
+    assert len(rows) == len(spans) + 2
+    assert all(1 <= row.count("#") <= BAR for row in rows[1:-1])
+
+
+def test_the_programs_lines_are_those_that_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with phase("a part: with, a comma"):
+        pass
+    with pytest.raises(KeyError), phase("a part that fails"):
+        raise KeyError
+    took("another", 12.345)
+    interpreter_is_ready()
+    output = io.StringIO()
+    for form in ("%(asctime)s %(levelname)s token2wav %(name)s: %(message)s", "%(asctime)s %(levelname)s serve: %(message)s"):
+        output.writelines(logging.Formatter(form).format(record) + "\n" for record in caplog.records)
+    parts = read_parts(output.getvalue().splitlines())
+    assert [(part.process, part.name) for part in parts] == [
+        (process, name) for process in ("token2wav", "serve") for name in ("a part: with, a comma", "another", INTERPRETER)
+    ]
+    assert parts[1].ended - parts[1].began == pytest.approx(12.35, abs=0.006)
+    assert 0.0 < parts[2].ended - parts[2].began < 3600.0
+    assert "asctime)s %(levelname)s {model_name} %(name)s" in Path(sys.modules[prepare_process.__module__].__file__ or "").read_text()
+
+
+def test_the_interpreter_s_part_is_the_age_of_the_process() -> None:
+    code = (
+        "import logging, time; logging.basicConfig(format='%(message)s', level='INFO')\n"
+        "from bistream.start_phases import interpreter_is_ready\n"
+        "interpreter_is_ready()\n"
+        "while time.process_time() < 0.5: pass\n"
+        "interpreter_is_ready()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = (float(line.rpartition(", ")[2].split()[0]) for line in done.stderr.splitlines())
+    assert 0.0 <= first < second and second >= 0.49  # the kernel counts in hundredths of a second
+
+
+def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "absent")]) == 1
+    assert "absent cannot be read" in capsys.readouterr().err
+    (tmp_path / "log").write_text("nothing\n", encoding="utf-8")
+    assert main([str(tmp_path / "log")]) == 1
+    assert "no line of a start" in capsys.readouterr().err
+    (tmp_path / "log").write_text("\n".join(LINES), encoding="utf-8")
+    assert main([str(tmp_path / "log")]) == 0
+    assert "language model: weights read" in capsys.readouterr().out

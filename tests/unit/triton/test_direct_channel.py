@@ -1,0 +1,225 @@
+"""Both ends of a channel over a socket: order, portions of any size, errors, and models and front doors that go."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.errors import BusyError, EngineError, InvalidInputError
+from bistream.triton import channel_end
+from bistream.triton.call_sockets import MAX_ENVELOPE_BYTES, Frames, frame
+from bistream.triton.direct_channel import DirectChannel
+from bistream.triton.direct_end import DirectEnds
+from bistream.triton.envelope import Message
+from bistream.triton.inputs import CallInputs, RequestInputs
+from bistream.triton.sender import Answerer
+from bistream.wire import TOKEN2WAV
+from bistream.wire_arrays import Arrays, scalar_array
+
+WAIT_S = 120.0
+
+
+def call(number: int) -> Arrays:
+    return {"seed": scalar_array(number, np.int64)}
+
+
+def echo(inputs: RequestInputs, sender: Answerer) -> None:
+    assert isinstance(inputs, CallInputs)
+    sender.send_last(inputs._arrays)
+
+
+class Model:
+    """The model's end. handle: what answers a call."""
+
+    def __init__(self, path: Path, handle: Callable[[RequestInputs, Answerer], None] = echo) -> None:
+        self.outbox = ThreadPoolExecutor(1)
+        self.ends = DirectEnds(path, TOKEN2WAV, handle, self.outbox)
+
+    def close(self) -> None:
+        self.ends.close()
+        self.outbox.shutdown()
+
+    @property
+    def connections(self) -> int:
+        return len(self.ends._connections)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "token2wav.calls"
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    model = Model(path)
+    yield model
+    model.close()
+    assert not path.exists() and not model.ends._thread.is_alive()
+
+
+async def ask_all(channel: DirectChannel, calls: list[Arrays]) -> list[Any]:
+    return await asyncio.gather(*(channel.ask(one) for one in calls), return_exceptions=True)
+
+
+def ask(path: Path, *calls: Arrays) -> list[Any]:
+    """On a channel of its own."""
+
+    async def session() -> list[Any]:
+        channel = DirectChannel(path, "token2wav")
+        try:
+            return await ask_all(channel, list(calls))
+        finally:
+            channel.close()
+
+    return asyncio.run(session())
+
+
+def test_every_call_gets_its_own_answer_and_calls_arrive_in_order(path: Path) -> None:
+    arrived: list[int] = []
+
+    def handle(inputs: RequestInputs, sender: Answerer) -> None:
+        arrived.append(inputs.integer("seed") or 0)
+        echo(inputs, sender)
+
+    model = Model(path, handle)
+    answers = ask(path, *(call(number) for number in range(500)))
+    model.close()
+    assert [int(answer["seed"].item()) for answer in answers] == list(range(500)) == arrived
+
+
+def test_calls_and_answers_larger_than_the_kernels_buffers_arrive_whole(path: Path, model: Model) -> None:
+    large = [{"prompt_speech_feat": np.full((20_000, 80), number, np.float32)} for number in range(4)]
+    for number, answer in enumerate(ask(path, *large)):
+        assert answer["prompt_speech_feat"].shape == (20_000, 80) and (answer["prompt_speech_feat"] == number).all()
+
+
+def test_answers_that_wait_leave_together_in_bounded_portions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_end, "MAX_ANSWER_BYTES", 100)
+    gate = threading.Event()
+    model = Model(path)
+    model.outbox.submit(gate.wait, WAIT_S)
+
+    def handle(inputs: RequestInputs, sender: Answerer) -> None:
+        echo(inputs, sender)
+        if inputs.integer("seed") == 29:
+            gate.set()
+
+    model.ends._handle = handle
+    assert [int(answer["seed"].item()) for answer in ask(path, *(call(number) for number in range(30)))] == list(range(30))
+    model.close()
+
+
+def test_an_error_is_that_of_its_call_alone(path: Path) -> None:
+    def handle(inputs: RequestInputs, sender: Answerer) -> None:
+        match inputs.integer("seed"):
+            case 1:
+                raise BusyError("Full.", "s")
+            case 2:
+                sender.fail(BusyError("Full, too."))
+            case 3:
+                raise ZeroDivisionError
+            case _:
+                sender.finish()
+
+    model = Model(path, handle)
+    fine, raised, failed, unexpected = ask(path, *(call(number) for number in range(4)))
+    model.close()
+    assert fine == {}
+    assert isinstance(raised, BusyError) and (raised.sentence, raised.session_id) == ("Full.", "s")
+    assert isinstance(failed, BusyError) and failed.sentence == "Full, too."
+    assert isinstance(unexpected, EngineError) and "ZeroDivision" not in unexpected.sentence
+
+
+def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one(path: Path) -> None:
+    asked = threading.Event()
+
+    def keep(inputs: RequestInputs, sender: Answerer) -> None:
+        if not inputs.integer("seed"):
+            asked.set()
+
+    silent = Model(path, keep)
+
+    async def session() -> tuple[list[Any], Any]:
+        channel = DirectChannel(path, "token2wav")
+        answers = asyncio.ensure_future(ask_all(channel, [call(1), call(2), call(0)]))
+        await asyncio.get_running_loop().run_in_executor(None, asked.wait, WAIT_S)
+        await asyncio.get_running_loop().run_in_executor(None, silent.close)
+        failed = await answers
+        nobody = (await ask_all(channel, [call(4)]))[0]
+        another = Model(path)
+        (found,) = await ask_all(channel, [call(5)])
+        channel.close()
+        another.close()
+        return [*failed, nobody], found
+
+    failed, found = asyncio.run(session())
+    assert {type(one) for one in failed} == {EngineError} and len({id(one) for one in failed}) == 4
+    assert all(str(path) not in one.sentence and "token2wav" not in one.sentence for one in failed)
+    assert found["seed"].item() == 5
+
+
+def test_a_front_door_that_goes_leaves_nothing_behind_and_others_go_on(path: Path) -> None:
+    open_calls: list[Answerer] = []
+    entered = threading.Event()
+
+    def handle(inputs: RequestInputs, sender: Answerer) -> None:
+        if inputs.integer("seed"):
+            echo(inputs, sender)
+        else:
+            open_calls.append(sender)
+            entered.set()
+
+    model = Model(path, handle)
+
+    async def leave() -> None:
+        channel = DirectChannel(path, "token2wav")
+        task = asyncio.ensure_future(channel.ask(call(0)))
+        await asyncio.get_running_loop().run_in_executor(None, entered.wait, WAIT_S)
+        channel.close()
+        task.cancel()
+
+    asyncio.run(leave())
+    open_calls[0].send_last(call(0))  # to nobody
+    assert ask(path, call(7))[0]["seed"].item() == 7
+    for thread in threading.enumerate():
+        if thread.name.startswith("bistream-calls"):
+            thread.join(WAIT_S)
+    assert model.connections == 0
+    model.close()
+
+
+@pytest.mark.parametrize("damage", [(MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"), (64).to_bytes(8, "little") + bytes([255]) * 64])
+def test_what_is_no_envelope_ends_its_connection_alone(path: Path, model: Model, damage: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(path))
+        stranger.sendall(damage)
+        stranger.settimeout(WAIT_S)
+        assert stranger.recv(1) == b""
+    assert ask(path, call(3))[0]["seed"].item() == 3
+
+
+@given(st.lists(st.integers(0, 300), max_size=6), st.data())
+def test_messages_arrive_whatever_the_portions(sizes: list[int], data: st.DataObject) -> None:
+    sent = [Message(number, {"seed": np.arange(size, dtype=np.int64)}) for number, size in enumerate(sizes)]
+    stream, frames, found = b"".join(frame([message]) for message in sent), Frames(), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += frames.feed(stream[:size])
+        stream = stream[size:]
+    assert [message.number for message in found] == list(range(len(sizes)))
+    assert [message.arrays["seed"].tolist() for message in found] == [list(range(size)) for size in sizes]
+
+
+def test_an_envelope_that_is_too_long_is_refused_before_it_has_come() -> None:
+    with pytest.raises(InvalidInputError):
+        Frames().feed((MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"))

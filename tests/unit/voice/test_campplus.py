@@ -1,0 +1,184 @@
+"""CAM++ in PyTorch: equal to the module that is exported, whatever shares the batch; its weights come out of any graph with its structure,
+and out of no other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bistream.errors import CheckpointError
+from bistream.types import FloatArray
+from bistream.voice.campplus_network import FRAME_UNIT, CampplusConfig, CampplusNetwork, expected_shapes
+from bistream.voice.campplus_weights import read_campplus
+from bistream.voice.features import KALDI_MEL_BINS
+from bistream.voice.made_with import SPEAKER_ENCODER_FILE
+from bistream.voice.onnx_layers import read_layers
+from scripts._campplus_model import campplus_model
+from scripts._random_weights import Drawer, speaker_encoder_state
+from scripts.make_checkpoint import FULL, TINY
+from tests.unit.voice.campplus_module import CampplusModule
+from tests.unit.voice.graph_forms import hidden_behind, renamed, reordered, weighted_nodes
+
+SMALL = CampplusConfig(channels=2, width=8, growth=4, bottleneck=8, context=4, blocks=((2, 1), (3, 2), (1, 3)), size=6)
+RELEASED_WEIGHTS = 617  # initializers of the released file
+Change = Callable[[onnx.ModelProto, random.Random], Any]
+FORMS: dict[str, Change] = {"names": renamed, "order": reordered, "Identity": hidden_behind("Identity"), "Cast": hidden_behind("Cast")}
+
+
+def random_state(config: CampplusConfig = SMALL) -> dict[str, Tensor]:
+    return speaker_encoder_state(Drawer(0), expected_shapes(config))
+
+
+def model_of(config: CampplusConfig = SMALL) -> onnx.ModelProto:
+    return campplus_model({key: tensor.numpy() for key, tensor in random_state(config).items()}, config)
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    path = folder / SPEAKER_ENCODER_FILE
+    onnx.save(model, str(path))
+    return path
+
+
+def frames(*counts: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(count, KALDI_MEL_BINS, generator=generator) for count in counts]
+
+
+def together(network: CampplusNetwork, recordings: Sequence[Tensor], more: int = 0) -> FloatArray:
+    """more: units of nothing at the end."""
+    longest = max(map(len, recordings))
+    batch = torch.zeros(len(recordings), (-(-longest // FRAME_UNIT) + more) * FRAME_UNIT, KALDI_MEL_BINS)
+    for row, recording in zip(batch, recordings, strict=True):
+        row[: len(recording)] = recording
+    vectors: FloatArray = network(batch, torch.tensor([len(recording) for recording in recordings])).numpy()
+    return vectors
+
+
+def by_onnxruntime(path: Path, recordings: Sequence[Tensor]) -> FloatArray:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(None, {session.get_inputs()[0].name: one[None].numpy()})[0] for one in recordings])
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_an_export_of_the_module(tmp_path: Path, opset: int) -> None:
+    """The whole depth, at a fraction of the width: weights as in the released file, and its results, in PyTorch and in onnxruntime."""
+    config = CampplusConfig(channels=4, width=16, growth=4, bottleneck=16, context=8, size=24)
+    module, path = CampplusModule(config), tmp_path / SPEAKER_ENCODER_FILE
+    module.export(path, opset)
+    assert len(onnx.load(str(path)).graph.initializer) == RELEASED_WEIGHTS
+    network = CampplusNetwork.from_state_dict(*read_campplus(path))
+    assert network.config == config
+    recordings = frames(73, 201, 400, 498)  # of which two end within a segment
+    found = together(network, recordings)
+    with torch.no_grad():
+        expected = torch.cat([module(recording[None]) for recording in recordings]).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
+    np.testing.assert_allclose(by_onnxruntime(path, recordings), expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
+
+
+@settings(max_examples=20, deadline=None)
+@given(counts=st.lists(st.integers(3, 450), min_size=1, max_size=4), more=st.integers(0, 2))
+def test_each_recording_gets_what_it_gets_alone(counts: list[int], more: int) -> None:
+    network = CampplusNetwork.from_state_dict(random_state(), {1: 1, 2: 2, 3: 3})
+    recordings = frames(*counts)
+    alone = np.concatenate([together(network, [recording]) for recording in recordings])
+    np.testing.assert_allclose(together(network, recordings, more), alone, rtol=0, atol=1e-5 * float(np.abs(alone).max()))
+
+
+@pytest.mark.parametrize("size", [TINY.speaker_encoder, FULL.speaker_encoder], ids=["tiny", "full"])
+def test_random_checkpoints_in_onnxruntime(tmp_path: Path, size: CampplusConfig) -> None:
+    """Largest difference found, relative to the largest value: 4e-7 (tiny), 6e-7 (full); 1 - cosine: below what float32 tells."""
+    path, recordings = saved(model_of(size), tmp_path), frames(98, 331)
+    found, expected = together(CampplusNetwork.from_state_dict(*read_campplus(path)), recordings), by_onnxruntime(path, recordings)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
+    cosines = (found * expected).sum(1) / (np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1))
+    assert (cosines > 1 - 1e-6).all()
+    assert np.abs(expected[0] - expected[1]).max() > 0.05 * np.abs(expected).max(), "recordings must differ"
+
+
+@settings(max_examples=10, deadline=None)
+@given(forms=st.lists(st.sampled_from(sorted(FORMS)), unique=True), seed=st.integers(0, 1000))
+def test_weights_of_the_same_graph_in_any_form(tmp_path_factory: pytest.TempPathFactory, forms: list[str], seed: int) -> None:
+    model, rng = model_of(), random.Random(seed)
+    for form in forms:
+        FORMS[form](model, rng)
+    state, dilations = read_campplus(saved(model, tmp_path_factory.mktemp("graph")))
+    assert dilations == {1: 1, 2: 2, 3: 3}
+    expected = random_state()
+    assert state.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(state[key], tensor, rtol=1e-6, atol=1e-7)  # scales went through a variance
+
+
+@settings(max_examples=25, deadline=None)
+@given(choice=st.integers(0, 1000), is_twice=st.booleans())
+def test_another_structure_is_refused(tmp_path_factory: pytest.TempPathFactory, choice: int, is_twice: bool) -> None:
+    model = model_of()
+    nodes = [node for node, _ in weighted_nodes(model)]
+    node = nodes[choice % len(nodes)]
+    if is_twice:
+        again = onnx.NodeProto()
+        again.CopyFrom(node)
+        again.input[0], again.output[0] = node.output[0], f"{node.output[0]}_again"
+    for reader in model.graph.node:
+        replaced = f"{node.output[0]}_again" if is_twice else node.input[0]
+        reader.input[:] = [replaced if name == node.output[0] else name for name in reader.input]
+    if is_twice:
+        model.graph.node.insert(list(model.graph.node).index(node) + 1, again)
+    else:
+        model.graph.node.remove(node)
+    with pytest.raises(CheckpointError, match=r"is not built like the released speaker encoder \(.+\); set speaker_encoder to onnx"):
+        read_campplus(saved(model, tmp_path_factory.mktemp("graph")))
+
+
+def test_layers_of_one_block_with_several_dilations_are_refused(tmp_path: Path) -> None:
+    model = model_of()
+    local = [node for node in model.graph.node if "linear_local" in node.name][3]
+    next(item for item in local.attribute if item.name == "dilations").ints[:] = [1]
+    with pytest.raises(CheckpointError, match="the layers of block 2 have several dilations"):
+        read_campplus(saved(model, tmp_path))
+
+
+def test_a_shape_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    model = model_of()
+    for item in model.graph.initializer:
+        if item.name == "xvector.block1.tdnnd2.linear1.weight":
+            item.CopyFrom(onnx.numpy_helper.from_array(np.zeros((9, 12, 1), np.float32), item.name))
+    with pytest.raises(CheckpointError, match=r"xvector.block1.tdnnd2.linear1.weight has shape \[9, 12, 1\], not \[8, 12, 1\]"):
+        read_campplus(saved(model, tmp_path))
+
+
+def test_a_batch_norm_is_part_of_the_convolution_that_it_alone_reads(tmp_path: Path) -> None:
+    """What the exporter did in the released file; a file in which it did not is read as the same network."""
+    model = model_of()
+    convolution = next(node for node in model.graph.node if node.name == "/head/conv2/Conv")
+    scale = np.array([2.0, 0.5], np.float32)
+    arrays = {"scale": scale, "shift": scale - 1, "mean": scale / 4, "variance": scale**2}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    norm = onnx.helper.make_node("BatchNormalization", [convolution.output[0], *arrays], ["normed"], epsilon=0.0)
+    for reader in model.graph.node:
+        reader.input[:] = ["normed" if name == convolution.output[0] else name for name in reader.input]
+    model.graph.node.insert(list(model.graph.node).index(convolution) + 1, norm)
+    state, _ = read_campplus(saved(model, tmp_path))
+    plain = random_state()
+    torch.testing.assert_close(state["head.conv2.weight"], plain["head.conv2.weight"])  # scale / sqrt(variance) is 1
+    torch.testing.assert_close(state["head.conv2.bias"], plain["head.conv2.bias"] - torch.from_numpy(arrays["mean"] - arrays["shift"]))
+    assert len(read_layers(saved(model, tmp_path)).layers) == len(read_layers(saved(model_of(), tmp_path)).layers)
+
+
+def test_a_graph_of_something_else(tiny_model_dir: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not built like the released speaker encoder"):
+        read_campplus(tiny_model_dir / "speech_tokenizer_v2.onnx")
