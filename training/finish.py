@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bistream.family import COSYVOICE2
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.resample import resample
 from bistream.types import FloatArray
 from bistream.voice.build import build_voice_prompt
@@ -20,10 +20,16 @@ from training import packages, teachers
 from training.adopt import write_record
 from training.export import export
 from training.stages import Work
-from training.voices import DEFAULT_VOICE, HELD_OUT_VOICE, VOICES, Voice
+from training.voices import DEFAULT_VOICE, HELD_OUT_VOICE, VOICES, Voice, voice_named
 
 PROMPT_TEXT = "The street was quiet and empty."  # two seconds: a longer prompt delays the first sound
+# The demo's recording. A block of 15 speech tokens takes 5 text tokens along, and those that its transcript lacks are the first words': the
+# more text tokens it has for its length, the earlier they are heard. This one has 14, and 45 of speech (the text above: 10, and 47).
+REFERENCE_TEXT = "The green ivy is also huge."
 DEFAULT_SPEAKER = "001"  # the key that upstream's Triton runtime looks up
+_AUDIBLE = 0.003  # root mean square of 5 ms, 27 dB below that of an utterance
+_WINDOW = REFERENCE_SAMPLE_RATE // 200
+_SAMPLES_PER_TOKEN = REFERENCE_SAMPLE_RATE // SPEECH_TOKENS_PER_SECOND
 
 
 def teachers_root(work: Work) -> Path:
@@ -34,27 +40,40 @@ def teachers_root(work: Work) -> Path:
     return unpacked
 
 
-def recording(work: Work, voice: Voice, text: str) -> FloatArray:
-    """A teacher's waveform, 24 kHz. Raises ``ValueError`` when it cannot speak."""
+def heard_of(work: Work, voice: Voice, text: str) -> FloatArray:
+    """A teacher's waveform, 16 kHz. Raises ``ValueError`` when it cannot speak."""
     (utterance,) = teachers.speak(teachers_root(work), voice, [text])
     if utterance is None:
         raise ValueError(f"The teacher {voice.teacher} did not speak; run the stage prepare again.")
     samples: FloatArray = utterance.waveform.astype(np.float32) / 32768.0
-    return samples
+    return resample(samples, SAMPLE_RATE, REFERENCE_SAMPLE_RATE)
+
+
+def without_silence(waveform: FloatArray) -> FloatArray:
+    """The speech in it, with as much of what lies around it as makes whole speech tokens. waveform: [N], 16 kHz, silent at both ends."""
+    windows = waveform[: len(waveform) // _WINDOW * _WINDOW].reshape(-1, _WINDOW)
+    audible = np.flatnonzero(np.sqrt((windows**2).mean(1)) > _AUDIBLE)
+    begin, end = int(audible[0]) * _WINDOW, (int(audible[-1]) + 1) * _WINDOW
+    samples = -(-(end - begin) // _SAMPLES_PER_TOKEN) * _SAMPLES_PER_TOKEN
+    begin = max(0, begin - (samples - (end - begin)) // 2)
+    return waveform[begin : begin + samples]
 
 
 def export_voice(work: Work) -> bool:
-    """``model`` and ``recordings``; needs the teachers and all five networks."""
+    """``model``, ``recordings`` and the demo's ``reference.wav``; needs the teachers and all five networks."""
     directory, recordings = work.root / "model", work.root / "recordings"
     steps = export(work.folders, work.carried, work.sizes, directory)
     recordings.mkdir(parents=True, exist_ok=True)
     (recordings / "transcript.txt").write_text(f"{PROMPT_TEXT}\n", encoding="utf-8")
+    (work.root / "reference.txt").write_text(f"{REFERENCE_TEXT}\n", encoding="utf-8")
+    reference = without_silence(heard_of(work, voice_named(DEFAULT_VOICE), REFERENCE_TEXT))
+    soundfile.write(work.root / "reference.wav", reference, REFERENCE_SAMPLE_RATE, subtype="PCM_16")
     tokenizer, encoder = SpeechTokenizer.from_model_dir(directory, "cpu", 1), SpeakerEncoder.from_model_dir(directory, "cpu", 1)
     speakers: dict[str, dict[str, str | Tensor]] = {}
     trained = [voice for voice in VOICES if not work.voices or voice.name in work.voices]
     write_record(directory, work.sizes, steps, tuple(voice.name for voice in trained))
     for voice in (*trained, HELD_OUT_VOICE):
-        heard = resample(recording(work, voice, PROMPT_TEXT), SAMPLE_RATE, REFERENCE_SAMPLE_RATE)
+        heard = heard_of(work, voice, PROMPT_TEXT)
         soundfile.write(recordings / f"{voice.name}.wav", heard, REFERENCE_SAMPLE_RATE, subtype="PCM_16")
         if voice is HELD_OUT_VOICE:
             continue

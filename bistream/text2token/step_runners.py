@@ -62,6 +62,8 @@ def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Ti
         weights = load_weights(config.model_dir, sizes, device, dtype if tier is Tier.PLAIN else torch.float32)
     head = _head_to_read(config, sizes, tier)
     settings = replace(settings_of(config, sizes, BLOCK_SIZES[tier]), knows_texts=head is not None)
+    if device.type == "cpu":  # token2wav computes on other cores, which a pause does not help
+        settings = replace(settings, calm_pause=0.0)
     runner = make_step_runner(tier, sizes, weights, settings, device, dtype, _log_progress, head)
     logger.info("the language model is ready after %.1f s", time.monotonic() - began)
     return runner

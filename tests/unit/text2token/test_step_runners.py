@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.attention import flex_attention
 
+from bistream.checkpoint import read_config
+from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
 from bistream.gpu.tier import Tier
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs.runner import GraphStepRunner
 from bistream.text2token.step_runner import EagerRunner
-from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, make_step_runner
+from bistream.text2token.step_runners import BLOCK_SIZES, device_and_dtype, load_step_runner, make_step_runner
 from tests.unit.text2token.tiny import CONFIG, tiny_model
 
 
@@ -47,3 +50,10 @@ def test_every_tier_has_its_runner(tier: Tier, kind: type, monkeypatch: pytest.M
     runner = make_step_runner(tier, CONFIG, weights, settings, torch.device("cpu"), torch.float32, progress)
     assert type(runner) is kind and runner.settings is settings
     assert done == ([(1, 3), (2, 3), (3, 3)] if tier is Tier.GRAPHS else [])
+
+
+def test_a_cpu_is_not_left_to_token2wav(tiny_model_dir: Path) -> None:
+    """It computes on other cores, and a pause would only make every token three times as slow."""
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", calm_pause=2.0, max_sessions=2)
+    runner = load_step_runner(config, read_config(tiny_model_dir).language_model, Tier.PLAIN)
+    assert runner.settings.calm_pause == 0.0

@@ -1,0 +1,37 @@
+"""The voice that is shipped and the recordings beside it: as training makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bistream.checkpoint import read_config
+from training import sizes
+from training.finish import REFERENCE_TEXT, without_silence
+
+ASSETS = Path(__file__).resolve().parents[3] / "assets"
+
+
+@pytest.mark.parametrize(("speech", "tokens"), [(28_480, 45), (28_800, 45), (28_880, 46)])
+def test_a_recording_without_its_silence_is_whole_speech_tokens(speech: int, tokens: int) -> None:
+    """640 samples each; nothing that is heard is lost."""
+    waveform = np.zeros(40_000, dtype=np.float32)
+    waveform[4_000 : 4_000 + speech] = 0.1 * np.random.default_rng(0).standard_normal(speech)
+    found = without_silence(waveform)
+    assert len(found) == 640 * tokens
+    assert np.abs(found).sum() == pytest.approx(np.abs(waveform).sum())
+
+
+def test_the_shipped_voice_has_the_sizes_and_settings_of_training() -> None:
+    """Solver steps and sampling too: the yaml is written by hand where only they change."""
+    shipped, made = read_config(ASSETS / "voice"), sizes.VOICE.checkpoint
+    assert (shipped.language_model, shipped.flow, shipped.vocoder) == (made.language_model, made.flow, made.vocoder)
+
+
+def test_whoever_sends_the_demos_recording_sends_its_words() -> None:
+    assert (ASSETS / "reference.txt").read_text(encoding="utf-8").strip() == REFERENCE_TEXT
+    rows = [json.loads(line) for line in (ASSETS / "dataset.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {(row["prompt_audio"], row["prompt_text"]) for row in rows} == {("reference.wav", REFERENCE_TEXT)}
