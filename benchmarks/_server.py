@@ -18,6 +18,7 @@ from bistream.family import COSYVOICE2
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, EXIT_TIMEOUT_S = 900.0, 60.0
+SPEAKER = "anna"
 TEXT, TEXT_RATE = "The quick brown fox jumps over", 10.0
 # All callers have one address, which the gate would bound.
 LIMITS = ("sessions-per-address", "connections-per-address", "streams-per-address", "starts-per-second", "requests-per-second")
@@ -107,10 +108,22 @@ class Server:
                 self._process.wait(EXIT_TIMEOUT_S)
 
 
+def model_dir_of(plan: ServerPlan, work: Path) -> Path:
+    names = [plan.size] if plan.family == COSYVOICE2.name else [plan.family, plan.size]
+    return plan.model_dir or work.parent / "-".join(["checkpoint", *names])
+
+
+def register_voice(model_dir: Path, voices_dir: Path, environment: Mapping[str, str]) -> None:
+    """The recording of ``assets``, under the name ``SPEAKER``; computed on the CPU."""
+    text = (ROOT / "assets" / "reference.txt").read_text(encoding="utf-8").strip()
+    command = [sys.executable, "-m", "bistream", "voices", "add", SPEAKER, "--model-dir", str(model_dir), "--voices-dir", str(voices_dir)]
+    command += ["--reference-audio", "assets/reference.wav", "--reference-text", text]
+    run(command, voices_dir.parent / "voice.log", {**environment, "CUDA_VISIBLE_DEVICES": ""})
+
+
 def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str], more: Mapping[str, str] = MappingProxyType({})) -> Path:
     """more: settings, as for ``make_model_repo.py --set``."""
-    names = [plan.size] if plan.family == COSYVOICE2.name else [plan.family, plan.size]
-    model_dir = plan.model_dir or work.parent / "-".join(["checkpoint", *names])
+    model_dir = model_dir_of(plan, work)
     if not model_dir.exists():
         device = "cuda" if gpu_line("name") else "cpu"
         command = [sys.executable, "scripts/make_checkpoint.py", "--family", plan.family, "--size", plan.size, "--device", device]

@@ -19,7 +19,6 @@ import os
 import queue
 import re
 import shutil
-import subprocess
 import sys
 import time
 import uuid
@@ -35,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import percentiles, report, table
 from benchmarks._scrape import Between, scrape
-from benchmarks._server import ROOT, Server, ServerPlan, make_repository
+from benchmarks._server import ROOT, SPEAKER, Server, ServerPlan, make_repository, register_voice
 from benchmarks.first_audio import budget
 from benchmarks.orchestration import NOT_SPEECH, PROBE_TEXT, ideal_first_audio_s, replace_networks
 from bistream.client.asyncio_client import AsyncBistreamClient
@@ -43,7 +42,6 @@ from bistream.client.client import BistreamClient, infer_input
 from bistream.wire import COSYVOICE2_BISTREAM
 
 RANKS = (10, 50, 90)
-SPEAKER = "anna"
 TRITON_LISTENS = re.compile(r'Started GRPCInferenceService at (\S+)"')
 
 
@@ -118,13 +116,6 @@ def beyond_networks(taken: list[float]) -> list[float]:
     return [value - 1000 * ideal_first_audio_s() for value in taken]
 
 
-def register(model_dir: Path, voices_dir: Path, environment: dict[str, str]) -> None:
-    text = (ROOT / "assets" / "reference.txt").read_text(encoding="utf-8").strip()
-    command = [sys.executable, "-m", "bistream", "voices", "add", SPEAKER, "--model-dir", str(model_dir), "--voices-dir", str(voices_dir)]
-    command += ["--reference-audio", "assets/reference.wav", "--reference-text", text]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-
-
 def measure(gate: str, server: str, metrics: str, requests: int) -> dict[str, Any]:
     first_audio_ms(gate, 3)  # reads the voice, and warms what a first session warms
     taken = {
@@ -153,7 +144,7 @@ def main() -> int:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     voices = work / "voices"
     repository = make_repository(ServerPlan("plain", "tiny", None, (), 16), work, environment, {"voices_dir": str(voices)})
-    register(work.parent / "checkpoint-tiny", voices, environment)
+    register_voice(work.parent / "checkpoint-tiny", voices, environment)
     replace_networks(repository)
     more = (*NOT_SPEECH, "--health-port", str(options.health_port))
     with Server(repository, work, environment, "server", more) as server:

@@ -1,0 +1,201 @@
+"""First audio of one GPU under all loads of the README's table, with one command: starts the servers, repeats every load, takes medians.
+
+    python benchmarks/first_audio_rounds.py [--family cosyvoice2|cosyvoice3] [--rounds 3] [--no-overload]
+
+Loads are ``benchmarks/first_audio.py``'s, a registered voice, callers who keep their connections and begin spread over some time: alone;
+closed, each with its next text as soon as the last one has come, short and longer texts; fed, word by word. Overload is an open load of
+twice what an H200 makes, at a server with ``admission_load`` 0.9, once. The server starts with empty caches (cold), then with full ones
+(warm). Writes first-audio-GPU.json, or cosyvoice3-first-audio-GPU.json, to --out; all that the benchmark said is in --work. It needs no
+package index, and finds the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). ``--size tiny`` runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._common import ROOT, describe, hardware, table
+from benchmarks._server import SPEAKER, Server, ServerPlan, gpu_line, make_repository, model_dir_of, register_voice, run
+from benchmarks.gateway import free_port
+from benchmarks.measure import short_name
+from bistream.family import COSYVOICE2, COSYVOICE3
+
+SHORT = "Hello to you all"  # 5.6 s of audio with random weights, which say one token of text in 20 of speech
+LONGER = "The quick brown fox jumps over a lazy dog or"  # 25.6 s
+FED = f"{LONGER} or and"
+FED_WAIT_MS = 200.0  # in which the words of the first block of text come
+
+
+@dataclass(frozen=True)
+class Series:
+    """One call of ``first_audio.py``. callers: of its closed loops, for --size full and tiny."""
+
+    name: str
+    text: str
+    callers: tuple[int, ...]
+    tiny: tuple[int, ...]
+    options: tuple[str, ...]
+
+
+SERIES = {
+    COSYVOICE2.name: (
+        Series("alone", SHORT, (1,), (1,), ("--requests", "20")),
+        Series("closed", SHORT, (16, 64, 128, 256), (2,), ("--requests", "5", "--spread-s", "1.2")),
+        Series("longer", LONGER, (16, 64, 128), (2,), ("--requests", "2", "--spread-s", "2")),
+        Series("fed", FED, (256,), (2,), ("--requests", "1", "--spread-s", "10", "--texts", "pieces", "--text-rate", "10")),
+    ),
+    COSYVOICE3.name: (
+        Series("alone", SHORT, (1,), (1,), ("--requests", "20")),
+        Series("closed", SHORT, (16, 64), (2,), ("--requests", "4", "--spread-s", "1.2")),
+        Series("fed", FED, (64, 128, 256), (2,), ("--requests", "1", "--spread-s", "10", "--texts", "pieces", "--text-rate", "10")),
+    ),
+}
+
+
+class Bench:
+    """The server to measure, and where everything is kept."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.work = options.work.resolve() / options.family
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True)
+        caches = {name: str(self.work / "caches" / name.lower()) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self.environment = {**os.environ, "PYTHONPATH": path, **caches}
+        self.plan = ServerPlan("auto", options.size, options.model_dir, (), options.max_sessions, options.family)
+        self.port = free_port()
+
+    def server(self, name: str, **settings: str) -> Server:
+        """Not started yet."""
+        voices = self.work / "voices"
+        repository = make_repository(self.plan, self.work, self.environment, {"voices_dir": str(voices), **settings})
+        if not voices.exists():
+            register_voice(model_dir_of(self.plan, self.work), voices, self.environment)
+        more = ("--health-port", str(self.port), "--probe-interval-s", "0", "--state-dir", str(self.work / "state"))
+        return Server(repository, self.work, self.environment, name, more)
+
+    def measure(self, server: Server, name: str, text: str, *loads: str) -> list[dict[str, Any]]:
+        """The runs of one call of ``first_audio.py``, whose tables go to a log."""
+        out = self.work / f"{name}.json"
+        out.unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "benchmarks/first_audio.py",
+            "--server",
+            server.grpc,
+            "--metrics",
+            f"http://localhost:{self.port}/metrics",
+        ]
+        command += ["--speaker-id", SPEAKER, "--text", text, "--out", str(out), *loads]
+        try:
+            run(command, self.work / f"{name}.log", self.environment)
+        except RuntimeError:
+            if not out.exists():  # with it, sessions failed, which is a result
+                raise
+        runs: list[dict[str, Any]] = json.loads(out.read_text())["metrics"]["runs"]
+        for one in runs:
+            client = one["first_audio_client_ms"]
+            print(f"{name}, {one['load']}: {client}, {one['sessions_with_gap']} with a gap, {one['refused']} refused", flush=True)
+        return runs
+
+
+def rounds(bench: Bench, server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(series and callers, a run), every round."""
+    is_tiny = bench.options.size == "tiny"
+    for number in range(bench.options.rounds):
+        for series in SERIES[bench.options.family]:
+            callers = series.tiny if is_tiny else series.callers
+            loads = ("--closed", *map(str, callers), *series.options)
+            for count, found in zip(callers, bench.measure(server, f"{series.name}-{number + 1}", series.text, *loads), strict=True):
+                yield f"{series.name} {count}", found
+
+
+def median_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of p50 and p99 of the first audio, and of audio per second; counts of each run."""
+    keys = [key for key in ("p50", "p99") if all(key in one["first_audio_client_ms"] for one in runs)]
+    return {
+        **{key: round(statistics.median(one["first_audio_client_ms"][key] for one in runs), 1) for key in keys},
+        "audio_s_per_s": round(statistics.median(one["audio_s_per_s"] for one in runs), 1),
+        **{key: [one[key] for one in runs] for key in ("sessions", "sessions_with_gap", "refused", "failed")},
+    }
+
+
+def overload(bench: Bench) -> dict[str, Any]:
+    """Twice what an H200 makes: whom the server admits, and what those hear."""
+    with bench.server("server-overload", admission_load="0.9") as server:
+        per_s, seconds = ("2", "3") if bench.options.size == "tiny" else ("40", "25")
+        (found,) = bench.measure(server, "overload", LONGER, "--open", per_s, "--seconds", seconds)
+    return {
+        "offered": found["sessions"], "admitted": found["sessions"] - found["refused"], "failed": found["failed"],
+        "admitted_ms": found["first_audio_client_ms"], "gaps": found["sessions_with_gap"],
+        "refused": found["refused"], "refused_ms": found["refused_ms"], "audio_s_per_s": found["audio_s_per_s"],
+    }  # fmt: skip
+
+
+def measure(bench: Bench) -> dict[str, Any]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    with bench.server("server-cold") as server:
+        starts = {"cold": server.startup_s}
+        print(f"cold start {server.startup_s} s", flush=True)
+        for name, one in rounds(bench, server):
+            found.setdefault(name, []).append(one)
+    with bench.server("server-warm") as server:
+        starts["warm"] = server.startup_s
+        print(f"warm start {server.startup_s} s", flush=True)
+    metrics: dict[str, Any] = {"startup_s": starts}
+    for name, runs in found.items():
+        metrics[name] = median_of(runs)
+        metrics[name]["stages_ms"] = {stage: values["mean"] for stage, values in runs[-1]["stages_ms"].items()}
+        if name.startswith("fed ") and "p50" in metrics[name]:
+            metrics[name]["beyond_text_ms"] = {key: round(metrics[name][key] - FED_WAIT_MS, 1) for key in ("p50", "p99")}
+    if not bench.options.no_overload:
+        metrics["overload"] = overload(bench)
+    return metrics
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=sorted(SERIES), default=COSYVOICE2.name)
+    parser.add_argument("--size", choices=["full", "tiny"], default="full")
+    parser.add_argument("--rounds", type=int, default=3, help="of all loads (default %(default)s)")
+    parser.add_argument("--no-overload", action="store_true", help="leave the overloaded server out")
+    parser.add_argument("--max-sessions", type=int, default=400, help="of the server (default %(default)s)")
+    parser.add_argument("--model-dir", type=Path, help="checkpoint; default: random weights, made under --work")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "build" / "first_audio", help="logs, checkpoint, caches (default build/first_audio)"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="default benchmarks/results")
+    options = parser.parse_args()
+    metrics = measure(Bench(options))
+    rows = [("load", "first audio p50", "p99", "audio s per s", "with a gap", "refused")]
+    loads = {name: one for name, one in metrics.items() if "sessions_with_gap" in one}
+    rows += [
+        (name, one.get("p50", ""), one.get("p99", ""), one["audio_s_per_s"], one["sessions_with_gap"], one["refused"])
+        for name, one in loads.items()
+    ]
+    table(rows)
+    gpu = gpu_line("name")
+    device = torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
+    config = {"family": options.family, "size": options.size, "rounds": options.rounds, "max_sessions": options.max_sessions}
+    name = "first-audio" if options.family == COSYVOICE2.name else f"{options.family}-first-audio"
+    path = options.out / f"{name}-{short_name(gpu or 'cpu')}.json"
+    path.write_text(json.dumps(describe("first_audio_rounds", config, metrics, hardware(device)), indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+    return int(any(sum(one["failed"]) for one in loads.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
