@@ -40,7 +40,7 @@ from bistream.token2mel.pages import memory_bytes
 PROMPT_S = 3.0
 FIRST_HOP_PROMPT_S = (2.0, 10.0)
 CONTEXT_S = 10.0
-LONG_HOP_CHUNKS = 4
+LONG_HOP_CHUNKS, MOST_LONG_HOPS = 4, 64  # more sessions would need more state than ``Plan`` counts
 GROWTH_S = (2.0, 20.0)  # of speech, after the prompt
 
 
@@ -137,7 +137,7 @@ def fitting_plan(plan: Plan, pages: int, reserve: int) -> Plan:
     longest = plan.load_voices * (FIRST_HOP_PROMPT_S[1] + 1)
     return dataclasses.replace(
         plan,
-        sessions=fitting(plan.sessions, CONTEXT_S - PROMPT_S + 2 * LONG_HOP_CHUNKS, longest),
+        sessions=fitting(plan.sessions, CONTEXT_S - PROMPT_S, longest),
         growth_sessions=fitting(plan.growth_sessions, GROWTH_S[1], 8 * PROMPT_S),
         load_sessions=fitting(plan.load_sessions, 0.0, longest),
     )
@@ -148,25 +148,19 @@ def measure_hops(rig: Rig, plan: Plan) -> dict[str, Any]:
     steady: dict[str, float] = {}
     long: dict[str, float] = {}
     small: dict[str, float] = {}
-    rows: list[list[object]] = [
-        [
-            "sessions",
-            "first hop ms",
-            "with 12 spoken",
-            "steady hop ms",
-            f"of {LONG_HOP_CHUNKS} chunks",
-            "audio s per s",
-            f"of {LONG_HOP_CHUNKS} chunks",
-        ]
-    ]
+    heading = f"of {LONG_HOP_CHUNKS} chunks"
+    rows: list[list[object]] = [["sessions", "first hop ms", "with 12 spoken", "steady hop ms", heading, "audio s per s", heading]]
     voices = rig.voices(plan.load_voices, FIRST_HOP_PROMPT_S)
     for count in plan.sessions:
         first[str(count)] = round(rig.first_hop_ms(count, voices, plan.repeats), 2)
         small[str(count)] = round(rig.first_hop_ms(count, voices, plan.repeats, SMALL_FIRST_HOP_TOKENS), 2)
         steady[str(count)] = round(rig.steady_hops_ms(count, PROMPT_S, [CONTEXT_S])[0], 2)
-        long[str(count)] = round(rig.steady_hops_ms(count, PROMPT_S, [CONTEXT_S], LONG_HOP_CHUNKS)[0], 2)
-        paces = [round(chunks * count / took[str(count)] * 1e3, 1) for chunks, took in ((1, steady), (LONG_HOP_CHUNKS, long))]
-        rows.append([count, first[str(count)], small[str(count)], steady[str(count)], long[str(count)], *paces])
+        row = [count, first[str(count)], small[str(count)], steady[str(count)], "", round(count / steady[str(count)] * 1e3, 1), ""]
+        if count <= MOST_LONG_HOPS:
+            taken = rig.steady_hops_ms(count, PROMPT_S, [CONTEXT_S], LONG_HOP_CHUNKS)[0]
+            long[str(count)] = row[4] = round(taken, 2)
+            row[6] = round(LONG_HOP_CHUNKS * count / taken * 1e3, 1)
+        rows.append(row)
     table(rows)
     by_prompt: dict[str, dict[str, float]] = {}
     rows = [["prompt s", *(f"first hop ms, {count}" for count in plan.sessions[:3:2])]]

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoint_config import CheckpointConfig
 from bistream.mel2wav import weights as vocoder_weights
 from bistream.mel2wav.hift import HiFT
 from bistream.token2mel import weights as flow_weights
@@ -89,11 +90,17 @@ def _loaded(module: nn.Module, folders: Folders, name: str) -> int:
     return load_travel(path, {"network": module})
 
 
+def exported_config(sizes: Sizes) -> CheckpointConfig:
+    """The sizes, and which head of the language model was guided to the text token that is spoken."""
+    model = sizes.checkpoint.language_model
+    guided = max((layer for layer in GUIDED_LAYERS if layer < model.num_hidden_layers), default=None)
+    head = None if guided is None else (guided, GUIDED_HEADS[0])
+    return replace(sizes.checkpoint, language_model=replace(model, text_position_head=head))
+
+
 def export(folders: Folders, bpe: Path, sizes: Sizes, directory: Path) -> dict[str, int]:
     """Write ``directory`` (replaced if it exists). bpe: a folder with the tokenizer's files. Returns the step of each network."""
-    last_guided = max((layer for layer in GUIDED_LAYERS if layer < sizes.checkpoint.language_model.num_hidden_layers), default=None)
-    head = None if last_guided is None else (last_guided, GUIDED_HEADS[0])
-    config = replace(sizes.checkpoint, language_model=replace(sizes.checkpoint.language_model, text_position_head=head))
+    config = exported_config(sizes)
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     qwen = partial / QWEN_DIRECTORY

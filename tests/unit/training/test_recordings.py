@@ -10,6 +10,7 @@ import pytest
 
 from bistream.checkpoint import read_config
 from training import sizes
+from training.export import exported_config
 from training.finish import REFERENCE_TEXT, without_silence
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets"
@@ -27,7 +28,7 @@ def test_a_recording_without_its_silence_is_whole_speech_tokens(speech: int, tok
 
 def test_the_shipped_voice_has_the_sizes_and_settings_of_training() -> None:
     """Solver steps and sampling too: the yaml is written by hand where only they change."""
-    shipped, made = read_config(ASSETS / "voice"), sizes.VOICE.checkpoint
+    shipped, made = read_config(ASSETS / "voice"), exported_config(sizes.VOICE)
     assert (shipped.language_model, shipped.flow, shipped.vocoder) == (made.language_model, made.flow, made.vocoder)
 
 
