@@ -69,8 +69,12 @@ class Load:
         seed: int = 0,
         names_slack: bool = True,
         policy: HopPolicy = POLICY,
+        seconds: Callable[[Sequence[Hop]], float] = batch_seconds,
+        chunks_join: bool = False,
     ) -> None:
-        """tokens: of a session, shortest and longest. names_slack: pulls of tokens say how urgent they are."""
+        """tokens: of a session, shortest and longest. names_slack: pulls of tokens say how urgent they are. seconds: of a batch.
+        chunks_join: as of ``HopProgress``."""
+        self._seconds, self._chunks_join = seconds, chunks_join
         self._policy = policy
         self.turns = turns
         self.results = Results()
@@ -109,7 +113,7 @@ class Load:
 
     def _start(self, index: int) -> None:
         number = next(self._numbers)
-        caller = Caller(f"{index}-{number}", self._now, self._chance.randint(*self._tokens))
+        caller = Caller(f"{index}-{number}", self._now, self._chance.randint(*self._tokens), self._chunks_join)
         caller.look_at_tokens = self._policy.wanted_tokens(caller.progress(self._now))
         self._at(self._now + WAY_S, lambda: self._begin_turn(caller))
 
@@ -197,7 +201,7 @@ class Load:
         hops = self.turns.next_batch(self._queue, self._now)
         if not hops:
             return
-        batch = Batch(hops, batch_seconds([hop.item for hop in hops]), BatchStanding.of(hops, STEPS), len(self._queue) > 0)
+        batch = Batch(hops, self._seconds([hop.item for hop in hops]), BatchStanding.of(hops, STEPS), len(self._queue) > 0)
         if self._counts:
             self.results.first_waits += [self._now - hop.item.arrived_s for hop in hops if hop.is_first]
         self._is_computing = True

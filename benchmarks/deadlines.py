@@ -1,6 +1,7 @@
 """What deadlines between solver steps bring: closed-loop callers on a simulated server. No GPU, no network: a simulation.
 
     python benchmarks/deadlines.py [--callers 16,64,128,256] [--seconds 5] [--no-slack] [--out FILE]
+    python benchmarks/deadlines.py --family cosyvoice3 [--vocoder-ms 2.1] --max-hop-chunks 4
 
 The decisions are the product's; their clock is simulated, and service times are those measured on one H200 (``_deadline_load`` says what is
 left out). ``before``: whole batches of up to 150 ms, filled from the front of the queue. ``whole``: ``max_suspensions`` 0. ``steps``:
@@ -21,8 +22,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import report, table
+from benchmarks._deadline_callers import DitBatches, batch_seconds
 from benchmarks._deadline_load import Load, Results
 from benchmarks._deadline_policies import ShorterCalm, WholeBatches
+from bistream.family import COSYVOICE2, COSYVOICE3
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.token2wav.hop_queue import BatchPace
 from bistream.token2wav.turns import FIRST_TOKENS_PER_S, StepDecision, Turns
@@ -44,15 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="simulated, after a warm-up")
     parser.add_argument("--no-slack", action="store_true", help="pulls of tokens do not say how urgent they are, as before")
     parser.add_argument("--max-hop-chunks", type=int, default=1, help="as the parameter (default %(default)s)")
+    parser.add_argument("--family", choices=[COSYVOICE2.name, COSYVOICE3.name], default=COSYVOICE2.name, help="whose service times")
+    parser.add_argument("--vocoder-ms", type=float, default=2.1, help="of CosyVoice3, for a chunk (default %(default)s, as measured)")
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)
     metrics: dict[str, float] = {}
-    policy = HopPolicy(max_chunks=options.max_hop_chunks)
+    policy, is_dit = HopPolicy(max_chunks=options.max_hop_chunks), options.family == COSYVOICE3.name
+    times = {"seconds": DitBatches(options.vocoder_ms / 1000) if is_dit else batch_seconds, "chunks_join": is_dit}
     rows: list[list[object]] = []
     for text, tokens in TEXTS.items():
         for callers in map(int, options.callers.split(",")):
             for name, make in POLICIES.items():
-                found = Load(callers, make(), tokens, names_slack=not options.no_slack, policy=policy).run(WARM_S[text], options.seconds)
+                load = Load(callers, make(), tokens, names_slack=not options.no_slack, policy=policy, **times)
+                found = load.run(WARM_S[text], options.seconds)
                 values = summary(found, options.seconds)
                 metrics |= {f"{text}_{callers}_{name}_{key}": value for key, value in values.items()}
                 rows.append([text, callers, name, *values.values()])
@@ -60,7 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         "deadlines (simulated)",
         torch.device("cpu"),
-        {"callers": options.callers, "seconds": options.seconds, "slack": not options.no_slack, "max_hop_chunks": options.max_hop_chunks},
+        {
+            "callers": options.callers,
+            "seconds": options.seconds,
+            "slack": not options.no_slack,
+            "family": options.family,
+            "vocoder_ms": options.vocoder_ms if is_dit else None,
+            "max_hop_chunks": options.max_hop_chunks,
+        },  # fmt: skip
         metrics,
         options.out,
     )
