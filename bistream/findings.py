@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ _FOLDER = "findings"
 
 def recall(kind: str, facts: Fingerprint) -> Any:
     """The value that was kept under these facts, as JSON has it; ``None`` where there is none."""
-    path = _path(kind, facts)
+    path = state_path(_FOLDER, f"{kind}-{facts.digest}.json")
     if path is None:
         return None
     try:
@@ -34,18 +35,26 @@ def recall(kind: str, facts: Fingerprint) -> Any:
 
 def keep(kind: str, facts: Fingerprint, value: Any) -> None:
     """value: anything that JSON can hold but ``None``."""
-    path = _path(kind, facts)
-    if path is None:
-        return
+    path = state_path(_FOLDER, f"{kind}-{facts.digest}.json")
+    if path is not None:
+        write_state(path, json.dumps({"facts": dict(facts.facts), "value": value}, indent=1).encode())
+
+
+def state_path(folder: str, name: str) -> Path | None:
+    """In a folder of the state folder; ``None`` where nothing is kept."""
+    state = os.environ.get(STATE_VARIABLE)
+    return Path(state) / folder / name if state else None
+
+
+def write_state(path: Path, *parts: bytes) -> None:
+    """All of it or nothing, with a warning: a start goes on without."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps({"facts": dict(facts.facts), "value": value}, indent=1), encoding="utf-8")
+        with new.open("wb") as file:
+            file.writelines(parts)
         new.replace(path)
     except OSError as error:
         logger.warning("%s cannot be kept for later starts (%s); choose another --state-dir", path, error.strerror)
-
-
-def _path(kind: str, facts: Fingerprint) -> Path | None:
-    folder = os.environ.get(STATE_VARIABLE)
-    return Path(folder) / _FOLDER / f"{kind}-{facts.digest}.json" if folder else None
+        with suppress(OSError):
+            new.unlink()

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from bistream.findings import STATE_VARIABLE
+from bistream.findings import state_path, write_state
 from bistream.fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)
@@ -29,7 +27,7 @@ _CHECKSUM_BYTES = 4
 
 def recall(kind: str, facts: Fingerprint) -> dict[str, Tensor] | None:
     """What was kept under these facts, on the CPU."""
-    path = _path(kind, facts)
+    path = state_path(_FOLDER, _name(kind, facts))
     if path is None:
         return None
     try:
@@ -46,23 +44,14 @@ def recall(kind: str, facts: Fingerprint) -> dict[str, Tensor] | None:
 
 def keep(kind: str, facts: Fingerprint, tensors: Mapping[str, Tensor]) -> None:
     """tensors: on any device."""
-    path = _path(kind, facts)
+    path = state_path(_FOLDER, _name(kind, facts))
     if path is None:
         return
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        body = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-        with new.open("wb") as file:
-            for part in (_header(facts), body, zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")):
-                file.write(part)
-        new.replace(path)
+    body = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    write_state(path, _header(facts), body, zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little"))
+    with suppress(OSError):  # another start may remove them as well
         for old in sorted(path.parent.glob(f"{kind}-*"), key=lambda one: one.stat().st_mtime)[:-_NEWEST]:
             old.unlink()
-    except OSError as error:
-        logger.warning("%s cannot be kept for later starts (%s); choose another --state-dir", path, error.strerror)
-        with suppress(OSError):
-            new.unlink()
 
 
 def _header(facts: Fingerprint) -> bytes:
@@ -70,6 +59,5 @@ def _header(facts: Fingerprint) -> bytes:
     return json.dumps(dict(facts.facts), sort_keys=True).encode() + b"\n"
 
 
-def _path(kind: str, facts: Fingerprint) -> Path | None:
-    folder = os.environ.get(STATE_VARIABLE)
-    return Path(folder) / _FOLDER / f"{kind}-{facts.digest}" if folder else None
+def _name(kind: str, facts: Fingerprint) -> str:
+    return f"{kind}-{facts.digest}"
