@@ -1,12 +1,12 @@
-"""Lets urgent hops have a GPU to themselves, although the language model computes on it in another process.
+"""Lets urgent work have a GPU to itself, although two processes compute on it: the language model and token2wav.
 
-Kernels of two processes that run at the same time slow each other down: a first hop that takes 11 ms alone takes 15 to 29 beside a language
-model that runs ahead of listeners who have seconds of audio (docs/log.md). token2wav *claims* the GPU while hops are urgent; the language
-model looks before each step for which nobody waits, and lets the claim pass.
+Kernels of two processes that run at the same time slow each other down: a step of the language model takes 1.4 ms instead of 0.6 beside
+token2wav, and a batch of 11 hops 33 ms instead of 22 (docs/log.md), more than if they took turns. So each of them *claims* the GPU while
+somebody waits for its work, and before work for which nobody waits it looks at the other's claim, which it lets pass.
 
-A claim is a count in a file of shared memory, one for each GPU: odd while it is held, and another number with every batch. It is no lock:
-nobody must heed it, whoever waits for it does so for ``PATIENCE_S`` at most before the next step, and one that does not change for
-``STALE_S``, as that of a process that hangs, counts for nothing.
+A claim is a count in a file of shared memory, one for each GPU and kind of work: odd while it is held, and another number with every
+piece of the work. It is no lock: nobody must heed it, whoever waits for it does so only as long as its patience lasts, and one that does
+not change for ``STALE_S``, as that of a process that hangs, counts for nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from bistream.control_files import CONTROL_VARIABLE
 
+if TYPE_CHECKING:
+    import torch
+
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.02  # so where hops are always urgent there are still 50 steps a second, twice the pace of speech for every sequence
+HOPS, TOKENS = "hops", "tokens"  # the work of token2wav and of the language model
+# Before the next step. So where the other's work is always urgent there are still 50 steps of the language model a second, twice the pace
+# of speech for every sequence, and token2wav has a third to half of the time for calm batches, whose steps take 5 to 9 ms.
+PATIENCE_S = {TOKENS: 0.02, HOPS: 0.01}
+LOOK_S = 0.0005  # between two looks at a claim
 STALE_S = 1.0  # several long batches
 _COUNT = struct.Struct("=Q")
 
 
-class RightOfWay:
-    """Of one GPU; in each process one that claims or one that looks. Raises ``OSError`` when its file cannot be opened."""
+class Claim:
+    """On one GPU, for one kind of work. One process claims, another looks. Raises ``OSError`` when the file cannot be opened."""
 
-    def __init__(self, directory: Path, gpu: int) -> None:
-        file = os.open(directory / f"gpu{gpu}.claim", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, directory: Path, gpu: int, work: str) -> None:
+        file = os.open(directory / f"gpu{gpu}.{work}.claim", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(file, 0, _COUNT.size)  # without its page, a claim where shared memory is full would end the process (SIGBUS)
             self._memory = mmap.mmap(file, _COUNT.size)
@@ -45,7 +51,7 @@ class RightOfWay:
         return int(_COUNT.unpack_from(self._memory)[0])
 
     def claim(self) -> None:
-        """Once for every batch with urgent hops."""
+        """Once for every piece of urgent work."""
         _COUNT.pack_into(self._memory, 0, (self._count + 1) | 1)
 
     def release(self) -> None:
@@ -53,7 +59,7 @@ class RightOfWay:
         _COUNT.pack_into(self._memory, 0, (self._count + 1) & ~1)
 
     @property
-    def claimed(self) -> int | None:
+    def held(self) -> int | None:
         """The number of the claim that is held."""
         count = self._count
         return count if count % 2 else None
@@ -62,23 +68,12 @@ class RightOfWay:
         self._memory.close()
 
 
-def right_of_way(device: torch.device) -> RightOfWay | None:
-    """On the GPU that this process computes on; None on a CPU, and where the server has no keeper."""
-    directory = os.environ.get(CONTROL_VARIABLE)
-    if not directory or device.type != "cuda":
-        return None
-    try:
-        return RightOfWay(Path(directory), device.index or 0)
-    except OSError as error:
-        _log.warning("language model and token2wav do not give way to each other: %s", error)
-        return None
-
-
 class Patience:
-    """Whether work for which nobody waits should wait now. claimed: of a ``RightOfWay``."""
+    """Whether work for which nobody waits should wait now. claimed: the number of the claim that is held; longest_s: of one wait."""
 
-    def __init__(self, claimed: Callable[[], int | None]) -> None:
+    def __init__(self, claimed: Callable[[], int | None], longest_s: float) -> None:
         self._claimed = claimed
+        self._longest_s = longest_s
         self._claim: int | None = None
         self._claim_since_s = 0.0
         self._waits_since_s: float | None = None
@@ -92,8 +87,49 @@ class Patience:
             return False
         if self._waits_since_s is None:
             self._waits_since_s = now_s
-        return now_s - self._waits_since_s < PATIENCE_S
+        return now_s - self._waits_since_s < self._longest_s
 
     def worked(self) -> None:
         """A piece of work has been done."""
         self._waits_since_s = None
+
+
+class RightOfWay:
+    """One process's part: its own claim, and its patience with the other's, which belongs to one thread."""
+
+    def __init__(self, mine: Claim, theirs: Claim, longest_s: float) -> None:
+        self._mine, self._theirs = mine, theirs
+        self._patience = Patience(lambda: theirs.held, longest_s)
+
+    def claim(self) -> None:
+        self._mine.claim()
+
+    def release(self) -> None:
+        self._mine.release()
+
+    def waits(self, now_s: float) -> bool:
+        """See ``Patience``."""
+        return self._patience.waits(now_s)
+
+    def worked(self) -> None:
+        self._patience.worked()
+
+    def close(self) -> None:
+        """Releases the claim."""
+        self._mine.release()
+        self._mine.close()
+        self._theirs.close()
+
+
+def right_of_way(device: torch.device, work: str) -> RightOfWay | None:
+    """Of ``HOPS`` or ``TOKENS`` on the GPU that this process computes on; None on a CPU, and where the server has no keeper."""
+    directory = os.environ.get(CONTROL_VARIABLE)
+    if not directory or device.type != "cuda":
+        return None
+    others = TOKENS if work == HOPS else HOPS
+    try:
+        mine, theirs = (Claim(Path(directory), device.index or 0, each) for each in (work, others))
+    except OSError as error:
+        _log.warning("language model and token2wav do not give way to each other: %s", error)
+        return None
+    return RightOfWay(mine, theirs, PATIENCE_S[work])

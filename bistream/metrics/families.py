@@ -150,8 +150,8 @@ HOPS_LATE = _counter("hops_late_total", _TOKEN2WAV, "Later hops whose audio came
 HOP_DECISIONS = _counter(
     "hop_step_decisions_total",
     _TOKEN2WAV,
-    "What batches of hops that may give way did after a solver step: suspend, or go on because of the other reasons",
-    decision=("nobody_waits", "urgent", "nearly_done", "often_enough", "no_slack", "suspend"),
+    "What batches of hops that may give way did after a solver step: suspend, wait for the language model (lets_pass), or go on",
+    decision=("nobody_waits", "urgent", "nearly_done", "often_enough", "no_slack", "lets_pass", "suspend"),
 )
 HOP_QUEUE = _gauge("hop_queue_depth", _TOKEN2WAV, "Hops and offline jobs that wait for a batch")
 CAPACITY = _gauge("capacity_audio_s_per_s", _TOKEN2WAV, "Audio seconds per second with full batches, estimated; 0 before it is known")

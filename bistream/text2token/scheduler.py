@@ -145,6 +145,13 @@ class Scheduler:
             return False
         return self._shares.is_calm([sequence.demand for sequence in self._decoding if sequence.can_decode], now_s)
 
+    def somebody_waits(self, now_s: float) -> bool:
+        """Whether a listener waits for the next step: a session is new, or its listener hears nothing, or soon will."""
+        if self._prompts:
+            return True
+        demands = (sequence.demand for sequence in (*self._appending, *self._decoding))
+        return self._shares.somebody_waits([demand for demand in demands if demand is not None], now_s)
+
     def schedule(self, now_s: float = 0.0) -> StepPlan | None:
         """The next step, or ``None`` when nothing can be computed now."""
         if not self.has_work(now_s):

@@ -23,7 +23,7 @@ from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
 from bistream.device import open_device, resolve_device
 from bistream.errors import EngineError, ShuttingDownError
-from bistream.gpu.right_of_way import Patience, right_of_way
+from bistream.gpu.right_of_way import LOOK_S, TOKENS, RightOfWay, right_of_way
 from bistream.gpu.tier import TierChoice
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import (
@@ -49,8 +49,6 @@ from bistream.text2token.urgency import Demand
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-LOOK_S = 0.0005  # between two looks at a GPU that others claim
 
 
 class HasTokenSpace(Protocol):
@@ -91,11 +89,11 @@ class TorchEngine:
         tiers: tuple[TierChoice, ...] = (),
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
-        patience: Patience | None = None,
+        right_of_way: RightOfWay | None = None,
     ) -> None:
         """tiers: the tier that serves each network of ``runner``, for metrics and logs. recorder: takes what the steps count.
 
-        patience: with others on the GPU, while nobody waits for the next step.
+        right_of_way: claimed while somebody waits for the next step; closed with the engine's thread.
         """
         self.tiers = tiers
         self.space = model.space
@@ -116,7 +114,7 @@ class TorchEngine:
         self._metrics.watch(self.stats, settings.block_size)
         self._closing, self._healthy = False, True
         self._pauses_until_s = 0.0  # unless somebody waits
-        self._patience = patience
+        self._right_of_way = right_of_way
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._loop, name="text2token-engine", daemon=True)
@@ -130,9 +128,8 @@ class TorchEngine:
         config = within_bounds(config, sizes)
         choice = language_model_tier(config, sizes)
         runner = load_step_runner(config, sizes, choice.tier)
-        gpu = right_of_way(resolve_device(config.device)) if config.calm_pause > 0.0 else None
-        patience = None if gpu is None else Patience(lambda: gpu.claimed)
-        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder, patience=patience)
+        shared = right_of_way(resolve_device(config.device), TOKENS) if config.calm_pause > 0.0 else None
+        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder, right_of_way=shared)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -239,7 +236,7 @@ class TorchEngine:
         """For how long the GPU is left to token2wav, whose hops are what the listeners wait for once their tokens are there."""
         left = self._pauses_until_s - now
         if left <= 0.0:
-            left = LOOK_S if self._patience is not None and self._patience.waits(now) else 0.0
+            left = LOOK_S if self._right_of_way is not None and self._right_of_way.waits(now) else 0.0
         return left if left > 0.0 and self._scheduler.is_calm(now) else 0.0
 
     def _wake_after_s(self) -> float | None:
@@ -254,8 +251,7 @@ class TorchEngine:
             pauses = self.settings.calm_pause > 0.0 and self._scheduler.is_calm(began)
             if plan is not None:
                 self._metrics.step_started(plan)
-                if self._patience is not None:
-                    self._patience.worked()
+                self._claim_gpu(began)
         if plan is not None:
             self._in_flight.append((plan, self._runner.run(plan)))
         if self._in_flight and (plan is None or pauses or len(self._in_flight) > self._runner.run_ahead):
@@ -269,6 +265,16 @@ class TorchEngine:
                 updates = self._scheduler.apply(oldest, head_rows, places)
                 self._metrics.step_done(len(updates))
                 self._outbox.extend(updates)
+
+    def _claim_gpu(self, now: float) -> None:
+        """For every step for which somebody waits."""
+        if self._right_of_way is None:
+            return
+        self._right_of_way.worked()
+        if self._scheduler.somebody_waits(now):
+            self._right_of_way.claim()
+        else:
+            self._right_of_way.release()
 
     def _deliver(self) -> None:
         while True:
@@ -287,8 +293,12 @@ class TorchEngine:
         while True:
             with self._changed:
                 while not (self._has_work or self._outbox or self._closing):
+                    if self._right_of_way is not None:
+                        self._right_of_way.release()
                     self._changed.wait(self._wake_after_s())
                 if self._closing and not self._outbox:
+                    if self._right_of_way is not None:
+                        self._right_of_way.close()
                     return
             self.step()
 

@@ -104,6 +104,9 @@ class StepShares:
         """Whether all listeners of these sequences have audio for a while."""
         return all(demand is not None and urgency_of(demand, now_s, self._max_ahead_s) is not _WAITING for demand in demands)
 
+    def somebody_waits(self, demands: Sequence[Demand], now_s: float) -> bool:
+        return any(urgency_of(demand, now_s, self._max_ahead_s) is _WAITING for demand in demands)
+
     def choose(self, sequences: Sequence[tuple[T, Demand | None]], has_new: bool, now_s: float) -> tuple[list[T], bool]:
         """Those for which the next step is, the most urgent ones first; and whether others were left out for their sake.
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class HopBatch:
-    """Hops that are computed together. took_s: time spent on them so far.
+    """Hops that are computed together. took_s: time spent on them so far. waited_before_s: all that was waited before it began.
 
     answers: outcomes of jobs. preparing: jobs that wait until the voice of their session is prepared. postponed: jobs for which there is no
     room while the batch in progress holds its pages.
@@ -33,6 +33,7 @@ class HopBatch:
 
     leftover: bool
     began_s: float
+    waited_before_s: float = 0.0
     hops: list[QueuedHop[HopJob]] = field(default_factory=list)
     answers: list[tuple[HopJob, Outcome]] = field(default_factory=list)
     preparing: list[HopJob] = field(default_factory=list)
@@ -62,11 +63,12 @@ class Computing:
         self._pace = pace
         self._on_batch = on_batch
         self._went_first: list[HopBatch] = []  # those that were computed while another one was in progress
+        self._waited_s = 0.0  # with hops to compute, for others on the GPU: no part of the pace
         self.share = BackgroundShare()
 
     def begin(self, hops: Sequence[QueuedHop[HopJob]], leftover: bool, is_alone: bool) -> HopBatch:
         """Open new sessions, and begin the hops of all that are ready. leftover: other hops wait. is_alone: no batch is in progress."""
-        batch = HopBatch(leftover, self._clock())
+        batch = HopBatch(leftover, self._clock(), waited_before_s=self._waited_s)
         for hop in hops:
             job = hop.item
             try:
@@ -122,10 +124,15 @@ class Computing:
             self._observe_capacity(batch, ended_s)
 
     def _observe_capacity(self, batch: HopBatch, ended_s: float) -> None:
-        """Batches that were computed in turns count as one: the pace of the server is that of all of them."""
+        """Batches that were computed in turns count as one: the pace of the server is that of all of them, without the time they waited."""
         counted, self._went_first = self._went_first, []
         audio_s = sum(each.tokens for each in counted) / SPEECH_TOKENS_PER_SECOND
-        self._capacity.observe(audio_s, sum(len(each.hops) for each in counted), batch.began_s, ended_s, batch.leftover)
+        began_s, ended_s = batch.began_s - batch.waited_before_s, ended_s - self._waited_s
+        self._capacity.observe(audio_s, sum(len(each.hops) for each in counted), began_s, ended_s, batch.leftover)
+
+    def waited(self, seconds: float) -> None:
+        """Others had the GPU meanwhile."""
+        self._waited_s += seconds
 
     def _took(self, batch: HopBatch, began_s: float) -> None:
         seconds = self._clock() - began_s

@@ -1,4 +1,4 @@
-"""What the worker of token2wav does next: a step of the background, a step of the batch in progress, or a new batch. Pure.
+"""What the worker of token2wav does next: a step of the background, a step of the batch in progress, a new batch, or waiting. Pure.
 
 Owns what waits. Not thread-safe: used with the service's condition held.
 """
@@ -17,27 +17,38 @@ from bistream.token2wav.turns import NEARLY_LATE_S, StepDecision, Turns
 
 @dataclass(frozen=True)
 class Turn:
-    """One of: work of the background; hops that make a batch, with others left over or not; resumes: a step of the batch in progress."""
+    """One of: work of the background; hops that make a batch, with others left over or not; resumes: a step of the batch in progress;
+    waits: for a moment, as the language model goes first."""
 
     work: Work | None = None
     hops: Sequence[QueuedHop[HopJob]] = ()
     resumes: HopBatch | None = None
     hops_wait: bool = False
     leftover: bool = False
+    waits: bool = False
 
     @property
     def is_empty(self) -> bool:
         """Nothing is left to do."""
-        return not (self.work or self.hops or self.resumes or self.leftover)
+        return not (self.work or self.hops or self.resumes or self.leftover or self.waits)
 
 
 class Schedule:
     """started: the batch in progress that may give way; at most one."""
 
-    def __init__(self, turns: Turns, share: BackgroundShare, on_decision: Callable[[StepDecision], None] = lambda decision: None) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        share: BackgroundShare,
+        on_decision: Callable[[StepDecision], None] = lambda decision: None,
+        others_first: Callable[[float], bool] = lambda now_s: False,
+    ) -> None:
+        """others_first: whether work for which nobody waits should wait at this time, because others need the GPU."""
         self._turns = turns
         self._share = share
         self._on_decision = on_decision
+        self._others_first = others_first
+        self._waits = False
         self._postponed: list[HopJob] = []
         self.queue: HopQueue[HopJob] = HopQueue()
         self.background = Background()
@@ -70,6 +81,8 @@ class Schedule:
         work = self.background.take() if self._share.is_due(hops_wait) else None
         if work is not None:
             return Turn(work=work, hops_wait=hops_wait)
+        if self._lets_pass(now_s):
+            return Turn(waits=True)
         if self.started is not None and not self._gives_way(self.started, now_s):
             return Turn(resumes=self.started)
         hops = self._turns.next_batch(self.queue, now_s)
@@ -93,6 +106,14 @@ class Schedule:
     def is_computing(self, session: AudioSession) -> bool:
         """Whether a hop of the session is in progress, so that it must not be closed."""
         return self.started is not None and any(hop.item.session is session for hop in self.started.hops)
+
+    def _lets_pass(self, now_s: float) -> bool:
+        standing = None if self.started is None else self.started.standing
+        waits = self._turns.may_wait(standing, self.queue, now_s) and self._others_first(now_s)
+        if waits and not self._waits:
+            self._on_decision(StepDecision.LETS_PASS)
+        self._waits = waits
+        return waits
 
     def _gives_way(self, batch: HopBatch, now_s: float) -> bool:
         assert batch.standing is not None

@@ -34,6 +34,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.gpu.right_of_way import LOOK_S
 from bistream.limits import check_offline_length, check_speed
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
@@ -73,7 +74,7 @@ class Token2Wav:
     ) -> None:
         """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker.
 
-        recorder: takes the metrics. right_of_way: claimed while hops are urgent; closed with the service.
+        recorder: takes the metrics. right_of_way: claimed while hops are urgent, asked where none is; closed with the service.
         """
         self._config = config
         self._clock = clock
@@ -86,8 +87,10 @@ class Token2Wav:
         metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
         pace = BatchPace(FIRST_TOKENS_PER_S)
         self._computing = Computing(self._renderer, clock, self._capacity, pace, metrics.batch)  # used by the worker only
-        self._schedule = Schedule(Turns(pace, config.max_suspensions, max_hops), self._computing.share, metrics.decided)
         self._right_of_way = right_of_way
+        turns = Turns(pace, config.max_suspensions, max_hops)
+        others_first = (lambda now_s: False) if right_of_way is None else right_of_way.waits
+        self._schedule = Schedule(turns, self._computing.share, metrics.decided, others_first)
         self._next_expiry_s = -math.inf  # no lease expires earlier
         self._is_draining = False
         self._is_stopping = False
@@ -303,14 +306,24 @@ class Token2Wav:
                 session.close()
             if is_over:
                 return
-            if turn.work is not None:
+            if turn.waits:
+                self._wait_for_others()
+            elif turn.work is not None:
                 self._step(turn.work, turn.hops_wait)
             elif turn.resumes is not None:
                 self._continue(turn.resumes)
             elif turn.hops:
                 self._begin(turn)
 
+    def _wait_for_others(self) -> None:
+        """A moment, or until something comes."""
+        began_s = self._clock()
+        with self._condition:
+            self._condition.wait(LOOK_S)
+        self._computing.waited(self._clock() - began_s)
+
     def _begin(self, turn: Turn) -> None:
+        self._worked()
         schedule = self._schedule
         batch = self._computing.begin(turn.hops, turn.leftover, is_alone=schedule.started is None)
         with self._locked():
@@ -326,12 +339,18 @@ class Token2Wav:
 
     def _continue(self, batch: HopBatch) -> None:
         """One step of the batch in progress."""
+        self._worked()
         self._computing.step(batch)
         assert batch.standing is not None
         if not batch.standing.steps_left:
             with self._locked():
                 self._schedule.ended(batch)
             self._finish(batch)
+
+    def _worked(self) -> None:
+        """What waited is computed now."""
+        if self._right_of_way is not None:
+            self._right_of_way.worked()
 
     def _finish(self, batch: HopBatch) -> None:
         self._computing.finish(batch, is_alone=self._schedule.started is None)

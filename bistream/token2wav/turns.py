@@ -14,6 +14,8 @@ Urgent are first hops, whose listeners hear nothing yet, and hops whose listener
 - After each step a batch without urgent hops gives way to urgent ones, unless it is nearly done, has given way ``max_suspensions``
   times, or its own listeners could then run out: they must have audio for the batch that goes first, for what is left of their own, and
   ``MARGIN_S``. So a batch is suspended for at most ``max_suspensions`` long batches.
+- Without urgent hops, and while the server is not short of time, a batch or its next step may also wait for the language model, which
+  computes for somebody who waits (``gpu.right_of_way``), until its own listeners are nearly late.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class StepDecision(enum.Enum):
     NEARLY_DONE = "nearly_done"
     OFTEN_ENOUGH = "often_enough"
     NO_SLACK = "no_slack"
+    LETS_PASS = "lets_pass"  # the language model, once for each wait
     SUSPEND = "suspend"  # all others: go on
 
 
@@ -121,10 +124,23 @@ class Turns:
             return StepDecision.NO_SLACK
         return StepDecision.SUSPEND
 
+    def may_wait(self, batch: BatchStanding | None, queue: HopQueue[T], now_s: float) -> bool:
+        """Whether what is computed next may wait for urgent work of others on the GPU. batch: in progress."""
+        if queue.urgent(now_s + NEARLY_LATE_S) or self._is_short_of_time(queue, now_s):
+            return False
+        deadlines = [hop.deadline_s for hop in queue.first(1)] if batch is None else [batch.earliest_deadline_s]
+        return any(deadline_s >= now_s + NEARLY_LATE_S + MARGIN_S for deadline_s in deadlines)
+
+    def _longest(self, queue: HopQueue[T]) -> int:
+        return queue.prefix(self._max_hops, self.pace.tokens_within(LONG_BATCH_S))
+
+    def _is_short_of_time(self, queue: HopQueue[T], now_s: float) -> bool:
+        return self._longest(queue) < queue.urgent(now_s + AMPLE_AUDIO_S)
+
     def _size(self, queue: HopQueue[T], now_s: float) -> int:
         """Hops of the next batch; at least one unless the queue is empty."""
-        longest = queue.prefix(self._max_hops, self.pace.tokens_within(LONG_BATCH_S))
-        if longest < queue.urgent(now_s + AMPLE_AUDIO_S):
+        longest = self._longest(queue)
+        if self._is_short_of_time(queue, now_s):
             return longest
         medium = queue.prefix(self._max_hops, self.pace.tokens_within(MEDIUM_BATCH_S))
         urgent = queue.urgent(now_s + NEARLY_LATE_S)

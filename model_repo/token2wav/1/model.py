@@ -27,14 +27,14 @@ class TritonPythonModel(SiblingModel):
     def open(self, config: RuntimeConfig) -> None:
         with phase("imports"):  # torch among them
             from bistream.device import resolve_device
-            from bistream.gpu.right_of_way import right_of_way
+            from bistream.gpu.right_of_way import HOPS, right_of_way
         from bistream.orchestration.named_voices import open_voices
         from bistream.token2wav.service import Token2Wav
         from bistream.voice.cache import VoiceCache
 
         self._named = open_voices(config)
         self._voices = VoiceCache(config.voice_cache_size)
-        self._token2wav = Token2Wav(config, recorder=self.recorder, right_of_way=right_of_way(resolve_device(config.device)))
+        self._token2wav = Token2Wav(config, recorder=self.recorder, right_of_way=right_of_way(resolve_device(config.device), HOPS))
         self._tier_metrics = TierMetrics(pb_utils, self._token2wav.tiers)
 
     def handle(self, inputs: RequestInputs, sender: Answerer) -> None:

@@ -14,58 +14,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.control_files import CONTROL_VARIABLE
-from bistream.gpu.right_of_way import PATIENCE_S, STALE_S, Patience, RightOfWay, right_of_way
+from bistream.gpu.right_of_way import HOPS, STALE_S, TOKENS, Claim, Patience, right_of_way
 
-LOOK_S = PATIENCE_S / 8
+LONGEST_S = 0.02
+LOOK_S = LONGEST_S / 8
 
 
 def _claim(directory: Path, gpu: int) -> None:
-    RightOfWay(directory, gpu).claim()
+    Claim(directory, gpu, HOPS).claim()
 
 
 def test_a_claim_is_seen_in_other_processes_on_the_same_gpu_until_it_is_released(tmp_path: Path) -> None:
-    here, other_gpu = RightOfWay(tmp_path, 0), RightOfWay(tmp_path, 1)
-    assert here.claimed is None
+    here, other_gpu, other_work = Claim(tmp_path, 0, HOPS), Claim(tmp_path, 1, HOPS), Claim(tmp_path, 0, TOKENS)
+    assert here.held is None
     process = multiprocessing.get_context("spawn").Process(target=_claim, args=(tmp_path, 0))
     process.start()
     process.join()
-    assert here.claimed is not None and other_gpu.claimed is None
-    RightOfWay(tmp_path, 0).release()
-    assert here.claimed is None
+    assert here.held is not None and other_gpu.held is None and other_work.held is None
+    Claim(tmp_path, 0, HOPS).release()
+    assert here.held is None
 
 
 @given(st.lists(st.booleans(), max_size=20))
 def test_every_claim_has_another_number_and_a_release_ends_any_of_them(claims: list[bool]) -> None:
     with TemporaryDirectory() as directory:
-        way, numbers = RightOfWay(Path(directory), 0), []
+        way, numbers = Claim(Path(directory), 0, TOKENS), []
         for claims_now in claims:
             if claims_now:
                 way.claim()
-                numbers.append(way.claimed)
+                numbers.append(way.held)
             else:
                 way.release()
-                assert way.claimed is None
+                assert way.held is None
         way.close()
     assert None not in numbers and len(set(numbers)) == len(numbers)
 
 
 def test_where_shared_memory_is_full_nobody_gives_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The file has its memory from the beginning: touching a page that cannot be had would end the process."""
-    RightOfWay(tmp_path, 0)
-    assert (tmp_path / "gpu0.claim").stat().st_blocks > 0
+    Claim(tmp_path, 0, HOPS)
+    assert (tmp_path / "gpu0.hops.claim").stat().st_blocks > 0
 
     def fail(file: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    assert right_of_way(torch.device("cuda")) is None
+    assert right_of_way(torch.device("cuda"), HOPS) is None
 
 
 def waited(claimed: list[int | None]) -> list[bool]:
     """For each look, ``LOOK_S`` after the one before, whether the work waits; it is done where it does not."""
     looks = iter(claimed)
-    patience, found = Patience(lambda: next(looks)), []
+    patience, found = Patience(lambda: next(looks), LONGEST_S), []
     for number in range(len(claimed)):
         found.append(patience.waits(number * LOOK_S))
         if not found[-1]:
@@ -81,19 +82,19 @@ def test_work_waits_for_a_claim_and_goes_on_after_it() -> None:
 def test_however_busy_the_gpu_is_work_never_waits_longer_than_its_patience(changes: list[int]) -> None:
     found = waited(list(changes))
     longest = max(len(run) for run in "".join("w" if waits else " " for waits in found).split(" "))
-    assert longest * LOOK_S <= PATIENCE_S
+    assert longest * LOOK_S <= LONGEST_S
 
 
 def test_asking_again_before_the_work_is_done_changes_nothing() -> None:
-    patience = Patience(lambda: 1)
+    patience = Patience(lambda: 1, LONGEST_S)
     assert patience.waits(0.0)
-    assert [patience.waits(PATIENCE_S + 0.001 * number) for number in range(3)] == [False] * 3
+    assert [patience.waits(LONGEST_S + 0.001 * number) for number in range(3)] == [False] * 3
     patience.worked()
-    assert patience.waits(PATIENCE_S + 0.004)
+    assert patience.waits(LONGEST_S + 0.004)
 
 
 def test_a_claim_that_does_not_change_counts_for_nothing_after_a_while() -> None:
-    patience = Patience(lambda: 7)
+    patience = Patience(lambda: 7, LONGEST_S)
     moment = 0.0
     while moment < STALE_S:
         if not patience.waits(moment):
@@ -104,9 +105,23 @@ def test_a_claim_that_does_not_change_counts_for_nothing_after_a_while() -> None
 
 def test_without_a_gpu_or_a_keeper_there_is_nothing_to_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
-    assert right_of_way(torch.device("cuda:1")) is None
+    assert right_of_way(torch.device("cuda:1"), HOPS) is None
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
-    assert right_of_way(torch.device("cpu")) is None
-    assert right_of_way(torch.device("cuda:1")) is not None and (tmp_path / "gpu1.claim").exists()
+    assert right_of_way(torch.device("cpu"), HOPS) is None
+    assert right_of_way(torch.device("cuda:1"), HOPS) is not None and (tmp_path / "gpu1.hops.claim").exists()
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path / "missing"))
-    assert right_of_way(torch.device("cuda")) is None
+    assert right_of_way(torch.device("cuda"), HOPS) is None
+
+
+def test_each_side_waits_for_the_other_and_never_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
+    hops, tokens = (right_of_way(torch.device("cuda"), work) for work in (HOPS, TOKENS))
+    assert hops is not None and tokens is not None
+    hops.claim()
+    assert tokens.waits(0.0) and not hops.waits(0.0)
+    hops.release()
+    tokens.claim()
+    assert hops.waits(0.0) and not tokens.waits(0.0)
+    tokens.close()
+    assert not hops.waits(0.0), "what has been closed claims nothing"
+    hops.close()

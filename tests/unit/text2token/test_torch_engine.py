@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
-from bistream.gpu.right_of_way import PATIENCE_S, Patience
+from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
@@ -421,10 +421,11 @@ def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
         engine.close()
 
 
-def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long() -> None:
-    claims: list[int | None] = [1]
-    clock = TickingClock()
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, patience=Patience(lambda: claims[0]))
+def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long(tmp_path: Path) -> None:
+    hops, clock = Claim(tmp_path, 0, HOPS), TickingClock()
+    shared = RightOfWay(Claim(tmp_path, 0, TOKENS), hops, PATIENCE_S[TOKENS])
+    hops.claim()
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, right_of_way=shared)
     calm = engine.open("calm", GREEDY, 300)
     sink = begin(calm, [1, 2, 3], 20)
     while not sink.ids:
@@ -437,12 +438,45 @@ def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long() ->
     assert begin(engine.open("new", GREEDY, 300), [4, 5], 3) is not None and engine.step(), "somebody waits"
     while engine.step():
         pass
-    clock.now_s += PATIENCE_S
+    clock.now_s += PATIENCE_S[TOKENS]
     assert engine.step() and not engine.step(), "one step, then its patience begins anew"
-    claims[0] = None
+    hops.release()
     while len(sink.ids) < 20:
         assert engine.step()
     assert sink.ids == talk(make(), "alone", GREEDY, [[1, 2, 3]], 20)[0]
+
+
+def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_path: Path) -> None:
+    seen = Claim(tmp_path, 0, TOKENS)
+    shared = RightOfWay(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
+    clock = TickingClock()
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, right_of_way=shared)
+    assert seen.held is None
+    sequence = engine.open("a", GREEDY, 300)
+    sequence.demand(0.0, 3)
+    sink, claims = begin(sequence, [1, 2, 3], 30), []
+    while engine.step():
+        claims.append((len(sink.ids), seen.held))
+        if len(sink.ids) == 10 and claims[-2][0] < 10:
+            sequence.demand(0.0, 3)  # it hears nothing again
+    assert all(held is not None for count, held in claims if count < 3), "it waits for three"
+    assert all(held is not None for count, held in claims if 11 <= count < 13), "and for three more"
+    assert all(held is None for count, held in claims if count > 25), "25 tokens ahead are a second of audio"
+    assert len({held for _, held in claims if held is not None}) > 6, "each step claims anew"
+    engine.close()
+
+
+def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> None:
+    """By the engine's own thread, which goes to sleep with a listener who waits for more than there is."""
+    seen = Claim(tmp_path, 0, TOKENS)
+    shared = RightOfWay(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
+    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2, kv_cache_tokens=1024), right_of_way=shared)
+    sink, sequence = WaitingSink(), engine.open("a", GREEDY, 300)
+    sequence.demand(0.0, 100)
+    sequence.turn([SPACE.sos, 1, 2], TurnLimits(9, forbidden=ALL_STOPS), sink)
+    assert sink.ended.wait(240)
+    engine.close()
+    assert seen.held is None
 
 
 def settings_of_engine() -> EngineSettings:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CancelledError
-from bistream.gpu.right_of_way import RightOfWay
+from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay
 from bistream.metrics.families import HOP_DECISIONS
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.service import Token2Wav
@@ -190,22 +190,63 @@ def test_the_waveform_is_that_of_whole_batches() -> None:
         expected = found
 
 
+def share(directory: Path) -> RightOfWay:
+    return RightOfWay(Claim(directory, 0, HOPS), Claim(directory, 0, TOKENS), PATIENCE_S[HOPS])
+
+
+def test_calm_hops_wait_for_the_language_model_and_urgent_ones_do_not(tmp_path: Path) -> None:
+    """Until the claim ends: the clock stands still, so nobody's patience does."""
+    recorder, tokens = Recorder(), Claim(tmp_path, 0, TOKENS)
+    made = make_rig(recorder=recorder, right_of_way=share(tmp_path))
+    for name, token in (("calm", 1), ("pressed", 2)):
+        audio(made.hop(name, token, start=True))
+    tokens.claim()
+    calm = made.hop("calm", 11, playback_buffer_s=CALM_S)
+    assert audio(made.hop("new", 12, start=True)) == [12] and not calm.done()
+    assert audio(made.hop("pressed", 13, playback_buffer_s=0.1)) == [13] and not calm.done()
+    tokens.release()
+    assert audio(calm) == [11]
+    with made.flow.hold() as wait_until_inside:
+        calm = made.hop("calm", 14, playback_buffer_s=CALM_S)
+        wait_until_inside()  # after its first step
+        tokens.claim()
+    assert audio(made.hop("pressed", 15, playback_buffer_s=0.1)) == [15] and not calm.done()
+    tokens.release()
+    assert audio(calm) == [14]
+    made.service.close()
+    assert made.all_states_closed()
+    assert recorder.counter(HOP_DECISIONS, StepDecision.LETS_PASS.value).value >= 1
+
+
+def test_no_hop_waits_for_the_language_model_longer_than_a_moment(tmp_path: Path) -> None:
+    """Although its claims never end."""
+    tokens = Claim(tmp_path, 0, TOKENS)
+    made = make_rig(right_of_way=share(tmp_path))
+    audio(made.hop("calm", 1, start=True))
+    tokens.claim()
+    calm = made.hop("calm", 2, playback_buffer_s=CALM_S)
+    while not calm.done():
+        made.clock.now_s += PATIENCE_S[HOPS] / 4
+    assert audio(calm) == [2]
+    made.service.close()
+
+
 def test_the_gpu_is_claimed_while_hops_are_urgent_and_no_longer(tmp_path: Path) -> None:
-    seen = RightOfWay(tmp_path, 0)
-    made = make_rig(right_of_way=RightOfWay(tmp_path, 0))
+    seen = Claim(tmp_path, 0, HOPS)
+    made = make_rig(right_of_way=share(tmp_path))
     audio(made.hop("calm", 1, start=True))
     with made.flow.hold() as wait_until_inside:
         first = made.hop("new", 2, start=True)
         wait_until_inside()
-        assert seen.claimed is not None, "a first hop is computed"
+        assert seen.held is not None, "a first hop is computed"
         calm = made.hop("calm", 3, playback_buffer_s=CALM_S)
-        assert seen.claimed is not None, "a hop that is not urgent does not end that"
+        assert seen.held is not None, "a hop that is not urgent does not end that"
     assert [audio(first), audio(calm)] == [[2], [3]]
     with made.flow.hold() as wait_until_inside:
         calm = made.hop("calm", 4, playback_buffer_s=CALM_S)
         wait_until_inside()
-        assert seen.claimed is None
+        assert seen.held is None
         pressed = made.hop("new", 5, playback_buffer_s=0.0)
-        assert seen.claimed is not None, "it waits"
+        assert seen.held is not None, "it waits"
     assert [audio(calm), audio(pressed)] == [[4], [5]]
     made.service.close()
