@@ -95,7 +95,27 @@ class Patience:
 
 
 class RightOfWay:
-    """One process's part: its own claim, and its patience with the other's, which belongs to one thread."""
+    """One process's part. This one, for a processor that it shares with nobody, claims nothing and never waits."""
+
+    def claim(self) -> None:
+        """Somebody waits for a piece of work of this process that begins now."""
+
+    def release(self) -> None:
+        """Nobody does. Idempotent."""
+
+    def waits(self, now_s: float) -> bool:
+        """Whether work for which nobody waits should wait now."""
+        return False
+
+    def works(self) -> None:
+        """A piece of work begins, which waited or not."""
+
+    def close(self) -> None:
+        """Releases the claim."""
+
+
+class SharedGpu(RightOfWay):
+    """mine: the claim of this process; theirs: the other's, for which one thread waits for ``longest_s`` at a time."""
 
     def __init__(self, mine: Claim, theirs: Claim, longest_s: float) -> None:
         self._mine, self._theirs = mine, theirs
@@ -108,28 +128,26 @@ class RightOfWay:
         self._mine.release()
 
     def waits(self, now_s: float) -> bool:
-        """See ``Patience``."""
         return self._patience.waits(now_s)
 
-    def worked(self) -> None:
+    def works(self) -> None:
         self._patience.worked()
 
     def close(self) -> None:
-        """Releases the claim."""
         self._mine.release()
         self._mine.close()
         self._theirs.close()
 
 
-def right_of_way(device: torch.device, work: str) -> RightOfWay | None:
-    """Of ``HOPS`` or ``TOKENS`` on the GPU that this process computes on; None on a CPU, and where the server has no keeper."""
+def right_of_way(device: torch.device, work: str) -> RightOfWay:
+    """Of ``HOPS`` or ``TOKENS`` on the GPU that this process computes on. On a CPU, and without a keeper, nothing is shared."""
     directory = os.environ.get(CONTROL_VARIABLE)
     if not directory or device.type != "cuda":
-        return None
+        return RightOfWay()
     others = TOKENS if work == HOPS else HOPS
     try:
         mine, theirs = (Claim(Path(directory), device.index or 0, each) for each in (work, others))
     except OSError as error:
         _log.warning("language model and token2wav do not give way to each other: %s", error)
-        return None
-    return RightOfWay(mine, theirs, PATIENCE_S[work])
+        return RightOfWay()
+    return SharedGpu(mine, theirs, PATIENCE_S[work])

@@ -114,7 +114,7 @@ class TorchEngine:
         self._metrics.watch(self.stats, settings.block_size)
         self._closing, self._healthy = False, True
         self._pauses_until_s = 0.0  # unless somebody waits
-        self._right_of_way = right_of_way
+        self._right_of_way = right_of_way or RightOfWay()
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._loop, name="text2token-engine", daemon=True)
@@ -210,9 +210,8 @@ class TorchEngine:
         If a step raises, every turn in flight ends with ERROR and the engine becomes unhealthy; the exception is not passed on.
         """
         with self._changed:
-            idle = not (self._has_work or self._outbox)
-        if idle:
-            return False
+            if not (self._has_work or self._outbox):
+                return False
         try:
             self._compute()
         except Exception:
@@ -234,9 +233,7 @@ class TorchEngine:
 
     def _pause_s(self, now: float) -> float:
         """For how long the GPU is left to token2wav, whose hops are what the listeners wait for once their tokens are there."""
-        left = self._pauses_until_s - now
-        if left <= 0.0:
-            left = LOOK_S if self._right_of_way is not None and self._right_of_way.waits(now) else 0.0
+        left = max(self._pauses_until_s - now, LOOK_S if self._right_of_way.waits(now) else 0.0)
         return left if left > 0.0 and self._scheduler.is_calm(now) else 0.0
 
     def _wake_after_s(self) -> float | None:
@@ -251,7 +248,11 @@ class TorchEngine:
             pauses = self.settings.calm_pause > 0.0 and self._scheduler.is_calm(began)
             if plan is not None:
                 self._metrics.step_started(plan)
-                self._claim_gpu(began)
+                self._right_of_way.works()
+                if self._scheduler.somebody_waits(began):
+                    self._right_of_way.claim()
+                else:
+                    self._right_of_way.release()
         if plan is not None:
             self._in_flight.append((plan, self._runner.run(plan)))
         if self._in_flight and (plan is None or pauses or len(self._in_flight) > self._runner.run_ahead):
@@ -265,16 +266,6 @@ class TorchEngine:
                 updates = self._scheduler.apply(oldest, head_rows, places)
                 self._metrics.step_done(len(updates))
                 self._outbox.extend(updates)
-
-    def _claim_gpu(self, now: float) -> None:
-        """For every step for which somebody waits."""
-        if self._right_of_way is None:
-            return
-        self._right_of_way.worked()
-        if self._scheduler.somebody_waits(now):
-            self._right_of_way.claim()
-        else:
-            self._right_of_way.release()
 
     def _deliver(self) -> None:
         while True:
@@ -293,12 +284,10 @@ class TorchEngine:
         while True:
             with self._changed:
                 while not (self._has_work or self._outbox or self._closing):
-                    if self._right_of_way is not None:
-                        self._right_of_way.release()
+                    self._right_of_way.release()
                     self._changed.wait(self._wake_after_s())
                 if self._closing and not self._outbox:
-                    if self._right_of_way is not None:
-                        self._right_of_way.close()
+                    self._right_of_way.close()
                     return
             self.step()
 

@@ -34,7 +34,7 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.gpu.right_of_way import LOOK_S
+from bistream.gpu.right_of_way import LOOK_S, RightOfWay
 from bistream.limits import check_offline_length, check_speed
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
@@ -51,7 +51,6 @@ from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
-    from bistream.gpu.right_of_way import RightOfWay
     from bistream.gpu.tier import TierChoice
 
 __all__ = ["Token2Wav", "Token2WavHop"]
@@ -87,10 +86,9 @@ class Token2Wav:
         metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
         pace = BatchPace(FIRST_TOKENS_PER_S)
         self._computing = Computing(self._renderer, clock, self._capacity, pace, metrics.batch)  # used by the worker only
-        self._right_of_way = right_of_way
+        self._right_of_way = right_of_way or RightOfWay()
         turns = Turns(pace, config.max_suspensions, max_hops)
-        others_first = (lambda now_s: False) if right_of_way is None else right_of_way.waits
-        self._schedule = Schedule(turns, self._computing.share, metrics.decided, others_first)
+        self._schedule = Schedule(turns, self._computing.share, metrics.decided, self._right_of_way.waits)
         self._next_expiry_s = -math.inf  # no lease expires earlier
         self._is_draining = False
         self._is_stopping = False
@@ -196,8 +194,7 @@ class Token2Wav:
                 self._end(session, error, failures)
             failures.extend((job.future, error.renewed(job.session_id)) for job in self._schedule.background.drop_utterances())
         self._worker.join()
-        if self._right_of_way is not None:
-            self._right_of_way.close()
+        self._right_of_way.close()
 
     @property
     def live_sessions(self) -> int:
@@ -277,8 +274,6 @@ class Token2Wav:
 
     def _claim_gpu(self, releases: bool) -> None:
         """While urgent hops wait, and while a batch that took them is computed. releases: if none wait; no such batch is in progress."""
-        if self._right_of_way is None:
-            return
         if self._schedule.is_urgent(self._clock()):
             self._right_of_way.claim()
         elif releases:
@@ -323,7 +318,7 @@ class Token2Wav:
         self._computing.waited(self._clock() - began_s)
 
     def _begin(self, turn: Turn) -> None:
-        self._worked()
+        self._right_of_way.works()
         schedule = self._schedule
         batch = self._computing.begin(turn.hops, turn.leftover, is_alone=schedule.started is None)
         with self._locked():
@@ -339,18 +334,13 @@ class Token2Wav:
 
     def _continue(self, batch: HopBatch) -> None:
         """One step of the batch in progress."""
-        self._worked()
+        self._right_of_way.works()
         self._computing.step(batch)
         assert batch.standing is not None
         if not batch.standing.steps_left:
             with self._locked():
                 self._schedule.ended(batch)
             self._finish(batch)
-
-    def _worked(self) -> None:
-        """What waited is computed now."""
-        if self._right_of_way is not None:
-            self._right_of_way.worked()
 
     def _finish(self, batch: HopBatch) -> None:
         self._computing.finish(batch, is_alone=self._schedule.started is None)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.control_files import CONTROL_VARIABLE
-from bistream.gpu.right_of_way import HOPS, STALE_S, TOKENS, Claim, Patience, right_of_way
+from bistream.gpu.right_of_way import HOPS, STALE_S, TOKENS, Claim, Patience, SharedGpu, right_of_way
 
 LONGEST_S = 0.02
 LOOK_S = LONGEST_S / 8
@@ -60,7 +60,7 @@ def test_where_shared_memory_is_full_nobody_gives_way(monkeypatch: pytest.Monkey
 
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    assert right_of_way(torch.device("cuda"), HOPS) is None
+    assert not isinstance(right_of_way(torch.device("cuda"), HOPS), SharedGpu)
 
 
 def waited(claimed: list[int | None]) -> list[bool]:
@@ -105,18 +105,17 @@ def test_a_claim_that_does_not_change_counts_for_nothing_after_a_while() -> None
 
 def test_without_a_gpu_or_a_keeper_there_is_nothing_to_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
-    assert right_of_way(torch.device("cuda:1"), HOPS) is None
+    assert not isinstance(right_of_way(torch.device("cuda:1"), HOPS), SharedGpu)
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
-    assert right_of_way(torch.device("cpu"), HOPS) is None
-    assert right_of_way(torch.device("cuda:1"), HOPS) is not None and (tmp_path / "gpu1.hops.claim").exists()
+    assert not isinstance(right_of_way(torch.device("cpu"), HOPS), SharedGpu)
+    assert isinstance(right_of_way(torch.device("cuda:1"), HOPS), SharedGpu) and (tmp_path / "gpu1.hops.claim").exists()
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path / "missing"))
-    assert right_of_way(torch.device("cuda"), HOPS) is None
+    assert not isinstance(right_of_way(torch.device("cuda"), HOPS), SharedGpu)
 
 
 def test_each_side_waits_for_the_other_and_never_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     hops, tokens = (right_of_way(torch.device("cuda"), work) for work in (HOPS, TOKENS))
-    assert hops is not None and tokens is not None
     hops.claim()
     assert tokens.waits(0.0) and not hops.waits(0.0)
     hops.release()
@@ -125,3 +124,12 @@ def test_each_side_waits_for_the_other_and_never_for_itself(monkeypatch: pytest.
     tokens.close()
     assert not hops.waits(0.0), "what has been closed claims nothing"
     hops.close()
+
+
+def test_without_a_shared_gpu_nobody_waits() -> None:
+    alone = right_of_way(torch.device("cpu"), HOPS)
+    alone.claim()
+    assert not alone.waits(0.0) and not right_of_way(torch.device("cpu"), TOKENS).waits(0.0)
+    alone.works()
+    alone.release()
+    alone.close()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
-from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay
+from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
@@ -423,7 +423,7 @@ def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
 
 def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long(tmp_path: Path) -> None:
     hops, clock = Claim(tmp_path, 0, HOPS), TickingClock()
-    shared = RightOfWay(Claim(tmp_path, 0, TOKENS), hops, PATIENCE_S[TOKENS])
+    shared = SharedGpu(Claim(tmp_path, 0, TOKENS), hops, PATIENCE_S[TOKENS])
     hops.claim()
     engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, right_of_way=shared)
     calm = engine.open("calm", GREEDY, 300)
@@ -448,7 +448,7 @@ def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long(tmp_
 
 def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_path: Path) -> None:
     seen = Claim(tmp_path, 0, TOKENS)
-    shared = RightOfWay(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
+    shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
     clock = TickingClock()
     engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, right_of_way=shared)
     assert seen.held is None
@@ -469,7 +469,7 @@ def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_pa
 def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> None:
     """By the engine's own thread, which goes to sleep with a listener who waits for more than there is."""
     seen = Claim(tmp_path, 0, TOKENS)
-    shared = RightOfWay(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
+    shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
     engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2, kv_cache_tokens=1024), right_of_way=shared)
     sink, sequence = WaitingSink(), engine.open("a", GREEDY, 300)
     sequence.demand(0.0, 100)

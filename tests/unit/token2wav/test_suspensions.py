@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CancelledError
-from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay
+from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay, SharedGpu
 from bistream.metrics.families import HOP_DECISIONS
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.service import Token2Wav
@@ -191,7 +191,7 @@ def test_the_waveform_is_that_of_whole_batches() -> None:
 
 
 def share(directory: Path) -> RightOfWay:
-    return RightOfWay(Claim(directory, 0, HOPS), Claim(directory, 0, TOKENS), PATIENCE_S[HOPS])
+    return SharedGpu(Claim(directory, 0, HOPS), Claim(directory, 0, TOKENS), PATIENCE_S[HOPS])
 
 
 def test_calm_hops_wait_for_the_language_model_and_urgent_ones_do_not(tmp_path: Path) -> None:
