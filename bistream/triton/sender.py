@@ -11,7 +11,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from bistream.errors import BistreamError, EngineError
 from bistream.triton.iterator_keeper import IteratorKeeper
+from bistream.triton.outbox import Outbox
 from bistream.types import AudioChunk
 from bistream.wire import format_error
 
@@ -185,13 +185,13 @@ class SiblingResponseSender(ResponseSender):
 class BistreamAudioSender:
     """``ports.AudioSender`` in the tensors of ``cosyvoice2_bistream``."""
 
-    def __init__(self, sender: ResponseSender, outbox: Executor) -> None:
-        """outbox: the one thread that sends responses, in order: each waits for the server."""
+    def __init__(self, sender: ResponseSender, outbox: Outbox) -> None:
         self._sender = sender
         self._outbox = outbox
 
     async def send(self, chunk: AudioChunk) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._outbox, self._sender.send, self.arrays(chunk))
+        submit = self._outbox.submit if chunk.sequence_number else self._outbox.submit_first
+        await asyncio.wrap_future(submit(self._sender.send, self.arrays(chunk)))
 
     def report(self, heard: AudioChunk) -> None:
         self._outbox.submit(self._sender.send, self.arrays(heard))

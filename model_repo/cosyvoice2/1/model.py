@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -12,6 +11,7 @@ from bistream.config import RuntimeConfig
 from bistream.metrics.recorder import Recorder
 from bistream.triton.inputs import RequestInputs, upstream_request
 from bistream.triton.model import DecoupledModel, UnaryModel
+from bistream.triton.outbox import Outbox
 from bistream.triton.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
 from bistream.wire import COSYVOICE2
 
@@ -31,7 +31,7 @@ class _OwnOrchestrator:
 
         self._keeper = IteratorKeeper()
         self._models = SiblingModels(pb_utils, self._keeper)
-        self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bistream-send")
+        self._outbox = Outbox("bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         follow_keeper(self.contract.name, self._orchestrator)
 

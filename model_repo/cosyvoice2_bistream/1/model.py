@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -10,6 +9,7 @@ import triton_python_backend_utils as pb_utils
 from bistream.config import RuntimeConfig
 from bistream.triton.inputs import RequestInputs, bistream_request
 from bistream.triton.model import DecoupledModel
+from bistream.triton.outbox import Outbox
 from bistream.triton.sender import BistreamAudioSender, ResponseSender
 from bistream.wire import COSYVOICE2_BISTREAM
 
@@ -28,7 +28,7 @@ class TritonPythonModel(DecoupledModel):
 
         self._keeper = IteratorKeeper()
         self._models = SiblingModels(pb_utils, self._keeper)
-        self._outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bistream-send")
+        self._outbox = Outbox("bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         follow_keeper(self.contract.name, self._orchestrator)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.triton.outbox import Outbox
+
 Arrays = dict[str, NDArray[Any]]
+HOLD_TIMEOUT_S = 30.0
 
 
 class Violation(BaseException):
@@ -228,3 +232,20 @@ def error_response(message: str) -> FakeResponse:
 
 def text(value: str | bytes) -> NDArray[Any]:
     return np.array([[value.encode() if isinstance(value, str) else value]], dtype=np.object_)
+
+
+@contextmanager
+def held(outbox: Outbox) -> Iterator[None]:
+    """Within the block its thread sends nothing."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go_on.wait(HOLD_TIMEOUT_S)
+
+    outbox.submit(wait)
+    assert begun.wait(HOLD_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        go_on.set()

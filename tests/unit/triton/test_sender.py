@@ -7,7 +7,6 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError, InvalidInputError
 from bistream.triton.iterator_keeper import IteratorKeeper
+from bistream.triton.outbox import Outbox
 from bistream.triton.sender import (
     BistreamAudioSender,
     CollectingSender,
@@ -25,7 +25,7 @@ from bistream.triton.sender import (
     public_error,
 )
 from bistream.types import AudioChunk
-from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, FakeSender
+from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, FakeSender, held
 
 VALUE = {"out": np.zeros(1, np.float32)}
 ERROR = InvalidInputError("Send something else.", "s1")
@@ -145,7 +145,7 @@ def test_only_our_own_errors_are_shown_to_clients() -> None:
 def test_audio_has_the_tensors_of_each_front_door() -> None:
     chunk = AudioChunk(np.arange(3, dtype=np.float32), sequence_number=4, text_consumed=5, text_position=6)
     bistream, upstream = FakeSender(), FakeSender()
-    with ThreadPoolExecutor(1) as outbox:
+    with Outbox("test") as outbox:
         asyncio.run(BistreamAudioSender(ResponseSender(FakePbUtils(), bistream), outbox).send(chunk))
         asyncio.run(WaveformSender(ResponseSender(FakePbUtils(), upstream), outbox).send(chunk))
     assert {name: (array.shape, str(array.dtype)) for name, array in bistream.data[0].items()} == {
@@ -177,11 +177,34 @@ def test_unrequested_outputs_are_freed_in_python() -> None:
 
 def test_audio_sender_ends_normally_or_with_an_error() -> None:
     well, badly = FakeSender(), FakeSender()
-    with ThreadPoolExecutor(1) as outbox:
+    with Outbox("test") as outbox:
         BistreamAudioSender(ResponseSender(FakePbUtils(), well), outbox).finish(None)
         BistreamAudioSender(ResponseSender(FakePbUtils(), badly), outbox).finish(BusyError("Later."))
     assert well.errors == [] and well.finals == 1
     assert badly.errors == ["BUSY: Later."] and badly.finals == 1
+
+
+def test_a_first_chunk_is_sent_before_chunks_of_those_who_hear_something() -> None:
+    order: list[int] = []
+
+    class NumberedSender(FakeSender):
+        def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
+            super().send(response, flags)
+            order.append(int(self.data[-1]["sequence_number"][0, 0]))
+
+    async def speak(outbox: Outbox) -> None:
+        with held(outbox):
+            sending = [asyncio.ensure_future(sent(number, outbox)) for number in (3, 1, 0, 2)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*sending)
+
+    async def sent(number: int, outbox: Outbox) -> None:
+        chunk = AudioChunk(np.zeros(3, np.float32), sequence_number=number, text_consumed=0, text_position=0)
+        await BistreamAudioSender(ResponseSender(FakePbUtils(), NumberedSender()), outbox).send(chunk)
+
+    with Outbox("test") as outbox:
+        asyncio.run(speak(outbox))
+    assert order == [0, 3, 1, 2]
 
 
 def test_collecting_waits_for_the_whole_waveform_and_then_releases_the_request() -> None:
