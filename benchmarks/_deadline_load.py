@@ -1,8 +1,8 @@
 """Closed-loop callers on a simulated server with a clock of its own: for ``benchmarks/deadlines.py`` and tests.
 
 The decisions are the real ones (scheduler of the language model, hop policy, queue and turns of token2wav); what takes time are the service
-times that were measured on one H200 (docs/log.md). Language model and token2wav do not slow each other down, as on two GPUs; messages take
-``WAY_S`` each way; the orchestrator's own time is not modelled.
+times that were measured on one H200 (docs/log.md). Language model and token2wav do not slow each other down, as on two GPUs
+(``_deadline_shared``: on one); messages take ``WAY_S`` each way; the orchestrator's own time is not modelled.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from bistream.orchestration.hop_policy import HopPolicy
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.scheduler import Scheduler
+from bistream.text2token.sequence import StepPlan
 from bistream.text2token.urgency import Demand
 from bistream.token2wav.hop_queue import HopQueue, QueuedHop
 from bistream.token2wav.turns import BatchStanding, StepDecision, Turns
@@ -42,7 +43,7 @@ class Batch:
     hops: list[QueuedHop[Hop]]
     seconds: float  # of all steps
     standing: BatchStanding
-    leftover: bool = False
+    took_s: float = 0.0  # so far, where that is not known before
 
 
 @dataclass
@@ -140,14 +141,17 @@ class Load:
 
         def done() -> None:
             self._lm_is_computing = False
-            for update in self._scheduler.apply(plan, [1] * len(plan.sampling)):
-                if update.ids:
-                    update.sink.on_ids(update.ids)
-                if update.result is not None:
-                    update.sink.on_end(update.result)
+            self._apply(plan)
             self._lm_step()
 
         self._at(self._now + LM_STEP_S + LM_ROW_S * plan.num_rows, done)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for update in self._scheduler.apply(plan, [1] * len(plan.sampling)):
+            if update.ids:
+                update.sink.on_ids(update.ids)
+            if update.result is not None:
+                update.sink.on_end(update.result)
 
     def tokens_came(self, caller: Caller, count: int) -> None:
         caller.received += count
@@ -201,7 +205,7 @@ class Load:
         hops = self.turns.next_batch(self._queue, self._now)
         if not hops:
             return
-        batch = Batch(hops, self._seconds([hop.item for hop in hops]), BatchStanding.of(hops, STEPS), len(self._queue) > 0)
+        batch = Batch(hops, self._seconds([hop.item for hop in hops]), BatchStanding.of(hops, STEPS))
         if self._counts:
             self.results.first_waits += [self._now - hop.item.arrived_s for hop in hops if hop.is_first]
         self._is_computing = True
@@ -212,7 +216,11 @@ class Load:
             if self._started is not None:
                 self._suspended_s += batch.seconds
                 self.results.most_suspended_s = max(self.results.most_suspended_s, self._suspended_s)
-            self._at(self._now + batch.seconds, lambda: self._done(batch))
+            self._compute(batch)
+
+    def _compute(self, batch: Batch) -> None:
+        """All of it."""
+        self._at(self._now + batch.seconds, lambda: self._done(batch))
 
     def _step(self, batch: Batch) -> None:
         self._is_computing = True

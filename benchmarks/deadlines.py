@@ -2,10 +2,12 @@
 
     python benchmarks/deadlines.py [--callers 16,64,128,256] [--seconds 5] [--no-slack] [--out FILE]
     python benchmarks/deadlines.py --family cosyvoice3 [--vocoder-ms 2.1] --max-hop-chunks 4
+    python benchmarks/deadlines.py --one-gpu
 
 The decisions are the product's; their clock is simulated, and service times are those measured on one H200 (``_deadline_load`` says what is
 left out). ``before``: whole batches of up to 150 ms, filled from the front of the queue. ``whole``: ``max_suspensions`` 0. ``steps``:
 ``max_suspensions`` 5, the default. ``calm 80``, ``calm 40``: and batches without urgent hops of at most so many ms while first hops come.
+--one-gpu: the models slow each other down, and give way to each other or not (``_deadline_shared``); batches as ``steps``.
 Short texts: 5.2 to 6 s of audio; longer ones: 12 to 40 s. Prints milliseconds; the last line is one JSON object.
 """
 
@@ -25,6 +27,7 @@ from benchmarks._common import report, table
 from benchmarks._deadline_callers import DitBatches, batch_seconds
 from benchmarks._deadline_load import Load, Results
 from benchmarks._deadline_policies import ShorterCalm, WholeBatches
+from benchmarks._deadline_shared import one_gpu
 from bistream.family import COSYVOICE2, COSYVOICE3
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.token2wav.hop_queue import BatchPace
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-hop-chunks", type=int, default=1, help="as the parameter (default %(default)s)")
     parser.add_argument("--family", choices=[COSYVOICE2.name, COSYVOICE3.name], default=COSYVOICE2.name, help="whose service times")
     parser.add_argument("--vocoder-ms", type=float, default=2.1, help="of CosyVoice3, for a chunk (default %(default)s, as measured)")
+    parser.add_argument("--one-gpu", action="store_true", help="both models on it")
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)
     metrics: dict[str, float] = {}
@@ -57,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[list[object]] = []
     for text, tokens in TEXTS.items():
         for callers in map(int, options.callers.split(",")):
-            for name, make in POLICIES.items():
-                load = Load(callers, make(), tokens, names_slack=not options.no_slack, policy=policy, **times)
-                found = load.run(WARM_S[text], options.seconds)
+            for name, load in (one_gpu(POLICIES["steps"]) if options.one_gpu else on_two_gpus()).items():
+                made = load(callers, tokens=tokens, names_slack=not options.no_slack, policy=policy, **times)
+                found = made.run(WARM_S[text], options.seconds)
                 values = summary(found, options.seconds)
                 metrics |= {f"{text}_{callers}_{name}_{key}": value for key, value in values.items()}
                 rows.append([text, callers, name, *values.values()])
@@ -74,10 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "family": options.family,
             "vocoder_ms": options.vocoder_ms if is_dit else None,
             "max_hop_chunks": options.max_hop_chunks,
+            "one_gpu": options.one_gpu,
         },  # fmt: skip
         metrics,
         options.out,
     )
+
+
+def on_two_gpus() -> dict[str, Callable[..., Load]]:
+    def load(make: Callable[[], Turns]) -> Callable[..., Load]:
+        return lambda callers, **settings: Load(callers, make(), **settings)
+
+    return {name: load(make) for name, make in POLICIES.items()}
 
 
 def summary(found: Results, seconds: float) -> dict[str, float]:

@@ -71,10 +71,10 @@ class Claim:
 class Patience:
     """Whether work for which nobody waits should wait now. claimed: the number of the claim that is held; longest_s: of one wait."""
 
-    def __init__(self, claimed: Callable[[], int | None], longest_s: float) -> None:
+    def __init__(self, claimed: Callable[[], float | None], longest_s: float) -> None:
         self._claimed = claimed
         self._longest_s = longest_s
-        self._claim: int | None = None
+        self._claim: float | None = None
         self._claim_since_s = 0.0
         self._waits_since_s: float | None = None
 
@@ -89,8 +89,8 @@ class Patience:
             self._waits_since_s = now_s
         return now_s - self._waits_since_s < self._longest_s
 
-    def worked(self) -> None:
-        """A piece of work has been done."""
+    def works(self) -> None:
+        """A piece of it begins."""
         self._waits_since_s = None
 
 
@@ -131,7 +131,7 @@ class SharedGpu(RightOfWay):
         return self._patience.waits(now_s)
 
     def works(self) -> None:
-        self._patience.worked()
+        self._patience.works()
 
     def close(self) -> None:
         self._mine.release()

@@ -70,7 +70,7 @@ def waited(claimed: list[int | None]) -> list[bool]:
     for number in range(len(claimed)):
         found.append(patience.waits(number * LOOK_S))
         if not found[-1]:
-            patience.worked()
+            patience.works()
     return found
 
 
@@ -89,7 +89,7 @@ def test_asking_again_before_the_work_is_done_changes_nothing() -> None:
     patience = Patience(lambda: 1, LONGEST_S)
     assert patience.waits(0.0)
     assert [patience.waits(LONGEST_S + 0.001 * number) for number in range(3)] == [False] * 3
-    patience.worked()
+    patience.works()
     assert patience.waits(LONGEST_S + 0.004)
 
 
@@ -98,7 +98,7 @@ def test_a_claim_that_does_not_change_counts_for_nothing_after_a_while() -> None
     moment = 0.0
     while moment < STALE_S:
         if not patience.waits(moment):
-            patience.worked()
+            patience.works()
         moment += LOOK_S
     assert not any(patience.waits(moment + number * LOOK_S) for number in range(100))
 

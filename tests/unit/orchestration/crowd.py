@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bistream.errors import BusyError
+from bistream.gpu.right_of_way import HOPS, PATIENCE_S
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.hop_policy import HopPolicy, HopProgress
 from bistream.orchestration.load import NOTHING, LoadControl, Need
@@ -28,6 +29,7 @@ VOCODER_WITHHOLDS_TOKENS = 4  # eight mel frames, until the final hop
 MAX_UNREAD_S = 60.0
 LOOK_S = 0.02  # as the orchestrator's watcher
 PROMPT_TOKENS = 125
+STEPS = 10
 POLICY = HopPolicy()
 
 
@@ -143,7 +145,8 @@ def h200_dit_batch_s(hops: list[tuple[Listener, int]], slowness: float = 1.0) ->
 
 @dataclass
 class Server:
-    """slowness: of a batch that begins at a time. offered: by their start."""
+    """slowness: of a batch that begins at a time. offered: by their start. others_first: the language model claims the GPU all the time,
+    and a batch lets it pass before each of the solver's steps as long as it may."""
 
     offered: list[Listener]
     slowness: Callable[[float], float] = lambda now_s: 1.0
@@ -152,6 +155,7 @@ class Server:
     step_s: float = 0.008
     batch_s: Callable[[list[tuple[Listener, int]], float], float] = h200_batch_s
     policy: HopPolicy = POLICY
+    others_first: bool = False
     now_s: float = 0.0
     live: list[Listener] = field(default_factory=list)
     made: list[tuple[float, float]] = field(default_factory=list)  # (end of a batch, its audio seconds)
@@ -162,7 +166,7 @@ class Server:
         self.queue: HopQueue[tuple[Listener, int]] = HopQueue()
         self.turns = Turns(BatchPace(FIRST_TOKENS_PER_S), max_suspensions=0)
         self.batch: list[tuple[Listener, int]] = []
-        self.batch_began_s, self.batch_ends_s, self.leftover = 0.0, 0.0, False
+        self.batch_began_s, self.batch_ends_s, self.waited_s, self.leftover = 0.0, 0.0, 0.0, False
         self.coming = sorted(self.offered, key=lambda listener: -listener.starts_at_s)
         self.load = LoadControl(self.target, self._report, self._needs, lambda: self.now_s)
 
@@ -191,11 +195,13 @@ class Server:
                 self._begin()
 
     def _begin(self) -> None:
+        waits_s = STEPS * PATIENCE_S[HOPS] if self.others_first and self.turns.may_wait(None, self.queue, self.now_s) else 0.0
+        self.waited_s += waits_s
         self.batch = [hop.item for hop in self.turns.next_batch(self.queue, self.now_s)]
-        self.batch_began_s, self.leftover = self.now_s, len(self.queue) > 0
+        self.batch_began_s, self.leftover = self.now_s - (self.waited_s - waits_s), len(self.queue) > 0
         seconds = self.batch_s(self.batch, self.slowness(self.now_s))
         self.turns.pace.observe(sum(count for _, count in self.batch), seconds)
-        self.batch_ends_s = self.now_s + seconds
+        self.batch_ends_s = self.now_s + seconds + waits_s
 
     def _offer(self, listener: Listener) -> None:
         try:
@@ -208,7 +214,7 @@ class Server:
 
     def _finish(self, batch: list[tuple[Listener, int]]) -> None:
         tokens = sum(count for _, count in batch)
-        self.capacity.observe(tokens * TOKEN_S, len(batch), self.batch_began_s, self.now_s, self.leftover)
+        self.capacity.observe(tokens * TOKEN_S, len(batch), self.batch_began_s, self.now_s - self.waited_s, self.leftover)
         self.made.append((self.now_s, tokens * TOKEN_S))
         for listener, count in batch:
             listener.receive(count, self.now_s)
