@@ -63,6 +63,28 @@ def is_urgent(hop: QueuedHop[Item], now_s: float = NOW_S) -> bool:
 
 
 @settings(max_examples=200, deadline=None)
+@given(st.lists(hops, max_size=90), st.none() | standings)
+def test_hops_wait_for_others_only_while_all_their_listeners_have_audio(items: list[Item], standing: BatchStanding | None) -> None:
+    turns, queue = made(), queue_of(items)
+    waits = turns.may_wait(standing, queue, NOW_S)
+    assert len(queue) == len(items), "nothing is taken"
+    if not waits:
+        return
+    assert standing is not None or items, "otherwise there is nothing to compute"
+    assert not any(is_urgent(hop) for hop in queue.first(len(queue)))
+    assert standing is None or standing.earliest_deadline_s >= NOW_S + NEARLY_LATE_S + MARGIN_S
+    assert standing is not None or all(hop.deadline_s >= NOW_S + NEARLY_LATE_S + MARGIN_S for hop in queue.first(len(queue)))
+    pressed = sum(hop.deadline_s <= NOW_S + AMPLE_AUDIO_S for hop in queue.first(len(queue)))
+    assert pressed <= queue.prefix(MAX_BATCH_HOPS, turns.pace.tokens_within(LONG_BATCH_S)), "a server short of time never waits"
+
+
+def test_hops_of_listeners_with_audio_wait_for_others() -> None:
+    assert made().may_wait(None, queue_of([(False, 3.0, 25)]), NOW_S)
+    assert made().may_wait(BatchStanding(False, NOW_S + 3.0, 25, STEPS, 4), queue_of([]), NOW_S)
+    assert not made().may_wait(None, queue_of([(False, 0.28, 25)]), NOW_S)
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.lists(hops, max_size=90), st.integers(0, 3), st.integers(0, 30))
 def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item], max_suspensions: int, firsts: int) -> None:
     turns, queue = made(max_suspensions), queue_of(items)
