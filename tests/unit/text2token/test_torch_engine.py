@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -466,6 +467,12 @@ def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_pa
     engine.close()
 
 
+def until(condition: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < end_s, what
+
+
 def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> None:
     """By the engine's own thread, which goes to sleep with a listener who waits for more than there is."""
     seen = Claim(tmp_path, 0, TOKENS)
@@ -475,6 +482,12 @@ def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> Non
     sequence.demand(0.0, 100)
     sequence.turn([SPACE.sos, 1, 2], TurnLimits(9, forbidden=ALL_STOPS), sink)
     assert sink.ended.wait(240)
+    until(lambda: seen.held is None, "the thread goes to sleep")
+    sequence.close()
+    sink, sequence = WaitingSink(), engine.open("b", GREEDY, 1000)
+    sequence.demand(0.0, 900)
+    sequence.turn([SPACE.sos, 1, 2], TurnLimits(900, forbidden=ALL_STOPS), sink)
+    until(lambda: seen.held is not None, "somebody waits")
     engine.close()
     assert seen.held is None
 
