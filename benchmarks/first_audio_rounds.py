@@ -1,12 +1,13 @@
 """First audio of one GPU under all loads of the README's table, with one command: starts the servers, repeats every load, takes medians.
 
-    python benchmarks/first_audio_rounds.py [--family cosyvoice2|cosyvoice3] [--rounds 3] [--no-overload]
+    python benchmarks/first_audio_rounds.py [--family cosyvoice2|cosyvoice3] [--rounds 3] [--no-overload] [--set device=cuda:1 ...]
 
 Loads are ``benchmarks/first_audio.py``'s, a registered voice, callers who keep their connections and begin spread over some time: alone;
 closed, each with its next text as soon as the last one has come, short and longer texts; fed, word by word. Overload is an open load of
 twice what an H200 makes, at a server with ``admission_load`` 0.9, once. The server starts with empty caches (cold), then with full ones
 (warm). Writes first-audio-GPU.json, or cosyvoice3-first-audio-GPU.json, to --out; all that the benchmark said is in --work. It needs no
-package index, and finds the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). ``--size tiny`` runs on a CPU.
+package index, and finds the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). ``--size tiny`` runs on a CPU. Language model and
+speech on two GPUs: ``--set device=cuda:1 --set llm_bistream.device=cuda:0``.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ SERIES = {
     COSYVOICE3.name: (
         Series("alone", SHORT, (1,), (1,), ("--requests", "20")),
         Series("closed", SHORT, (16, 64), (2,), ("--requests", "4", "--spread-s", "1.2")),
-        Series("fed", FED, (64, 128, 256), (2,), ("--requests", "1", "--spread-s", "10", "--texts", "pieces", "--text-rate", "10")),
+        Series("fed", FED, (256,), (2,), ("--requests", "1", "--spread-s", "10", "--texts", "pieces", "--text-rate", "10")),
     ),
 }
 
@@ -76,12 +77,13 @@ class Bench:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.environment = {**os.environ, "PYTHONPATH": path, **caches}
         self.plan = ServerPlan("auto", options.size, options.model_dir, (), options.max_sessions, options.family)
+        self.settings = dict(setting.split("=", 1) for setting in options.set)
         self.port = free_port()
 
     def server(self, name: str, **settings: str) -> Server:
         """Not started yet."""
         voices = self.work / "voices"
-        repository = make_repository(self.plan, self.work, self.environment, {"voices_dir": str(voices), **settings})
+        repository = make_repository(self.plan, self.work, self.environment, {"voices_dir": str(voices), **self.settings, **settings})
         if not voices.exists():
             register_voice(model_dir_of(self.plan, self.work), voices, self.environment)
         more = ("--health-port", str(self.port), "--probe-interval-s", "0", "--state-dir", str(self.work / "state"))
@@ -171,6 +173,7 @@ def main() -> int:
     parser.add_argument("--family", choices=sorted(SERIES), default=COSYVOICE2.name)
     parser.add_argument("--size", choices=["full", "tiny"], default="full")
     parser.add_argument("--rounds", type=int, default=3, help="of all loads (default %(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server, as for make_model_repo.py")
     parser.add_argument("--no-overload", action="store_true", help="leave the overloaded server out")
     parser.add_argument("--max-sessions", type=int, default=400, help="of the server (default %(default)s)")
     parser.add_argument("--model-dir", type=Path, help="checkpoint; default: random weights, made under --work")
@@ -189,7 +192,7 @@ def main() -> int:
     table(rows)
     gpu = gpu_line("name")
     device = torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
-    config = {"family": options.family, "size": options.size, "rounds": options.rounds, "max_sessions": options.max_sessions}
+    config = {"family": options.family, "size": options.size, "rounds": options.rounds, "max_sessions": options.max_sessions, "settings": options.set}
     name = "first-audio" if options.family == COSYVOICE2.name else f"{options.family}-first-audio"
     path = options.out / f"{name}-{short_name(gpu or 'cpu')}.json"
     path.write_text(json.dumps(describe("first_audio_rounds", config, metrics, hardware(device)), indent=1) + "\n", encoding="utf-8")
