@@ -60,7 +60,7 @@ SERIES = {
     COSYVOICE3.name: (
         Series("alone", SHORT, (1,), (1,), ("--requests", "20")),
         Series("closed", SHORT, (16, 64), (2,), ("--requests", "4", "--spread-s", "1.2")),
-        Series("fed", FED, (256,), (2,), ("--requests", "1", "--spread-s", "10", "--texts", "pieces", "--text-rate", "10")),
+        Series("fed", SHORT, (256,), (2,), ("--requests", "1", "--spread-s", "6", "--texts", "pieces", "--text-rate", "10")),
     ),
 }
 
@@ -173,7 +173,9 @@ def main() -> int:
     parser.add_argument("--family", choices=sorted(SERIES), default=COSYVOICE2.name)
     parser.add_argument("--size", choices=["full", "tiny"], default="full")
     parser.add_argument("--rounds", type=int, default=3, help="of all loads (default %(default)s)")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server, as for make_model_repo.py")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server, as for make_model_repo.py"
+    )
     parser.add_argument("--no-overload", action="store_true", help="leave the overloaded server out")
     parser.add_argument("--max-sessions", type=int, default=400, help="of the server (default %(default)s)")
     parser.add_argument("--model-dir", type=Path, help="checkpoint; default: random weights, made under --work")
@@ -192,7 +194,8 @@ def main() -> int:
     table(rows)
     gpu = gpu_line("name")
     device = torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
-    config = {"family": options.family, "size": options.size, "rounds": options.rounds, "max_sessions": options.max_sessions, "settings": options.set}
+    config = {"family": options.family, "size": options.size, "rounds": options.rounds}
+    config |= {"max_sessions": options.max_sessions, "settings": options.set}
     name = "first-audio" if options.family == COSYVOICE2.name else f"{options.family}-first-audio"
     path = options.out / f"{name}-{short_name(gpu or 'cpu')}.json"
     path.write_text(json.dumps(describe("first_audio_rounds", config, metrics, hardware(device)), indent=1) + "\n", encoding="utf-8")

@@ -89,7 +89,7 @@ class Lengths:
             self._seconds_per_byte += (audio_s / text_bytes - self._seconds_per_byte) / 16
         elif text_bytes is None:
             self._in_pieces.append(audio_s)
-            self._long_s = sorted(self._in_pieces)[int(LENGTH_QUANTILE * (len(self._in_pieces) - 1))]
+            self._long_s = sorted(self._in_pieces)[math.ceil(LENGTH_QUANTILE * (len(self._in_pieces) - 1))]
 
 
 @dataclass

@@ -42,11 +42,11 @@ def text_bytes(start: SessionStart) -> int | None:
     return len(start.text) if start.is_end else None
 
 
-def reserved_speech_s(start: SessionStart, lengths: Lengths) -> float | None:
-    """Speech for which a session that starts now is sure of flow state; None: as much as usual, for nobody knows how long it will be."""
+def reserved_speech_s(start: SessionStart, lengths: Lengths) -> float:
+    """Speech for which a session that starts now is sure of flow state; token2wav reserves its usual amount at most."""
     if start.source_wav is not None:
         return len(start.source_wav) / REFERENCE_SAMPLE_RATE
-    return max(LEAST_RESERVED_S, lengths.expected_s(text_bytes(start))) if start.is_end else None
+    return max(LEAST_RESERVED_S, lengths.expected_s(text_bytes(start)))
 
 
 def need_of(start: SessionStart, standing: Standing, report: LoadReport, lengths: Lengths) -> Need:

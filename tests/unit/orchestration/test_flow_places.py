@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError
 from bistream.orchestration.admission import SessionStart
-from bistream.orchestration.load import NOTHING, Lengths, LoadControl, Need
+from bistream.orchestration.load import FIRST_LENGTH_S, NOTHING, Lengths, LoadControl, Need
 from bistream.orchestration.needs import LEAST_RESERVED_S, Standing, need_of, reserved_speech_s, text_bytes
 from bistream.token2mel.page_pool import Account, PagePool
 from bistream.token2mel.state_budget import reserved_pages
@@ -136,21 +136,38 @@ def test_256_callers_with_short_texts_have_room_where_full_reservations_have_not
 
 
 def test_those_without_room_are_told_at_their_start_and_others_as_soon_as_there_is_room() -> None:
-    """Text in pieces: nobody knows how long the speech will be, so it has the full reservation."""
+    """Text in pieces: nobody knows how long the speech will be, so it has the full reservation at first."""
     server = Server()
     assert sum(server.admit(text(10, is_whole=False)) for _ in range(256)) == (H200_PAGES - VOICE_TOKENS // 25) // RESERVE == 242
     server.open_all()
     for _ in range(20):  # at the same moment: nothing has been counted anew
-        server.end(0)
+        server.end(0, speech_s=12.0)
         assert server.admit(text(10, is_whole=False)) and not server.admit(text(10, is_whole=False))
         server.open_all()
+
+
+def test_those_with_text_in_pieces_reserve_as_much_as_most_of_them_took() -> None:
+    server = Server()
+    for _ in range(64):
+        assert server.admit(text(10, is_whole=False))
+        server.open_all()
+        server.end(0)
+    assert all(server.admit(text(10, is_whole=False)) for _ in range(H200_PAGES // 6 - 1))  # 5.6 s take six pages
+    server.open_all()
+
+
+def test_one_short_session_does_not_shrink_what_the_next_ones_reserve() -> None:
+    lengths = Lengths()
+    lengths.ended(None, 1.0)
+    assert reserved_speech_s(text(10, is_whole=False), lengths) > RESERVE
 
 
 def test_what_is_reserved() -> None:
     lengths = Lengths()
     assert reserved_speech_s(text(10), lengths) == LEAST_RESERVED_S
     assert reserved_speech_s(text(1200), lengths) == lengths.expected_s(1200) > 100
-    assert reserved_speech_s(text(1200, is_whole=False), lengths) is None
+    assert reserved_speech_s(text(1200, is_whole=False), lengths) == FIRST_LENGTH_S
+    assert reserved_speech_s(text(1200, is_whole=False), Lengths(7.0)) == 7.0
     assert [reserved_pages(speech_s, RESERVE, 1.0) for speech_s in (None, 0.0, 4.0, 4.1, 125.0)] == [10, 1, 4, 5, 10]
 
 
