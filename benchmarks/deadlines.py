@@ -1,7 +1,7 @@
 """What deadlines between solver steps bring: closed-loop callers on a simulated server. No GPU, no network: a simulation.
 
     python benchmarks/deadlines.py [--callers 16,64,128,256] [--seconds 5] [--no-slack] [--out FILE]
-    python benchmarks/deadlines.py --family cosyvoice3 [--vocoder-ms 2.1] --max-hop-chunks 4
+    python benchmarks/deadlines.py --family cosyvoice3 [--vocoder-ms 0.16] --max-hop-chunks 4
     python benchmarks/deadlines.py --one-gpu
 
 The decisions are the product's; their clock is simulated, and service times are those measured on one H200 (``_deadline_load`` says what is
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-slack", action="store_true", help="pulls of tokens do not say how urgent they are, as before")
     parser.add_argument("--max-hop-chunks", type=int, default=1, help="as the parameter (default %(default)s)")
     parser.add_argument("--family", choices=[COSYVOICE2.name, COSYVOICE3.name], default=COSYVOICE2.name, help="whose service times")
-    parser.add_argument("--vocoder-ms", type=float, default=2.1, help="of CosyVoice3, for a chunk (default %(default)s, as measured)")
+    parser.add_argument("--vocoder-ms", type=float, default=0.16, help="of CosyVoice3, for a chunk (default %(default)s, as measured)")
     parser.add_argument("--one-gpu", action="store_true", help="both models on it")
     parser.add_argument("--out", help="file for the result")
     options = parser.parse_args(arguments)

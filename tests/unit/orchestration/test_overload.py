@@ -87,7 +87,7 @@ def test_hops_of_several_chunks_feed_more_listeners_where_each_hop_pays_for_what
     """CosyVoice3, text in pieces: with one chunk in each hop these listeners are more than the server can feed."""
     chance = random.Random(1)
     listeners = [
-        Listener(chance.uniform(0.0, 6.0), chance.randint(425, 650), 75.0, is_whole=False, chunks_join=chunks_join) for _ in range(192)
+        Listener(chance.uniform(0.0, 6.0), chance.randint(425, 650), 75.0, is_whole=False, chunks_join=chunks_join) for _ in range(352)
     ]
     server = Server(listeners, target=0.0, batch_s=h200_dit_batch_s, policy=HopPolicy(max_chunks=4))
     server.run(45.0)
