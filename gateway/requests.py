@@ -70,6 +70,11 @@ def bytes_tensor(name: str, value: bytes) -> Tensor:
     return Tensor(name, "BYTES", (1, 1), len(value).to_bytes(LENGTH_BYTES, "little") + value)
 
 
+def cancel_request(model: str) -> FrontDoorRequest:
+    """Ends a session, whose id is to be added."""
+    return FrontDoorRequest(model, "", {"is_cancel": Tensor("is_cancel", "BOOL", (1, 1), b"\1")}, (), True)
+
+
 def served_name(model: str) -> str:
     """The name under which the server knows the model that a client means; any other word as it is."""
     return OTHER_NAMES.get(model, model)

@@ -46,6 +46,9 @@ class UpstreamStream(Protocol):
     async def write(self, data: bytes) -> None:
         """Returns when there is room for more. Raises ``UpstreamLost``."""
 
+    def try_write(self, data: bytes) -> bool:
+        """Send it if all of it has room now. False: nothing was sent. Not while ``write`` is under way."""
+
     def finish(self) -> None:
         """No more requests."""
 
@@ -78,6 +81,9 @@ class _Stream:
             await self._call.write(data)
         except CallFailed:
             raise UpstreamLost from None
+
+    def try_write(self, data: bytes) -> bool:
+        return self._call is not None and self._call.try_write(data)
 
     def finish(self) -> None:
         if self._call is not None:

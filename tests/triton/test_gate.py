@@ -160,6 +160,15 @@ def deadly_header(url: str) -> None:
     raw.close()
 
 
+def gone_with_the_answer(url: str) -> None:
+    """The gate then reset its streams to Triton in the moment of their answers, which ended it about once in 700 times."""
+    raw = Raw(url)
+    for values in ({"session_id": text_array("a"), "is_end": scalar_array(False, np.bool_)}, {}):
+        raw.send(raw_request(MODEL, target_text=text_array("x"), **values).SerializeToString())
+    assert raw.take().error_message
+    raw.close()
+
+
 def unknown_model_after_a_refusal(url: str) -> None:
     raw = Raw(url)
     raw.send(raw_request(MODEL, target_text=text_array("")).SerializeToString())
@@ -211,6 +220,7 @@ ATTACKS: dict[str, tuple[Callable[[str], None], int]] = {
     "an unknown model after a refusal": (unknown_model_after_a_refusal, 10),
     "inner models": (inner_models, 3),
     "damaged messages": (damaged_messages, 10),
+    "clients that go with their answer": (gone_with_the_answer, 500),
 }
 
 

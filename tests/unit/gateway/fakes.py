@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 from gateway.conversation import Conversation
 from gateway.gate import Gate
 from gateway.keys import Keys
-from gateway.session import Answer
+from gateway.session import CANCEL, Answer
 from gateway.settings import GateSettings, Limits
 from gateway.upstream import UpstreamLost
 
@@ -25,6 +25,7 @@ class FakeStream:
         self.sent: list[Any] = []
         self.is_cancelled = False
         self.is_finished = False
+        self.is_full = False  # no room for another request
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # whether properly
 
     def listen(self, consumer: Callable[[bytes], None]) -> None:
@@ -38,6 +39,17 @@ class FakeStream:
         if self.is_cancelled:
             raise UpstreamLost
         self.sent.append(service_pb2.ModelInferRequest.FromString(data))
+
+    def try_write(self, data: bytes) -> bool:
+        if self.is_cancelled or self.is_full:
+            return False
+        self.sent.append(service_pb2.ModelInferRequest.FromString(data))
+        return True
+
+    @property
+    def is_asked_to_cancel(self) -> bool:
+        """By the gate itself."""
+        return bool(self.sent) and self.sent[-1].id == CANCEL and self.tensors()["is_cancel"] == b"\1" and self.is_finished
 
     def finish(self) -> None:
         self.is_finished = True

@@ -10,6 +10,7 @@ from bistream.errors import EngineError, UnknownSessionError
 from gateway.keys import Keys
 from gateway.requests import FrontDoorRequest
 from gateway.settings import Limits
+from gateway.upstream import UpstreamLost
 from tests.unit.gateway.fakes import House, answers, run, settle, told
 from tests.unit.gateway.requests import OFFLINE, append, cancel, request, start
 
@@ -98,7 +99,7 @@ def test_streams_of_one_key_share_their_sessions() -> None:
         second.close()  # took part only
         assert not stream.is_cancelled
         first.close()
-        assert stream.is_cancelled
+        assert stream.is_asked_to_cancel
 
     run(test)
 
@@ -240,8 +241,59 @@ def test_silence_ends_a_session_and_empty_pieces_do_not_renew_it() -> None:
             await client.send(append("a", piece))
         house.gate.sweep()
         came = await answers(client, 12)
-        assert told(came[0]) == ("start", "SESSION_TIMEOUT") and house.last.is_cancelled
+        assert told(came[0]) == ("start", "SESSION_TIMEOUT") and house.last.is_asked_to_cancel
         assert len(house.gate.sessions) == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["mine", None])
+def test_triton_is_asked_to_cancel_what_ends_early(name: str | None) -> None:
+    """Its streams are not reset: in the moment of an answer that can end the server."""
+
+    async def test() -> None:
+        house = House()
+        client = house.client()
+        await client.send(start(name, "x", is_end=name is None))
+        stream = house.last
+        stream.audio()
+        given = stream.tensors(0)["session_id"]
+        client.close()
+        assert stream.is_asked_to_cancel and stream.tensors()["session_id"] == given and not stream.is_cancelled
+        assert b"mine" not in given
+
+    run(test)
+
+
+@pytest.mark.parametrize("model", ["cosyvoice2_bistream", "cosyvoice2"])
+def test_a_stream_without_room_or_cancel_is_reset_in_a_quiet_moment(model: str) -> None:
+    async def test() -> None:
+        house = House()
+        client = house.client()
+        await client.send(request(model, target_text="x") if model == "cosyvoice2" else start("mine", "x"))
+        stream = house.last
+        stream.is_full = model != "cosyvoice2"
+        client.close()
+        assert not stream.is_cancelled and len(stream.sent) == 1, "it has just carried a request"
+        assert len(house.gate.sessions) == 0
+        with pytest.raises(UpstreamLost):
+            await stream.wait()
+        assert stream.is_cancelled and not stream.is_finished
+
+    run(test)
+
+
+def test_a_session_that_was_answered_is_left_to_end() -> None:
+    """Its client goes with the answer: Triton is ending the stream."""
+
+    async def test() -> None:
+        house = House()
+        client = house.client()
+        await client.send(start("mine", "x"))
+        stream = house.last
+        stream.error("INVALID_INPUT: No voice.")
+        client.close()
+        assert not stream.is_cancelled and [sent.id for sent in stream.sent] == ["0"]
 
     run(test)
 
