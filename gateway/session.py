@@ -1,21 +1,15 @@
 """One session: its stream to Triton, the requests on it that are not answered yet, and what it may still take.
 
-A session has a Triton stream of its own, so it can be ended without touching another one of the same client. Towards Triton it goes by an
-id that the gate makes, also where the client gave none; the client's own id stays in the gate. All methods run in the event loop.
-
-A Triton stream that is reset in the moment of an answer can end the whole server. So a session that ends early is cancelled by a request,
-and its stream is half-closed. It is reset where the model knows no cancel, or the request has no room, in a moment without answers; and
-where the end does not come within ``CLOSE_TIMEOUT_S``.
+A session has a Triton stream of its own (``session_stream``), so it can be ended without touching another one of the same client. Towards
+Triton it goes by an id that the gate makes; the client's own id stays in the gate. All methods run in the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import contextlib
 import logging
 import re
-import secrets
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,17 +22,15 @@ from bistream.refusals import came_late
 from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.admission import Caller
 from gateway.budget import Budget
-from gateway.messages import audio_bytes, is_final, request_bytes
-from gateway.requests import FrontDoorRequest, bytes_tensor, cancel_request
+from gateway.messages import audio_bytes, is_final
+from gateway.requests import FrontDoorRequest
+from gateway.session_stream import SessionStream
 from gateway.settings import Limits
 from gateway.upstream import FAILED, LOST, UNREACHABLE, UpstreamLost, UpstreamStream, public_error
 
 logger = logging.getLogger(__name__)
 
 START = "0"  # the id towards Triton of the request that carries the audio
-CANCEL = "cancel"  # of the one that ends the session early
-QUIET_S = 0.02  # without a request or an answer, before a stream is reset
-CLOSE_TIMEOUT_S = 5.0  # after the last audio or a cancel, for Triton to answer the rest and end the stream
 BYTES_PER_SECOND = 4 * SAMPLE_RATE
 FAIR_UNREAD_S = 10.0  # that a session may leave unread when all clients together leave too much
 _SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script
@@ -114,10 +106,8 @@ class Session:
         self.model = start.model
         self.error: BistreamError | None = None  # that ended it early
         self.unread_bytes = 0  # of audio, on its way to the client
-        self._stream = stream
+        self._stream = SessionStream(stream, start.model, self._on_response)
         self._around = around
-        self._own_id = bytes_tensor("session_id", secrets.token_hex(16).encode("ascii"))
-        self._has_id = start.model == COSYVOICE2_BISTREAM.name  # towards Triton
         self._pending: dict[str, Pending] = {}
         self._count = 0
         self._text_bytes = 0
@@ -126,10 +116,6 @@ class Session:
         self._quiet_since = around.clock()
         self._is_over = False
         self._has_answered = False
-        self._write_lock = asyncio.Lock()
-        self._deadline: asyncio.TimerHandle | None = None
-        self._moved_at = 0.0  # when the stream last carried something, by the clock of the event loop
-        stream.listen(self._on_response)
 
     @property
     def is_over(self) -> bool:
@@ -146,12 +132,8 @@ class Session:
         request_id = str(self._count)
         self._count += 1
         self._pending[request_id] = Pending(listener, request.request_id, request.wants_empty_final)
-        tensors = {**request.tensors, "session_id": self._own_id} if self._has_id else request.tensors
-        data = request_bytes(request, request_id, tensors)
         try:
-            async with self._write_lock:
-                await self._stream.write(data)
-            self._moved_at = asyncio.get_running_loop().time()
+            await self._stream.write(request, request_id)
         except UpstreamLost:
             self.fail(self._loss())
 
@@ -187,14 +169,11 @@ class Session:
             with contextlib.suppress(UpstreamLost):
                 await self._stream.wait()
         finally:
-            if self._deadline is not None:
-                self._deadline.cancel()
             self.fail(self._loss())
-            self._stream.cancel()
+            self._stream.close()
 
     def _on_response(self, data: bytes) -> None:
         """Called by the link to Triton, which is everybody's: raises nothing."""
-        self._moved_at = asyncio.get_running_loop().time()
         try:
             self._take_response(data)
         except Exception:
@@ -273,7 +252,7 @@ class Session:
             for one in pending.values():
                 self._answer(one, error=error)
                 self._answer(one, final=True)
-            self._leave(bool(pending))
+            self._stream.leave(bool(pending) and not self._is_over)
         self._end()
 
     def abandon(self) -> None:
@@ -286,41 +265,13 @@ class Session:
             self._answer(one, final=True)
         if not self._is_over and self.error is None:
             self.error = CancelledError("The stream on which this session was started was closed.", self.client_id)
-        self._leave(is_unanswered)
+        self._stream.leave(is_unanswered and not self._is_over)
         self._end()
 
     def _close_soon(self) -> None:
         """The start was answered; Triton has a little time for the rest."""
-        self._limit_time()
+        self._stream.limit_time()
         self._end()
-
-    def _leave(self, is_unanswered: bool) -> None:
-        """End Triton's side, whose answers no longer count."""
-        self._limit_time()
-        if is_unanswered and not self._is_over and not self._ask_to_cancel():
-            self._reset_when_quiet()
-        else:
-            self._stream.finish()
-
-    def _ask_to_cancel(self) -> bool:
-        """Whether the request is sent. It cannot be while another one waits for room."""
-        if not self._has_id or self._write_lock.locked():
-            return False
-        request = cancel_request(self.model)
-        return self._stream.try_write(request_bytes(request, CANCEL, {**request.tensors, "session_id": self._own_id}))
-
-    def _reset_when_quiet(self) -> None:
-        """Within the time that the deadline leaves."""
-        loop = asyncio.get_running_loop()
-        rest_s = self._moved_at + QUIET_S - loop.time()
-        if rest_s <= 0.0:
-            self._stream.cancel()
-        else:
-            loop.call_later(rest_s, self._reset_when_quiet)
-
-    def _limit_time(self) -> None:
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._stream.cancel)
 
     def _end(self) -> None:
         if not self._is_over:

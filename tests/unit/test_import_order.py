@@ -99,6 +99,7 @@ GATEWAY_ORDER = tuple(
     requests keys admission metrics open_files options listening
     acceptor
     messages upstream
+    session_stream
     session
     session_table conversation
     gate

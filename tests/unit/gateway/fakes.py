@@ -11,7 +11,8 @@ from tritonclient.grpc import service_pb2
 from gateway.conversation import Conversation
 from gateway.gate import Gate
 from gateway.keys import Keys
-from gateway.session import CANCEL, Answer
+from gateway.session import Answer
+from gateway.session_stream import CANCEL
 from gateway.settings import GateSettings, Limits
 from gateway.upstream import UpstreamLost
 
