@@ -161,7 +161,7 @@ def deadly_header(url: str) -> None:
 
 
 def gone_with_the_answer(url: str) -> None:
-    """The gate then reset its streams to Triton in the moment of their answers, which ended it about once in 700 times."""
+    """The gate then reset its streams to Triton in the moment of their answers, which ended the server about once in 700 times."""
     raw = Raw(url)
     for values in ({"session_id": text_array("a"), "is_end": scalar_array(False, np.bool_)}, {}):
         raw.send(raw_request(MODEL, target_text=text_array("x"), **values).SerializeToString())
