@@ -21,6 +21,7 @@ from bistream.keeper import gate_plan
 from bistream.keeper.gate_plan import fit_limits, inner_ports
 from bistream.keeper.gate_process import ROOT, GateProcess, ask_ready, failure_sentence, reachable, url
 from bistream.keeper.host import ServerError
+from bistream.keeper.model_processes import process_state
 from bistream.keeper.server_process import Interrupted
 from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
 from scripts.make_model_repo import read_template
@@ -117,8 +118,8 @@ print(gate.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code, server.address], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    stat, deadline = Path(f"/proc/{int(done.stdout)}/stat"), time.monotonic() + TIMEOUT_S
-    while stat.exists() and stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z":
+    gate, deadline = int(done.stdout), time.monotonic() + TIMEOUT_S
+    while process_state(gate) not in (None, "Z"):
         assert time.monotonic() < deadline, "the gate lives on"
         time.sleep(0.01)
 

@@ -17,6 +17,7 @@ import pytest
 
 from bistream.keeper import server_process
 from bistream.keeper.host import ServerError
+from bistream.keeper.model_processes import process_state
 from bistream.keeper.probe import ProbeSchedule
 from bistream.keeper.server_process import (
     Interrupted,
@@ -142,14 +143,7 @@ def test_a_server_that_hangs_while_starting_is_killed_with_its_children(tmp_path
         server.start()
     child = int((tmp_path / "log").read_text(encoding="utf-8").split()[1])
     assert server.exit_code() is not None
-    wait_for(lambda: has_ended(child), "the end of its child")
-
-
-def has_ended(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    wait_for(lambda: process_state(child) in (None, "Z"), "the end of its child")
 
 
 def test_starting_can_be_interrupted(tmp_path: Path) -> None:
