@@ -98,6 +98,8 @@ class Conversation:
     def put(self, answer: Answer) -> None:
         """Called by the sessions."""
         if self._is_closed:
+            if answer.session is not None:
+                answer.session.count_unread(-answer.size)
             return
         if not self._answers:
             self._moved_at = self._gate.clock()

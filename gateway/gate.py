@@ -27,6 +27,7 @@ from gateway.upstream import LOST, UNREACHABLE, Upstream
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.5
+CLOSING_S = 1.0  # at the end, for Triton to answer the cancels
 _DRAINING = "The server is shutting down and takes no new sessions; connect to another one."
 _ENDED = "The server is shutting down; start the session on another one."
 
@@ -207,9 +208,11 @@ class Gate:
         self.fail_sessions(ShuttingDownError(_ENDED))
 
     async def close(self) -> None:
-        """Free everything. Sessions that are left lose their stream."""
+        """Free everything. Sessions that are left are cancelled; those that Triton does not end at once lose their stream."""
         for conversation in list(self._conversations):
             conversation.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSING_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

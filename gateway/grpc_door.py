@@ -133,7 +133,7 @@ class GrpcDoor:
             if reader.done():
                 reader.result()
                 await asyncio.wait({writer, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not writer.done():  # the gate has closed it
+            if closed.done():  # the gate has closed it, and with it woken the writer
                 raise CallError(grpc.StatusCode.UNAVAILABLE, _USELESS)
             writer.result()
         finally:
@@ -158,6 +158,7 @@ class GrpcDoor:
             except InvalidInputError as error:
                 await _refuse_message(conversation, message, error)
             else:
+                del data, message  # a recording may have to wait for room, and the request has it
                 await conversation.send(request)
         conversation.end_of_requests()
 

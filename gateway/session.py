@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tritonclient.grpc import service_pb2
@@ -128,6 +128,7 @@ class Session:
         """Pass a request on; its answers go to ``listener``. Waits while Triton has no room. Raises ``BistreamError``."""
         if self._is_over:
             raise self.end_error()
+        request = self._without_recordings(request) if self._count else request
         self._take_text(request)
         request_id = str(self._count)
         self._count += 1
@@ -136,6 +137,16 @@ class Session:
             await self._stream.write(request, request_id)
         except UpstreamLost:
             self.fail(self._loss())
+
+    def _without_recordings(self, request: FrontDoorRequest) -> FrontDoorRequest:
+        """Only a start may be large; the models refuse another request with a recording too. Raises ``InvalidInputError``."""
+        if request.flag("is_cancel", False):
+            return replace(request, tensors={"is_cancel": request.tensors["is_cancel"]})
+        if "reference_wav" in request.tensors:
+            raise InvalidInputError("The voice of a session is set by its first request; send later pieces without it.", self.client_id)
+        if "source_wav" in request.tensors:
+            raise InvalidInputError("source_wav is sent whole; start a session with it.", self.client_id)
+        return request
 
     def end_error(self) -> BistreamError:
         """What a request is told that comes after the end."""

@@ -1,8 +1,11 @@
 """The stream to Triton of one session: under which id the session goes there, and how its stream ends.
 
 A Triton stream that is reset in the moment of an answer can end the whole server. So a session that ends early is cancelled by a request,
-and its stream is half-closed. It is reset where the model knows no cancel, or the request has no room, in a moment without answers; and
-where the end does not come within ``CLOSE_TIMEOUT_S``.
+and its stream is half-closed. It is reset where nothing of it has reached Triton yet; where the model knows no cancel, in a moment without
+answers; and where the end does not come within ``CLOSE_TIMEOUT_S``.
+
+Several clients of one API key may write to it, and any of them may vanish at any moment. What is begun is sent to its end all the same:
+the next message would be read as the rest of half a one, and nobody has checked what is in it then.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from gateway.upstream import UpstreamStream
 
 CANCEL = "cancel"  # the id towards Triton of the request that ends a session early
 QUIET_S = 0.02  # without a request or an answer, before a stream is reset
-CLOSE_TIMEOUT_S = 5.0  # after the last audio or a cancel, for Triton to answer the rest and end the stream
+CLOSE_TIMEOUT_S = 15.0  # after the last audio or a cancel, for Triton to end the stream; longer than a stop of it that sessions survive
 
 
 class SessionStream:
@@ -31,34 +34,44 @@ class SessionStream:
         self._own_id = bytes_tensor("session_id", secrets.token_hex(16).encode("ascii"))
         self._takes_id = model == COSYVOICE2_BISTREAM.name
         self._consumer = consumer
-        self._write_lock = asyncio.Lock()
+        self._turn = asyncio.Lock()  # of the messages that wait for room, first come, first served
+        self._unsent: set[asyncio.Task[None]] = set()
+        self._has_sent = False  # a whole message
+        self._is_finished = False
         self._deadline: asyncio.TimerHandle | None = None
         self._moved_at = 0.0  # when it last carried something, by the clock of the event loop
         stream.listen(self._on_response)
 
     async def write(self, request: FrontDoorRequest, request_id: str) -> None:
-        """Returns when there is room for more. Raises ``UpstreamLost``."""
+        """Returns when there is room for more. Raises ``UpstreamLost``. Who no longer waits for it does not take it back."""
         tensors = {**request.tensors, "session_id": self._own_id} if self._takes_id else request.tensors
-        data = request_bytes(request, request_id, tensors)
-        async with self._write_lock:
-            await self._stream.write(data)
-        self._moved()
+        sending = self._send(request_bytes(request, request_id, tensors))
+        if sending is not None:
+            await asyncio.shield(sending)
 
     async def wait(self) -> None:
         """Until the server has ended the stream properly. Raises ``UpstreamLost``."""
         await self._stream.wait()
 
     def finish(self) -> None:
-        """No more requests. Idempotent."""
-        self._stream.finish()
+        """No more requests than those that wait for room. Idempotent."""
+        self._is_finished = True
+        if not self._unsent:
+            self._stream.finish()
 
     def leave(self, is_unanswered: bool) -> None:
         """End it; what still comes does not count. is_unanswered: the session has not ended by itself."""
+        if not self._has_sent:
+            self.close()
+            return
         self.limit_time()
-        if is_unanswered and not self._ask_to_cancel():
+        if is_unanswered and not self._takes_id:
             self._reset_when_quiet()
-        else:
-            self.finish()
+            return
+        if is_unanswered:
+            request = cancel_request(self._model)
+            self._send(request_bytes(request, CANCEL, {**request.tensors, "session_id": self._own_id}))
+        self.finish()
 
     def limit_time(self) -> None:
         """Triton has a little time to end the stream."""
@@ -78,12 +91,31 @@ class SessionStream:
     def _moved(self) -> None:
         self._moved_at = asyncio.get_running_loop().time()
 
-    def _ask_to_cancel(self) -> bool:
-        """Whether the request is sent. It cannot be while another one waits for room."""
-        if not self._takes_id or self._write_lock.locked():
-            return False
-        request = cancel_request(self._model)
-        return self._stream.try_write(request_bytes(request, CANCEL, {**request.tensors, "session_id": self._own_id}))
+    def _send(self, data: bytes) -> asyncio.Task[None] | None:
+        """After what waits for room. The task that does it; ``None`` when it is done."""
+        if not self._unsent and self._stream.try_write(data):
+            self._on_sent()
+            return None
+        task = asyncio.create_task(self._send_in_turn(data))
+        self._unsent.add(task)
+        task.add_done_callback(self._end_sending)
+        return task
+
+    async def _send_in_turn(self, data: bytes) -> None:
+        async with self._turn:
+            await self._stream.write(data)
+        self._on_sent()
+
+    def _end_sending(self, task: asyncio.Task[None]) -> None:
+        self._unsent.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody may wait for it any more
+        if self._is_finished and not self._unsent:
+            self._stream.finish()
+
+    def _on_sent(self) -> None:
+        self._has_sent = True
+        self._moved()
 
     def _reset_when_quiet(self) -> None:
         """Within the time that the deadline leaves."""

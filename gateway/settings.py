@@ -20,7 +20,7 @@ class Limits:
     max_text_bytes: int = 16_000  # of one session, all pieces together: 4,000 characters of 4 bytes
     max_recording_s: float = 60.0  # of the reference_wav tensor, its padding included; the models check the recording itself
     max_message_bytes: int = 6 * MIB  # of one gRPC message: the longest recording and the longest text
-    max_input_bytes: int = 512 * MIB  # of requests that have not come to their end, all clients together; an address may take a quarter
+    max_input_bytes: int = 512 * MIB  # of requests on their way, until Triton has them, all clients together; an address may take a quarter
     max_json_bytes: int = 1_000_000  # of the JSON of an HTTP request
     max_json_depth: int = 8
     max_silence_s: float = 60.0  # a session may go without speakable text and without audio; empty pieces renew nothing

@@ -107,9 +107,15 @@ class Upstream:
         self.is_ready = False
         self.on_silence: Callable[[], None] = lambda: None
 
+    @property
+    def _usable(self) -> ClientConnection | None:
+        """``None`` also from Triton's GOAWAY until the watch has connected anew: a call would never be answered."""
+        return None if self._connection is None or self._connection.is_leaving else self._connection
+
     def open_stream(self) -> UpstreamStream:
         """Never waits: that Triton cannot be reached shows when the stream is read."""
-        return _Stream(None if self._connection is None else self._connection.call(f"/{SERVICE}/ModelStreamInfer"))
+        connection = self._usable
+        return _Stream(None if connection is None else connection.call(f"/{SERVICE}/ModelStreamInfer"))
 
     async def infer(self, data: bytes) -> Any:
         """One ``ModelInfer`` call: a ``ModelInferResponse``. Raises ``BistreamError``. Cancelling the task cancels the call."""
@@ -129,9 +135,10 @@ class Upstream:
 
     async def _call(self, method: str, data: bytes, timeout_s: float | None) -> bytes:
         """Raises ``CallFailed`` and ``TimeoutError``."""
-        if self._connection is None:
+        connection = self._usable
+        if connection is None:
             raise CallFailed(grpc.StatusCode.UNAVAILABLE)
-        call = self._connection.call(f"/{SERVICE}/{method}")
+        call = connection.call(f"/{SERVICE}/{method}")
         try:
             async with asyncio.timeout(timeout_s):
                 await call.write(data)

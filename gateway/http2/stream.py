@@ -55,6 +55,7 @@ class Stream:
         self._received = 0
         self._messages: deque[bytes] = deque()
         self._queued_bytes = 0  # of the messages, their overhead included
+        self._read_bytes = 0  # of the message that was read last: it is in use until the next one is asked for
         self._partial = bytearray()
         self._partial_since = 0.0
         self._budget = budget
@@ -152,7 +153,7 @@ class Stream:
         _wake(self._reader)
 
     def _count_held(self) -> None:
-        held = 0 if self.is_closed else len(self._partial) + self._queued_bytes
+        held = 0 if self.is_closed else len(self._partial) + self._queued_bytes + self._read_bytes
         self._budget.add(held - self._budgeted)
         self._budgeted = held
 
@@ -169,7 +170,10 @@ class Stream:
             self._used = 0
 
     async def read(self) -> bytes | None:
-        """The next message; ``None`` after the last one. Raises ``StreamLost`` and ``BadMessage``."""
+        """The next message; ``None`` after the last one. The one before is done with. Raises ``StreamLost`` and ``BadMessage``."""
+        if self._read_bytes:
+            self._read_bytes = 0
+            self._count_held()
         while not self._messages:
             if self._bad is not None:
                 raise self._bad
@@ -180,8 +184,8 @@ class Stream:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         message = self._messages.popleft()
-        self._queued_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
-        self._count_held()
+        self._read_bytes = len(message) + MESSAGE_OVERHEAD_BYTES
+        self._queued_bytes -= self._read_bytes
         if not self._messages:
             self._grant()
         return message

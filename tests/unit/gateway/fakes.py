@@ -26,7 +26,6 @@ class FakeStream:
         self.sent: list[Any] = []
         self.is_cancelled = False
         self.is_finished = False
-        self.is_full = False  # no room for another request
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # whether properly
 
     def listen(self, consumer: Callable[[bytes], None]) -> None:
@@ -42,7 +41,7 @@ class FakeStream:
         self.sent.append(service_pb2.ModelInferRequest.FromString(data))
 
     def try_write(self, data: bytes) -> bool:
-        if self.is_cancelled or self.is_full:
+        if self.is_cancelled:
             return False
         self.sent.append(service_pb2.ModelInferRequest.FromString(data))
         return True

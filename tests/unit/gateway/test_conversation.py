@@ -10,7 +10,6 @@ from bistream.errors import EngineError, UnknownSessionError
 from gateway.keys import Keys
 from gateway.requests import FrontDoorRequest
 from gateway.settings import Limits
-from gateway.upstream import UpstreamLost
 from tests.unit.gateway.fakes import House, answers, run, settle, told
 from tests.unit.gateway.requests import OFFLINE, append, cancel, request, start
 
@@ -265,20 +264,18 @@ def test_triton_is_asked_to_cancel_what_ends_early(name: str | None) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("model", ["cosyvoice2_bistream", "cosyvoice2"])
-def test_a_stream_without_room_or_cancel_is_reset_in_a_quiet_moment(model: str) -> None:
+def test_a_client_that_goes_before_the_answer_leaves_nothing_counted() -> None:
+    """Another stream of its key started the session, which lives on."""
+
     async def test() -> None:
-        house = House()
-        client = house.client()
-        await client.send(request(model, target_text="x") if model == "cosyvoice2" else start("mine", "x"))
-        stream = house.last
-        stream.is_full = model != "cosyvoice2"
-        client.close()
-        assert not stream.is_cancelled and len(stream.sent) == 1, "it has just carried a request"
-        assert len(house.gate.sessions) == 0
-        with pytest.raises(UpstreamLost):
-            await stream.wait()
-        assert stream.is_cancelled and not stream.is_finished
+        house = House(keys=Keys({"k" * 16: "anna"}))
+        home, other = house.client(key="k" * 16), house.client(key="k" * 16)
+        await home.send(start("mine", "x"))
+        await other.send(append("mine", "y"))
+        other.close()
+        house.last.audio("1")
+        assert len(house.gate.sessions) == 1 and house.gate.output_budget.used == 0
+        home.close()
 
     run(test)
 

@@ -218,6 +218,13 @@ def test_a_client_that_takes_nothing_is_told_to_go() -> None:
         channel.close()
 
 
+def test_a_stream_without_a_session_is_told_why_it_ends() -> None:
+    with GateRig(Speakers(), Limits(idle_stream_timeout_s=0.2)) as rig, Client(rig) as idle:
+        with pytest.raises(grpc.RpcError) as ended:
+            idle.take()
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE and "open another one" in str(ended.value.details())
+
+
 # Unary calls
 
 

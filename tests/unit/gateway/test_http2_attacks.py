@@ -470,6 +470,30 @@ def test_messages_that_are_not_read_count_and_an_address_has_a_share() -> None:
     run(test)
 
 
+def test_a_message_in_use_counts_until_the_next_is_asked_for() -> None:
+    """A request may have to wait for room behind the gate."""
+
+    async def test() -> None:
+        go_on = asyncio.Event()
+
+        async def use(call: ServerCall) -> None:
+            while await call.read() is not None:
+                await go_on.wait()
+
+        server = Server(use, input_bytes=400_000)
+        wire = server.open()
+        wire.send(headers(1), data(1, message(bytes(30_000))))
+        await settle()
+        assert 30_000 <= server.budget.used < 31_000
+        go_on.set()
+        await settle()
+        assert server.budget.used == 0
+        await lost(wire)
+        server.check_empty()
+
+    run(test)
+
+
 def test_calls_of_an_address_and_of_all_are_bounded_over_their_connections() -> None:
     async def test() -> None:
         server = Server(never_read)
