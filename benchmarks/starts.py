@@ -83,6 +83,9 @@ class Token2Wav:
     async def cancel(self, session_id: str) -> None:
         pass
 
+    def others(self) -> int:
+        return 0
+
     def report(self) -> LoadReport | None:
         return None
 

@@ -125,6 +125,9 @@ class LocalToken2Wav:
     def report(self) -> LoadReport | None:
         return self._service.report()
 
+    def others(self) -> int:
+        return 0
+
     def close(self) -> None:
         self._service.close()
 

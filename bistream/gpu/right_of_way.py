@@ -111,7 +111,7 @@ class RightOfWay:
         """A piece of work begins, which waited or not."""
 
     def close(self) -> None:
-        """Releases the claim."""
+        """Releases the claim. Idempotent."""
 
 
 class SharedGpu(RightOfWay):
@@ -120,6 +120,7 @@ class SharedGpu(RightOfWay):
     def __init__(self, mine: Claim, theirs: Claim, longest_s: float) -> None:
         self._mine, self._theirs = mine, theirs
         self._patience = Patience(lambda: theirs.held, longest_s)
+        self._is_closed = False
 
     def claim(self) -> None:
         self._mine.claim()
@@ -134,6 +135,9 @@ class SharedGpu(RightOfWay):
         self._patience.works()
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._mine.release()
         self._mine.close()
         self._theirs.close()

@@ -104,7 +104,6 @@ class HopPacing:
             tokens_ended=session.finish_reason is not None,
             text_ended=session.text.ended,
             hop_waits=self.hop_began_at is not None,
-            is_open=session.owns(TOKEN2WAV),
             has_ended=session.has_ended,
             voice_tokens=self._voice_tokens,
             reserved_s=session.reserved_s,

@@ -30,11 +30,12 @@ from bistream.token2wav.load_report import LoadReport
 FIRST_HOP_RATE = 1.5
 FIRST_HOP_S = 1.0
 RECOUNT_S, FEW = 0.2, 16  # between two counts of more than a few sessions; those admitted meanwhile are added
-REPORT_AGE_S = 5.0  # after which the sessions of other front doors are no longer known
 LATE_SHARE, MIN_LATE = 0.05, 2  # of the sessions whose listeners wait for this server: none is added to them
 FIRST_SECONDS_PER_BYTE = 1 / 12  # of UTF-8, before sessions have ended; English and Chinese are both near 1 / 14
-FIRST_LENGTH_S = 30.0  # as the automatic size of the flow state assumes
+FIRST_TEXT_BYTES = 60.0  # a sentence
+FIRST_LENGTH_S = 30.0  # of texts in pieces, as the automatic size of the flow state assumes
 LENGTHS, LENGTH_QUANTILE, LENGTH_MARGIN = 64, 0.9, 1.25
+RUNNING_MEAN = 16  # sessions that the pace of whole texts is a mean of, about
 ASSUMED_CAPACITY = 750.0  # audio seconds per second before the first report of a measured one: of the fastest GPU that was tried
 MIN_RETRY_S, MAX_RETRY_S, FIRST_RETRY_S = 0.5, 30.0, 2.0
 RATE_WINDOW_S = 10.0  # in which ended and refused sessions are counted
@@ -45,7 +46,7 @@ class Need:
     """What one session still needs. rate: audio seconds per second. pages: of flow state at most, without those of its voice.
 
     reserved: pages that token2wav keeps for it whatever happens, beside those of its voice.
-    voice: sessions with an equal one share its pages. is_open: token2wav counts the session. is_late: its listener hears a gap.
+    voice: sessions with an equal one share its pages. is_late: its listener hears a gap.
     """
 
     rate: float
@@ -53,7 +54,6 @@ class Need:
     reserved: float = 0.0
     voice: Hashable = None
     voice_pages: int = 0
-    is_open: bool = False
     is_late: bool = False
 
 
@@ -72,21 +72,23 @@ class Lengths:
 
     def __init__(self, longest_s: float = 0.0) -> None:
         self._longest_s = longest_s or math.inf
-        self._seconds_per_byte = FIRST_SECONDS_PER_BYTE
+        self._mean_bytes, self._mean_s = FIRST_TEXT_BYTES, FIRST_TEXT_BYTES * FIRST_SECONDS_PER_BYTE  # of whole texts, of their speech
         self._in_pieces: deque[float] = deque([FIRST_LENGTH_S], maxlen=LENGTHS)
         self._long_s = FIRST_LENGTH_S  # most sessions with text in pieces are shorter
 
     def expected_s(self, text_bytes: int | None, made_s: float = 0.0) -> float:
         """text_bytes: all of the text; None: more may come. made_s: speech that exists already."""
         if text_bytes is not None:
-            expected_s = LENGTH_MARGIN * text_bytes * self._seconds_per_byte
+            expected_s = LENGTH_MARGIN * text_bytes * self._mean_s / self._mean_bytes
         else:
             expected_s = self._long_s if made_s < self._long_s else LENGTH_MARGIN * made_s
         return min(self._longest_s, max(made_s, expected_s))
 
     def ended(self, text_bytes: int | None, audio_s: float) -> None:
+        """The pace is that of all texts together: short ones, with their pauses at both ends, say little about long ones."""
         if text_bytes:
-            self._seconds_per_byte += (audio_s / text_bytes - self._seconds_per_byte) / 16
+            self._mean_bytes += (text_bytes - self._mean_bytes) / RUNNING_MEAN
+            self._mean_s += (audio_s - self._mean_s) / RUNNING_MEAN
         elif text_bytes is None:
             self._in_pieces.append(audio_s)
             self._long_s = sorted(self._in_pieces)[math.ceil(LENGTH_QUANTILE * (len(self._in_pieces) - 1))]
@@ -101,7 +103,6 @@ class _Count:
     rate: float = 0.0
     pages: float = 0.0
     reserved: float = 0.0
-    open: int = 0
     late: int = 0
     voice_pages: int = 0
     voices: dict[Hashable, int] = field(default_factory=dict)  # pages
@@ -122,33 +123,32 @@ class _Count:
         self.rate += times * need.rate
         self.pages += times * need.pages
         self.reserved += times * need.reserved
-        self.open += times * need.is_open
         self.late += times * need.is_late
 
 
 class LoadControl:
     """Not thread-safe: it belongs to the orchestrator's event loop.
 
-    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. live: the needs of the sessions
-    that were admitted and have not ended. longest_s: as for ``Lengths``.
+    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. others: sessions of other front doors that
+    it is known to have. live: the needs of the sessions that were admitted and have not ended. longest_s: as for ``Lengths``.
     """
 
     def __init__(
         self,
         target: float,
         report: Callable[[], LoadReport | None],
+        others: Callable[[], int],
         live: Callable[[], Iterable[Need]],
         clock: Callable[[], float],
         longest_s: float = 0.0,
     ) -> None:
         self._target = target
         self._latest_report = report
+        self._others = others
         self._live = live
         self._clock = clock
         self._count = _Count()
         self._report = LoadReport()
-        self._reported_at_s = -math.inf
-        self._others = 0  # sessions of other front doors
         self._ended: deque[float] = deque()
         self._refused: deque[float] = deque()
         self.lengths = Lengths(longest_s)
@@ -156,7 +156,7 @@ class LoadControl:
     def admit(self, need: Need) -> None:
         """Count another session. Raises ``BusyError`` when its promise, or that of another one, could not be kept."""
         count = self._counted(self._clock())
-        if count.sessions + self._others:
+        if count.sessions + self._others():
             if self._target and need.rate:
                 self._check_pace(need, count)
             self._check_pages(need, count)
@@ -165,9 +165,8 @@ class LoadControl:
     def retry_after_s(self, sessions: float = 1.0) -> float:
         """Until about this many sessions have ended, after those that were refused before and may come back."""
         now = self._clock()
-        for times in (self._ended, self._refused):
-            while times and times[0] < now - RATE_WINDOW_S:
-                times.popleft()
+        _drop_old(self._ended, now)
+        _drop_old(self._refused, now)
         refused = len(self._refused)
         self._refused.append(now)
         if not self._ended:
@@ -177,7 +176,9 @@ class LoadControl:
     def ended(self, text_bytes: int | None, audio_s: float, need: Need = NOTHING) -> None:
         """A session's place is free; it had ``audio_s`` seconds of audio. text_bytes: as for ``Lengths``. need: as it was counted last."""
         self._count.remove(need)
-        self._ended.append(self._clock())
+        now = self._clock()
+        _drop_old(self._ended, now)
+        self._ended.append(now)
         if audio_s > 0.0:
             self.lengths.ended(text_bytes, audio_s)
 
@@ -187,7 +188,7 @@ class LoadControl:
         return count.rate / self._report.capacity if self._report.capacity else 0.0
 
     def _check_pace(self, need: Need, count: _Count) -> None:
-        excess = count.rate + self._others + min(1.0, need.rate) - self._target * (self._report.capacity or ASSUMED_CAPACITY)
+        excess = count.rate + self._others() + min(1.0, need.rate) - self._target * (self._report.capacity or ASSUMED_CAPACITY)
         if excess > 0.0:
             raise server_full(self.retry_after_s(excess))
         if count.late >= max(MIN_LATE, LATE_SHARE * count.sessions):
@@ -201,7 +202,7 @@ class LoadControl:
         live += count.voice_pages
         pages += 0 if need.voice in count.voices else need.voice_pages
         mean = live / count.sessions if count.sessions else pages
-        missing = live + self._others * mean + pages - self._report.pages
+        missing = live + self._others() * mean + pages - self._report.pages
         if missing > 0.0:
             raise flow_state_taken(self.retry_after_s(missing / max(1.0, mean)))
 
@@ -210,18 +211,15 @@ class LoadControl:
             self._count = _Count(now)
             for need in self._live():
                 self._count.add(need)
-            self._take_report(now)
+            self._report = self._latest_report() or self._report
         return self._count
-
-    def _take_report(self, now: float) -> None:
-        latest = self._latest_report()
-        if latest is not None and latest is not self._report:
-            self._report, self._reported_at_s = latest, now
-            self._others = max(0, latest.sessions - self._count.open)
-        elif now - self._reported_at_s > REPORT_AGE_S:
-            self._others = 0
 
     @property
     def report(self) -> LoadReport:
         """The last one that was read."""
         return self._report
+
+
+def _drop_old(times: deque[float], now: float) -> None:
+    while times and times[0] < now - RATE_WINDOW_S:
+        times.popleft()

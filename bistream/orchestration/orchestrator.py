@@ -82,7 +82,8 @@ class Orchestrator:
         self._ended = EndedSessions()  # by the same key
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed
         self._watcher = Watcher(self._open)
-        self._load = LoadControl(config.admission_load, ports.token2wav.report, self._needs, clock, config.reserved_speech_s)
+        token2wav = ports.token2wav
+        self._load = LoadControl(config.admission_load, token2wav.report, token2wav.others, self._needs, clock, config.reserved_speech_s)
         self._refusal: BistreamError | None = None  # of every new session: the server drains, or is about to be restarted
         self._sessions_changed = asyncio.Event()  # one was added, has ended or was removed
         self._metrics.watch(self._session_states, self._deliveries, self._read_load)
@@ -221,7 +222,7 @@ class Orchestrator:
 
     def _forget(self, run: SessionRun) -> None:
         del self._open[run.session.port_id]
-        made_s = 0.0 if run.has_failed else run.standing(self._clock()).made_s
+        made_s = 0.0 if run.has_failed else run.standing(self._clock()).made_s * run.session.start.speed  # as it were at the usual speed
         self._load.ended(text_bytes(run.session.start), made_s, run.counted)
         self._sessions_changed.set()
 

@@ -60,7 +60,10 @@ class Token2WavPort(Protocol):
         """Free everything the session holds. An unknown session is not an error."""
 
     def report(self) -> LoadReport | None:
-        """What is known of its load, another object with each news. Returns at once; None: nothing yet."""
+        """What is known of its load. Returns at once; None: nothing yet."""
+
+    def others(self) -> int:
+        """Its sessions that other front doors have, as far as is known. Returns at once."""
 
 
 class AudioSender(Protocol):

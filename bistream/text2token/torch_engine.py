@@ -244,12 +244,13 @@ class TorchEngine:
         """Start the next step, if any; apply the oldest result if there was none to start, too many are in flight, or a pause follows."""
         with self._changed:
             began = self._clock()
+            somebody_waits = self._scheduler.somebody_waits(began)  # before the step takes new sessions up
             plan = self._scheduler.schedule(began) if self._healthy and self._pause_s(began) == 0.0 else None
             pauses = self.settings.calm_pause > 0.0 and self._scheduler.is_calm(began)
             if plan is not None:
                 self._metrics.step_started(plan)
                 self._right_of_way.works()
-                if self._scheduler.somebody_waits(began):
+                if somebody_waits:
                     self._right_of_way.claim()
                 else:
                     self._right_of_way.release()

@@ -150,7 +150,8 @@ class FlowStage:
     def open(self, prompt: VoicePrompt, expected_speech_s: float | None = None) -> FlowState:
         """Admit a session. ``close()`` of the result frees it.
 
-        expected_speech_s: ``state_budget.reserved_pages`` has less of it than usual; None: nobody knows how much it will be.
+        expected_speech_s: for less than usual less is reserved, as ``state_budget.reserved_pages`` says; None: nobody knows how much it
+        will be. With bounded left context it makes no difference: what a session needs does not depend on its length then.
         Raises ``InvalidInputError`` for a prompt of wrong shape or range, ``BusyError`` when its state cannot be guaranteed.
         """
         tokens = check_prompt(prompt, self.config)
@@ -160,7 +161,8 @@ class FlowStage:
         stored = min(complete, self.left_context_chunks or complete)
         if stored > self.pool.total and self.pages:
             raise InvalidInputError("The reference recording is longer than this server has flow state for; use a shorter one.")
-        reserve = min(reserved_pages(expected_speech_s, self.reserve_chunks, self.page_s), self.pool.total - stored)
+        speech_s = None if self.left_context_chunks else expected_speech_s
+        reserve = min(reserved_pages(speech_s, self.reserve_chunks, self.page_s), self.pool.total - stored)
         key = fingerprint(prompt)
         self.planner.reclaim(self.pool.shortage(reserve, key, stored), self._states)
         account = self.pool.open(reserve, key, stored)

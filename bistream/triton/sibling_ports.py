@@ -26,6 +26,7 @@ from bistream.triton.call_sockets import socket_path
 from bistream.triton.channel import Channel
 from bistream.triton.direct_channel import DirectChannel
 from bistream.triton.iterator_keeper import IteratorKeeper
+from bistream.triton.other_front_doors import OtherFrontDoors
 from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
 from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
 from bistream.wire_arrays import Arrays, scalar_array, text_array
@@ -137,9 +138,10 @@ class SiblingLanguageModel:
 class SiblingToken2Wav:
     """``ports.Token2WavPort``."""
 
-    def __init__(self, channel: Calling) -> None:
+    def __init__(self, channel: Calling, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
         self._report: LoadReport | None = None
+        self._doors = OtherFrontDoors(clock)
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:
         arrays: Arrays = {
@@ -154,7 +156,11 @@ class SiblingToken2Wav:
             arrays.update(prompt_arrays(hop.prompt))
             if hop.expected_speech_s is not None:
                 arrays["expected_speech_s"] = scalar_array(hop.expected_speech_s, np.float32)
-        return await self._waveform(arrays)
+            self._doors.opened(hop.session_id)
+        waveform = await self._waveform(arrays)
+        if hop.finalize:
+            self._doors.ended(hop.session_id)
+        return waveform
 
     async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
         arrays: Arrays = {
@@ -169,6 +175,7 @@ class SiblingToken2Wav:
 
     async def cancel(self, session_id: str) -> None:
         await _send_cancel(self._channel, session_id)
+        self._doors.ended(session_id)
 
     async def _waveform(self, arrays: Arrays) -> FloatArray:
         outputs = await self._channel.ask(arrays)
@@ -176,12 +183,17 @@ class SiblingToken2Wav:
             raise EngineError("token2wav ended a request without a response; try again.")
         if (report := outputs.get("load_report")) is not None:
             self._report = LoadReport.from_array(report)
+            self._doors.reported(self._report.sessions)
         waveform: FloatArray = outputs["waveform"]
         return waveform
 
     def report(self) -> LoadReport | None:
         """As it came with the last waveform."""
         return self._report
+
+    def others(self) -> int:
+        """As of the last waveform; 0 when that is long ago."""
+        return self._doors.sessions
 
 
 def speech_tokens(outputs: Arrays) -> SpeechTokens:

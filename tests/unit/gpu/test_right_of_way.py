@@ -50,6 +50,14 @@ def test_every_claim_has_another_number_and_a_release_ends_any_of_them(claims: l
     assert None not in numbers and len(set(numbers)) == len(numbers)
 
 
+def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+    shared = SharedGpu(Claim(tmp_path, 0, HOPS), Claim(tmp_path, 0, TOKENS), LONGEST_S)
+    shared.claim()
+    shared.close()
+    shared.close()
+    assert Claim(tmp_path, 0, HOPS).held is None
+
+
 def test_where_shared_memory_is_full_nobody_gives_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The file has its memory from the beginning: touching a page that cannot be had would end the process."""
     Claim(tmp_path, 0, HOPS)

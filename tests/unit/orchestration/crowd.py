@@ -103,7 +103,6 @@ class Listener:
             tokens_ended=received == self.total_tokens,
             text_ended=self.is_whole,
             hop_waits=self.in_flight,
-            is_open=self.in_flight or self.sent > 0,
             voice_tokens=PROMPT_TOKENS,
         )
 
@@ -168,7 +167,7 @@ class Server:
         self.batch: list[tuple[Listener, int]] = []
         self.batch_began_s, self.batch_ends_s, self.waited_s, self.leftover = 0.0, 0.0, 0.0, False
         self.coming = sorted(self.offered, key=lambda listener: -listener.starts_at_s)
-        self.load = LoadControl(self.target, self._report, self._needs, lambda: self.now_s)
+        self.load = LoadControl(self.target, self._report, lambda: 0, self._needs, lambda: self.now_s)
 
     def _report(self) -> LoadReport:
         opened = sum(listener.in_flight or listener.sent > 0 for listener in self.live)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from bistream.orchestration.needs import LEAST_RESERVED_S, Standing, need_of, re
 from bistream.token2mel.page_pool import Account, PagePool
 from bistream.token2mel.state_budget import reserved_pages
 from bistream.token2wav.load_report import LoadReport
-from bistream.types import Sampling
+from bistream.types import Sampling, VoicePrompt
 from tests.unit.orchestration.fakes import WAIT_S, start_request
 from tests.unit.orchestration.house import CONFIG, House, assert_whole
 
@@ -30,6 +31,24 @@ SHORT_S = 5.6
 
 def text(characters: int, is_whole: bool = True, voice: str = "anna") -> SessionStart:
     return SessionStart(None, b"x" * characters, is_whole, None, "", voice, Sampling(), 1.0, False)
+
+
+def in_voice_of(start: SessionStart, recording: int | None, is_known: bool) -> SessionStart:
+    """recording: its number instead of a registered voice. is_known: the client sends its hash alone."""
+    if recording is None:
+        return start
+    sound = np.full(VOICE_TOKENS * 640, recording, np.float32)
+    if not is_known:
+        return replace(start, speaker_id=None, reference_wav=sound, reference_text="Read this.")
+    prompt = VoicePrompt("", np.zeros(VOICE_TOKENS, np.int32), np.zeros((0, 80), np.float32), np.zeros(192, np.float32))
+    return replace(start, speaker_id=None, reference_hash=f"{recording:064x}", voice=prompt)
+
+
+def voice_key(start: SessionStart) -> bytes:
+    """Equal only for the same voice, as token2wav's fingerprint of it."""
+    if start.reference_wav is not None:
+        return b"recording" + start.reference_wav.tobytes()
+    return f"{start.speaker_id} {start.reference_hash}".encode()
 
 
 @dataclass(eq=False)
@@ -52,7 +71,7 @@ class Server:
     def __post_init__(self) -> None:
         self.pool = PagePool(self.pages)
         report = LoadReport(capacity=1e6, pages=self.pages, reserve_pages=RESERVE)
-        self.load = LoadControl(self.target, lambda: report, lambda: [self.need(one) for one in self.live], lambda: self.now_s)
+        self.load = LoadControl(self.target, lambda: report, lambda: 0, lambda: [self.need(one) for one in self.live], lambda: self.now_s)
 
     def need(self, session: Session) -> Need:
         standing = Standing(age_s=1.0, reserved_s=session.reserved_s, voice_tokens=VOICE_TOKENS)
@@ -76,7 +95,7 @@ class Server:
                 self.open(session)
 
     def open(self, session: Session) -> None:
-        key, reserve = str(session.start.speaker_id).encode(), reserved_pages(session.reserved_s, RESERVE, 1.0)
+        key, reserve = voice_key(session.start), reserved_pages(session.reserved_s, RESERVE, 1.0)
         lent = [one.account for one in self.live if one.account is not None and one.account.lent]
         while lent and self.pool.shortage(reserve, key, VOICE_CHUNKS) > 0:
             account = lent[-1]
@@ -93,7 +112,8 @@ class Server:
         self.load.ended(text_bytes(session.start), speech_s, session.counted)
 
 
-starts = st.builds(text, st.integers(1, 200), st.booleans(), st.sampled_from(["anna", "bea", "carl"]))
+texts = st.builds(text, st.integers(1, 200), st.booleans(), st.sampled_from(["anna", "bea", "carl"]))
+starts = st.builds(in_voice_of, texts, st.none() | st.integers(0, 3), st.booleans())
 events = st.lists(
     st.one_of(
         st.tuples(st.just("start"), starts),
@@ -121,6 +141,16 @@ def test_whoever_is_admitted_finds_room(happens: list[tuple[str, object]], pages
             elif (account := server.live[index].account) is not None:
                 server.pool.take(account, value)
         server.pool.check_integrity()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("target", [0.0, 0.9])
+def test_callers_with_a_recording_each_find_room(is_known: bool, target: float) -> None:
+    """Also where all recordings have the same length and transcript, and where their hashes alone are sent."""
+    server = Server(pages=480, target=target)
+    admitted = sum(server.admit(in_voice_of(text(60), number, is_known)) for number in range(200))
+    assert 480 // (RESERVE + VOICE_TOKENS // 25) <= admitted < 200
+    server.open_all()
 
 
 def test_256_callers_with_short_texts_have_room_where_full_reservations_have_not() -> None:
@@ -192,3 +222,13 @@ def test_without_room_for_its_state_a_start_is_refused_before_anything_is_comput
     house.wait_empty()
     assert_whole(house.send(start_request(session_id="other")), "Hello world.")
     assert [hop.expected_speech_s for hop in house.models.token2wav.hops if hop.prompt is not None] == [LEAST_RESERVED_S] * 2
+
+
+def test_an_utterance_at_another_speed_says_how_long_it_is_at_the_usual_one(house: House) -> None:
+    expected = set()
+    for speed in (0.5, 1.0, 2.0):
+        house.orchestrator._load.lengths = Lengths()
+        assert house.send(start_request("Hello world. " * 7, session_id=None, speed=speed)).wait() is None
+        house.wait_empty()
+        expected.add(round(house.orchestrator._load.lengths.expected_s(100), 3))
+    assert len(expected) == 1 and expected != {round(Lengths().expected_s(100), 3)}

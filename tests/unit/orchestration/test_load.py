@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from bistream.errors import BusyError
 from bistream.orchestration.admission import SessionStart
-from bistream.orchestration.load import ASSUMED_CAPACITY, MAX_RETRY_S, MIN_RETRY_S, RECOUNT_S, REPORT_AGE_S, Lengths, LoadControl, Need
+from bistream.orchestration.load import ASSUMED_CAPACITY, LENGTH_MARGIN, MAX_RETRY_S, MIN_RETRY_S, RECOUNT_S, Lengths, LoadControl, Need
 from bistream.orchestration.needs import UNKNOWN_VOICE_PAGES, Standing, need_of
 from bistream.token2wav.load_report import LoadReport
-from bistream.types import Sampling
+from bistream.types import Sampling, VoicePrompt
 
 START = SessionStart(None, b"x" * 120, True, None, "", "anna", Sampling(), 1.0, False)
-SPEAKING = Standing(age_s=5.0, buffer_s=2.0, made_s=4.0, received_s=6.0, is_open=True, voice_tokens=125)
+SPEAKING = Standing(age_s=5.0, buffer_s=2.0, made_s=4.0, received_s=6.0, voice_tokens=125)
 REPORT = LoadReport(capacity=100.0, pages=0, reserve_pages=10)
 
 
@@ -27,8 +27,9 @@ class Desk:
     def __init__(self, report: LoadReport | None, target: float = 0.9) -> None:
         self.now_s = 1000.0
         self.report = report
+        self.others = 0
         self.live: list[Need] = []
-        self.control = LoadControl(target, lambda: self.report, lambda: self.live, lambda: self.now_s)
+        self.control = LoadControl(target, lambda: self.report, lambda: self.others, lambda: self.live, lambda: self.now_s)
 
     def start(self, need: Need) -> bool:
         try:
@@ -98,16 +99,17 @@ def test_listeners_who_wait_for_this_server_keep_others_out() -> None:
 
 
 def test_sessions_of_another_front_door_count_while_they_are_known() -> None:
-    desk = Desk(replace(REPORT, sessions=80))
-    desk.live = [Need(1.0, is_open=True)] * 5
+    desk = Desk(REPORT)
+    desk.others = 75
+    desk.live = [Need(1.0)] * 5
     assert desk.start_many(Need(1.0), offered=50) == 90 - 80
-    desk.now_s += 2 * REPORT_AGE_S
-    assert desk.start(Need(1.0)), "the report is too old to tell"
+    desk.others = 0
+    assert desk.start(Need(1.0))
 
 
 def test_pages_of_all_sessions_and_of_each_voice_once_must_exist() -> None:
     desk = Desk(replace(REPORT, pages=100))
-    desk.live = [Need(1.0, is_open=False)]
+    desk.live = [Need(1.0)]
     anna = Need(1.0, pages=20.0, voice="anna", voice_pages=10)
     assert desk.start_many(anna, offered=10) == 4  # 4 x 20 + 10
     desk.live.clear()
@@ -141,7 +143,7 @@ def test_what_a_session_promises() -> None:
 
 def test_an_offline_session_promises_nothing() -> None:
     need = need_of(replace(START, offline=True), SPEAKING, REPORT, Lengths())
-    assert (need.rate, need.pages, need.is_open) == (0.0, 0.0, False)
+    assert (need.rate, need.pages) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +182,57 @@ def test_lengths_are_learned() -> None:
         lengths.ended(None, 3.0)
     assert lengths.expected_s(50) == pytest.approx(12.5, rel=0.02)
     assert lengths.expected_s(None) == 3.0
+
+
+def speech_s(text_bytes: int) -> float:
+    """With pauses before and after it."""
+    return 0.5 + text_bytes / 15
+
+
+@pytest.mark.parametrize("short_share", [0.0, 0.5, 0.9])
+def test_short_texts_say_little_about_long_ones(short_share: float) -> None:
+    """Half of their speech is pause: by the mean of all paces a long text would last two to three times as long as it does."""
+    lengths = Lengths()
+    for number in range(400):
+        size = 4 if number % 10 < 10 * short_share else 300
+        lengths.ended(size, speech_s(size))
+    assert speech_s(300) < lengths.expected_s(300) < 1.2 * LENGTH_MARGIN * speech_s(300)
+
+
+def test_one_runaway_text_of_a_byte_is_no_rule() -> None:
+    lengths = Lengths()
+    lengths.ended(1, 20.0)
+    assert lengths.expected_s(100) < 2 * Lengths().expected_s(100)
+
+
+def test_what_has_ended_long_ago_is_forgotten() -> None:
+    desk = Desk(REPORT)
+    for _ in range(5_000):
+        desk.now_s += 0.1
+        desk.control.ended(100, 5.0)
+    assert len(desk.control._ended) <= 101
+
+
+def test_with_bounded_left_context_every_session_reserves_the_same() -> None:
+    """What it needs does not depend on how long its speech is, and without it no state of the newest speech could be kept."""
+    bounded = replace(REPORT, most_pages=REPORT.reserve_pages)
+    short = replace(SPEAKING, reserved_s=4.0)
+    assert need_of(START, short, bounded, Lengths()).reserved == 10
+    assert need_of(START, short, replace(REPORT, most_pages=300), Lengths()).reserved == 4
+
+
+def test_different_recordings_are_different_voices() -> None:
+    """Of the same length and transcript, or known by their hashes alone."""
+    sound = np.sin(np.arange(16_000 * 7, dtype=np.float32))
+    heard = replace(START, speaker_id=None, reference_wav=sound, reference_text="Seven.")
+    tokens = np.zeros(375, np.int32)
+    voice = VoicePrompt("Seven.", tokens, np.zeros((750, 80), np.float32), np.zeros(192, np.float32))
+    known = replace(START, speaker_id=None, reference_hash="0" * 64, voice=voice)
+    others = [replace(heard, reference_wav=-sound), replace(known, reference_hash="1" * 64)]
+    voices = [need_of(start, SPEAKING, REPORT, Lengths()).voice for start in (heard, known, *others)]
+    assert len(set(voices)) == 4
+    assert need_of(heard, SPEAKING, REPORT, Lengths()).voice == need_of(replace(heard), SPEAKING, REPORT, Lengths()).voice
+    assert need_of(known, replace(SPEAKING, voice_tokens=None), REPORT, Lengths()).voice_pages == 15
 
 
 def test_the_pages_of_a_voice() -> None:

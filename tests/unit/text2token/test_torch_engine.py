@@ -467,6 +467,19 @@ def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_pa
     engine.close()
 
 
+@pytest.mark.parametrize("ids", [3, 200])
+def test_the_gpu_is_claimed_for_a_new_session_before_its_listener_has_asked(tmp_path: Path, ids: int) -> None:
+    """Its tokens are asked for once it has started; the prompt takes one step, or several."""
+    seen = Claim(tmp_path, 0, TOKENS)
+    shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=TickingClock(), right_of_way=shared)
+    begin(engine.open("a", GREEDY, 300), [1] * ids, 20)
+    for _ in range(-(-ids // settings_of_engine().max_rows)):
+        engine.step()
+        assert seen.held is not None
+    engine.close()
+
+
 def until(condition: Callable[[], bool], what: str) -> None:
     end_s = time.monotonic() + 240
     while not condition():

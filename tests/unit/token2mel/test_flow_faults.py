@@ -373,6 +373,24 @@ def test_closing_at_any_step_leaves_the_pool_consistent(steps: list[tuple[str, i
     assert stage.pool.available == stage.pool.total
 
 
+@pytest.mark.parametrize("left", [4, 10])
+def test_with_bounded_left_context_short_speech_that_becomes_long_keeps_its_state(left: int) -> None:
+    """Every page is reserved by somebody. Without state a hop would compute all of the speech again."""
+    stage = make_stage(flow_state_mb=16, left_context_chunks=left)
+    state, others = stage.open(make_prompt(12 * 25 + 3), 4.0), []
+    with pytest.raises(BusyError):
+        while True:
+            others.append(stage.open(make_prompt(12 * 25 + 3), 4.0))
+    assert others
+    for hop in range(2 * left + 3):
+        (mel,) = stage.hop([FlowHop(state, make_tokens(28 if hop == 0 else 25), False)])
+        assert isinstance(mel, torch.Tensor) and len(state.tokens) - state.committed <= 28
+    for one in others:
+        stage.hop([FlowHop(one, make_tokens(28), False)])
+        assert len(one.tokens) - one.committed <= 28
+    stage.check_integrity()
+
+
 @pytest.mark.parametrize("left", [0, 5, 15, 40, 100_000])
 def test_the_automatic_budget_has_room_for_all_sessions(left: int) -> None:
     stage = make_stage(flow_state_mb=0, left_context_chunks=left)
