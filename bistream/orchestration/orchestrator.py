@@ -76,8 +76,7 @@ class Orchestrator:
         self._loop = EventLoop("bistream-sessions")
         self._helpers = ThreadPoolExecutor(HELPER_THREADS, "bistream-helper")
         hop_policy = HopPolicy(first_hop_tokens=config.first_hop_tokens, max_chunks=config.max_hop_chunks)
-        voices = Voices(config, ports.voice)
-        self._services = Services(config, ports, voices, hop_policy, self._loop, self._helpers, clock, self._metrics)
+        self._services = Services(config, ports, Voices(config, ports.voice), hop_policy, self._loop, self._helpers, clock, self._metrics)
         self._reachable: dict[SessionKey, SessionRun] = {}  # until the session ends
         self._ended = EndedSessions()  # by the same key
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed
