@@ -97,7 +97,8 @@ class HopPlanner:
         """Forget the older half of the session's speech, or more, until at most ``max_tokens`` tokens are left; all that is stored at most.
 
         What stays is the voice and the newest speech, with the state that it was computed with: so nothing begins anew, there is no joint
-        in the mel, and later frames only attend to less. Whole chunks go, and all positions after them move to the left by as much: the
+        in the mel, and later frames only attend to less. (Where a hop is nearly as long as the context, all speech must go; then there is
+        one.) Whole chunks go, and all positions after them move to the left by as much: the
         noise of the solver, which ends after 300 s, is used again from there. Decided by numbers of tokens alone.
         """
         size, ratio = self.chunk_tokens, self.config.token_mel_ratio
@@ -142,7 +143,8 @@ class HopPlanner:
         return new
 
     def _drop_oldest(self, state: FlowState, most: int) -> None:
-        """Keep the last ``most`` pages, above 0."""
-        dropped, state.pages = state.pages[:-most], state.pages[-most:]
+        """Keep the last ``most`` pages."""
+        first = max(0, len(state.pages) - most)
+        dropped, state.pages = state.pages[:first], state.pages[first:]
         own = set(state.account.pages)
         self.pool.give_back(state.account, [page for page in dropped if page in own])

@@ -69,9 +69,10 @@ class OfflineJob:
 
     def step(self, renderer: SpeechRenderer) -> Outcome | None:
         """One step; the outcome with the last one."""
-        if self.utterance is None:
-            self.utterance = renderer.begin_utterance(self.token_ids, self.prompt, self.seed, self.speed)
-        return self.utterance.step()
+        utterance = self.utterance  # which a cancel may take away meanwhile
+        if utterance is None:
+            utterance = self.utterance = renderer.begin_utterance(self.token_ids, self.prompt, self.seed, self.speed)
+        return utterance.step()
 
 
 @dataclass(eq=False)

@@ -41,10 +41,12 @@ class HopBatch:
     rendered: HopsInProgress | None = None
     standing: BatchStanding | None = None  # from ``begin`` on, if there is something to compute
     took_s: float = 0.0
+    succeeded: list[HopJob] = field(default_factory=list)  # of the hops, once they are finished
 
     @property
     def tokens(self) -> int:
-        return sum(len(hop.item.hop.token_ids) for hop in self.hops)
+        """Of the hops that became audio: those that failed took no time that would say anything."""
+        return sum(len(job.hop.token_ids) for job in self.succeeded)
 
 
 class Computing:
@@ -115,6 +117,7 @@ class Computing:
         self._took(batch, began_s)
         jobs = [hop.item for hop in batch.hops]
         batch.answers += zip(jobs, outcomes, strict=True)
+        batch.succeeded = [job for job, outcome in zip(jobs, outcomes, strict=True) if not isinstance(outcome, BistreamError)]
         ended_s = self._clock()
         self._pace.observe(batch.tokens, batch.took_s)
         self._on_batch(jobs, batch.began_s, batch.took_s, ended_s)
@@ -126,9 +129,11 @@ class Computing:
     def _observe_capacity(self, batch: HopBatch, ended_s: float) -> None:
         """Batches that were computed in turns count as one: the pace of the server is that of all of them, without the time they waited."""
         counted, self._went_first = self._went_first, []
+        if not any(each.succeeded for each in counted):
+            return
         audio_s = sum(each.tokens for each in counted) / SPEECH_TOKENS_PER_SECOND
         began_s, ended_s = batch.began_s - batch.waited_before_s, ended_s - self._waited_s
-        self._capacity.observe(audio_s, sum(len(each.hops) for each in counted), began_s, ended_s, batch.leftover)
+        self._capacity.observe(audio_s, sum(len(each.succeeded) for each in counted), began_s, ended_s, batch.leftover)
 
     def waited(self, seconds: float) -> None:
         """Others had the GPU meanwhile."""

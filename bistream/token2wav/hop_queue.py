@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 SAMPLES = 32  # batches from which the pace is estimated
 MAX_FIXED_SHARE = 0.75
+MAX_SURPRISE = 4.0  # a batch counts as at most so many times as slow as the others, and as expected: a stall says nothing of the next ones
 
 
 @dataclass(frozen=True, order=True)
@@ -68,6 +69,10 @@ class HopQueue(Generic[T]):
         taken, self._hops = self._hops[:count], self._hops[count:]
         return taken
 
+    def discard(self, item: T) -> None:
+        """It waits no longer; without effect where it does not wait."""
+        self._hops = [hop for hop in self._hops if hop.item is not item]
+
     def pop_batch(self, max_hops: int, max_tokens: float) -> list[T]:
         """The most urgent items, in order, within both limits; at least one unless the queue is empty."""
         return [hop.item for hop in self.pop(self.prefix(max_hops, max_tokens))]
@@ -96,6 +101,9 @@ class BatchPace:
         """Record the duration of a batch."""
         if tokens <= 0 or seconds <= 0:
             return
+        if self._samples:
+            usual_s = sum(took_s for _, took_s in self._samples) / len(self._samples)
+            seconds = min(seconds, MAX_SURPRISE * max(usual_s, self.seconds(tokens)))
         self._samples.append((tokens, seconds))
         mean_tokens = sum(count for count, _ in self._samples) / len(self._samples)
         mean_s = sum(took_s for _, took_s in self._samples) / len(self._samples)

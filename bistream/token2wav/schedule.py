@@ -71,6 +71,10 @@ class Schedule:
         """A hop is the oldest one of its session."""
         self.queue.push(job, is_first=job.is_first, deadline_s=job.deadline_s, tokens=len(job.hop.token_ids))
 
+    def discard(self, job: HopJob) -> None:
+        """Its session has ended, so it decides nothing any more; without effect where it is not in the queue."""
+        self.queue.discard(job)
+
     def postpone(self, jobs: Sequence[HopJob]) -> None:
         """Until the batch in progress has ended."""
         self._postponed += jobs
@@ -86,7 +90,7 @@ class Schedule:
         if self.started is not None and not self._gives_way(self.started, now_s):
             return Turn(resumes=self.started)
         hops = self._turns.next_batch(self.queue, now_s)
-        return Turn(hops=[hop for hop in hops if not hop.item.session.has_ended], leftover=bool(self.queue))
+        return Turn(hops=hops, leftover=bool(self.queue))
 
     def begun(self, batch: HopBatch, now_s: float) -> bool:
         """Whether a new batch is now the one in progress. Otherwise it is to be finished at once."""

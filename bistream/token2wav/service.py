@@ -29,6 +29,7 @@ from bistream.errors import (
     BistreamError,
     BusyError,
     CancelledError,
+    EngineError,
     InvalidInputError,
     SessionExistsError,
     ShuttingDownError,
@@ -90,9 +91,9 @@ class Token2Wav:
         turns = Turns(pace, config.max_suspensions, max_hops)
         self._schedule = Schedule(turns, self._computing.share, metrics.decided, self._right_of_way.waits)
         self._next_expiry_s = -math.inf  # no lease expires earlier
-        self._is_draining = False
+        self._refusal: BistreamError | None = None  # of every new session: the service drains, or its worker has failed
         self._is_stopping = False
-        self._worker = threading.Thread(target=self._serve, name="bistream-token2wav", daemon=True)
+        self._worker = threading.Thread(target=self._work, name="bistream-token2wav", daemon=True)
         self._worker.start()
 
     def hop(self, hop: Token2WavHop) -> Future[FloatArray]:
@@ -185,7 +186,7 @@ class Token2Wav:
         """Accept no new sessions, give the live ones ``drain_timeout_s`` to finish, fail the rest, free everything. Idempotent."""
         error = ShuttingDownError("The server is shutting down; try again on another one.")
         with self._locked() as failures:
-            self._is_draining = True
+            self._refusal = self._refusal or error
             self._condition.wait_for(
                 lambda: not self._sessions and not self._schedule.background.utterances, timeout=self._config.drain_timeout_s
             )
@@ -225,6 +226,8 @@ class Token2Wav:
             if hop.prompt is not None:
                 raise SessionExistsError("A live session has this id; send the voice prompt with its first hop only, or choose another id.")
             return session
+        if self._schedule.background.has_utterance(hop.session_id):
+            raise SessionExistsError("An utterance has this id; choose another id.")
         if hop.prompt is None:
             raise UnknownSessionError("No live session has this id (ended or never started); begin with a hop that carries a voice prompt.")
         check_prompt(self._renderer, hop.prompt)
@@ -235,8 +238,8 @@ class Token2Wav:
         return session
 
     def _admit(self) -> None:
-        if self._is_draining:
-            raise ShuttingDownError("The server is shutting down; try again on another one.")
+        if self._refusal is not None:
+            raise self._refusal.renewed(None)
         if len(self._sessions) + self._schedule.background.utterances >= self._config.max_sessions:
             raise BusyError(f"All {self._config.max_sessions} sessions are in use; try again later.")
 
@@ -256,6 +259,7 @@ class Token2Wav:
         self._ended.append(session)
         for job in session.jobs:
             assert error is not None
+            self._schedule.discard(job)
             failures.append((job.future, error.renewed(session.session_id)))
         session.jobs.clear()
 
@@ -285,6 +289,19 @@ class Token2Wav:
 
     # The worker
 
+    def _work(self) -> None:
+        """A bug ends the worker; then nobody waits for ever, and ``healthy`` says that only a restart helps."""
+        try:
+            self._serve()
+        except Exception:
+            logger.exception("the worker failed")
+            error = EngineError("The speech renderer failed; try again later.")
+            with self._locked() as failures:
+                self._refusal = error
+                for session in list(self._sessions.values()):
+                    self._end(session, error, failures)
+                failures.extend((job.future, error.renewed(job.session_id)) for job in self._schedule.background.drop_utterances())
+
     def _serve(self) -> None:
         schedule = self._schedule
         while True:
@@ -296,7 +313,7 @@ class Token2Wav:
                 self._ended = [session for session in self._ended if schedule.is_computing(session)]
                 self._claim_gpu(releases=False)
                 turn = schedule.next(self._clock())
-                is_over = self._is_stopping and not ended and turn.is_empty
+                is_over = self._is_stopping and not ended and not self._ended and turn.is_empty
             for session in ended:
                 session.close()
             if is_over:

@@ -88,7 +88,7 @@ class StagesHops:
     def step(self) -> None:
         self._try(self._advance)
         if self._stages.flow.device.type == "cuda":
-            torch.cuda.current_stream(self._stages.flow.device).synchronize()
+            self._try(torch.cuda.current_stream(self._stages.flow.device).synchronize)  # errors of what was launched come out here
 
     def finish(self) -> list[Outcome]:
         while self.steps_left:

@@ -140,3 +140,13 @@ def test_the_last_hop_with_full_attention_goes_on_from_what_is_known() -> None:
     pieces = pieces_of(400, [CHUNK])
     mels = run(subject, voice, pieces)
     assert sum(mel.shape[1] for mel in mels) == 800 and all(torch.isfinite(mel).all() for mel in mels)
+
+
+def test_where_all_speech_must_go_its_pages_go_too() -> None:
+    """With bounded left context, and a voice without speech tokens."""
+    made = stage(6.0, left_context_chunks=2)
+    session = made.open(make_prompt(0))
+    hop_mel(made, session, make_tokens(103))
+    made.planner.reanchor(session, 25)
+    assert session.committed == 0 and session.pages == []
+    made.check_integrity()

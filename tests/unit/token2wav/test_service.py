@@ -6,6 +6,7 @@ The fakes answer at once unless a test holds the worker inside a flow call (``Fa
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -727,6 +728,22 @@ def test_pace_follows_what_was_measured() -> None:
     assert pace.tokens_within(0.1) == pytest.approx(2000, rel=0.01)
 
 
+@pytest.mark.parametrize("stalled", [25, 100, 200, 400])
+def test_a_stall_makes_no_small_batches(stalled: int) -> None:
+    """Three seconds, once; a server that has become slower is still noticed."""
+    pace, sizes = BatchPace(500.0), random.Random(1)
+    for _ in range(40):
+        tokens = sizes.randrange(100, 300)
+        pace.observe(tokens, 0.03 + 0.0004 * tokens)
+    before = pace.tokens_within(0.15)
+    pace.observe(stalled, 3.0)
+    assert pace.tokens_within(0.15) > 0.6 * before
+    for _ in range(100):
+        tokens = sizes.randrange(100, 300)
+        pace.observe(tokens, 10 * (0.03 + 0.0004 * tokens))
+    assert pace.seconds(200) == pytest.approx(10 * 0.11, rel=0.1)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.floats(0.0, 0.02), st.floats(1e-5, 1e-2), st.lists(st.integers(1, 1600), min_size=2, max_size=40, unique=True))
 def test_pace_finds_the_fixed_part_of_a_batch(fixed_s: float, per_token_s: float, batches: list[int]) -> None:
@@ -832,3 +849,53 @@ def test_a_session_may_be_longer_than_what_is_computed_at_once(rig: Rig) -> None
         assert len(audio(rig.hop("a", *([1] * 250)))) == 250
     assert isinstance(error(rig.hop("b", 1, start=7500)), InvalidInputError)
     assert rig.service.live_sessions == 1
+
+
+def test_a_hop_does_not_take_the_id_of_an_utterance() -> None:
+    """One cancel would end both."""
+    rig = make_rig()
+    with rig.flow.hold() as wait_until_inside:
+        utterance = rig.service.synthesize([1, 2], prompt(), session_id="x")
+        wait_until_inside()
+        assert isinstance(error(rig.hop("x", 5, start=True)), SessionExistsError)
+    assert len(audio(utterance)) == 2
+    rig.service.close()
+
+
+def test_refused_hops_are_no_audio_of_the_capacity() -> None:
+    rig = make_rig()
+    compute = rig.flow.hop
+
+    def hop(hops: Sequence[Any]) -> Any:
+        rig.clock.now_s += 0.001 if any(REFUSED_BY_FLOW in one.token_ids for one in hops) else 0.1
+        return compute(hops)
+
+    rig.flow.hop = hop  # type: ignore[method-assign]
+    audio(rig.hop("good", *([1] * 25), start=True))
+
+    def speak(times: int) -> float:
+        for _ in range(times):
+            audio(rig.hop("good", *([1] * 25), playback_buffer_s=1.0))
+            rig.clock.now_s += 0.2
+        return rig.service._capacity.audio_s_per_s
+
+    before = speak(40)
+    for number in range(20):
+        error(rig.hop(f"bad{number}", *([REFUSED_BY_FLOW] * 75), start=True))
+        rig.clock.now_s += 0.2
+        speak(1)
+    assert 0.0 < rig.service._capacity.audio_s_per_s <= 1.05 * before
+    rig.service.close()
+
+
+def test_where_the_worker_fails_nobody_waits_for_ever() -> None:
+    rig = make_rig()
+    audio(rig.hop("a", 1, start=True))
+
+    def fail(batch: object) -> None:
+        raise RuntimeError("a bug")
+
+    rig.service._finish = fail  # type: ignore[method-assign]
+    assert isinstance(error(rig.hop("a", 2)), EngineError)
+    assert isinstance(error(rig.hop("b", 3, start=True)), EngineError) and not rig.service.healthy
+    rig.service.close()

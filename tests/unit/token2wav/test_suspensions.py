@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -10,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
-from bistream.errors import BistreamError, BusyError, CancelledError
+from bistream.errors import BistreamError, BusyError, CancelledError, EngineError
 from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay, SharedGpu
 from bistream.metrics.families import HOP_DECISIONS
 from bistream.metrics.recorder import Recorder
@@ -251,3 +253,58 @@ def test_the_gpu_is_claimed_while_hops_are_urgent_and_no_longer(tmp_path: Path) 
         assert seen.held is not None, "it waits"
     assert [audio(calm), audio(pressed)] == [[4], [5]]
     made.service.close()
+
+
+def test_a_cancelled_first_hop_uses_up_no_suspension() -> None:
+    rig = make_rig(max_suspensions=1)
+    audio(rig.hop("calm", 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        calm = rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        rig.hop("gone", 12, start=True)
+        rig.service.cancel("gone")
+        first_step = rig.flow._gate
+        assert first_step is not None
+        with rig.flow.hold() as wait_until_inside_again:
+            first_step.set()
+            wait_until_inside_again()
+            new = rig.hop("new", 13, start=True)
+    assert audio(new) == [13] and audio(calm) == [11]
+    assert rig.flow.log[-2:] == [13, 11]
+    rig.service.close()
+
+
+def test_an_error_of_the_device_between_two_steps_is_the_sessions(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was launched fails later, where the host waits for it."""
+
+    class Stream:
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    audio(rig.hop("calm", 1, start=True))
+    monkeypatch.setattr(rig.flow, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Stream())
+    assert isinstance(error(rig.hop("calm", 11, playback_buffer_s=CALM_S)), EngineError)
+    monkeypatch.setattr(rig.flow, "device", torch.device("cpu"))
+    assert audio(rig.hop("next", 2, start=True)) == [2]
+
+
+def test_closing_frees_the_batch_in_progress(rig: Rig) -> None:
+    """It gives way to a hop that is cancelled while the service closes."""
+    audio(rig.hop("calm", 1, start=True))
+    with rig.flow.hold() as wait_until_inside:
+        rig.hop("calm", 11, playback_buffer_s=CALM_S)
+        wait_until_inside()
+        rig.clock.now_s += 0.1  # earns a step of the background
+        rig.service.synthesize([50, 51], prompt())
+        rig.hop("new", 12, start=True)
+        rig.service.cancel("new")
+        first_step = rig.flow._gate
+        assert first_step is not None
+        with rig.flow.hold() as wait_until_inside_the_background:
+            first_step.set()
+            wait_until_inside_the_background()
+            closing = threading.Thread(target=rig.service.close)
+            closing.start()
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive() and rig.service._schedule.started is None
