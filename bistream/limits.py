@@ -23,6 +23,7 @@ from bistream.wire import (
 MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this range the result is no longer speech
 MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
 MAX_SEED = 2**63 - 1
+MAX_TOP_K = 100  # four times the released value; sampling sorts as many candidates for everybody as anybody asks for
 
 
 def check_session_id(session_id: str) -> None:
@@ -65,8 +66,8 @@ def check_temperature(temperature: float) -> None:
 
 
 def check_top_k(top_k: int) -> None:
-    if top_k < 1:
-        raise InvalidInputError(f"top_k is {top_k}; set it to 1 or more.")
+    if not 1 <= top_k <= MAX_TOP_K:
+        raise InvalidInputError(f"top_k is {top_k}; set it between 1 and {MAX_TOP_K}.")
 
 
 def check_top_p(top_p: float) -> None:

@@ -103,6 +103,9 @@ def is_installed() -> bool:
     return importlib.util.find_spec("wetext") is not None
 
 
+READ_OUT_CACHE = 4096  # expressions of at most a line each; one takes some milliseconds with the interpreter's lock held
+
+
 @functools.cache
 def load_read_out() -> ReadOut:
     """Load the grammars, once per process. Raises ``InvalidInputError`` where the package is missing."""
@@ -116,6 +119,7 @@ def load_read_out() -> ReadOut:
     by_language = {"zh": Normalizer(lang="zh", operator="tn"), "en": Normalizer(lang="en", operator="tn")}
     lock = threading.Lock()  # the library does not say that it is safe to use from several threads
 
+    @functools.lru_cache(maxsize=READ_OUT_CACHE)
     def read_out(expression: str, language: Language) -> str:
         prepared = _PREPARE[language](expression)
         try:

@@ -30,12 +30,14 @@ ADDED_SPECIAL_TOKENS = (
     "[lipsmack]",
     "[mn]",
 )
+END_OF_SYSTEM = "<|endofsystem|>"
 # By tokenizer: those that follow Qwen2's own. CosyVoice3 has CosyVoice2's, and its own after them.
 ADDED_TOKENS: Mapping[TokenizerVersion, tuple[str, ...]] = {
     "cosyvoice2": ADDED_SPECIAL_TOKENS,
-    "cosyvoice3": (*ADDED_SPECIAL_TOKENS, "<|endofsystem|>", *PHONEME_TOKENS),
+    "cosyvoice3": (*ADDED_SPECIAL_TOKENS, END_OF_SYSTEM, *PHONEME_TOKENS),
 }
-SPECIAL_TOKENS = BASE_SPECIAL_TOKENS + ADDED_SPECIAL_TOKENS
+# Of all families: CosyVoice2 has no <|endofsystem|>, and nobody sends it there as text.
+SPECIAL_TOKENS = (*BASE_SPECIAL_TOKENS, *ADDED_SPECIAL_TOKENS, END_OF_SYSTEM)
 SPOKEN_TOKENS = frozenset(PHONEME_TOKENS)  # special tokens that stand for speech as letters do
 END_OF_PROMPT = "<|endofprompt|>"  # ends an instruction
 # Those in brackets stand for a sound; these only mark a place or change how the words between them are spoken.

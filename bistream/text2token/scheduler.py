@@ -164,7 +164,7 @@ class Scheduler:
         ready, is_short = self._shares.choose(decoding, bool(num_feeding), now_s)
         budget -= self._take_decoding(ready[: budget - self._reserved(num_feeding)], segments, sampling)
         num_prompt_rows = sum(_num_unfed(sequence) for sequence in self._prompts)
-        reserved = min(budget, self._reserved(num_prompt_rows))
+        reserved = min(budget // 2 if self._appending else budget, self._reserved(num_prompt_rows))
         budget -= self._take_feeding(self._appending, budget - reserved, segments, sampling)
         self._take_feeding(self._prompts, budget, segments, sampling)
         plan = StepPlan(

@@ -6,6 +6,7 @@ its suspicious head (``runaway.py``). Beyond ``MAX_REDRAWS``, or without room fo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -32,15 +33,25 @@ class _Flight:
 
 
 class SequenceSeries:
-    def __init__(self, engine: Engine, session_id: str, spec: SamplingSpec, max_ids: int, runaways: RunawaySettings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        session_id: str,
+        spec: SamplingSpec,
+        max_ids: int,
+        runaways: RunawaySettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Opens the first sequence, of ``max_ids`` positions. Raises as ``Engine.open``."""
         self._engine = engine
         self._session_id = session_id
         self._spec = spec
         self._max_ids = max_ids
+        self._clock = clock
         self._runaway_window, self._on_runaway = runaways
         self._sequence = engine.open(session_id, spec, max_ids)
         self._flight: _Flight | None = None
+        self._demand: tuple[float, float, int] | None = None  # the last one, and when it came
 
     def begin(self, turn: Turn, sink: TurnSink) -> None:
         """Raises as ``EngineSequence.turn``, and as ``Engine.open`` where the turn needs a new sequence."""
@@ -86,8 +97,13 @@ class SequenceSeries:
 
     def demand(self, slack_s: float, wanted_tokens: int) -> None:
         """See ``engine.TakesDemands``."""
-        if isinstance(self._sequence, TakesDemands):
-            self._sequence.demand(slack_s, wanted_tokens)
+        self._demand = self._clock(), slack_s, wanted_tokens
+        self._pass_demand()
+
+    def _pass_demand(self) -> None:
+        if self._demand is not None and isinstance(self._sequence, TakesDemands):
+            came_at, slack_s, wanted_tokens = self._demand
+            self._sequence.demand(slack_s - (self._clock() - came_at), wanted_tokens)
 
     def close(self) -> None:
         """Idempotent."""
@@ -98,6 +114,7 @@ class SequenceSeries:
         self._sequence.close()
         self._spec = replace(self._spec, seed=(self._spec.seed + 1) % (MAX_SEED + 1))  # equal draws could make equal mistakes
         self._sequence = self._engine.open(self._session_id, self._spec, self._max_ids)
+        self._pass_demand()  # its listener still waits, for no more than this
 
     def _redraw(self, flight: _Flight, before: Sequence[int], handed_out: Sequence[int], sink: TurnSink) -> bool:
         """Whether the turn goes on. Its head was heard, but the model is not told of it, so that it does not go on from there."""

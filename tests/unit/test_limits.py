@@ -28,7 +28,7 @@ CONFIG = RuntimeConfig(default_speaker_id="anna")
 BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "seed": ([0, 2**63 - 1], [-1, 2**63]),
     "temperature": ([0.0, 10.0], [-1e-9, math.nextafter(10.0, math.inf), math.nan, math.inf, -math.inf]),
-    "top_k": ([1, 2**31 - 1], [0, -1]),
+    "top_k": ([1, 100], [0, -1, 101, 2**31 - 1]),
     "top_p": ([math.nextafter(0.0, 1.0), 1.0], [0.0, math.nextafter(1.0, 2.0), -0.5, math.nan, math.inf]),
     "speed": ([0.5, 2.0], [math.nextafter(0.5, 0.0), math.nextafter(2.0, 3.0), 0.0, math.nan, math.inf, -1.0]),
 }

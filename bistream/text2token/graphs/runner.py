@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoint_config import LanguageModelConfig
+from bistream.limits import MAX_TOP_K
 from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, write_rows, write_starts
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
@@ -154,10 +155,13 @@ class GraphStepRunner:
         numbers[:, 0] = self.settings.max_sessions
 
     def _widen(self, top_k: int) -> None:
-        """Sort more candidates from now on if a session requests it; each row count is recorded again at its next use."""
+        """Sort more candidates from now on if a session requests it; each row count is recorded again at its next use.
+
+        As many as any session may request: so this happens once, whatever clients send.
+        """
         if top_k <= self.step.state.top_k_in_use or self.step.state.top_k_in_use >= self._vocabulary:
             return
-        self.step.state.top_k_in_use = min(1 << (top_k - 1).bit_length(), self._vocabulary)
+        self.step.state.top_k_in_use = min(1 << (max(top_k, MAX_TOP_K) - 1).bit_length(), self._vocabulary)
         logger.info("a session samples with top_k %d: steps are recorded again for %d candidates, which takes seconds per row count",
                     top_k, self.step.state.top_k_in_use)  # fmt: skip
 

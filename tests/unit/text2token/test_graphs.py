@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as flex
 
 from bistream.checkpoint_config import LanguageModelConfig
+from bistream.limits import MAX_TOP_K
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.graphs import layer
@@ -276,12 +277,12 @@ def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.Mon
 def test_a_larger_top_k_sorts_more_candidates_from_then_on(plain_attention: None, caplog: pytest.LogCaptureFixture) -> None:
     runner = make_runner()
     assert runner.step.state.top_k_in_use == CANDIDATES
-    vocabulary = SPACE.speech_token_size + 3
+    wide = min(128, SPACE.speech_token_size + 3)
     with caplog.at_level("INFO"):
-        for top_k, expected in ((CANDIDATES, 32), (33, 64), (40, 64), (10**9, vocabulary), (2000, vocabulary)):
+        for top_k, expected in ((CANDIDATES, 32), (33, wide), (40, wide), (MAX_TOP_K, wide)):
             runner.run(plan_of(Segment(0, 0, (5,), True), starts=(start_of(0, (1,), top_k=top_k),)))()
             assert runner.step.state.top_k_in_use == expected
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 1, "once, whatever comes"
 
 
 def test_every_function_compiles_whole_and_once_per_shape(plain_attention: None) -> None:

@@ -133,6 +133,25 @@ def test_decoding_cannot_starve_prompts_and_appends() -> None:
     assert len(served) == 20 and max(served.values()) - min(served.values()) <= 1
 
 
+@pytest.mark.parametrize("decoding", range(9, 16))
+def test_new_prompts_cannot_starve_appended_text(decoding: int) -> None:
+    """Also where decoding leaves no more than the share that is reserved for feeding."""
+    scheduler = make(max_rows=16, max_sessions=32, num_blocks=2048)
+    appended = scheduler.open("appended", SamplingSpec(), 60)
+    scheduler.begin_turn(appended, [1, 2, 3], TurnLimits(1), RecordingSink())
+    step(scheduler)
+    sinks = [start(scheduler, f"r{index}", 2, max_new=300, first=3 * index)[1] for index in range(decoding)]
+    while any(not sink.ids for sink in sinks):
+        step(scheduler)
+    for index in range(4):
+        start(scheduler, f"late{index}", 200, first=100 + index)
+    sink = RecordingSink()
+    scheduler.begin_turn(appended, [4, 5, 6, 7, 8], TurnLimits(5), sink)
+    for _ in range(8):
+        step(scheduler)
+    assert sink.ids
+
+
 def test_appended_text_cannot_starve_new_prompts() -> None:
     scheduler = make(max_rows=8)
     sequences = [scheduler.open(f"s{index}", SamplingSpec(), 80) for index in range(2)]
