@@ -18,7 +18,8 @@ from gateway.settings import Limits
 
 HEADER_LENGTH = "inference-header-content-length"  # bytes of JSON in a body that goes on with binary tensors
 VALUES_PER_PIECE = 8192  # of a JSON answer: a few milliseconds of work between two turns of the event loop
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+# Possessive, and a string that is not ended takes all that is left: each byte is looked at once, whatever the body is.
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _KINDS = {"FP32": "iuf", "INT32": "iu", "INT64": "iu", "BOOL": "b"}
 _DTYPES: dict[str, str] = {"FP32": "<f4", "INT32": "<i4", "INT64": "<i8", "BOOL": "|b1"}
 
@@ -125,6 +126,8 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> T
         return bytes_tensor(name, text.encode("utf-8", "surrogatepass"))._replace(shape=shape)
     if datatype not in _DTYPES:
         return Tensor(name, datatype, shape, b"")  # refused by its name
+    if not _are_numbers(data):  # numpy would make every element as large as the longest text
+        raise problem
     try:
         array: NDArray[Any] = np.asarray(data)
         if array.size and array.dtype.kind not in _KINDS[datatype]:
@@ -137,6 +140,11 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> T
             return Tensor(name, datatype, shape, array.astype(_DTYPES[datatype]).tobytes())
     except (ValueError, OverflowError):  # ragged lists, huge numbers
         raise problem from None
+
+
+def _are_numbers(data: list[Any]) -> bool:
+    """Lists within each other, as deep as the JSON may be, with numbers or booleans inside."""
+    return all(_are_numbers(value) if isinstance(value, list) else isinstance(value, int | float) for value in data)
 
 
 def _outputs(parsed: dict[str, Any]) -> tuple[list[str], frozenset[str] | None]:

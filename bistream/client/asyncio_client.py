@@ -188,6 +188,7 @@ class AsyncClientSession:
         self._requests.put_nowait(None)
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
+        self._events.put_nowait(self._exchange.failure)  # where the reader had not begun, nobody else wakes the iteration
         if self._exchange.failure is not None:
             self._call.cancel()  # a shared channel does not end it; after a normal end the half-closed stream ends by itself
         await self._client.release(self._channel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import urllib.error
@@ -115,14 +116,14 @@ class HttpInquiry:
                 return body
         except urllib.error.HTTPError:
             raise
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise no_answer(self._base, str(getattr(error, "reason", error))) from None
 
 
 def _message(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         return f"The server answered with status {error.code}."
 
 

@@ -9,6 +9,7 @@ Exit codes: 0 spoken, 1 the server refused or failed, 2 wrong usage, 3 no connec
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import urllib.error
@@ -73,17 +74,20 @@ def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, secu
             answer = json.load(response)
     except urllib.error.HTTPError as error:
         raise _refusal(error) from None
-    except (OSError, ValueError) as error:  # URLError and timeouts are OSError
+    except (OSError, ValueError, http.client.HTTPException) as error:  # URLError and timeouts are OSError; HTTPException: a cut answer
         reason = getattr(error, "reason", error)
         raise no_answer(base, str(reason)) from None
-    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
-    return np.asarray(outputs["waveform"], dtype=np.float32).reshape(-1)
+    try:
+        outputs = {output["name"]: output["data"] for output in answer["outputs"]}
+        return np.asarray(outputs["waveform"], dtype=np.float32).reshape(-1)
+    except (KeyError, TypeError, ValueError):
+        raise no_answer(base, "its answer has no waveform") from None
 
 
 def _refusal(error: urllib.error.HTTPError) -> BistreamError:
     try:
         message = str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         message = f"The server answered with status {error.code}."
     found = server_error(message)
     if isinstance(found, WrongCallError):  # the server's words are about calls, of which this client has only one

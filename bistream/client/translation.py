@@ -81,7 +81,8 @@ def stream_error(error: InferenceServerException, address: str) -> BaseException
 
 
 def no_answer(address: str, reason: str) -> ConnectionError:
-    """In a sentence. reason: in the words of gRPC or of the system."""
+    """In a sentence. reason: in the words of gRPC or of the system, or a line of something that is no server."""
+    reason = " ".join(reason.split())
     if re.search(r"[Cc]onnection refused|failed to connect to all addresses|[Dd]eadline [Ee]xceeded|timed out", reason):
         return ConnectionError(
             f"No server answers at {address} ({_brief(reason)}); start it, or check the address and whether it wants TLS."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from fractions import Fraction
 from typing import Any
 
@@ -43,7 +44,10 @@ class _Sink:
 
 
 class Encoder:
-    """``feed`` for every piece of audio, ``finish`` once. Samples are float32 [N], 24 kHz mono, in [-1, 1]; 16 bits of them are kept."""
+    """``feed`` for every piece of audio, ``finish`` once, ``close`` whatever came before.
+
+    Samples are float32 [N], 24 kHz mono, in [-1, 1]; 16 bits of them are kept.
+    """
 
     def __init__(self, target: AudioFormat, gain: float = 1.0) -> None:
         """gain: factor of the samples; what is louder than full scale is clipped."""
@@ -88,6 +92,14 @@ class Encoder:
             self._container.mux(self._codec.encode(None))
             self._container.close()
         return data + self._sink.take()
+
+    def close(self) -> None:
+        """Frees what the codec holds, up to 7 MB, now: container and stream refer to each other. Idempotent."""
+        container, self._container = self._container, None
+        self._codec = self._resampler = None
+        if container is not None:
+            with contextlib.suppress(Exception):  # of one that was cut off: there is nothing more to write
+                container.close()
 
     def _encode(self, frames: list[Any]) -> bytes:
         for frame in frames:

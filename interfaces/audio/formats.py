@@ -13,6 +13,8 @@ from bistream.rates import SAMPLE_RATE
 MIN_RATE, MAX_RATE = 8_000, 48_000
 RAW = ("pcm_s16le", "pcm_f32le", "pcm_mulaw", "pcm_alaw")
 WAV = {"pcm_s16le": "wav", "pcm_f32le": "wav_f32le", "pcm_mulaw": "wav_mulaw", "pcm_alaw": "wav_alaw"}  # by what is inside
+MOST_OPUS_BITS = 256_000  # of one channel: libopus refuses more
+AAC_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 _MIME = {
@@ -134,11 +136,12 @@ def dashscope_format(name: str, sample_rate: int, kbit: int | None) -> AudioForm
 
 def checked(codec: str, sample_rate: int, bit_rate: int | None) -> AudioFormat:
     """Raises ``InvalidInputError`` for a rate that the codec does not have."""
-    rates = {"opus": OPUS_RATES, "mp3": MP3_RATES}.get(codec)
+    rates = {"opus": OPUS_RATES, "mp3": MP3_RATES, "aac": AAC_RATES}.get(codec)
     if rates is not None and sample_rate not in rates:
         raise InvalidInputError(f"The sample rate {sample_rate} is not one of {codec}'s; set it to one of {', '.join(map(str, rates))}.")
     if not MIN_RATE <= sample_rate <= MAX_RATE:
         raise InvalidInputError(f"The sample rate is {sample_rate}; set it between {MIN_RATE} and {MAX_RATE}.")
-    if bit_rate is not None and not 8_000 <= bit_rate <= 512_000:
-        raise InvalidInputError(f"The bit rate is {bit_rate / 1000:g} kbit/s; set it between 8 and 512.")
+    most = MOST_OPUS_BITS if codec == "opus" else 512_000
+    if bit_rate is not None and not 8_000 <= bit_rate <= most:
+        raise InvalidInputError(f"The bit rate is {bit_rate / 1000:g} kbit/s; set it between 8 and {most // 1000}.")
     return AudioFormat(codec, sample_rate, bit_rate)

@@ -176,13 +176,14 @@ class Speech:
                 yield silent_chunk(SILENCE_S, len(segment.text))
             return
         tried: list[Server] = []
+        is_heard = False  # and so not said again elsewhere
         refusal: BaseException | None = None
         while (server := self._servers.choose(tried)) is not None:
             tried.append(server)
             try:
                 async with contextlib.aclosing(self._speak_on(server, segment)) as chunks:
                     async for chunk in chunks:
-                        tried = self._servers.all  # what is heard is not said again elsewhere
+                        is_heard = True
                         yield chunk
                 return
             except (BistreamError, ConnectionError, TimeoutError, OSError) as error:
@@ -193,7 +194,7 @@ class Speech:
                 if means_silence(error):
                     yield silent_chunk(SILENCE_S, len(segment.text))
                     return
-                if not may_go_elsewhere(error):
+                if is_heard or not may_go_elsewhere(error):
                     break
         raise as_answer(refusal) if refusal is not None else UnreachableError("There is no speech server; start one.")
 

@@ -117,7 +117,7 @@ class VoiceStore:
             return list(self._uploads.values())
         names = {path.stem for path in self._folder.glob("voice_*.npz") if _ID.match(path.stem)} if self._folder.is_dir() else set()
         for gone in set(self._uploads) - names:
-            del self._uploads[gone]
+            self._uploads.pop(gone, None)  # another thread may have looked as well
         for name in names - set(self._uploads):
             if (voice := _read(self._folder / f"{name}.npz")) is not None:
                 self._uploads[name] = voice

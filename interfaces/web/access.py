@@ -61,7 +61,10 @@ class Access:
         """A page of another site must not use a gateway that its visitor can reach; clients other than browsers send no origin."""
         if origin is None or origin in self._allowed_origins or "*" in self._allowed_origins:
             return True
-        return host is not None and urlsplit(origin).netloc == host
+        try:
+            return host is not None and urlsplit(origin).netloc == host
+        except ValueError:  # no address at all
+            return False
 
     def enter(self, caller: Caller) -> None:
         """A socket opens. Raises ``BusyError``."""

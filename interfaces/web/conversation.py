@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from bistream.errors import BistreamError, CancelledError, ShuttingDownError
+from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError
 from bistream.rates import SAMPLE_RATE
 from interfaces.audio.encoder import Encoder
 from interfaces.core.errors import SlowReaderError
@@ -99,8 +99,8 @@ class Conversation:
 
     async def _leave_on_drain(self) -> None:
         await self._service.drains.wait()
-        while self._utterances:
-            await asyncio.wait([utterance.pump for utterance in self._utterances.values() if utterance.pump is not None])
+        while pumps := [one.pump for one in self._utterances.values() if one.pump is not None and not one.pump.done()]:
+            await asyncio.wait(pumps)
             await asyncio.sleep(0)
         await self._close(Close(GOING_AWAY, "the gateway is shutting down"))
 
@@ -139,7 +139,11 @@ class Conversation:
 
     def _open(self, action: Open) -> None:
         encoder = Encoder(action.format, action.gain)
-        speech = self._service.open(action.voice, self._caller, action.values)
+        try:
+            speech = self._service.open(action.voice, self._caller, action.values)
+        except BaseException:
+            encoder.close()
+            raise
         utterance = self._utterances[action.speech] = _Utterance(speech, encoder)
         utterance.pump = asyncio.create_task(self._pump(action.speech, utterance))
 
@@ -170,11 +174,18 @@ class Conversation:
             await utterance.speech.close()
             await self._tell(utterance, functools.partial(self._finish, name))
         except BistreamError as error:
+            reason = ShuttingDownError("The gateway is shutting down.") if self._ends_by_drain(error) else error
+            await self._give_up(name, utterance, reason)
+        except Exception:
+            logger.exception("an utterance failed")
+            await self._give_up(name, utterance, EngineError("The gateway failed while it made the audio; try again."))
+        finally:
+            utterance.encoder.close()
+
+    async def _give_up(self, name: str, utterance: _Utterance, error: BistreamError) -> None:
+        async with self._turn:
             if not utterance.is_cancelled:
-                reason = ShuttingDownError("The gateway is shutting down.") if self._ends_by_drain(error) else error
-                async with self._turn:
-                    if not utterance.is_cancelled:
-                        await self._fail(name, reason)
+                await self._fail(name, error)
 
     def _ends_by_drain(self, error: BistreamError) -> bool:
         return isinstance(error, CancelledError) and self._service.drains.is_set()

@@ -41,11 +41,11 @@ logging.getLogger("uvicorn.error").addFilter(_NoTraceOfCuts())
 class SpokenText:
     """One text, encoded while it is made. ``close`` in any case."""
 
-    def __init__(self, service: SpeechService, speech: Speech, target: AudioFormat, gain: float) -> None:
+    def __init__(self, service: SpeechService, speech: Speech, encoder: Encoder) -> None:
         self.samples = 0
         self._service = service
         self._speech = speech
-        self._encoder = Encoder(target, gain)
+        self._encoder = encoder
         self._bytes: AsyncGenerator[bytes, None] | None = None
 
     @property
@@ -81,6 +81,7 @@ class SpokenText:
 
     async def close(self) -> None:
         await self._speech.close()
+        self._encoder.close()
 
 
 async def speak(
@@ -95,8 +96,13 @@ async def speak(
 ) -> tuple[SpokenText, bytes]:
     """Opens an utterance with its whole text, and waits for its first bytes. receive: of the request, whose body was read; says when the
     client is gone. Raises ``BistreamError``."""
-    speech = service.open(voice, caller, values)
-    spoken = SpokenText(service, speech, target, gain)
+    encoder = Encoder(target, gain)
+    try:
+        speech = service.open(voice, caller, values)
+    except BaseException:
+        encoder.close()
+        raise
+    spoken = SpokenText(service, speech, encoder)
     try:
         await speech.end(text)
         return spoken, await _unless_gone(spoken.first(), receive)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from bistream.client.asyncio_client import AsyncBistreamClient
+from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
 from bistream.client.client import BistreamClient
 from bistream.client.exchange import Chunk, Heard
 from bistream.errors import BusyError, CancelledError
@@ -168,3 +169,25 @@ def test_a_known_recording_goes_as_its_hash_and_after_all_where_the_server_has_f
     server = serve(behave)
     asyncio.run(speak_three_times(server.address))
     assert ["reference_wav" in request.inputs for request in server.received] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_closing_as_the_session_begins_ends_the_iteration(serve: Serve, turns: int) -> None:
+    """The reader may not have had its first turn."""
+    server = serve(Speaker())
+
+    async def speak() -> None:
+        async def listen(session: AsyncClientSession) -> None:
+            async for _ in session:
+                pass
+
+        session = AsyncBistreamClient(server.address, silence_timeout_s=WAIT_S).start(speaker_id="anna", text="Hello")
+        async with session:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            listening = asyncio.ensure_future(listen(session))
+            await session.close()
+            with contextlib.suppress(CancelledError):
+                await asyncio.wait_for(listening, WAIT_S / 2)
+
+    asyncio.run(speak())

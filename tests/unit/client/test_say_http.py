@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from bistream.client import info
+from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER
 from bistream.client.say_http import MAX_BODY_BYTES, main, request_body
 from bistream.errors import InvalidInputError
 
@@ -167,3 +170,33 @@ def test_another_host_does_not_get_the_key(good_server: Server, tmp_path: Path) 
     assert main(["--server", redirecting.address, *arguments]) != 0
     redirecting.stop()
     assert redirecting.keys == [f"Bearer {'k' * 16}"] and good_server.keys == [None]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"outputs"',
+        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\n{"outputs"',
+        b"HTTP/1.1 503 Busy\r\nContent-Length: 1000\r\n\r\n{",
+        b"SSH-2.0-x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+    ],
+)
+def test_an_answer_that_is_cut_off_is_one_line(answer: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = door.accept()
+                with connection:
+                    connection.recv(1 << 20)
+                    connection.sendall(answer)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        assert main(["Hi", "--server", address, "--output", str(tmp_path / "out.wav")]) in (EXIT_SERVER, EXIT_CONNECTION)
+        assert info.main(["--http", "--server", address]) in (EXIT_SERVER, EXIT_CONNECTION)
+        server.join()
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from bistream.client.say_http import request_body, synthesize
 from bistream.errors import BistreamError, InvalidInputError
+from gateway import http_json
 from gateway.http_json import read_infer, write_answer
 from gateway.keys import Keys
 from gateway.settings import Limits
@@ -301,3 +303,44 @@ def test_samples_survive_json_exactly(samples: list[float]) -> None:
     response.raw_output_contents.append(np.array(samples, np.float32).tobytes())
     answer = json.loads(b"".join(write_answer(response, infer).pieces))
     assert np.array_equal(np.array(answer["outputs"][0]["data"], np.float32), np.array(samples, np.float32))
+
+
+@pytest.mark.parametrize("body", [b'"' + b'\\"' * 400_000, b'["' + b"\\\\" * 400_000, b'"a' * 400_000, b"\\" * 900_000])
+def test_every_byte_of_a_body_is_looked_at_once(body: bytes) -> None:
+    """Strings that do not end took hours."""
+    with pytest.raises(InvalidInputError):
+        read_infer(OFFLINE, "", body, None, Limits())
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+def depth_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+@given(JSON_VALUES)
+def test_lists_and_objects_are_counted_outside_strings_only(value: Any) -> None:
+    text = json.dumps(value).encode()
+    assert http_json._load(text, depth_of(value)) == value
+    if depth_of(value):
+        with pytest.raises(InvalidInputError, match="within each other"):
+            http_json._load(text, depth_of(value) - 1)
+
+
+def test_one_long_text_among_numbers_takes_no_memory() -> None:
+    """numpy would make an array in which every element is as long."""
+    data = ["x" * 10_000, *[""] * 20_000]
+    body = json.dumps({"inputs": [{"name": "reference_wav", "datatype": "FP32", "shape": [1, len(data)], "data": data}]}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match="no list of values of FP32"):
+            read_infer(OFFLINE, "", body, None, Limits())
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 import zlib
 
 import numpy as np
@@ -12,7 +14,16 @@ from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
 from interfaces.audio.encoder import Encoder
-from interfaces.audio.formats import WAV, AudioFormat, cartesia_format, dashscope_format, deepgram_format, elevenlabs_format, openai_format
+from interfaces.audio.formats import (
+    WAV,
+    AudioFormat,
+    cartesia_format,
+    checked,
+    dashscope_format,
+    deepgram_format,
+    elevenlabs_format,
+    openai_format,
+)
 from interfaces.audio.recordings import decode_recording
 
 PIECE = 960  # 40 ms
@@ -149,3 +160,40 @@ def test_the_formats_of_deepgram_and_dashscope() -> None:
             deepgram_format(*wrong)
     with pytest.raises(InvalidInputError):
         dashscope_format("ogg", 24000, None)
+
+
+@pytest.mark.parametrize("codec", ["opus", "mp3", "aac", "flac", "wav"])
+@pytest.mark.parametrize("sample_rate", [8_000, 11_025, 22_050, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize("bit_rate", [None, 8_000, 256_000, 512_000])
+def test_what_is_accepted_can_be_made(codec: str, sample_rate: int, bit_rate: int | None) -> None:
+    try:
+        target = checked(codec, sample_rate, bit_rate)
+    except InvalidInputError:
+        return
+    encoder = Encoder(target)
+    assert encoder.feed(tone()) + encoder.finish()
+    encoder.close()
+
+
+@pytest.mark.parametrize(("codec", "sample_rate", "bit_rate"), [("opus", 48_000, 300_000), ("aac", 10_000, None)])
+def test_what_the_codec_does_not_have_is_refused(codec: str, sample_rate: int, bit_rate: int | None) -> None:
+    with pytest.raises(InvalidInputError):
+        checked(codec, sample_rate, bit_rate)
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "aac", "flac", "wav", "pcm"])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_closed_encoder_is_freed_without_a_collection(name: str, is_finished: bool) -> None:
+    encoder = Encoder(openai_format(name))
+    sink = weakref.ref(encoder._sink)
+    gc.disable()
+    try:
+        encoder.feed(tone())
+        if is_finished:
+            encoder.finish()
+        encoder.close()
+        encoder.close()
+        del encoder
+        assert sink() is None
+    finally:
+        gc.enable()

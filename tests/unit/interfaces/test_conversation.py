@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import EngineError
+from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
 from interfaces.core.servers import Servers
 from interfaces.core.service import Caller, SpeechService
@@ -152,5 +153,41 @@ def test_errors_are_said_with_the_protocols_own_code() -> None:
         event = json.loads(socket.sent[-1])
         assert event == {"type": "Error", "code": "NET-0000", "description": "Computing failed; try again."}
         assert socket.closed is not None and socket.closed[0] == 1011
+
+    asyncio.run(run())
+
+
+def broken(encoder: Encoder, samples: Any) -> bytes:
+    raise RuntimeError("The codec does not like it.")
+
+
+@pytest.mark.parametrize("pieces", [0, 3])
+def test_an_error_of_the_encoder_is_said_and_frees_the_place(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    async def run() -> None:
+        closed: list[Encoder] = []
+        monkeypatch.setattr(Encoder, "feed", broken)
+        monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
+        socket, service = MemorySocket(), ScriptedService(Limits())
+        for _ in range(1 + pieces):
+            socket.incoming.put_nowait(speak("Hello"))
+        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run(), WAIT_S)
+        assert json.loads(socket.sent[-1])["type"] == "Error" and "The gateway failed" in str(socket.sent[-1])
+        assert service.open_speeches == 0 and len(closed) == 1
+
+    asyncio.run(run())
+
+
+def test_the_encoder_of_a_client_that_leaves_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        closed: list[Encoder] = []
+        monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
+        socket, service = MemorySocket(), ScriptedService(Limits())
+        socket.incoming.put_nowait(speak("Hello"))
+        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run())
+        while not any(isinstance(message, bytes) for message in socket.sent):
+            await asyncio.sleep(0)
+        socket.incoming.put_nowait(None)
+        await asyncio.wait_for(running, WAIT_S)
+        assert len(closed) == 1
 
     asyncio.run(run())

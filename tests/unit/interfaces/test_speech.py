@@ -231,7 +231,10 @@ def test_no_server_is_said_without_its_address() -> None:
     run(speak())
 
 
-def test_what_was_heard_is_not_said_again_elsewhere(server: FakeServer) -> None:
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_was_heard_is_not_said_again_elsewhere(server: FakeServer, changes: bool) -> None:
+    """changes: the name stands for another server meanwhile, as when a pod is replaced."""
+
     def behave(request: Received, stream: Stream) -> None:
         stream.audio(request.id, np.ones(100), 0, 1)
         stream.error(request.id, "BUSY: late")
@@ -239,12 +242,15 @@ def test_what_was_heard_is_not_said_again_elsewhere(server: FakeServer) -> None:
     broken = FakeServer(behave)
 
     async def speak() -> None:
-        service = service_for(broken.address, server.address)
-        speech = service.open("anna", CALLER)
+        service = service_for(*([broken.address] if changes else [broken.address, server.address]))
+        before, speech = service.servers.all, service.open("anna", CALLER)
         await speech.end("Hello")
         with pytest.raises(BusyError):
-            await heard(speech)
+            async for _ in speech:
+                if changes:
+                    service.servers.all = service_for(server.address).servers.all
         await speech.close()
+        service.servers.all = before  # to be closed
 
     try:
         run(speak())
