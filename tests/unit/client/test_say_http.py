@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 import soundfile
 
 from bistream.client import info
-from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER
+from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_OK, EXIT_SERVER
 from bistream.client.say_http import MAX_BODY_BYTES, main, request_body
 from bistream.errors import InvalidInputError
 
@@ -187,16 +188,21 @@ def test_an_answer_that_is_cut_off_is_one_line(answer: bytes, tmp_path: Path, ca
     with socket.create_server(("127.0.0.1", 0)) as door:
 
         def serve() -> None:
-            for _ in range(2):
-                connection, _ = door.accept()
-                with connection:
-                    connection.recv(1 << 20)
-                    connection.sendall(answer)
+            with contextlib.suppress(OSError):  # until the door is shut
+                while True:
+                    connection, _ = door.accept()
+                    with connection:
+                        connection.recv(1 << 20)
+                        connection.sendall(answer)
 
         server = threading.Thread(target=serve)
         server.start()
         address = f"127.0.0.1:{door.getsockname()[1]}"
-        assert main(["Hi", "--server", address, "--output", str(tmp_path / "out.wav")]) in (EXIT_SERVER, EXIT_CONNECTION)
-        assert info.main(["--http", "--server", address]) in (EXIT_SERVER, EXIT_CONNECTION)
+        codes = [
+            main(["Hi", "--server", address, "--output", str(tmp_path / "out.wav")]),
+            info.main(["--http", "--server", address]),  # which is content with an answer that says nothing
+        ]
+        door.shutdown(socket.SHUT_RDWR)
         server.join()
-    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert codes[0] in (EXIT_SERVER, EXIT_CONNECTION) and codes[1] in (EXIT_OK, EXIT_SERVER, EXIT_CONNECTION)
+    assert len(capsys.readouterr().err.splitlines()) == len([code for code in codes if code != EXIT_OK])
