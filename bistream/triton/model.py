@@ -168,7 +168,7 @@ class SiblingModel(DecoupledModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         self.outbox = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self.contract.name}-send")
-        self._handling = threading.Lock()  # requests come from the thread of ``execute``, calls also from those of the sockets
+        self.handling = threading.RLock()  # requests come from the thread of ``execute``, calls also from those of the sockets
         self._bls_ends = BlsEnds(self.contract, self._handle_alone, self.outbox)
         self._direct_ends: DirectEnds | None = None
         super().initialize(args)
@@ -199,7 +199,7 @@ class SiblingModel(DecoupledModel):
             self.outbox.submit(send)
 
     def _handle_alone(self, inputs: RequestInputs, sender: Answerer) -> None:
-        with self._handling:
+        with self.handling:
             self.refuse_when_closing()
             self.handle(inputs, sender)
 

@@ -35,7 +35,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": tuple(
         frozenset(line.split())
         for line in """
-        phoneme_tokens certain_tokens span_words
+        phoneme_tokens certain_tokens span_words effort
         special_tokens
         tokenizer front_end speakable spans prompt_form
         normalization

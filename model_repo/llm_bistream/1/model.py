@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,19 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, UnknownSessionError
 from bistream.metrics.families import AUDIO_STAGE
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.text.effort import takes_long
+from bistream.text2token.service import LanguageModelStart
 from bistream.triton.inputs import RequestInputs, language_model_start, require_session_id
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
-from bistream.triton.sender import Answerer, ResponseSender, SiblingResponseSender
+from bistream.triton.ordered_work import OrderedWork
+from bistream.triton.sender import Answerer, ResponseSender, SiblingResponseSender, public_error
 from bistream.triton.sibling_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
 from bistream.wire import LLM_BISTREAM
+
+TEXT_THREADS = 4  # that many sessions with slow texts do not wait for each other
 
 
 class TritonPythonModel(SiblingModel):
@@ -33,7 +39,8 @@ class TritonPythonModel(SiblingModel):
         self._service = SpeechTokenService(config, recorder=self.recorder)
         self._first_hop_tokens = self.recorder.histogram(AUDIO_STAGE, "first_hop_tokens")
         self._tier_metrics = TierMetrics(pb_utils, self._service.tiers)
-        self._mailboxes: dict[str, TokenMailbox] = {}  # used by ``handle`` alone
+        self._mailboxes: dict[str, TokenMailbox] = {}  # with ``handling`` held
+        self._slow_texts = OrderedWork(TEXT_THREADS, "llm_bistream-text")
 
     def sender(self, triton_sender: Any) -> ResponseSender:
         return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
@@ -41,29 +48,55 @@ class TritonPythonModel(SiblingModel):
     def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
         session_id = require_session_id(inputs)
         if inputs.flag("is_cancel", False):
-            self._service.cancel(session_id)
-            sender.finish()
+            self._in_order(session_id, partial(self._cancel, session_id, sender), sender)
         elif inputs.flag("is_start", True):
-            self._start(session_id, inputs, sender)
+            start, is_pulled = language_model_start(inputs), inputs.flag("is_pull", False)
+            work = partial(self._start_pulled if is_pulled else self._start, start, sender)
+            self._in_order(session_id, work, sender, takes_long(start.text) or takes_long(start.prompt_text.encode()))
         elif inputs.flag("is_pull", False):
-            self._pull(session_id, inputs, sender)
+            pull = partial(self._pull, session_id, inputs, sender)
+            if session_id in self._mailboxes:
+                pull()
+            else:
+                self._in_order(session_id, pull, sender)
         else:
-            self._service.append(session_id, inputs.data("text") or b"", inputs.flag("is_end", True))
-            sender.finish()
+            text, is_end = inputs.data("text") or b"", inputs.flag("is_end", True)
+            self._in_order(session_id, partial(self._append, session_id, text, is_end, sender), sender, takes_long(text))
 
-    def _start(self, session_id: str, inputs: RequestInputs, sender: Answerer) -> None:
-        start = language_model_start(inputs)
-        if not inputs.flag("is_pull", False):
-
-            def sink(message: SpeechTokens | BistreamError) -> None:  # called by the engine's thread
-                self.post_answer(sender, partial(_send, sender, message))
-
-            self._service.start(start, sink)
+    def _in_order(self, session_id: str, work: Callable[[], None], sender: Answerer, is_slow: bool = False) -> None:
+        """Now; or, where it takes long or comes after what does, on another thread: no other session waits for it then."""
+        if not is_slow and not self._slow_texts.is_busy(session_id):
+            work()
             return
+
+        def answered() -> None:
+            try:
+                work()
+            except Exception as error:
+                sender.fail(public_error(error))
+
+        self._slow_texts.submit(session_id, answered)
+
+    def _cancel(self, session_id: str, sender: Answerer) -> None:
+        self._service.cancel(session_id)
+        sender.finish()
+
+    def _append(self, session_id: str, text: bytes, is_end: bool, sender: Answerer) -> None:
+        self._service.append(session_id, text, is_end)
+        sender.finish()
+
+    def _start(self, start: LanguageModelStart, sender: Answerer) -> None:
+        def sink(message: SpeechTokens | BistreamError) -> None:  # called by the engine's thread
+            self.post_answer(sender, partial(_send, sender, message))
+
+        self._service.start(start, sink)
+
+    def _start_pulled(self, start: LanguageModelStart, sender: Answerer) -> None:
         mailbox = TokenMailbox(on_first_hop=self._first_hop_tokens.observe)
         self._service.start(start, mailbox.post)
-        self._drop_old_mailboxes()
-        self._mailboxes[session_id] = mailbox
+        with self.handling:
+            self._drop_old_mailboxes()
+            self._mailboxes[start.session_id] = mailbox
         sender.finish()
 
     def _pull(self, session_id: str, inputs: RequestInputs, sender: Answerer) -> None:
@@ -90,6 +123,7 @@ class TritonPythonModel(SiblingModel):
         return self._service.healthy
 
     def close(self) -> None:
+        self._slow_texts.close()
         self._tier_metrics.close()
         self._service.close()
         self.outbox.shutdown()

@@ -1,0 +1,14 @@
+"""Whether it takes long to make ids of a text. Pure, and imports no library."""
+
+from __future__ import annotations
+
+import re
+
+LONG_BYTES = 256  # plain text takes about 7 us for each
+# What expressions begin with that are read out as words: one takes milliseconds (docs/log.md, numbers as words).
+_EXPRESSION = re.compile(rb"[0-9$%#@&+=/]|\xc2[\xa3\xa5\xb0\xb1]|\xe2\x82\xac|\xef\xbc[\x90-\x99]")
+
+
+def takes_long(text: bytes) -> bool:
+    """So that no other session should wait for it. Cautious: it may be said of texts that are not normalised."""
+    return len(text) > LONG_BYTES or _EXPRESSION.search(text) is not None
