@@ -50,7 +50,7 @@ class Keys:
                 raise ConfigError(f"The API key in line {number} of {path} has characters that no header can carry; use ASCII.")
             if len(words[0]) < MIN_KEY_LENGTH:
                 raise ConfigError(f"The API key in line {number} of {path} has fewer than {MIN_KEY_LENGTH} characters; use a longer one.")
-            name = words[1].strip() if len(words) > 1 else f"key-{number}"
+            name = words[1].strip() if len(words) > 1 else f"key-{_digest(words[0]).hex()[:8]}"  # the same wherever it stands
             if words[0] in names or name in names.values():
                 raise ConfigError(f"The API key or the name in line {number} of {path} stands there twice; remove one.")
             names[words[0]] = name

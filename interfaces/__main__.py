@@ -27,7 +27,7 @@ from interfaces.settings import Settings
 from interfaces.web.access import Access
 from interfaces.web.app import make_app
 from interfaces.web.http_protocol import http_protocol
-from interfaces.web.socket_protocol import SocketProtocol
+from interfaces.web.socket_protocol import PING_TIMEOUT_S, SocketProtocol
 
 logger = logging.getLogger("interfaces")
 
@@ -114,6 +114,7 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
         http=http_protocol(settings.limits.connections_per_address),
         ws=SocketProtocol,
         ws_max_size=settings.limits.max_message_bytes,
+        ws_ping_timeout=PING_TIMEOUT_S,
         ws_per_message_deflate=False,  # of audio it makes nothing smaller
         lifespan="off",
         server_header=False,

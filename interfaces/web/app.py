@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
 
 from bistream.errors import BistreamError, EngineError
@@ -54,6 +55,10 @@ def make_app(service: SpeechService, access: Access, limits: Limits, allowed_ori
         sentence = message.get(error.status_code, "The request cannot be answered; correct it.")
         body = {"error": {"message": sentence, "type": "invalid_request_error", "param": None, "code": None}}
         return JSONResponse(body, error.status_code, {"x-should-retry": "false"})
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> Response:

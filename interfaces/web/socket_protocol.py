@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 MAX_WAITING = 16
 SMALL_BYTES = 4096
+MAX_PONGS = 100  # that wait for a client that sends pings and reads nothing
+MAX_FRAMES = 1024  # of one message: empty ones have no bytes that would count
+PING_TIMEOUT_S = 90.0  # the pong to our ping comes after the audio before it, of which a client may be 60 s behind
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn stops reading after each message until it was taken, and starts again then. For a caller with ten pieces a second these two
     cost more than the piece; a message that is not small, or one of many, still stops it."""
+
+    _pongs = 0
+
+    def handle_ping(self) -> None:
+        self._pongs = 0 if self.writable.is_set() else self._pongs + 1
+        if self._pongs > MAX_PONGS:
+            self.transport.abort()
+        else:
+            super().handle_ping()
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAMES:
+            self.transport.abort()
+        else:
+            super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
         size, was_paused = sum(map(len, self.frames)), self.read_paused

@@ -36,8 +36,12 @@ def test_a_key_is_found_in_every_usual_header(keys: Keys, headers: dict[str, str
     assert keys.name_of(headers) == "anna's phone"
 
 
-def test_a_key_without_a_name_goes_by_its_line(keys: Keys) -> None:
-    assert keys.name_of({"x-api-key": OTHER}) == "key-4"
+def test_a_key_without_a_name_has_the_same_one_wherever_it_stands(keys: Keys, tmp_path: Path) -> None:
+    """An upload belongs to the name."""
+    name = keys.name_of({"x-api-key": OTHER})
+    (tmp_path / "others").write_text(f"{KEY}\n{OTHER}\n", encoding="utf-8")
+    assert Keys.read(tmp_path / "others").name_of({"x-api-key": OTHER}) == name
+    assert name.startswith("key-") and OTHER not in name
 
 
 @pytest.mark.parametrize(
