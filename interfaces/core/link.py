@@ -27,15 +27,13 @@ class Link:
         self.tls = tls
         self._metadata = dict(metadata or {})
         self.connections: list[ClientConnection] = []
-        self._connecting = asyncio.Lock()
+        self._attempt: asyncio.Task[ClientConnection] | None = None  # to connect; all who need a connection wait for the same one
         self._all_lost = asyncio.Event()
 
     async def call(self, method: str, metadata: Mapping[str, str] | None = None) -> ClientCall:
         """Begin a call. Raises ``ConnectionError`` where the server cannot be reached."""
-        connection = self._free()
-        if connection is None:
-            async with self._connecting:
-                connection = self._free() or await self._connect()
+        while (connection := self._free()) is None:
+            await self._connected()
         fields = {**self._metadata, **(metadata or {})}
         return connection.call(f"/{SERVICE}/{method}", [(name.encode("ascii"), value.encode("latin-1")) for name, value in fields.items()])
 
@@ -57,6 +55,18 @@ class Link:
         usable = (one for one in self.connections if not one.is_leaving and not one.is_over())
         return next((one for one in usable if len(one.streams) < CALLS_PER_CONNECTION), None)
 
+    async def _connected(self) -> None:
+        """There is another connection. Raises ``ConnectionError``; the attempt goes on for the others where one no longer waits."""
+        if self._attempt is None:
+            self._attempt = asyncio.create_task(self._connect())
+            self._attempt.add_done_callback(self._end_attempt)
+        await asyncio.shield(self._attempt)
+
+    def _end_attempt(self, attempt: asyncio.Task[ClientConnection]) -> None:
+        self._attempt = None
+        if not attempt.cancelled():
+            attempt.exception()  # perhaps nobody waits for it any more
+
     async def _connect(self) -> ClientConnection:
         try:
             connection = await connect(self.address, self._lost, self.tls)
@@ -73,6 +83,8 @@ class Link:
 
     async def close(self) -> None:
         """With all calls."""
+        if self._attempt is not None:
+            await asyncio.wait([self._attempt])
         if not self.connections:
             return
         self._all_lost.clear()
