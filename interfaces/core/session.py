@@ -21,11 +21,14 @@ from bistream.client.exchange import Chunk, Request, SessionExchange
 from bistream.client.server_errors import server_error
 from bistream.client.translation import infer_request, raw_input, to_bytes
 from bistream.errors import CancelledError, EngineError
+from bistream.rates import SAMPLE_RATE
 from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.http2.client import CallFailed, ClientCall
+from interfaces.core.errors import SlowReaderError
 from interfaces.core.link import error_of
 
 SILENCE_TIMEOUT_S = 60.0
+MAX_UNREAD_S = 90.0  # of audio kept for a client that reads more slowly than it is made, as the gate's; the models run 60 s ahead
 _NUMPY_TYPES: dict[str, Any] = {"FP32": np.float32, "INT32": np.int32}
 
 
@@ -44,6 +47,7 @@ class ServerSession:
         self._ending: asyncio.Task[None] | None = None
         self._messages = RequestMessages()
         self._chunks: deque[Chunk] = deque()
+        self._unread = 0  # samples of the chunks
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> ServerSession:
@@ -95,10 +99,18 @@ class ServerSession:
                 for request in exchange.on_error(server_error(answer.error_message)):
                     self._put(request)
             elif (chunk := exchange.on_result(_Result(answer.infer_response))) is not None:
-                self._chunks.append(chunk)
+                self._keep(chunk)
         except (DecodeError, ValueError, KeyError):
             exchange.end(EngineError("The speech server sent an answer that cannot be read; its version may not fit."))
         self._changed.set()
+
+    def _keep(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._unread += len(chunk.waveform)
+        if self._unread > MAX_UNREAD_S * SAMPLE_RATE:
+            self._chunks.clear()
+            self._exchange.end(SlowReaderError(f"The client left more than {MAX_UNREAD_S:g} s of audio unread; read it as it comes."))
+            self.close()
 
     async def _watch_end(self, call: ClientCall) -> None:
         try:
@@ -112,7 +124,9 @@ class ServerSession:
         """Audio as it arrives, until the session ends. Raises ``BistreamError``, ``ConnectionError`` and ``TimeoutError``."""
         while True:
             while self._chunks:
-                yield self._chunks.popleft()
+                chunk = self._chunks.popleft()
+                self._unread -= len(chunk.waveform)
+                yield chunk
             if self._exchange.is_over:
                 break
             self._changed.clear()

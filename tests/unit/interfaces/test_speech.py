@@ -16,7 +16,7 @@ from bistream.client.exchange import Request
 from bistream.client.translation import infer_request
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
 from bistream.wire import COSYVOICE2_BISTREAM
-from interfaces.core.errors import UnreachableError
+from interfaces.core.errors import SlowReaderError, UnreachableError
 from interfaces.core.servers import Servers
 from interfaces.core.service import Caller, SpeechService
 from interfaces.core.session import RequestMessages
@@ -394,3 +394,31 @@ def test_messages_of_a_session_are_those_of_the_client_library(pieces: list[dict
         request = Request(values, f"r{number}", {"session_secret": secret})
         expected = infer_request(COSYVOICE2_BISTREAM.name, request.request_id, values, request.parameters, wants_empty_final=False)
         assert service_pb2.ModelInferRequest.FromString(messages.encoded(request)) == expected
+
+
+def test_audio_that_is_not_read_is_bounded() -> None:
+    """The models give it as fast as they make it; a client may be slower."""
+
+    def flood(request: Received, stream: Stream) -> None:
+        for number in range(400):
+            stream.audio(request.id, np.zeros(24_000), number, 0)
+
+    server = FakeServer(flood)
+
+    async def speak() -> None:
+        service = service_for(server.address)
+        speech = service.open("anna", CALLER)
+        await speech.end("Hello")
+        parts = speech.__aiter__()
+        await anext(parts)
+        await asyncio.to_thread(server.stream_gone.wait, WAIT_S)  # it is ended while nobody takes the next part
+        with pytest.raises(SlowReaderError, match="90 s"):
+            async for _ in parts:
+                pass
+        await speech.close()
+        assert service.open_speeches == 0
+
+    try:
+        run(speak())
+    finally:
+        server.stop()
