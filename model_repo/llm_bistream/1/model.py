@@ -52,7 +52,9 @@ class TritonPythonModel(SiblingModel):
         elif inputs.flag("is_start", True):
             start, is_pulled = language_model_start(inputs), inputs.flag("is_pull", False)
             work = partial(self._start_pulled if is_pulled else self._start, start, sender)
-            self._in_order(session_id, work, sender, takes_long(start.text) or takes_long(start.prompt_text.encode()))
+            mode = start.text_normalization or self.config.text_normalization
+            is_slow = takes_long(start.text, mode) or takes_long(start.prompt_text.encode(), mode)
+            self._in_order(session_id, work, sender, is_slow)
         elif inputs.flag("is_pull", False):
             pull = partial(self._pull, session_id, inputs, sender)
             if session_id in self._mailboxes:

@@ -17,7 +17,7 @@ def test_words_do_not(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["$5", "3 km", "50%", "at 10:30", "a@b.c", "1,234.5", "\u20ac9", "\uff15"])
 def test_what_is_read_out_does(text: str) -> None:
-    assert takes_long(text.encode())
+    assert takes_long(text.encode()) and takes_long(text.encode(), "zh") and not takes_long(text.encode(), "off")
 
 
 def test_a_long_text_does() -> None:
