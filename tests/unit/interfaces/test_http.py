@@ -20,6 +20,7 @@ import pytest
 from gateway.keys import Keys
 from interfaces.core.voices import Voice, VoiceStore
 from interfaces.settings import Limits
+from interfaces.web.access import Access
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 
@@ -270,6 +271,13 @@ def test_keys_in_all_headers_and_none_of_the_others(server: FakeServer) -> None:
         assert speech(front, mine, voice="secret")[0] == 200 and speech(front, theirs, voice=voice)[0] == 404
         assert b"secret" not in ask(front, "GET", "/v1/audio/voices", headers=theirs)[2]
         assert ask(front, "DELETE", f"/v1/audio/voices/{voice}", headers=theirs)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_allowed"), [(None, True), ("http://a:1", True), ("http://b:1", False), ("http://[", False), ("", False)]
+)
+def test_an_origin_is_the_pages_own_or_none(origin: str | None, is_allowed: bool) -> None:
+    assert Access(None, (), 1, 1).allows_origin(origin, "a:1") == is_allowed
 
 
 def test_pages_of_other_sites_are_kept_out_unless_they_are_allowed(server: FakeServer, front: Running) -> None:

@@ -19,8 +19,10 @@ from bistream.errors import InvalidInputError
 from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
+from bistream.text2token.layout import Turn
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
+from bistream.text2token.sequence_series import SequenceSeries
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine, TorchSequence
 from bistream.text2token.weights import build_weights
@@ -477,6 +479,20 @@ def test_the_gpu_is_claimed_for_a_new_session_before_its_listener_has_asked(tmp_
     for _ in range(-(-ids // settings_of_engine().max_rows)):
         engine.step()
         assert seen.held is not None
+    engine.close()
+
+
+def test_a_sequence_that_begins_anew_keeps_what_its_listener_waits_for() -> None:
+    """The next demand comes only with the answer to this one."""
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=TickingClock())
+    series = SequenceSeries(engine, "a", SamplingSpec(), 200, (75, lambda found, outcome: None), clock=lambda: 0.0)
+    series.begin(Turn((1, 2, 3), TurnLimits(10)), RecordingSink())
+    series.demand(0.0, 28)
+    while engine.step():
+        pass
+    series.begin(Turn((1, 2, 3), TurnLimits(10), restarts=True), RecordingSink())
+    demand = engine._scheduler.sequences["a"].demand
+    assert demand is not None and demand.lacks == 28
     engine.close()
 
 
