@@ -18,20 +18,22 @@ from torch import Tensor
 from bistream.checkpoint import QWEN_DIRECTORY, load_state_dict
 from bistream.checkpoint_config import LanguageModelConfig, VocoderConfig
 from bistream.mel2wav.weights import load_hift
+from bistream.model_card import MODEL_CARD_FILE
 from bistream.token2mel.weights import load_network
 from bistream.voice.s3_weights import state_dict_from_onnx
 from training.language_model_task import LanguageModelNetwork
 from training.loop import Folders
 from training.sizes import Sizes, size_name
 
-RECORD = "training.json"  # beside the networks: which sizes, which steps
+RECORD = MODEL_CARD_FILE  # beside the networks: which sizes, which steps
 _VOCABULARY = (f"{QWEN_DIRECTORY}/vocab.json", f"{QWEN_DIRECTORY}/merges.txt")
 _CPU = torch.device("cpu")
 
 
 def write_record(directory: Path, sizes: Sizes, steps: dict[str, int], voices: tuple[str, ...]) -> None:
     """voices: names of those that were trained on."""
-    text = json.dumps({"size": size_name(sizes), "steps": steps, "voices": list(voices)}, indent=1)
+    card = {"languages": ["en"], "can_be_instructed": False}  # bistream/model_card.py: the corpus is English and has no instructions
+    text = json.dumps({"size": size_name(sizes), "steps": steps, "voices": list(voices), **card}, indent=1)
     (directory / RECORD).write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -1,0 +1,57 @@
+"""What a checkpoint can do that its weights don't say: languages, instructions, the longest speech it was trained on.
+
+A checkpoint says so in ``training.json``, which lies beside its networks; the released ones have none and count as a ``ModelCard`` with
+its defaults. Other keys of that file are the training's own. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bistream.errors import CheckpointError
+
+MODEL_CARD_FILE = "training.json"
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """Defaults: the released checkpoints.
+
+    longest_utterance_s: seconds of speech of the longest utterances in training; longer texts are spoken in several segments. 30: upstream
+    refuses recordings above 30 s and says that the result is best below (cosyvoice/cli/frontend.py).
+    languages: lower-case ISO 639-1 codes of what the checkpoint speaks; empty: no restriction is known.
+    can_be_instructed: whether ``instruct_text`` changes how it speaks; where not, the model would read it aloud.
+    """
+
+    longest_utterance_s: float = 30.0
+    languages: frozenset[str] = frozenset()
+    can_be_instructed: bool = True
+
+
+def read_model_card(model_dir: str | Path) -> ModelCard:
+    """Of a model directory, or ``""`` for a process without one. Raises ``CheckpointError`` for a file that cannot be understood."""
+    path = Path(model_dir) / MODEL_CARD_FILE
+    if not str(model_dir) or not path.is_file():
+        return ModelCard()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return _parse(found)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name} could not be understood ({error}); correct the file or remove it.") from error
+
+
+def _parse(found: dict[str, Any]) -> ModelCard:
+    card = ModelCard()
+    longest = float(found.get("longest_utterance_s", card.longest_utterance_s))
+    if not 1.0 <= longest <= 600.0:
+        raise ValueError(f"longest_utterance_s is {longest:g}, outside 1 to 600")
+    languages = found.get("languages", [])
+    if not isinstance(languages, list) or not all(isinstance(one, str) and len(one) == 2 for one in languages):
+        raise ValueError("languages is no list of two-letter codes")
+    can_be_instructed = found.get("can_be_instructed", card.can_be_instructed)
+    if not isinstance(can_be_instructed, bool):
+        raise ValueError("can_be_instructed is neither true nor false")
+    return ModelCard(longest, frozenset(one.lower() for one in languages), can_be_instructed)
