@@ -5,10 +5,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 PYTHON=${PYTHON:-python3.11}                   # creates the virtual environment
 VENV=${VENV:-.venv}                            # the virtual environment
-TORCH_SET=${TORCH_REQUIREMENT:-}
+TORCH_SET=${TORCH_REQUIREMENT:-}                # e.g. torch==2.13.0 or a path to a wheel; empty: requirements/torch.txt or torch_gpu.txt
 TORCH_FILE=torch.txt
 [ ! -e /dev/nvidiactl ] || TORCH_FILE=torch_gpu.txt # NVIDIA's driver: the version with which the GPU kernels compile
-TORCH_REQUIREMENT=${TORCH_REQUIREMENT:-$(grep -v '^#' "requirements/$TORCH_FILE")} # e.g. torch==2.13.0 or a path to a wheel
 ONNXRUNTIME=${ONNXRUNTIME:-requirements/onnxruntime.txt} # requirements/gpu.txt on a GPU host: the voice models then run on the GPU, too
 BUILD=${BUILD:-build}                          # all build output except the virtual environment
 TRITON_SERVER=${TRITON_SERVER:-$BUILD/triton/wheel/pytriton/tritonserver/bin/tritonserver}
@@ -154,13 +153,32 @@ install() {
   printf '%s\n' "$digest" >"$marker"
 }
 
+HAS_VERSION='import importlib.metadata as m, sys; sys.exit(m.version(sys.argv[1]).partition("+")[0] != sys.argv[2])'
+
+# PyTorch into VENV. What the package index has for Linux brings CUDA, gigabytes that a host without NVIDIA's driver has no use for. The CPU
+# build has +cpu behind its version: pip takes it from wherever its configuration finds one, uv knows PyTorch's own index.
+install_torch() {
+  local requirement=${TORCH_SET:-$(grep -v '^#' "requirements/$TORCH_FILE")}
+  if [ -n "$TORCH_SET" ] || [ "$TORCH_FILE" != torch.txt ]; then
+    install torch "$requirement"
+    return
+  fi
+  if "$VENV/bin/python" -c "$HAS_VERSION" torch "${requirement#torch==}" 2>/dev/null; then return; fi
+  say "installing the CPU build of PyTorch into $VENV (200 MB, 0.7 GB on the disk)"
+  if install torch "$requirement+cpu" 2>/dev/null; then return; fi
+  if install uv -r requirements/uv.txt && "$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --torch-backend cpu "$requirement"; then return; fi
+  say "neither pip nor uv found a CPU build of $requirement; installing the one with CUDA, several gigabytes (TORCH_REQUIREMENT=/path/to/wheel avoids it)"
+  install torch "$requirement"
+}
+
 setup() {
   if [ ! -x "$VENV/bin/python" ]; then
     check_system
     say "making $VENV"
     "$PYTHON" -m venv "$VENV"
   fi
-  install server "$TORCH_REQUIREMENT" -r "$ONNXRUNTIME" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
+  install_torch
+  install server -r "$ONNXRUNTIME" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
   install package --no-deps --editable .
   if [ ! -x "$TRITON_SERVER" ] || [ ! -e "$TRITON_BACKENDS/python/libtriton_python.so" ]; then
     "$VENV/bin/python" scripts/setup_triton.py "$BUILD/triton"
@@ -515,7 +533,8 @@ run_tests() {
 judges() {
   local folder=$BUILD/judges
   if [ ! -x "$folder/bin/python" ]; then "$PYTHON" -m venv "$folder"; fi
-  VENV=$folder install judges "${TORCH_SET:-$(grep -v '^#' requirements/torch.txt)}" -r requirements/judges.txt
+  VENV=$folder TORCH_FILE=torch.txt install_torch
+  VENV=$folder install judges -r requirements/judges.txt
   VENV=$folder install judge_models --no-deps -r requirements/judge_models.txt
 }
 
