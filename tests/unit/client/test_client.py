@@ -266,9 +266,10 @@ def test_a_server_that_is_lost(serve: Serve) -> None:
 def test_a_silent_server_is_given_up(serve: Serve) -> None:
     asked = threading.Event()
     server = serve(lambda request, stream: asked.set())
-    with BistreamClient(server.address, silence_timeout_s=0.05).start(speaker_id="anna") as session, pytest.raises(TimeoutError):
-        list(session)
-    assert asked.wait(WAIT_S)
+    with BistreamClient(server.address, silence_timeout_s=0.05).start(speaker_id="anna") as session:
+        assert asked.wait(WAIT_S)
+        with pytest.raises(TimeoutError):
+            list(session)
 
 
 @pytest.mark.parametrize(
