@@ -95,7 +95,7 @@ def test_nothing_listens_outside_loopback(keeper: Keeper, voice: Voice) -> None:
         session = start(stream, voice)
         sockets = listening(family(keeper.pid))
         finish(stream, *session)
-    assert len(sockets) == 5, sockets  # two doors of the gate; Triton's gRPC, HTTP and metrics
+    assert len(sockets) == 6, sockets  # two doors of the gate; Triton's gRPC, HTTP and metrics; the keeper's health and metrics
     assert all(is_loopback(address) for address, _ in sockets), sockets
 
 
