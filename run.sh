@@ -516,16 +516,17 @@ run_tests() {
   fi
   say "unit and parity tests"
   # shellcheck disable=SC2086  # several arguments
-  "$VENV/bin/python" -m pytest -q -n auto tests/unit tests/parity $PYTEST_ARGUMENTS
+  "$VENV/bin/python" -m pytest -q -n auto --dist worksteal --durations 10 tests/unit tests/parity $PYTEST_ARGUMENTS
   [ -z "$judges_made" ] || wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
   # Up to twenty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
   say "tests on the real server"
   # shellcheck disable=SC2086
-  "$VENV/bin/python" -m pytest -q --reruns 1 -rfER tests/triton $PYTEST_ARGUMENTS
+  "$VENV/bin/python" -m pytest -q --reruns 1 -rfER --durations 10 tests/triton $PYTEST_ARGUMENTS
   if [ -n "$judges_made" ]; then
     say "tests of the trained voice, with sound"
     # shellcheck disable=SC2086
-    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") "$VENV/bin/python" -m pytest -q -n auto --dist loadfile tests/voice $PYTEST_ARGUMENTS
+    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") "$VENV/bin/python" -m pytest -q -n auto --dist loadfile --durations 10 tests/voice \
+      $PYTEST_ARGUMENTS
   fi
   say "not among these tests: the vendors' own packages, LiveKit, Pipecat and plugins/; run: bash run.sh test-clients"
 }

@@ -1,4 +1,7 @@
-"""Real servers for the tests: one that streams, shared by most tests, and one whose ``cosyvoice2`` answers offline."""
+"""Real servers for the tests: one that streams, shared by most tests, and one that answers offline and keeps little.
+
+The start of a server is most of the time of these tests: a test has one of its own only where its settings or its end leave no choice.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ LIMITS = {
     "session_idle_timeout_s": "300",  # a session waits for its test, however slow the machine is; those about silence set another one
     "admission_load": "0",  # what a busy test machine can do decides no test; test_admission.py sets both numbers
 }
+FLOW_CONTEXT_S = 5  # of the server that keeps little
 PATIENCE_S = 240.0  # for anything that happens on a working server; of a broken one, whose test fails after it
 PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
 START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
@@ -91,10 +95,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> It
     yield from serve(tmp_path_factory.mktemp("streaming"), tiny_model_dir)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def offline_server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
-    """All models; ``cosyvoice2`` answers once."""
-    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **{"cosyvoice2.decoupled_mode": "False"})
+    """All models; ``cosyvoice2`` answers once. It remembers one voice at a time, and its flow the last seconds of a session."""
+    keeps_little = {"voice_cache_size": "1", "token2wav.flow_context_s": str(FLOW_CONTEXT_S)}
+    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **keeps_little, **{"cosyvoice2.decoupled_mode": "False"})
 
 
 @pytest.fixture(scope="session")

@@ -32,8 +32,15 @@ class Served:
         return self.keeper.grpc_url
 
     def process(self, model: str) -> int:
-        (process,) = processes_with(f"{self._repository}/{model}/1/model.py")
-        return process
+        """Of the model that serves; waits while one takes the place of another."""
+        found: list[int] = []
+
+        def is_one() -> bool:
+            found[:] = processes_with(f"{self._repository}/{model}/1/model.py")
+            return len(found) == 1
+
+        wait_for(is_one, f"one process of {model}")
+        return found[0]
 
     def owns(self, pid: int) -> bool:
         """Whether a process has this repository in its command line."""
