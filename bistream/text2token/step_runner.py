@@ -70,7 +70,7 @@ class EagerRunner:
             self._start_turns(plan.starts)
         sampling = [index for index, segment in enumerate(plan.segments) if segment.samples]
         ends = np.cumsum([segment.num_rows for segment in plan.segments]) - 1
-        if self._reader is not None and sampling:
+        if self._reader is not None:
             has_new = any(start.reset is not None for start in plan.starts)
             self._reader.begin([plan.segments[index] for index in sampling], ends[sampling], self.tables, has_new)
         hidden = self._forward(plan.segments, self._reader.observe if self._reader is not None and sampling else None)
