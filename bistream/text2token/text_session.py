@@ -291,9 +291,10 @@ class TextSession:
         assert self._sequences is not None
         try:
             self._sequences.close()
-        finally:
-            self._on_closed(self)
-            try:
-                self._sink(message)
-            except Exception:
-                logger.exception("the sink of session %s did not take its end", self.session_id)
+        except Exception:
+            logger.exception("the sequence of session %s could not be closed", self.session_id)
+        self._on_closed(self)
+        try:
+            self._sink(message)
+        except Exception:
+            logger.exception("the sink of session %s did not take its end", self.session_id)
