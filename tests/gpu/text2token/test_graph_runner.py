@@ -32,6 +32,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from bistream.text2token.graphs.runner import GraphStepRunner
+from bistream.text2token.graphs.step import CANDIDATES
 from bistream.text2token.graphs.weights import fold_weights
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
@@ -125,12 +126,15 @@ MIXED = tuple(SamplingSpec(seed=number, temperature=float(number % 3), top_k=(25
 
 
 def test_it_generates_what_the_plain_runner_generates() -> None:
-    """In float32, with prompts, appended ids and decoding rows in every step; one session sorts more candidates than recorded."""
+    """In float32, with prompts, appended ids and decoding rows in every step; one session needs more candidates than are recorded at first.
+
+    So all that any session may need are sorted from then on (``GraphStepRunner._widen``): of 123 scores, all.
+    """
     runner = runner_of(NARROW, SETTINGS, torch.float32)
     plain = EagerRunner(Qwen2Model(NARROW, weights(NARROW)), SETTINGS, RepetitionAwareSampler())
     for specs in (MIXED, (*MIXED[:6], SamplingSpec(seed=9, top_k=60, top_p=0.95, temperature=1.3))):
         assert speak(runner, 2, specs) == speak(plain, 2, specs)
-    assert {candidates for _, candidates in runner._graphs} == {32, 64}
+    assert {candidates for _, candidates in runner._graphs} == {CANDIDATES, min(128, SPACE.num_scores)}
 
 
 def test_recorded_and_launched_steps_generate_the_same() -> None:
