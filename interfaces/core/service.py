@@ -55,6 +55,7 @@ class Counts:
 class SpeechService:
     def __init__(self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0) -> None:
         self.servers = servers
+        voices.follow(lambda: servers.voices)
         self.voices = voices
         self.limits = limits
         self.speak_after_s = speak_after_s

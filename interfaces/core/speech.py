@@ -178,7 +178,7 @@ class Speech:
         tried: list[Server] = []
         is_heard = False  # and so not said again elsewhere
         refusal: BaseException | None = None
-        while (server := self._servers.choose(tried)) is not None:
+        while (server := self._servers.choose(tried, self.voice.speaker_id)) is not None:
             tried.append(server)
             try:
                 async with contextlib.aclosing(self._speak_on(server, segment)) as chunks:

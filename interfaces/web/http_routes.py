@@ -74,7 +74,10 @@ def _add_voices(router: APIRouter, service: SpeechService) -> None:
         names = {voice.name for voice in found}
         others = [*service.voices.aliases, *(OPENAI_VOICES if found else ())]
         aliases = [{"id": name, "name": name, "is_alias": True} for name in dict.fromkeys(others) if name not in names]
-        return {"object": "list", "voices": [*(_voice(voice) for voice in found), *aliases]}
+        default, servers = service.voices.default_of(caller_of(request).key), service.servers
+        common = {"languages": sorted(servers.languages), "can_be_instructed": servers.can_be_instructed}
+        voices = [{**_voice(voice), "kind": voice.kind, "is_default": voice == default, **common} for voice in found]
+        return {"object": "list", "voices": [*voices, *aliases]}
 
     @router.post("/v1/audio/voices")
     async def add_voice(request: Request) -> dict[str, Any]:
