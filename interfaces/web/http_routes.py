@@ -26,6 +26,7 @@ from interfaces.web.streaming import SpokenResponse, speak
 
 MODELS = ("cosyvoice2", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 STARTED_AT = int(time.time())
+WARNING_HEADER = "x-bistream-warning"
 MAX_DECODING = 2  # recordings in memory and decoded at once
 
 
@@ -122,7 +123,10 @@ async def spoken(
     except UnknownSpeakerError as error:
         answer = error_answer(error, "voice")
         return JSONResponse(answer.body, answer.status, answer.headers)
-    return SpokenResponse(made, first, target.content_type, as_events, service.limits.send_timeout_s)
+    response = SpokenResponse(made, first, target.content_type, as_events, service.limits.send_timeout_s)
+    if made.warnings:
+        response.headers[WARNING_HEADER] = " ".join(made.warnings)
+    return response
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ import pytest
 from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from interfaces.core import servers as servers_module
 from interfaces.core.servers import Servers
+from interfaces.core.service import NOT_INSTRUCTED
 from interfaces.core.voices import Voice, VoiceStore
 from tests.unit.client.fake_server import Reader
 from tests.unit.interfaces.rig import ReadyServer, Running, reading, running
@@ -150,3 +151,23 @@ def test_a_server_that_answers_with_nonsense_keeps_the_interfaces_going() -> Non
             server.stop()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("instructions", ["Speak in a cheerful and positive tone.", "用四川话说这句话"])
+def test_a_checkpoint_without_instructions_speaks_and_the_answer_says_that_they_had_no_effect(
+    server: ReadyServer, instructions: str
+) -> None:
+    with running(server.address, voices=VoiceStore()) as front:
+        status, headers, _ = speech(front, voice="nora", model="gpt-4o-mini-tts", instructions=instructions)
+        assert status == 200 and headers["x-bistream-warning"] == NOT_INSTRUCTED
+        assert "instruct_text" not in server.received[-1].inputs
+        status, headers, _ = speech(front, voice="nora", model="gpt-4o-mini-tts")
+        assert status == 200 and "x-bistream-warning" not in headers
+
+
+@pytest.mark.parametrize("nothing", ["", "  ", "None", "null", "undefined", None])
+def test_an_instruction_that_says_nothing_is_none_and_no_warning(nothing: str | None) -> None:
+    with reading() as server, running(server.address) as front:
+        status, headers, _ = speech(front, model="gpt-4o-mini-tts", instructions=nothing)
+        assert status == 200 and "x-bistream-warning" not in headers
+        assert "instruct_text" not in server.received[-1].inputs
