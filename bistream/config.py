@@ -26,6 +26,8 @@ class RuntimeConfig:
 
     model_dir: str = ""  # a directory of CosyVoice2 or CosyVoice3 (or one made by scripts/make_checkpoint.py)
     model_family: str = ""  # of ``model_dir``, for clients that read a model's configuration; written by scripts/make_model_repo.py
+    languages: str = ""  # of its model card (model_card.py), with commas, likewise for clients
+    can_be_instructed: bool = True  # the same
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16: weights and activations of LM and flow
     num_threads: int = 0  # torch and onnxruntime threads of this process; 0 keeps the library's default

@@ -74,12 +74,14 @@ COSYVOICE2_BISTREAM = ModelContract(
         *_MANNER,
         *_SOURCE,
         _scalar("text_normalization", "BYTES"),
+        _scalar("is_voice_list", "BOOL"),  # answered with ``voices`` alone
     ),
     outputs=(
         TensorSpec("waveform", "FP32", (1, -1)),
         TensorSpec("sequence_number", "INT32", (1, 1)),
         TensorSpec("text_consumed", "INT32", (1, 1)),
         TensorSpec("text_position", "INT32", (1, 1)),  # earlier servers send none
+        TensorSpec("voices", "BYTES", (1, 1)),  # of a request with is_voice_list: ``voice_list.format_voices``
     ),
 )
 # Upstream's tensors, then optional ones of ours; whether it is decoupled is a placeholder of its template (upstream's DECOUPLED_MODE).

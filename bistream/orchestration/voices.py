@@ -22,6 +22,7 @@ from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.analyses import Analyses, Analysis
 from bistream.voice.build import join_voice_prompt
 from bistream.voice.cache import VoiceCache
+from bistream.voice_list import ListedVoice
 
 logger = logging.getLogger(__name__)
 Part = TypeVar("Part")
@@ -41,6 +42,7 @@ class Voices:
 
     def __init__(self, config: RuntimeConfig, port: VoicePort) -> None:
         self._port = port
+        self._default = config.default_speaker_id
         self._named = open_voices(config)
         self._cache = VoiceCache(config.voice_cache_size)
         self._analyses = Analyses(config.max_voice_analyses)
@@ -48,6 +50,10 @@ class Voices:
             logger.info("no voice is registered in voices_dir %s; register one with bistream voices add", config.voices_dir)
         if config.default_speaker_id and config.default_speaker_id not in self._named:
             logger.warning("default_speaker_id %r is not registered; requests without a voice will fail", config.default_speaker_id)
+
+    def listed(self) -> list[ListedVoice]:
+        """Those with a name, the default first. Blocks while files are read; raises ``CheckpointError``."""
+        return self._named.listed(self._default)
 
     def find(self, start: SessionStart) -> SessionStart:
         """With the voice, where the start has only its hash. Raises ``UnknownVoiceError``.

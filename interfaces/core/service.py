@@ -19,6 +19,7 @@ from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 
 DRAIN_RETRY_AFTER_S = 5
+NOT_INSTRUCTED = "The voice takes no instructions; they had no effect."
 FIRST_AUDIO_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -55,6 +56,7 @@ class Counts:
 class SpeechService:
     def __init__(self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0) -> None:
         self.servers = servers
+        voices.follow(lambda: servers.voices)
         self.voices = voices
         self.limits = limits
         self.speak_after_s = speak_after_s
@@ -91,7 +93,8 @@ class SpeechService:
         except Exception:
             self.counts.refused += 1
             raise
-        options = SpeechOptions(dict(values or {}), self.speak_after_s if speak_after_s is None else speak_after_s)
+        known, warnings = self._taken_by_servers(values or {})
+        options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)
         self._all_closed.clear()
@@ -108,6 +111,12 @@ class SpeechService:
             yield speech
         finally:
             await speech.close()
+
+    def _taken_by_servers(self, values: Values) -> tuple[Values, tuple[str, ...]]:
+        """Without an instruction where a server would refuse it; a client that was made for another speech service speaks all the same."""
+        if "instruct_text" not in values or self.servers.can_be_instructed:
+            return dict(values), ()
+        return {name: value for name, value in values.items() if name != "instruct_text"}, (NOT_INSTRUCTED,)
 
     def _check_room(self, caller: Caller) -> None:
         limits = self.limits

@@ -52,6 +52,7 @@ class SpeechOptions:
 
     values: Values = field(default_factory=dict)
     speak_after_s: float = 0.0  # 0: only what a flush or the end asks for
+    warnings: tuple[str, ...] = ()  # sentences about what the client asked for and does not get
 
     @property
     def wants_whole_text(self) -> bool:
@@ -83,6 +84,10 @@ class Speech:
         self._has_ended = False  # no more text
         self._is_closed = False
         self._timer = PauseTimer(options.speak_after_s, self._pause)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._options.warnings
 
     @property
     def characters(self) -> int:
@@ -178,7 +183,7 @@ class Speech:
         tried: list[Server] = []
         is_heard = False  # and so not said again elsewhere
         refusal: BaseException | None = None
-        while (server := self._servers.choose(tried)) is not None:
+        while (server := self._servers.choose(tried, self.voice.speaker_id)) is not None:
             tried.append(server)
             try:
                 async with contextlib.aclosing(self._speak_on(server, segment)) as chunks:

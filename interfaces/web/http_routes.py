@@ -26,6 +26,7 @@ from interfaces.web.streaming import SpokenResponse, speak
 
 MODELS = ("cosyvoice2", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 STARTED_AT = int(time.time())
+WARNING_HEADER = "x-bistream-warning"
 MAX_DECODING = 2  # recordings in memory and decoded at once
 
 
@@ -74,7 +75,10 @@ def _add_voices(router: APIRouter, service: SpeechService) -> None:
         names = {voice.name for voice in found}
         others = [*service.voices.aliases, *(OPENAI_VOICES if found else ())]
         aliases = [{"id": name, "name": name, "is_alias": True} for name in dict.fromkeys(others) if name not in names]
-        return {"object": "list", "voices": [*(_voice(voice) for voice in found), *aliases]}
+        default, servers = service.voices.default_of(caller_of(request).key), service.servers
+        common = {"languages": sorted(servers.languages), "can_be_instructed": servers.can_be_instructed}
+        voices = [{**_voice(voice), "kind": voice.kind, "is_default": voice == default, **common} for voice in found]
+        return {"object": "list", "voices": [*voices, *aliases]}
 
     @router.post("/v1/audio/voices")
     async def add_voice(request: Request) -> dict[str, Any]:
@@ -119,7 +123,10 @@ async def spoken(
     except UnknownSpeakerError as error:
         answer = error_answer(error, "voice")
         return JSONResponse(answer.body, answer.status, answer.headers)
-    return SpokenResponse(made, first, target.content_type, as_events, service.limits.send_timeout_s)
+    response = SpokenResponse(made, first, target.content_type, as_events, service.limits.send_timeout_s)
+    if made.warnings:
+        response.headers[WARNING_HEADER] = " ".join(made.warnings)
+    return response
 
 
 @contextlib.asynccontextmanager

@@ -49,6 +49,10 @@ class SpokenText:
         self._bytes: AsyncGenerator[bytes, None] | None = None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._speech.warnings
+
+    @property
     def characters(self) -> int:
         return self._speech.characters
 
