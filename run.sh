@@ -469,6 +469,20 @@ client_environment() {
   VENV=$folder install "$1" "${@:2}"
 }
 
+# The vendors' packages for Node; again only when their list changes.
+node_packages() {
+  local folder=$CLIENTS/node list=tests/clients/programs/package.json
+  if ! command -v npm >/dev/null; then
+    say "there is no npm: the programs for Node are left out"
+  elif ! cmp -s "$list" "$folder/installed.json"; then
+    say "installing the packages of $list"
+    mkdir -p "$folder"
+    cp "$list" "$folder/package.json"
+    npm install --prefix "$folder" --no-package-lock --no-audit --no-fund
+    cp "$list" "$folder/installed.json"
+  fi
+}
+
 # The tests of a plugin, and its types, in its environment.
 test_plugin() {
   local python
@@ -481,6 +495,7 @@ test_plugin() {
 test_clients() {
   setup_development
   client_environment sdk -r requirements/sdk.txt
+  node_packages
   client_environment livekit -r requirements/livekit.txt --editable ".[client]" --editable plugins/livekit
   client_environment pipecat -r requirements/pipecat.txt --editable ".[client]" --editable plugins/pipecat
   test_plugin livekit

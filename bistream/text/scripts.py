@@ -61,8 +61,8 @@ class ScriptGuard:
         return copy.copy(self)
 
     def push(self, characters: str, is_end: bool) -> None:
-        """Raises ``InvalidInputError`` at the letter that makes the text foreign, and at the end of one that mostly is; the object is of
-        no use afterwards."""
+        """Raises ``InvalidInputError`` at the letter that makes the text foreign, and at the end of one that mostly is (two thirds); the
+        object is of no use afterwards."""
         if not self._scripts:
             return
         for character in characters:
@@ -75,7 +75,7 @@ class ScriptGuard:
                 self._balance -= 1
                 if self._balance <= -FOREIGN_LETTERS:
                     raise self._refusal()
-        if is_end and self._foreign > self._own:
+        if is_end and self._foreign > 2 * self._own:
             raise self._refusal()
 
     def _refusal(self) -> InvalidInputError:

@@ -24,6 +24,10 @@ from bistream.voice_list import ListedVoice
 from interfaces.core.errors import unknown_voice
 
 OPENAI_VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
+# Voices of the vendors by the form of their names: ElevenLabs', Cartesia's, Deepgram's and DashScope's.
+_VENDORS_VOICE = re.compile(
+    r"(?=.*[A-Z])(?=.*[a-z])(?=.*\d)[A-Za-z0-9]{20}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(aura|flux)(-[a-z0-9]+)+|long[a-z]+(_v\d)?"
+)
 MAX_NAME_CHARS = 64
 MAX_TRANSCRIPT_CHARS = 1000
 RECORDING, UPLOAD = "recording", "upload"  # kinds beside those of ``ListedVoice``
@@ -101,22 +105,25 @@ class VoiceStore:
         return [Voice(voice.name, voice.name, speaker_id=voice.name, kind=voice.kind) for voice in self._listed()]
 
     def find(self, name: str, owner: str | None) -> Voice:
-        """By id, name or alias; the empty name is the default voice. Raises ``UnknownSpeakerError``."""
+        """By id, name or alias; the empty name and those of the vendors' voices are the default voice. Raises ``UnknownSpeakerError``."""
         voices = self.all_of(owner)
         if (found := _named(self._aliases.get(name, name), voices)) is not None:
             return found
-        if not name or name in OPENAI_VOICES or self._accepts_any:
+        if not name or name in OPENAI_VOICES or _VENDORS_VOICE.fullmatch(name) or self._accepts_any:
             if (default := self._default_in(voices)) is not None:
                 return default
             raise UnknownSpeakerError("This gateway has no voice yet; upload one with POST /v1/audio/voices.")
         raise unknown_voice(name)
 
-    def add(self, name: str, samples: NDArray[np.float32], transcript: str, owner: str | None) -> Voice:
-        """samples: float32 [N], 16 kHz. Raises ``InvalidInputError``, also where there are too many: trying again does not help."""
-        name, transcript = name.strip(), transcript.strip()
+    def add(self, name: str, samples: NDArray[np.float32], transcript: str | None, owner: str | None) -> Voice:
+        """samples: float32 [N], 16 kHz. transcript: None where it is not known: the voice speaks then as for a text in another language.
+
+        Raises ``InvalidInputError``, also where there are too many: trying again does not help.
+        """
+        name, transcript = name.strip(), None if transcript is None else transcript.strip()
         if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
             raise InvalidInputError(f"The name of a voice has 1 to {MAX_NAME_CHARS} printable characters; choose another.")
-        if not 1 <= len(transcript) <= MAX_TRANSCRIPT_CHARS:
+        if transcript is not None and not 1 <= len(transcript) <= MAX_TRANSCRIPT_CHARS:
             raise InvalidInputError(
                 f"A voice needs what is said in the recording, in 1 to {MAX_TRANSCRIPT_CHARS} characters; send it as `transcript`."
             )
@@ -159,11 +166,11 @@ def _named(name: str, voices: list[Voice]) -> Voice | None:
 def _write(folder: Path, voice: Voice) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        assert voice.samples is not None and voice.transcript is not None
+        assert voice.samples is not None, "an upload"
         np.savez(
             file,
             samples=voice.samples,
-            texts=np.array([voice.name, voice.transcript, "" if voice.owner is None else f"key:{voice.owner}"]),
+            texts=np.array([voice.name, voice.transcript or "", "" if voice.owner is None else f"key:{voice.owner}"]),
             created_at=np.array(voice.created_at),
         )
     os.replace(file.name, folder / f"{voice.id}.npz")
@@ -175,6 +182,8 @@ def _read(path: Path) -> Voice | None:
         with np.load(path, allow_pickle=False) as stored:
             name, transcript, owner = (str(text) for text in stored["texts"])
             samples = stored["samples"].astype(np.float32).reshape(-1)
-            return Voice(path.stem, name, samples, transcript, None, owner.removeprefix("key:") or None, int(stored["created_at"]), UPLOAD)
+            return Voice(
+                path.stem, name, samples, transcript or None, None, owner.removeprefix("key:") or None, int(stored["created_at"]), UPLOAD
+            )
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return None

@@ -74,6 +74,7 @@ def test_a_text_that_goes_on_is_refused_before_its_end(text: str) -> None:
         "Ångström, naïve, Dvořák, Nguyễn",
         "The angle α is π/2, 5 µm wide.",
         "12:30, 5 € — 😀",
+        "Hello! 你好! Hola! नमस्ते! Bonjour! こんにちは! مرحبا! 안녕하세요! Ciao! Cześć! Привіт! வணக்கம்!",  # of a vendor's quick start
         "",
     ],
 )
