@@ -171,7 +171,7 @@ class ElevenLabs(JsonProtocol):
         if not made.data:
             context.alignment.hold(made.duration_ms)
             return []
-        alignment = context.alignment.next(made.duration_ms, made.text_consumed)
+        alignment = context.alignment.next(made.duration_ms, made.position)
         data = base64.b64encode(made.data).decode("ascii")
         return [context.message(audio=data, isFinal=None, alignment=alignment, normalizedAlignment=alignment)]
 
