@@ -81,6 +81,8 @@ async def serve(settings: Settings) -> None:
         await asyncio.wait([asked, serving], return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
         await _drain(service, settings.drain_timeout_s, second)
+        with contextlib.suppress(TimeoutError):  # each socket is closed with its own goodbye; what is left then, uvicorn closes
+            await asyncio.wait_for(access.all_left.wait(), FAREWELL_S)
         server.should_exit = True
         await serving
     finally:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from bistream.errors import BusyError, ShuttingDownError
-from interfaces.core.record import log_line
+from bistream.errors import BistreamError, BusyError, ShuttingDownError
+from interfaces.core.record import Ending, SpeechRecord, log_line
 from interfaces.core.servers import Servers
 from interfaces.core.speech import Speech, SpeechOptions
 from interfaces.core.trace import Trace
@@ -37,20 +37,32 @@ class Counts:
     """Since the start, for the metrics."""
 
     speeches: int = 0
-    refused: int = 0
-    failed: int = 0
-    cancelled: int = 0
+    endings: Counter[Ending] = field(default_factory=Counter)
     audio_s: float = 0.0
     characters: int = 0
     first_audio: list[int] = field(default_factory=lambda: [0] * (len(FIRST_AUDIO_BUCKETS_S) + 1))  # the last: beyond all of them
     first_audio_s: float = 0.0  # the sum
 
-    def add(self, speech: Speech) -> None:
+    def add(self, record: SpeechRecord, characters: int) -> None:
         """An utterance is over."""
-        self.characters += speech.characters
-        if (waited_s := speech.record.first_audio_s) is not None:
+        assert record.ending is not None, "an utterance that is over has ended in some way"
+        self.endings[record.ending] += 1
+        self.characters += characters
+        if (waited_s := record.first_audio_s) is not None:
             self.first_audio[bisect.bisect_left(FIRST_AUDIO_BUCKETS_S, waited_s)] += 1
             self.first_audio_s += waited_s
+
+    @property
+    def refused(self) -> int:
+        return self.endings[Ending.REFUSED]
+
+    @property
+    def failed(self) -> int:
+        return sum(self.endings[ending] for ending in (Ending.FAILED, Ending.CUT_OFF, Ending.TIMED_OUT, Ending.DRAINED))
+
+    @property
+    def cancelled(self) -> int:
+        return self.endings[Ending.CANCELLED] + self.endings[Ending.LEFT]
 
 
 class SpeechService:
@@ -90,8 +102,10 @@ class SpeechService:
             self._check_room(caller)
             check_values(values or {})
             found = self.voices.find(voice, caller.key)
-        except Exception:
-            self.counts.refused += 1
+        except BistreamError as error:
+            refused = SpeechRecord()
+            refused.fail(error)
+            self._ended(refused, caller.trace, 0)
             raise
         known, warnings = self._taken_by_servers(values or {})
         options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings)
@@ -128,10 +142,14 @@ class SpeechService:
             if limit and taken >= limit:
                 raise BusyError(f"All {limit} places for utterances are taken; try again in 1.0 s.")
 
+    def _ended(self, record: SpeechRecord, trace: Trace, characters: int) -> None:
+        """The one place where an ending is counted and written down, whatever it is."""
+        self.counts.add(record, characters)
+        log_line(record, trace, characters)
+
     def _closed(self, speech: Speech, caller: Caller) -> None:
         self._open.discard(speech)
-        self.counts.add(speech)
-        log_line(speech)
+        self._ended(speech.record, speech.trace, speech.characters)
         for counter, name in ((self._by_key, caller.key or ""), (self._by_address, caller.address)):
             counter[name] -= 1
             if counter[name] <= 0:
@@ -145,4 +163,6 @@ class SpeechService:
         try:
             await asyncio.wait_for(self._all_closed.wait(), timeout_s)
         except TimeoutError:
+            for speech in self._open:
+                speech.record.end(Ending.DRAINED, ShuttingDownError.code)
             await asyncio.gather(*(speech.close() for speech in list(self._open)))

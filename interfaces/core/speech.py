@@ -20,7 +20,7 @@ from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence
 from bistream.errors import BistreamError, CancelledError, InvalidInputError
 from bistream.rates import SAMPLE_RATE
 from interfaces.core.errors import UnreachableError
-from interfaces.core.record import SpeechRecord
+from interfaces.core.record import Ending, SpeechRecord
 from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
 from interfaces.core.session import ServerSession
 from interfaces.core.text import PieceJoiner
@@ -125,10 +125,11 @@ class Speech:
         self._end_segment(is_flush=False)
 
     async def close(self) -> None:
-        """Stops at once. Idempotent."""
+        """Stops at once. Idempotent. One that has no ending yet was left by its client; whoever knows better says so in ``record``."""
         if self._is_closed:
             return
         self._is_closed = True
+        self.record.end(Ending.LEFT)
         self._timer.stop()
         self._changed.set()
         sessions = [segment.session for segment in self._segments if segment.session is not None]
@@ -144,9 +145,9 @@ class Speech:
             async with contextlib.aclosing(self._all_segments()) as parts:
                 async for part in parts:
                     yield part
-            self.record.reason = "eos"
+            self.record.end(Ending.DONE)
         except BistreamError as error:
-            self.record.reason = error.code.lower()
+            self.record.fail(error)
             raise
 
     async def _all_segments(self) -> AsyncGenerator[Audio | Flushed, None]:
