@@ -35,9 +35,14 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": tuple(
         frozenset(line.split())
         for line in """
-        phoneme_tokens certain_tokens span_words effort scripts
-        special_tokens
-        tokenizer front_end speakable spans prompt_form
+        phoneme_tokens certain_tokens units effort scripts
+        special_tokens front_end
+        tokenizer speakable prompt_form span_words number_words
+        reading_context reading
+        spans written_forms
+        english_times chinese_amounts
+        english_amounts chinese_readers
+        english_readers
         normalization
         text_in
         """.strip().splitlines()
