@@ -17,7 +17,8 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     for line in """
     types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times start_phases
     checkpoint_files model_card reference_tone
-    checkpoint_config config wire wire_arrays refusals metrics fingerprint
+    wire
+    checkpoint_config config wire_arrays refusals metrics fingerprint
     checkpoint_sizes
     checkpoint device limits ended_sessions findings
     client gpu hub
@@ -35,10 +36,11 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": tuple(
         frozenset(line.split())
         for line in """
-        phoneme_tokens certain_tokens span_words effort
+        phoneme_tokens certain_tokens span_words effort characters
         special_tokens
-        tokenizer front_end speakable spans prompt_form
+        tokenizer front_end speakable spans prompt_form tags blanks capitals markdown
         normalization
+        preparation
         text_in
         """.strip().splitlines()
     ),
