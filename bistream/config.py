@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bistream.errors import ConfigError
+from bistream.wire import SERVER_TEXT_NORMALIZATIONS
 
 LONGEST_S = 1e6  # limit of every time in the configuration (11 days): blocking calls do not accept infinity
 
@@ -37,7 +38,7 @@ class RuntimeConfig:
     session_idle_timeout_s: float = 60.0  # a session is closed after this long without text that can be spoken and without audio
     drain_timeout_s: float = 10.0  # at shutdown, time that running sessions have to finish
     max_text_chars: int = 4000  # per session, all pieces together
-    text_normalization: str = "off"  # off | auto | zh | en: how texts are read out whose session does not say so
+    text_normalization: str = "off"  # of ``wire.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: max_sessions x max_session_tokens
@@ -81,8 +82,8 @@ class RuntimeConfig:
         _check(is_head, "text_position_head", self.text_position_head, "auto, none, or a layer and a head such as 2,0")
         encoders = ("auto", "onnx", "torch")
         _check(self.speaker_encoder in encoders, "speaker_encoder", self.speaker_encoder, ", ".join(encoders))
-        normalizations = ("off", "auto", "zh", "en")  # those of wire.TEXT_NORMALIZATIONS
-        _check(self.text_normalization in normalizations, "text_normalization", self.text_normalization, ", ".join(normalizations))
+        modes = SERVER_TEXT_NORMALIZATIONS
+        _check(self.text_normalization in modes, "text_normalization", self.text_normalization, ", ".join(modes))
         chosen = self.onnx_providers.split(",")
         are_known = self.onnx_providers == "auto" or (set(chosen) <= {"tensorrt", "cuda", "cpu"} and len(set(chosen)) == len(chosen))
         _check(are_known, "onnx_providers", self.onnx_providers, "auto, or to some of tensorrt, cuda and cpu, separated by commas")

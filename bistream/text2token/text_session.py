@@ -20,7 +20,7 @@ from bistream.errors import BistreamError, CancelledError, EngineError, InvalidI
 from bistream.limits import check_text_length, count_characters
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from bistream.refusals import came_late, nothing_to_speak, shut_down, silent_too_long, text_has_ended, unknown_session
-from bistream.text.normalization import TextNormalizer
+from bistream.text.preparation import TextPreparation
 from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
@@ -50,14 +50,14 @@ class TextSession:
         idle_timeout_s: float,
         sink: MessageSink,
         on_closed: Callable[[TextSession], None],
-        normalizer: TextNormalizer | None = None,
+        preparation: TextPreparation | None = None,
         silence: SilenceThinning | None = None,
         skipped_chars: int = 0,  # of the session's text, before the text that it gets here
     ) -> None:
         self.session_id = session_id
         self.end: Message | None = None  # its last message; None while it is live, and for a start that was refused
         self._space = space
-        self._text_in = TextIn(tokenizer, normalizer)
+        self._text_in = TextIn(tokenizer, preparation)
         self._max_text_chars, self._idle_timeout_s = max_text_chars, idle_timeout_s
         self._sink, self._on_closed = sink, on_closed
         self._lock, self._text_lock = threading.RLock(), threading.RLock()

@@ -17,7 +17,8 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     for line in """
     types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times start_phases
     checkpoint_files model_card reference_tone voice_list
-    checkpoint_config config wire wire_arrays refusals metrics fingerprint
+    wire
+    checkpoint_config config wire_arrays refusals metrics fingerprint
     checkpoint_sizes
     checkpoint device limits ended_sessions findings
     client gpu hub
@@ -35,15 +36,16 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": tuple(
         frozenset(line.split())
         for line in """
-        phoneme_tokens certain_tokens units effort scripts
+        phoneme_tokens certain_tokens units effort scripts characters
         special_tokens front_end
-        tokenizer speakable prompt_form span_words number_words
+        tokenizer speakable prompt_form span_words number_words tags blanks capitals markdown
         reading_context reading
         spans written_forms
         english_times chinese_amounts
         english_amounts chinese_readers
         english_readers
         normalization
+        preparation
         text_in
         """.strip().splitlines()
     ),

@@ -20,6 +20,7 @@ from bistream.text.normalization import (
     normalize_text,
     read_transcript,
 )
+from bistream.text.preparation import TextPreparation
 from bistream.text.reading_context import Language
 from bistream.text.spans import MAX_HELD_CHARS, SpanCutter
 from bistream.text.text_in import TextIn, TextToken
@@ -135,9 +136,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return TextTokenizer.from_model_dir(directory)
 
 
+class ReadingAlone(TextPreparation):
+    """Without the stages before it."""
+
+    def __init__(self) -> None:
+        self._normalizer = TextNormalizer("auto", "zh", marked)
+
+    def push(self, characters: str) -> list[NormalizedCharacter]:
+        return self._normalizer.push(characters)
+
+    def finish(self, is_end: bool) -> list[NormalizedCharacter]:
+        return self._normalizer.finish()
+
+
 def tokens_of(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> list[TextToken]:
     data = text.encode()
-    text_in = TextIn(tokenizer, TextNormalizer("auto", "zh", marked))
+    text_in = TextIn(tokenizer, ReadingAlone())
     ends = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     tokens = [token for start, end in zip(ends, ends[1:], strict=False) for token in text_in.push(data[start:end])]
     return tokens + text_in.finish()
