@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from training.normalise import word_errors, words_of
 
 _RATE = 16_000
 _SHORTEST_S = 0.3
+_SHORTEST_PART_S, _LONGEST_PART_S = 15.0, 28.0  # Whisper hears 30 s at a time, and would cut words there
+_FRAME_S, _QUIET_FRAMES = 0.02, 13  # a quarter of a second
 _MEDIAN_FRAMES = 7  # of the attention weights before time warping, as in Whisper's own word times
 
 
@@ -45,6 +48,9 @@ class Judges:
         self._aligns = aligns
 
     def text(self, waveform: NDArray[np.float32]) -> str:
+        return " ".join(map(self._text_of_part, parts_of(waveform)))
+
+    def _text_of_part(self, waveform: NDArray[np.float32]) -> str:
         segments, _ = self._whisper.transcribe(
             waveform,
             language="en",
@@ -97,6 +103,18 @@ class Judges:
             scores = dnsmos.run(np.clip(waveform, -1.0, 1.0), _RATE, return_df=False)
             found |= {"overall": round(float(scores["ovrl_mos"]), 3), "p808": round(float(scores["p808_mos"]), 3)}
         return found
+
+
+def parts_of(waveform: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """A sound of more than ``_LONGEST_PART_S`` in parts, each cut where it is quietest after ``_SHORTEST_PART_S``."""
+    frame = int(_FRAME_S * _RATE)
+    first, last = (int(seconds / _FRAME_S) for seconds in (_SHORTEST_PART_S, _LONGEST_PART_S))
+    while len(waveform) > last * frame:
+        power = np.convolve((waveform[: last * frame].reshape(last, frame) ** 2).mean(1), np.ones(_QUIET_FRAMES), "same")
+        cut = (first + int(np.argmin(power[first : last - _QUIET_FRAMES]))) * frame
+        yield waveform[:cut]
+        waveform = waveform[cut:]
+    yield waveform
 
 
 def main() -> None:

@@ -20,8 +20,9 @@ MODEL_CARD_FILE = "training.json"
 class ModelCard:
     """Defaults: the released checkpoints.
 
-    longest_utterance_s: seconds of speech of the longest utterances in training; longer texts are spoken in several segments. 30: upstream
-    refuses recordings above 30 s and says that the result is best below (cosyvoice/cli/frontend.py).
+    longest_utterance_s: seconds of speech, a prompt's included, that the language model was trained to speak in one sequence; longer texts
+    are spoken in several. 30: upstream makes no speech tokens of longer recordings, neither for training (tools/extract_speech_token.py)
+    nor for a prompt (cosyvoice/cli/frontend.py), and divides text into pieces of 60 to 80 tokens, some 20 s of speech.
     languages: lower-case ISO 639-1 codes of what the checkpoint speaks; empty: no restriction is known.
     can_be_instructed: whether ``instruct_text`` changes how it speaks; where not, the model would read it aloud.
     """

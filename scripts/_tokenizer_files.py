@@ -14,7 +14,7 @@ from pathlib import Path
 from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.family import COSYVOICE2, TokenizerVersion
 from bistream.text.special_tokens import ADDED_TOKENS, BASE_SPECIAL_TOKENS
-from bistream.text.tokenizer import make_pre_tokenizer
+from bistream.text.tokenizer import byte_of_symbol, make_pre_tokenizer
 
 MIN_VOCAB_SIZE = 256  # the byte symbols alone
 FULL_VOCAB_SIZE = 151_643  # base entries of the released model; its special tokens start at this id
@@ -47,13 +47,6 @@ Hello world. How are you today? Thank you very much, that is very kind of you. G
 def special_token_count(version: TokenizerVersion = COSYVOICE2.tokenizer_version) -> int:
     """Ids that follow the base vocabulary."""
     return len(BASE_SPECIAL_TOKENS) + len(ADDED_TOKENS[version])
-
-
-def byte_of_symbol() -> dict[str, int]:
-    """The 256 symbols that stand for bytes, in the order of GPT-2's (and so Qwen2's) vocabulary ids 0..255, and the byte of each."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = sorted(set(range(256)) - set(printable))
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def byte_symbols() -> list[str]:

@@ -21,6 +21,7 @@ from bistream.mel2wav.weights import load_hift
 from bistream.model_card import MODEL_CARD_FILE
 from bistream.token2mel.weights import load_network
 from bistream.voice.s3_weights import state_dict_from_onnx
+from training.language_model_data import LONGEST_UTTERANCE_S
 from training.language_model_task import LanguageModelNetwork
 from training.loop import Folders
 from training.sizes import Sizes, size_name
@@ -32,7 +33,8 @@ _CPU = torch.device("cpu")
 
 def write_record(directory: Path, sizes: Sizes, steps: dict[str, int], voices: tuple[str, ...]) -> None:
     """voices: names of those that were trained on."""
-    card = {"languages": ["en"], "can_be_instructed": False}  # bistream/model_card.py: the corpus is English and has no instructions
+    # bistream/model_card.py: the corpus is English and has no instructions
+    card = {"languages": ["en"], "can_be_instructed": False, "longest_utterance_s": LONGEST_UTTERANCE_S}
     text = json.dumps({"size": size_name(sizes), "steps": steps, "voices": list(voices), **card}, indent=1)
     (directory / RECORD).write_text(f"{text}\n", encoding="utf-8")
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, trainers
 
 from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
-from bistream.text.tokenizer import make_pre_tokenizer
-from scripts._tokenizer_files import byte_of_symbol, byte_symbols, tokenizer_config
+from bistream.text.tokenizer import byte_of_symbol, make_pre_tokenizer
+from scripts._tokenizer_files import byte_symbols, tokenizer_config
 
 BLANK = "\u0120"  # in the vocabulary of a byte-level BPE
 DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces

@@ -32,6 +32,16 @@ def make_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+def byte_of_symbol() -> dict[str, int]:
+    """The 256 symbols that stand for bytes, in the order of GPT-2's (and so Qwen2's) vocabulary ids 0..255, and the byte of each."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_SYMBOL = byte_of_symbol()
+
+
 class TextTokenizer:
     """Immutable; safe to use from several threads.
 
@@ -51,6 +61,7 @@ class TextTokenizer:
         self._tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special_tokens: dict[str, int] = {token: ids[token] for token in special_tokens}
+        self._special_ids = frozenset(self.special_tokens.values())
         self.spoken_tokens = SPOKEN_TOKENS.intersection(special_tokens)
         self._finder = SpecialTokenFinder(special_tokens)
         self.size: int = max(ids.values()) + 1
@@ -83,6 +94,11 @@ class TextTokenizer:
         if len(symbols) < len(ids):
             raise ValueError("an id is not in the vocabulary")
         return str(decoders.ByteLevel().decode(symbols))
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The UTF-8 of a token, which may begin or end inside a character; empty for a special token."""
+        symbols = "" if token_id in self._special_ids else self._tokenizer.id_to_token(token_id) or ""
+        return bytes(_BYTE_OF_SYMBOL[symbol] for symbol in symbols)
 
     def find_special(self, text: str, final: bool) -> tuple[int, str | None]:
         """As ``SpecialTokenFinder.find``, with every special token that the model directory declares."""

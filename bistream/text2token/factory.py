@@ -15,6 +15,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, Family
 from bistream.metrics.recorder import Recorder
+from bistream.model_card import ModelCard, read_model_card
 from bistream.start_phases import phase
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
@@ -28,7 +29,7 @@ class LanguageModelParts:
     """sizes: those of the checkpoint; its sampling values are a session's defaults.
 
     tiers: the tier that serves each of the engine's networks; empty where the engine decides that itself.
-    family: its prompts, and which speech tokens are silence.
+    family: its prompts, and which speech tokens are silence. card: how much it speaks in one sequence.
     """
 
     tokenizer: TextTokenizer
@@ -36,6 +37,7 @@ class LanguageModelParts:
     engine: Engine
     tiers: tuple[TierChoice, ...] = ()
     family: Family = COSYVOICE2
+    card: ModelCard = ModelCard()
 
 
 def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> LanguageModelParts:
@@ -49,8 +51,9 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
             f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json gives vocab_size "
             f"{sizes.text_vocab_size}; use files that belong together."
         )
+    card = read_model_card(config.model_dir)
     engine, tiers = make_engine(config, recorder)
-    return LanguageModelParts(tokenizer, sizes, engine, tiers, checkpoint.family)
+    return LanguageModelParts(tokenizer, sizes, engine, tiers, checkpoint.family, card)
 
 
 def make_engine(config: RuntimeConfig, recorder: Recorder | None = None) -> tuple[Engine, tuple[TierChoice, ...]]:

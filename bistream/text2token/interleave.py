@@ -31,14 +31,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from bistream.rates import (
-    MAX_SPEECH_TOKENS_PER_TEXT_TOKEN,
-    MIN_SPEECH_TOKENS_PER_TEXT_TOKEN,
-    SPEECH_BLOCK_TOKENS,
-    TEXT_BLOCK_TOKENS,
-)
+from bistream.rates import MIN_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.layout import UNLIMITED_IDS, LayoutState, Mode, Turn
+from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
 
@@ -54,10 +50,11 @@ class Interleaver(LayoutState):
         mix_ratio: tuple[int, int] = (TEXT_BLOCK_TOKENS, SPEECH_BLOCK_TOKENS),
         max_ids: int | None = None,
         instruction_ids: Sequence[int] = (),
+        lengths: SpeechLengths | None = None,
     ) -> None:
         """prompt_speech_ids: in ``TokenSpace`` numbering. max_ids: positions of the session, None for no limit. instruction_ids: see the
         module's docstring; CosyVoice2's in reference mode are prompt text."""
-        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids)
+        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids, lengths)
         self._text_block, self._speech_block = mix_ratio
         self._pending: list[int] = [space.sos, *instruction_ids]  # to be appended by the next turn
         self._speech_due = 0  # speech tokens still missing in the open block; 0: the next block needs text
@@ -129,11 +126,11 @@ class Interleaver(LayoutState):
     def _start_final_phase(self) -> Turn | None:
         """Append the remaining text, ``task`` and, as in training, the remaining prompt speech; decode until eos.
 
-        The whole session has at most 20 speech tokens per new text token, including those of the blocks; only tokens
-        decoded for blocks of prompt text alone (a prompt with more text than speech) are not counted.
+        The whole text has at most ``_most_speech`` tokens, including those of the blocks; only tokens decoded for blocks of prompt text
+        alone (a prompt with more text than speech) are not counted.
         """
         self._in_final_phase = True
-        limit = MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text - self.num_speech_of_text
+        limit = self._most_speech - self.num_speech_of_text
         if limit < 1:
             self.finish_reason = FinishReason.LENGTH
             return None
@@ -176,9 +173,9 @@ class Interleaver(LayoutState):
 class UnistreamLayout(LayoutState):
     """The uni-stream layout: exactly one turn, started when the text is complete.
 
-    2 to 20 speech tokens per new text token (upstream's ``min_token_text_ratio`` and ``max_token_text_ratio``). silent_ids: text tokens
-    that need not be spoken and so count for the maximum alone: a text of marks would otherwise be forced to babble. In
-    reference mode every special id stays possible and ends the session like eos; early, only the first of them is masked, which upstream
+    2 to 20 speech tokens per new text token (upstream's ``min_token_text_ratio`` and ``max_token_text_ratio``), or less (``lengths``).
+    silent_ids: text tokens that need not be spoken and so count for the maximum alone: a text of marks would otherwise be forced to babble.
+    In reference mode every special id stays possible and ends the session like eos; early, only the first of them is masked, which upstream
     takes for eos: in CosyVoice3 it is sos, so eos may come at once.
     """
 
@@ -190,8 +187,9 @@ class UnistreamLayout(LayoutState):
         mode: Mode = "corrected",
         max_ids: int | None = None,
         silent_ids: frozenset[int] = frozenset(),
+        lengths: SpeechLengths | None = None,
     ) -> None:
-        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids)
+        super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids, lengths)
         self._silent_ids = silent_ids
         self._num_silent = 0  # of the new text tokens pushed
 
@@ -207,7 +205,7 @@ class UnistreamLayout(LayoutState):
             return None
         is_reference = self.mode == "reference"
         limits = TurnLimits(
-            max_new_ids=MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text,
+            max_new_ids=self._most_speech,
             min_new_ids=MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * (self._num_text - self._num_silent),
             forbidden=frozenset() if is_reference else self.space.specials_but(self.space.eos),
             forbidden_early=frozenset({self.space.first_special if is_reference else self.space.eos}),

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from bistream.errors import EngineError
+from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
+from bistream.text2token.speech_lengths import SpeechLengths, most_speech
 from bistream.types import FinishReason
 
 Mode = Literal["corrected", "reference"]
@@ -76,14 +78,21 @@ class Layout(Protocol):
 
 
 class LayoutState:
-    """State of both layouts. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up.
+    """State of both layouts. ``max_ids``: positions that the session may use; it ends with LENGTH when they are used up. ``lengths``:
+    by which the speech of the text is bounded; None: by the number of text tokens alone, as upstream does.
 
     ``ledger``: all ids of the sequence, in order: appended when their turn starts, yielded ones when it has ended (in whatever way). A
     new sequence, in any engine, that is first given the ledger continues where this one was. Stop ids are not part of it.
     """
 
     def __init__(
-        self, space: TokenSpace, prompt_text_ids: Sequence[int], prompt_speech_ids: Sequence[int], mode: Mode, max_ids: int | None
+        self,
+        space: TokenSpace,
+        prompt_text_ids: Sequence[int],
+        prompt_speech_ids: Sequence[int],
+        mode: Mode,
+        max_ids: int | None,
+        lengths: SpeechLengths | None,
     ) -> None:
         self.space = space
         self.mode = mode
@@ -95,6 +104,8 @@ class LayoutState:
         self._prompt_speech = deque(prompt_speech_ids)  # not yet appended
         self._num_prompt_text = len(prompt_text_ids)
         self._num_text = 0  # new text tokens pushed
+        self._lengths = lengths
+        self._ordinary = 0  # speech tokens that the new text takes at an ordinary pace
         self._num_text_taken = 0  # text tokens appended, prompt text included
         self._text_ended = False
         self._max_ids = UNLIMITED_IDS if max_ids is None else max_ids
@@ -121,6 +132,13 @@ class LayoutState:
         assert not self._text_ended, "text after the end of the text"
         self._text.extend(ids)
         self._num_text += len(ids)
+        if self._lengths is not None:
+            self._ordinary += self._lengths.ordinary(ids)
+
+    @property
+    def _most_speech(self) -> int:
+        """Speech tokens that the new text may take."""
+        return MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text if self._lengths is None else most_speech(self._num_text, self._ordinary)
 
     def _take_text(self, count: int) -> list[int]:
         self._num_text_taken += count

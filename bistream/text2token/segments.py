@@ -1,101 +1,142 @@
 """Long texts: a session's text in segments that end with a sentence, each spoken in a sequence of its own. Pure: no torch, no clock.
 
-A sequence has a bounded number of positions, and a model forgets its voice over minutes. So beyond ``SegmentLimits.first`` text tokens the
-session is re-anchored: the segment's text ends (the model speaks all of it, until eos), and the next segment begins a new sequence with
-the prompt and, where that was short enough, the segment before, text and speech, which is aligned exactly because it ended with eos. The
-speech tokens of all segments are one stream: flow and vocoder go on and know of no seam.
+A language model speaks well what is as long as the utterances of its training (``ModelCard.longest_utterance_s``), and a sequence has a
+bounded number of positions. So a session whose text would be longer is re-anchored: the segment's text ends (the model speaks all of it,
+until eos), and the next segment begins a new sequence with the prompt and, where both fit, the segment before, text and speech, which is
+aligned exactly because it ended with eos. The speech tokens of all segments are one stream: flow and vocoder go on and know of no seam.
 
 The first segment has the layout of the session. Later ones are known whole when they begin, so they have the uni-stream layout; a session
-whose text comes slowly waits for their end. Cuts depend on the text tokens alone.
+whose text comes slowly waits for their end. They are short, to wait little and to leave room for the segment before. Cuts depend on the
+text tokens alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TurnResult
 from bistream.text2token.layout import Layout, Turn
+from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
-POSITIONS_PER_TEXT_TOKEN = 8  # itself and 7 speech tokens, 0.28 s: slow speech; 20 would be the most
-LATER_SENTENCE, LATER_MOST = 30, 100  # text tokens after which a later segment ends: with the next sentence, or anyway
-MAX_ANCHOR_IDS = 400  # of text and speech of the segment before: 10 to 15 s
-_SENTENCE_ENDS = (
-    "。",
-    "！",
-    "？",
-    "!",
-    "?",
-    "…",
-    "\n",
-    "\n\n",
-    "。\n",
-    "！\n",
-    "？\n",
-    "!\n",
-    "?\n",
-    "。”",
-    "！”",
-    "？”",
-    '!"',
-    '?"',
-    "!\n\n",
-    "?\n\n",
-)
-_DOTS = (".", ".\n", ".\n\n", '."', ".”")
+# Shares of a sequence's room. What the first segment has at least where it ends; that is decided there, for its text is spoken at once:
+FIRST = {Place.SENTENCE: 0.5, Place.CLAUSE: 0.75, Place.WORD: 0.9, Place.INSIDE_WORD: 1.0}
+# A later one ends with the first sentence after LATER_SENTENCE, or else, at LATER_MOST, with the best place after LATER_LEAST.
+LATER_LEAST, LATER_SENTENCE, LATER_MOST = 0.1, 0.25, 0.5
+LEAST_ROOM = 0.5  # of the longest utterance: a long prompt leaves at least so much
+POSITIONS_PER_SPEECH_TOKEN = 2  # itself, its share of the text, and some more where speech is slower than estimated
+PRIOR_PACE = 4 * SPEECH_TOKENS_PER_SECOND  # speech tokens of ordinary pace that a prompt's own pace is mixed with: it may be short
+SLOWEST_PACE, FASTEST_PACE = 1.6, 0.6
 
 MakeNext = Callable[[Sequence[int], Sequence[int]], Layout]  # text and speech ids of the segment before -> layout of the next one
 
 
 @dataclass(frozen=True)
-class SentenceEnds:
-    """Ids of text tokens. dots: end a sentence unless a digit stands before them."""
+class Prompt:
+    """Of a session, beside its instruction. ordinary: speech tokens that its text takes at an ordinary pace."""
 
-    marks: frozenset[int]
-    dots: frozenset[int]
-    digits: frozenset[int]
-
-    @classmethod
-    def of(cls, encode: Callable[[str], list[int]]) -> SentenceEnds:
-        """Those that a tokenizer has as single tokens."""
-
-        def singles(texts: Iterable[str]) -> frozenset[int]:
-            return frozenset(ids[0] for ids in map(encode, texts) if len(ids) == 1)
-
-        return cls(singles(_SENTENCE_ENDS), singles(_DOTS), singles("0123456789"))
+    num_ids: int  # with the instruction
+    num_speech: int
+    ordinary: int
 
 
 @dataclass(frozen=True)
 class SegmentLimits:
-    """Text tokens. A segment ends with the first sentence after three quarters of ``first``, a later one after ``LATER_SENTENCE``, or at
-    its limit."""
+    """room: speech tokens of a sequence behind its prompt. pace: of the voice, speech tokens over those of an ordinary pace."""
 
-    first: int
-    later: int
-    max_anchor_ids: int
+    room: int
+    pace: float = 1.0
 
     @classmethod
-    def of(cls, max_ids: int, num_prompt: int) -> SegmentLimits:
-        """max_ids: positions of a sequence. num_prompt: those of the prompt."""
-        most = max(1, (max_ids - num_prompt - 2) // POSITIONS_PER_TEXT_TOKEN)
-        return cls(most, min(LATER_MOST, max(1, most // 2)), min(MAX_ANCHOR_IDS, (max_ids - num_prompt) // 4))
+    def of(cls, longest_utterance_s: float, max_ids: int, prompt: Prompt) -> SegmentLimits:
+        """max_ids: positions of a sequence."""
+        longest = round(longest_utterance_s * SPEECH_TOKENS_PER_SECOND)
+        room = max(longest - prompt.num_speech, round(LEAST_ROOM * longest))
+        positions = (max_ids - prompt.num_ids - 2) // POSITIONS_PER_SPEECH_TOKEN
+        return cls(max(1, min(room, positions)), pace_of(prompt))
+
+    def share(self, ordinary: int) -> float:
+        """What ``ordinary`` speech tokens take of the room."""
+        return ordinary * self.pace / self.room
+
+    def fits(self, num_speech: int, ordinary: int) -> bool:
+        """Whether a segment of ``ordinary`` speech tokens has room behind one that took ``num_speech``."""
+        return num_speech + ordinary * self.pace <= self.room
+
+
+def pace_of(prompt: Prompt) -> float:
+    if not prompt.num_speech or not prompt.ordinary:
+        return 1.0
+    return min(SLOWEST_PACE, max(FASTEST_PACE, (prompt.num_speech + PRIOR_PACE) / (prompt.ordinary + PRIOR_PACE)))
+
+
+class FirstSegment:
+    """Where it ends."""
+
+    def __init__(self, limits: SegmentLimits) -> None:
+        self._limits = limits
+        self._ordinary = 0
+
+    def push(self, place: Place, ordinary: int) -> bool:
+        """Whether the segment ends at a place before a token, which is one of it otherwise. ordinary: speech tokens of that token."""
+        best = max((kind for kind in FIRST if kind <= place), default=None)
+        if best is not None and self._limits.share(self._ordinary) >= FIRST[best]:
+            return True
+        self._ordinary += ordinary
+        return False
+
+
+class LaterSegments:
+    """Cuts the text behind the first segment. ids: of the segment that is open."""
+
+    def __init__(self, limits: SegmentLimits) -> None:
+        self._limits = limits
+        self._open: list[tuple[int, Place, int]] = []  # text ids, the place before each, its speech tokens at an ordinary pace
+        self._ordinary = 0
+        self._best = Place.INSIDE_CHARACTER, 0  # and how many tokens are before it
+
+    @property
+    def ids(self) -> list[int]:
+        return [token_id for token_id, _, _ in self._open]
+
+    def push(self, token_id: int, place: Place, ordinary: int) -> list[int] | None:
+        """The segment that ends before this token, or earlier; None: it is still open."""
+        share, ended = self._limits.share(self._ordinary), None
+        if self._open and share >= LATER_LEAST and place >= max(self._best[0], Place.INSIDE_WORD):
+            self._best = place, len(self._open)
+        if self._best[1] and (share >= LATER_MOST or (place is Place.SENTENCE and share >= LATER_SENTENCE)):
+            ended = self._end(self._best[1])
+        self._open.append((token_id, place, ordinary))
+        self._ordinary += ordinary
+        return ended
+
+    def end(self) -> list[int]:
+        """All that is open."""
+        return self._end(len(self._open))
+
+    def _end(self, count: int) -> list[int]:
+        ended, self._open = self.ids[:count], self._open[count:]
+        self._ordinary = sum(ordinary for _, _, ordinary in self._open)
+        self._best = Place.INSIDE_CHARACTER, 0
+        return ended
 
 
 class SegmentedLayout:
     """``layout.Layout`` of a session, made of one layout for each segment. A turn that ``restarts`` needs a new sequence."""
 
-    def __init__(self, first: Layout, limits: SegmentLimits, ends: SentenceEnds, make_next: MakeNext) -> None:
+    def __init__(self, first: Layout, limits: SegmentLimits, places: CutPlaces, lengths: SpeechLengths, make_next: MakeNext) -> None:
         self._current = first
         self._limits = limits
-        self._ends = ends
+        self._places = places
+        self._lengths = lengths
         self._make_next = make_next
-        self._is_first_open = True  # more text may still join the first segment
-        self._num_first = 0  # text tokens of the first segment that its layout has
-        self._open: list[int] = []  # text of the segment that is being filled
+        self._first: FirstSegment | None = FirstSegment(limits)  # None: more text belongs to later ones
+        self._later = LaterSegments(limits)
         self._whole: deque[list[int]] = deque()  # later segments that are complete
-        self._after_digit = False
         self._text_ended = False
         self._speech: list[int] = []  # of the current segment
         self._text: list[int] = []  # likewise
@@ -110,9 +151,9 @@ class SegmentedLayout:
     @property
     def finish_reason(self) -> FinishReason | None:
         reason = self._current.finish_reason
-        if reason in (None, FinishReason.CANCELLED, FinishReason.ERROR) or self._is_first_open:
+        if reason in (None, FinishReason.CANCELLED, FinishReason.ERROR) or self._first is not None:
             return reason
-        return None if self._whole or self._open or not self._text_ended else reason
+        return None if self._whole or self._later.ids or not self._text_ended else reason
 
     @property
     def num_text_used(self) -> int:
@@ -120,7 +161,7 @@ class SegmentedLayout:
 
     @property
     def num_text_pushed(self) -> int:
-        return self.num_text_ended + self._current.num_text_pushed + sum(map(len, self._whole)) + len(self._open)
+        return self.num_text_ended + self._current.num_text_pushed + sum(map(len, self._whole)) + len(self._later.ids)
 
     @property
     def num_speech(self) -> int:
@@ -135,18 +176,25 @@ class SegmentedLayout:
         return self._current.ledger
 
     def push_text(self, ids: Sequence[int]) -> None:
+        begins = 0  # of later segments
         for token_id in ids:
-            self._open.append(token_id)
-            if self._ends_segment(token_id):
-                self._end_segment()
-            self._after_digit = token_id in self._ends.digits
-        if self._is_first_open:
-            self._feed_first()
+            place, ordinary = self._places.before(token_id), self._lengths.ordinary((token_id,))
+            if self._first is not None and self._first.push(place, ordinary):
+                self._feed_first(ids[:begins])
+                self._end_first()
+            if self._first is not None:
+                begins += 1
+            elif (ended := self._later.push(token_id, place, ordinary)) is not None:
+                self._whole.append(ended)
+        if self._first is not None:
+            self._feed_first(ids)
 
     def end_text(self) -> None:
         self._text_ended = True
-        if self._is_first_open or self._open:
-            self._end_segment()
+        if self._first is not None:
+            self._end_first()
+        elif self._later.ids:
+            self._whole.append(self._later.end())
 
     def next_turn(self) -> Turn | None:
         turn, restarts = self._current.next_turn(), False
@@ -159,36 +207,24 @@ class SegmentedLayout:
         self._current.turn_ended(ids, result)
         self._speech += ids
 
-    def _ends_segment(self, token_id: int) -> bool:
-        count = len(self._open) + (self._num_first if self._is_first_open else 0)
-        sentence, most = (self._limits.first * 3 // 4, self._limits.first) if self._is_first_open else (LATER_SENTENCE, self._limits.later)
-        is_end = token_id in self._ends.marks or (token_id in self._ends.dots and not self._after_digit)
-        return count >= most or (count >= sentence and is_end)
+    def _feed_first(self, ids: Sequence[int]) -> None:
+        self._current.push_text(ids)
+        self._text += ids
 
-    def _end_segment(self) -> None:
-        if self._is_first_open:
-            self._feed_first()
-            self._current.end_text()
-            self._is_first_open = False
-        else:
-            self._whole.append(self._open)
-            self._open = []
-
-    def _feed_first(self) -> None:
-        self._current.push_text(self._open)
-        self._num_first += len(self._open)
-        self._text += self._open
-        self._open = []
+    def _end_first(self) -> None:
+        self._current.end_text()
+        self._first = None
 
     def _begin_next(self) -> None:
         before = self._current
         anchor: tuple[list[int], list[int]] = ([], [])
-        if before.finish_reason is FinishReason.EOS and len(self._text) + len(self._speech) <= self._limits.max_anchor_ids:
+        following = self._whole.popleft()
+        if before.finish_reason is FinishReason.EOS and self._limits.fits(len(self._speech), self._lengths.ordinary(following)):
             anchor = (self._text, self._speech)
         self.num_text_ended += before.num_text_pushed
         self._num_speech_ended += before.num_speech
         self._num_speech_of_text_ended += before.num_speech_of_text
-        self._text, self._speech = self._whole.popleft(), []
+        self._text, self._speech = following, []
         self._current = self._make_next(*anchor)
         self._current.push_text(self._text)
         self._current.end_text()

@@ -8,7 +8,7 @@ bi-stream layout, whatever its pieces.
 **Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls halfway. How many a
 session needs is unknown while its text is still arriving, so a session fed in pieces reserves ``RuntimeConfig.max_session_tokens``
 (prompt, text and speech together); a one-shot session reserves its own worst case (20 speech tokens per text token) if that is less. A
-text that is too long for them goes on in another sequence of as many (``segments.py``). By default the cache has room for
+text longer than the checkpoint's utterances goes on in another sequence of as many (``segments.py``). By default the cache has room for
 ``max_sessions`` such sessions; with ``kv_cache_tokens`` set, ``kv_cache_tokens / max_session_tokens`` are always admitted.
 
 **Ends.** Every session that ``start`` accepted ends with exactly one message, its last, that is a ``BistreamError`` or has a
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInp
 from bistream.limits import check_instruction_length, check_text_normalization, check_transcript_length
 from bistream.metrics.families import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
 from bistream.text.effort import reads_numbers
 from bistream.text.normalization import load_read_out
@@ -38,12 +38,11 @@ from bistream.text.preparation import chosen_normalization, make_preparation, pr
 from bistream.text.prompt_form import make_prompt_form, own_instruction
 from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
-from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.runaway import KINDS, Runaway
-from bistream.text2token.segments import SegmentedLayout, SegmentLimits, SentenceEnds
 from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
+from bistream.text2token.session_layout import PromptIds, SessionLayouts
 from bistream.text2token.silence import SilenceThinning
 from bistream.text2token.text_session import MessageSink, TextSession
 from bistream.types import IntArray, Sampling
@@ -89,15 +88,12 @@ class SpeechTokenService:
         sizes = self._parts.sizes
         self._space = TokenSpace.of(sizes)
         longest = self._parts.engine.capabilities.max_sequence_ids
-        self._max_ids = min(config.max_session_tokens, sizes.max_position_embeddings, longest)
+        self._layouts = SessionLayouts(self._parts, min(config.max_session_tokens, sizes.max_position_embeddings, longest))
         self._sessions: dict[str, TextSession] = {}
         self._ended = EndedSessions()
-        self._sentence_ends = SentenceEnds.of(self._parts.tokenizer.encode)
         self._runaway_window = round(config.runaway_s * SPEECH_TOKENS_PER_SECOND)
         runaways = recorder or Recorder()
         self._runaways = {(kind, outcome): runaways.counter(LM_RUNAWAYS, kind, outcome) for kind in KINDS for outcome in OUTCOMES}
-        tokenizer = self._parts.tokenizer
-        self._silent_ids = frozenset(number for token, number in tokenizer.special_tokens.items() if token not in tokenizer.spoken_tokens)
         self._changed = threading.Condition()  # guards _sessions, _ended and _draining
         self._draining = False
         self._stopped = threading.Event()
@@ -115,7 +111,7 @@ class SpeechTokenService:
         request, skipped = self._take_own_instruction(request)
         try:
             normalization = self._check_normalization(request)
-            instruction, prompt_text, prompt_speech = self._check_prompt(request, normalization)
+            prompt = self._check_prompt(request, normalization)
             preparation = make_preparation(normalization, request.prompt_text)
             spec = make_sampling_spec(request.sampling, self._parts.sizes)
         except InvalidInputError as error:
@@ -123,17 +119,8 @@ class SpeechTokenService:
             raise
 
         def make_parts(num_text: int) -> tuple[Layout, SequenceSeries]:
-            num_prompt = len(instruction) + len(prompt_text) + len(prompt_speech)
-            segments = SegmentLimits.of(self._max_ids, num_prompt)
-            max_ids = self._positions(request, num_prompt, num_text, segments)
-
-            def whole(text: Sequence[int], speech: Sequence[int]) -> Layout:
-                prompt = ([*instruction, *prompt_text, *text], [*prompt_speech, *speech])
-                return UnistreamLayout(self._space, *prompt, max_ids=max_ids, silent_ids=self._silent_ids)
-
-            ratio = self._parts.sizes.mix_ratio
-            pieces = Interleaver(self._space, prompt_text, prompt_speech, mix_ratio=ratio, max_ids=max_ids, instruction_ids=instruction)
-            layout = SegmentedLayout(whole((), ()) if request.is_end else pieces, segments, self._sentence_ends, whole)
+            max_ids = self._layouts.positions(prompt, num_text, request.is_end)
+            layout = self._layouts.make(prompt, request.is_end, max_ids)
             return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, (self._runaway_window, self._count_runaway))
 
         limits = (self._config.max_text_chars, self._config.session_idle_timeout_s)
@@ -224,8 +211,8 @@ class SpeechTokenService:
         instruction, text = own_instruction(self._parts.family.default_instruction, request.text)
         return replace(request, instruct_text=instruction, text=text), len(instruction)
 
-    def _check_prompt(self, request: LanguageModelStart, normalization: str) -> tuple[list[int], list[int], list[int]]:
-        """Ids of instruction (whose numbers are never read out), prompt text and prompt speech. Raises ``InvalidInputError``."""
+    def _check_prompt(self, request: LanguageModelStart, normalization: str) -> PromptIds:
+        """The numbers of an instruction are never read out. Raises ``InvalidInputError``."""
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
         if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
@@ -239,24 +226,10 @@ class SpeechTokenService:
             prepare_prompt(text, normalization, frozenset(self._parts.tokenizer.special_tokens), is_spoken)
             for text, is_spoken in ((form.transcript, True), (form.instruction, False))
         )
-        return encode(instruction), encode(transcript), prompt_speech if form.has_speech else []
+        return PromptIds(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [])
 
     def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:
         self._runaways[kind, outcome].add()
-
-    def _positions(self, request: LanguageModelStart, num_prompt: int, num_text: int, segments: SegmentLimits) -> int:
-        """Positions to reserve (see the module's docstring). Raises ``InvalidInputError`` if even the minimum does not fit."""
-        num_text = min(num_text, segments.first)
-        num_fed = num_prompt + num_text + 2  # sos and task
-        least = num_fed + max(1, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text)
-        if least > self._max_ids:
-            raise InvalidInputError(
-                f"Reference and text need at least {least} tokens, but a session may have at most {self._max_ids}; "
-                "send less text or use a shorter reference.",
-                request.session_id,
-            )
-        most = num_fed + MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text
-        return min(most, self._max_ids) if request.is_end else self._max_ids
 
     def _register(self, session: TextSession) -> None:
         session_id = session.session_id

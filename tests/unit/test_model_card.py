@@ -9,6 +9,7 @@ import pytest
 
 from bistream.errors import CheckpointError
 from bistream.model_card import MODEL_CARD_FILE, ModelCard, read_model_card
+from training.language_model_data import LONGEST_UTTERANCE_S
 
 SHIPPED = Path(__file__).resolve().parents[2] / "assets/voice"
 
@@ -20,6 +21,10 @@ def test_a_directory_without_the_file_counts_as_a_released_checkpoint(tmp_path: 
 def test_the_shipped_voice_is_english_and_takes_no_instructions() -> None:
     card = read_model_card(SHIPPED)
     assert card.languages == {"en"} and not card.can_be_instructed
+
+
+def test_the_shipped_voice_says_what_its_training_says() -> None:
+    assert read_model_card(SHIPPED).longest_utterance_s == LONGEST_UTTERANCE_S < ModelCard().longest_utterance_s
 
 
 def test_keys_of_the_training_are_left_alone(tmp_path: Path) -> None:

@@ -33,8 +33,9 @@ class VoiceUnderTest:
         self._service = service
         self.prompt = read_spk2info(directory / "spk2info.pt", lambda ids: "")[VOICE]
 
-    def speak(self, pieces: Sequence[str], seed: int = 0, is_whole: bool = False) -> Spoken:
-        """The tokens of one session. is_whole: the text in one request, in the one-shot layout. Raises ``BistreamError``."""
+    def speak(self, pieces: Sequence[str], seed: int = 0, is_whole: bool = False, pauses: bool = False) -> Spoken:
+        """The tokens of one session. is_whole: the text in one request, in the one-shot layout. pauses: each (long) piece comes when all
+        that can be spoken of those before has been. Raises ``BistreamError``."""
         messages: queue.SimpleQueue[SpeechTokens | BistreamError] = queue.SimpleQueue()
         session, text = uuid.uuid4().hex, "".join(pieces).encode()
         prompt = self.prompt
@@ -42,18 +43,24 @@ class VoiceUnderTest:
             session, text if is_whole else b"", is_whole, prompt.prompt_text, prompt.speech_tokens, Sampling(seed=seed)
         )
         self._service.start(start, messages.put)
-        if not is_whole:
-            for piece in pieces:
-                self._service.append(session, piece.encode(), False)
-            self._service.append(session, b"", True)
         tokens = list[int]()
-        while True:
+
+        def take() -> SpeechTokens:
             message = messages.get(timeout=_PATIENCE_S)
             if isinstance(message, BistreamError):
                 raise message
-            tokens += message.token_ids
-            if message.finish_reason is not None:
-                return Spoken(tuple(tokens), message.finish_reason)
+            tokens.extend(message.token_ids)
+            return message
+
+        if not is_whole:
+            for piece in pieces:
+                self._service.append(session, piece.encode(), False)
+                while pauses and not take().is_resting:
+                    pass
+            self._service.append(session, b"", True)
+        while (reason := take().finish_reason) is None:
+            pass
+        return Spoken(tuple(tokens), reason)
 
 
 def words_with_blanks(text: str) -> list[str]:

@@ -1,26 +1,46 @@
-"""A long text is spoken in segments that end with sentences: nothing lost, nothing twice, whatever the cuts of the text."""
+"""A long text is spoken in segments as long as the checkpoint speaks well: nothing lost, nothing twice, whatever the cuts of the text."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.rates import SPEECH_BLOCK_TOKENS
+from bistream.rates import SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
+from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
-from bistream.text2token.segments import LATER_SENTENCE, SegmentedLayout, SegmentLimits, SentenceEnds
+from bistream.text2token.segments import (
+    FASTEST_PACE,
+    FIRST,
+    LATER_LEAST,
+    LATER_MOST,
+    LEAST_ROOM,
+    SLOWEST_PACE,
+    Prompt,
+    SegmentedLayout,
+    SegmentLimits,
+)
+from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
 SPACE = TokenSpace(600, 120)
-WORD, MARK, DOT, DIGIT = 1, 2, 3, 4
-ENDS = SentenceEnds(frozenset({MARK}), frozenset({DOT}), frozenset({DIGIT}))
+WORD, MARK, DOT, DIGIT, COMMA, END = 1, 2, 3, 4, 5, 6
+PIECES = {WORD: b" some", MARK: b"!", DOT: b".", DIGIT: b"7", COMMA: b",", END: b"ing"}
 PROMPT_TEXT, PROMPT_SPEECH = [11, 12], [SPACE.speech_offset + 1]
-LIMITS = SegmentLimits(first=40, later=60, max_anchor_ids=300)
-TEXTS = st.lists(st.sampled_from([WORD] * 12 + [MARK, DOT, DIGIT]), min_size=1, max_size=300)
+LIMITS = SegmentLimits(room=360)  # forty words
+TEXTS = st.lists(st.sampled_from([WORD] * 12 + [MARK, DOT, DIGIT, COMMA, END]), min_size=1, max_size=300)
 CUTS = st.lists(st.integers(0, 300), max_size=12)
+
+
+def bytes_of(token_id: int) -> bytes:
+    return PIECES[token_id]
+
+
+LENGTHS = SpeechLengths(bytes_of)
 
 
 def make_next(text: Sequence[int], speech: Sequence[int]) -> Layout:
@@ -29,7 +49,7 @@ def make_next(text: Sequence[int], speech: Sequence[int]) -> Layout:
 
 def segmented(is_whole: bool) -> SegmentedLayout:
     first = make_next((), ()) if is_whole else Interleaver(SPACE, PROMPT_TEXT, PROMPT_SPEECH)
-    return SegmentedLayout(first, LIMITS, ENDS, make_next)
+    return SegmentedLayout(first, LIMITS, CutPlaces(bytes_of), LENGTHS, make_next)
 
 
 def answer(layout: SegmentedLayout, sequences: list[list[int]], ends_early: bool) -> None:
@@ -83,19 +103,38 @@ def test_every_token_is_spoken_once_and_in_order(text: list[int], cuts: list[int
 
 
 @given(text=TEXTS)
-@settings(max_examples=100, deadline=None)
-def test_segments_end_with_sentences_unless_these_are_too_long(text: list[int]) -> None:
+@settings(max_examples=150, deadline=None)
+def test_segments_are_as_long_as_they_may_be_and_end_with_sentences_unless_these_are_too_long(text: list[int]) -> None:
+    segments = segments_of(text)
+    assert [token for segment in segments for token in segment] == text
+    places = list(map(CutPlaces(bytes_of).before, text))
+    begin = 0
+    for number, (segment, following) in enumerate(itertools.pairwise(segments)):
+        end = begin + len(segment)
+        share = LIMITS.share(LENGTHS.ordinary(segment))
+        if number == 0:
+            assert share >= FIRST[places[end]] and all(
+                LIMITS.share(LENGTHS.ordinary(text[:place])) < FIRST[places[place]] for place in range(1, end)
+            )
+        else:
+            assert LATER_LEAST <= share <= LATER_MOST + LIMITS.share(LENGTHS.ordinary(segment[-1:]))
+            within = LATER_LEAST * LIMITS.room <= LENGTHS.ordinary(segment)
+            assert within and (places[end] is Place.SENTENCE or Place.SENTENCE not in inner_places(text, places, begin, end))
+            assert places[end] is not Place.INSIDE_WORD or {Place.WORD, Place.CLAUSE}.isdisjoint(inner_places(text, places, begin, end))
+        assert following
+        begin = end
+
+
+def inner_places(text: list[int], places: list[Place], begin: int, end: int) -> set[Place]:
+    """Those in a segment that it could have ended at."""
+    return {places[place] for place in range(begin + 1, end) if LIMITS.share(LENGTHS.ordinary(text[begin:place])) >= LATER_LEAST}
+
+
+def segments_of(text: list[int]) -> list[list[int]]:
     layout = segmented(is_whole=True)
     layout.push_text(text)
     layout.end_text()
-    lengths = [layout._num_first, *map(len, layout._whole)]
-    assert sum(lengths) == len(text)
-    position = 0
-    for index, length in enumerate(lengths[:-1]):
-        position += length
-        least, most = (LIMITS.first * 3 // 4, LIMITS.first) if index == 0 else (LATER_SENTENCE, LIMITS.later)
-        last, before = text[position - 1], text[position - 2]
-        assert length == most or (length >= least and (last == MARK or (last == DOT and before != DIGIT)))
+    return [layout._text, *layout._whole]
 
 
 @given(num_text=st.integers(1, 400), max_ids=st.integers(4, 120))
@@ -104,7 +143,7 @@ def test_a_session_ends_even_where_segments_do_not_fit(num_text: int, max_ids: i
     def cramped(anchor_text: Sequence[int], anchor_speech: Sequence[int]) -> Layout:
         return UnistreamLayout(SPACE, [*PROMPT_TEXT, *anchor_text], [*PROMPT_SPEECH, *anchor_speech], max_ids=max_ids)
 
-    layout = SegmentedLayout(cramped((), ()), LIMITS, ENDS, cramped)
+    layout = SegmentedLayout(cramped((), ()), LIMITS, CutPlaces(bytes_of), LENGTHS, cramped)
     layout.push_text([WORD] * num_text)
     layout.end_text()
     answer(layout, [[]], ends_early=False)
@@ -121,19 +160,40 @@ def test_a_short_text_is_spoken_as_without_segments() -> None:
     assert turn.limits.max_new_ids == SPEECH_BLOCK_TOKENS - len(PROMPT_SPEECH)
 
 
-def test_a_later_segment_is_anchored_at_the_one_before_if_that_ended_well() -> None:
-    text = ([WORD] * 35 + [MARK]) * 3
+def test_a_later_segment_is_anchored_at_the_one_before_if_that_ended_well_and_both_fit() -> None:
+    text = ([WORD] * 9 + [MARK]) * 7
     _, sequences = spoken(text, [], is_whole=True)
-    assert [len(text_of(sequence)) for sequence in sequences] == [36, 72, 72]
-    speech = [token for token in sequences[1] if SPACE.is_speech(token)]
-    own = speech[len(PROMPT_SPEECH) + len([token for token in sequences[0] if SPACE.is_speech(token)]) - len(PROMPT_SPEECH) :]
-    task = sequences[2].index(SPACE.task)
-    assert sequences[2][task + 1 : task + 1 + len(PROMPT_SPEECH) + len(own)] == [*PROMPT_SPEECH, *own]
+    assert [len(text_of(sequence)) for sequence in sequences] == [30, 50, 40]
+    speech = [token for token in sequences[0] if SPACE.is_speech(token)]
+    task = sequences[1].index(SPACE.task)
+    assert sequences[1][task + 1 : task + 1 + len(speech)] == speech
     _, broken = spoken(text, [], is_whole=True, ends_early=True)
-    assert [len(text_of(sequence)) for sequence in broken] == [36, 36, 36]
+    assert [len(text_of(sequence)) for sequence in broken] == [30, 20, 20]
+    assert LIMITS.fits(LIMITS.room - 9, LENGTHS.ordinary([WORD])) and not LIMITS.fits(LIMITS.room - 8, LENGTHS.ordinary([WORD]))
 
 
-def test_the_ends_of_sentences_are_found_in_the_vocabulary() -> None:
-    ids = {"。": [7], "?": [8], ".": [9], "!\n": [1, 2], "5": [3]}
-    ends = SentenceEnds.of(lambda text: ids.get(text, [1, 1]))
-    assert (sorted(ends.marks), sorted(ends.dots), sorted(ends.digits)) == ([7, 8], [9], [3])
+@given(
+    longest=st.floats(1.0, 600.0),
+    max_ids=st.integers(1, 10_000),
+    num_ids=st.integers(0, 9000),
+    num_speech=st.integers(0, 2000),
+    ordinary=st.integers(0, 2000),
+)
+def test_what_a_sequence_speaks_is_bounded_by_the_training_whatever_its_memory(
+    longest: float, max_ids: int, num_ids: int, num_speech: int, ordinary: int
+) -> None:
+    limits = SegmentLimits.of(longest, max_ids, Prompt(num_ids, num_speech, ordinary))
+    tokens = round(longest * SPEECH_TOKENS_PER_SECOND)
+    assert 1 <= limits.room <= max(tokens, 1)
+    assert num_speech + limits.room <= tokens or limits.room <= round(LEAST_ROOM * tokens)
+    assert (
+        SegmentLimits.of(longest, 2 * max_ids + 2 * tokens + num_ids, Prompt(num_ids, num_speech, ordinary)).room
+        == SegmentLimits.of(longest, 10**6, Prompt(num_ids, num_speech, ordinary)).room
+    )
+    assert FASTEST_PACE <= limits.pace <= SLOWEST_PACE
+    assert limits.pace == 1.0 or min(num_speech, ordinary) > 0
+
+
+def test_a_slow_voice_gets_less_text() -> None:
+    slow, fast = (SegmentLimits.of(30.0, 4096, Prompt(300, num_speech, 200)) for num_speech in (300, 120))
+    assert slow.pace > 1.0 > fast.pace and slow.room < fast.room

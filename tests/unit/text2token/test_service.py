@@ -417,7 +417,8 @@ class TestRefusals:
         with pytest.raises(UnknownSessionError, match="has finished"):
             bench.append("more")
 
-    def test_text_over_the_limit_is_refused_and_the_session_continues(self, bench: Bench) -> None:
+    def test_text_over_the_limit_is_refused_and_the_session_continues(self, tokenizer: TextTokenizer) -> None:
+        bench = Bench(tokenizer, ends_in_time)
         mailbox = bench.start("\u4f60" * 150)
         with pytest.raises(InvalidInputError, match="longer than 200"):
             bench.append("\u4f60" * 51)
