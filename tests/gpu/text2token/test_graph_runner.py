@@ -26,6 +26,8 @@ from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
 from tests.gpu.text2token.conversation import ALL_STOPS, drain, engine_of, random_turns, talk
 from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner
+from tests.unit.text2token.long_prompts import check_long_prompts
+from tests.unit.text2token.test_faults import HOST_OF_GRAPHS, PLANNING, check
 from tests.unit.text2token.tiny import SPACE, random_state
 
 if not torch.cuda.is_available():
@@ -63,6 +65,10 @@ def runner_of(
     config: LanguageModelConfig = NARROW, settings: EngineSettings = SETTINGS, dtype: torch.dtype = SERVED, record: bool = True
 ) -> GraphStepRunner:
     return GraphStepRunner(config, fold_weights(weights(config), config, DEVICE, dtype), settings, record=record)
+
+
+def float32_runner() -> StepRunner:
+    return runner_of(NARROW, SETTINGS, torch.float32)
 
 
 def speak(runner: StepRunner, seed: int, specs: Sequence[SamplingSpec]) -> list[list[int]]:
@@ -153,6 +159,18 @@ def test_a_shared_prompt_changes_nothing() -> None:
         first = talk(engine, [engine.open("first", SamplingSpec(), 900)], turns[:1], 10)
         said.append(first + talk(engine, [engine.open(str(number), SamplingSpec(), 900) for number in range(3)], turns[1:], 10))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_prompts_of_several_steps(seed: int) -> None:
+    """In company and alone, with a cache that knows the prompt or not."""
+    check_long_prompts(lambda: engine_of(float32_runner()), seed)
+
+
+@pytest.mark.parametrize("place", [*PLANNING, *HOST_OF_GRAPHS])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_fault_of_one_sequence_ends_that_one(place: str, seed: int) -> None:
+    check(float32_runner, (PLANNING | HOST_OF_GRAPHS)[place], seed, times=10**6)
 
 
 def test_nan_fails_its_session_only() -> None:
