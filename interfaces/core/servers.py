@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -18,6 +19,7 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import SessionExchange
 from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts
+from bistream.client.segments import MAX_CHARS
 from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
 from bistream.wire import COSYVOICE2_BISTREAM
@@ -66,6 +68,7 @@ class Server:
         self.is_ready: bool | None = None  # None: not asked yet
         self.reason = ""  # why it is not ready, for the operator
         self.busy_until = 0.0
+        self.max_text_chars = MAX_CHARS  # of a session
         self._known_voices = KnownVoices()
 
     async def open_stream(self, trace: Trace) -> ClientCall:
@@ -95,7 +98,16 @@ class Server:
         self.reason, self.load = await asyncio.gather(self._ask(), self._read_load())
         if not self.reason and self.load is not None and not self.load.is_ready:
             self.reason = "it is starting, restarting or draining"
+        if not self.reason and self.is_ready is not True:
+            await self._read_limit()
         return not self.reason
+
+    async def _read_limit(self) -> None:
+        """What the server does not tell stays as it was."""
+        question, kind = service_pb2.ModelConfigRequest(name=COSYVOICE2_BISTREAM.name), service_pb2.ModelConfigResponse
+        with contextlib.suppress(CallFailed, OSError, DecodeError, ValueError):
+            config = (await self.link.ask("ModelConfig", question, kind, CHECK_TIMEOUT_S)).config
+            self.max_text_chars = max(1, int(config.parameters["max_text_chars"].string_value))
 
     async def _read_load(self) -> ServerLoad | None:
         if self._metrics_url is None:
@@ -142,6 +154,11 @@ class Servers:
 
     def any_ready(self) -> bool:
         return any(server.is_ready is True for server in self.all)
+
+    @property
+    def max_text_chars(self) -> int:
+        """Of a session on any of them."""
+        return min((server.max_text_chars for server in self.all), default=MAX_CHARS)
 
     def choose(self, tried: Sequence[Server] = ()) -> Server | None:
         """Not known to be unready, not lately full, with the lowest load; None: all were tried."""
