@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tritonclient.grpc import service_pb2
 
+from bistream.client.segments import MAX_CHARS
 from bistream.client.translation import infer_request
 from bistream.voice_list import ListedVoice, parse_voices
 from bistream.wire import COSYVOICE2_BISTREAM
@@ -16,11 +17,13 @@ LIST_INPUT = "is_voice_list"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Defaults: of a server that says nothing. languages: as in ``ModelCard``. lists_voices: it tells ``voices``, the default first."""
+    """Defaults: of a server that says nothing. languages: as in ``ModelCard``. lists_voices: it tells ``voices``, the default first.
+    max_text_chars: of a session."""
 
     languages: frozenset[str] = frozenset()
     can_be_instructed: bool = True
     lists_voices: bool = False
+    max_text_chars: int = MAX_CHARS
     voices: tuple[ListedVoice, ...] = ()
 
     def lacks(self, speaker_id: str | None) -> bool:
@@ -34,7 +37,8 @@ async def ask_facts(link: Link, timeout_s: float) -> ServerFacts:
     told = {name: parameter.string_value for name, parameter in config.parameters.items()}
     languages = frozenset(code for code in told.get("languages", "").split(",") if code)
     lists_voices = any(tensor.name == LIST_INPUT for tensor in config.input)  # earlier servers have no such input
-    facts = ServerFacts(languages, told.get("can_be_instructed", "true") == "true", lists_voices)
+    max_chars = max(1, int(told.get("max_text_chars", MAX_CHARS)))
+    facts = ServerFacts(languages, told.get("can_be_instructed", "true") == "true", lists_voices, max_chars)
     return await with_voices(facts, link, timeout_s)
 
 

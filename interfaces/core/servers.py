@@ -18,6 +18,7 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import SessionExchange
 from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts
+from bistream.client.segments import MAX_CHARS
 from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
 from bistream.voice_list import ListedVoice
@@ -183,6 +184,11 @@ class Servers:
     def can_be_instructed(self) -> bool:
         """Whether none is known to read an instruction aloud."""
         return all(server.facts.can_be_instructed for server in self.all)
+
+    @property
+    def max_text_chars(self) -> int:
+        """Of a session on any of them."""
+        return min((server.facts.max_text_chars for server in self.all), default=MAX_CHARS)
 
     def choose(self, tried: Sequence[Server] = (), speaker_id: str | None = None) -> Server | None:
         """Not known to be unready or to lack this voice, not lately full, with the lowest load; None: all were tried."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bistream.client.exchange import Chunk, silent_chunk
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence
+from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence, room_in
 from bistream.errors import BistreamError, CancelledError, InvalidInputError
 from bistream.rates import SAMPLE_RATE
 from interfaces.core.errors import UnreachableError
@@ -223,6 +223,16 @@ class Speech:
             server.open_sessions -= 1
 
     def _add(self, text: str) -> None:
+        """A text that is too long for one session of the servers goes on in another one."""
+        while text:
+            before = "" if self._segments.open is None else self._segments.open.text
+            room = room_in(before, text, self._servers.max_text_chars)
+            self._push(text[:room])
+            text = text[room:]
+            if text:
+                self._end_segment(is_flush=False)
+
+    def _push(self, text: str) -> None:
         if not text:
             return
         segment = self._segments.add(text)
