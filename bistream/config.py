@@ -56,6 +56,7 @@ class RuntimeConfig:
     onnx_engine_dir: str = ""  # where TensorRT's engines of the ONNX files are kept; empty: auto does without TensorRT
     speech_tokenizer: str = "auto"  # auto | onnx | torch | s3tokenizer: which program runs the speech tokenizer
     speaker_encoder: str = "auto"  # auto | onnx | torch: which program runs the speaker encoder
+    condition_recordings: bool = True  # trim recordings to their speech, scale loud ones, refuse those without; false: as they come
     voices_dir: str = ""  # registered voices; empty: none
     default_speaker_id: str = ""  # used for requests with neither reference nor speaker_id (upstream's spk2info cache)
     voice_cache_size: int = 64  # most recently used voices that stay cached

@@ -20,6 +20,7 @@ from bistream.keeper.server_process import ServerSettings, TritonServer
 from bistream.keeper.server_start import start_server
 from scripts.fill_template import placeholders
 from scripts.make_model_repo import make, model_names, model_values, read_template
+from tests.sounds import speech_like
 
 ROOT = Path(__file__).resolve().parents[2]
 TRITON_SERVER = Path(os.environ.get("TRITON_SERVER", ROOT / "build/triton/wheel/pytriton/tritonserver/bin/tritonserver"))
@@ -110,9 +111,7 @@ def grpc_url(server: TritonServer) -> str:
 @pytest.fixture(scope="session")
 def reference_wav() -> NDArray[np.float32]:
     """One second of a voice-like sound, float32 [1, 16000]."""
-    time_s = np.arange(16000, dtype=np.float32) / 16000
-    tone = sum(np.sin(2 * np.pi * 120 * harmonic * time_s) / harmonic for harmonic in range(1, 6))
-    return (0.1 * np.asarray(tone, np.float32)).reshape(1, -1)
+    return speech_like().reshape(1, -1)
 
 
 @pytest.fixture(scope="session")

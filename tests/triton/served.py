@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from tests.sounds import speech_like
 from tests.triton.callers import Caller
 from tests.triton.conftest import START_TIMEOUT_S, make_repository, wait_for
 from tests.triton.keeper import Keeper, processes_with
@@ -49,8 +48,11 @@ class Served:
     def new_voice(self) -> dict[str, Any]:
         """A recording that no model has seen, so that it must be analysed."""
         self._voices += 1
-        tone = 0.1 * np.sin(np.arange(16000) * (0.05 + 0.001 * self._voices)).astype(np.float32)
-        return {"reference_wav": tone.reshape(1, -1), "reference_wav_len": 16000, "reference_text": "A reference."}
+        return {
+            "reference_wav": speech_like(seed=self._voices).reshape(1, -1),
+            "reference_wav_len": 16000,
+            "reference_text": "A reference.",
+        }
 
     def callers(self) -> list[Caller]:
         """Sessions that have heard audio and have more to say."""

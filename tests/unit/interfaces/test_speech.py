@@ -461,6 +461,6 @@ def test_servers_tell_how_long_a_text_may_be(server: FakeServer) -> None:
     try:
         servers = service_for(server.address, telling.address).servers
         run(servers.check())
-        assert [one.max_text_chars for one in servers.all] == [MAX_CHARS, 123] and servers.max_text_chars == 123
+        assert [one.facts.max_text_chars for one in servers.all] == [MAX_CHARS, 123] and servers.max_text_chars == 123
     finally:
         telling.stop()
