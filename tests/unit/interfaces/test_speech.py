@@ -439,7 +439,7 @@ def test_a_text_that_is_too_long_for_a_session_goes_on_in_another(server: FakeSe
         return await heard(speech)
 
     parts = run(speak())
-    spoken = {}
+    spoken: dict[int, str] = {}
     for text, is_start, _ in texts(server):
         spoken[len(spoken) if is_start else len(spoken) - 1] = spoken.get(len(spoken) - 1, "") * (not is_start) + text
     assert [text for text in spoken.values()] == ["One two three. ", "Four five six. ", "Seven.", "Eight."]

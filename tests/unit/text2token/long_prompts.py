@@ -26,7 +26,7 @@ def check_long_prompts(make: Callable[[], TorchEngine], seed: int) -> None:
     for number in range(rng.randrange(4)):
         turns[f"beside{number}"] = [[SPACE.sos, *_some(rng, rng.randrange(1, 20))], _some(rng, 3), _some(rng, 2)]
     specs = {name: SamplingSpec(seed=rng.randrange(1000), temperature=rng.choice((0.0, 1.0))) for name in turns}
-    expected = {}
+    expected: dict[str, list[Sequence[int]]] = {}
     for name in turns:
         expected |= _talk(make(), {name: turns[name]}, specs, random.Random(0))
     engine = make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ class Sibling(SiblingModel):
 
     backend = FakePbUtils()
     contract = LLM_BISTREAM
-    answers: ClassVar[dict[str, Callable[[Answerer], None]]] = {}
+    answers: dict[str, Callable[[Answerer], None]]
 
     def open(self, config: RuntimeConfig) -> None:
         pass
