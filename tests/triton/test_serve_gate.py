@@ -187,7 +187,7 @@ def check_the_benchmark(grpc_url: str, metrics_url: str) -> None:
         "50",
     ]
     command += ["--reference-audio", str(ROOT / "assets/reference.wav"), "--reference-text", "A reference."]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=START_TIMEOUT_S)  # three processes
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(done.stdout.splitlines()[-1])["metrics"]["runs"]
     assert (run["load"], run["voice"], run["text"], run["sessions"], run["failed"]) == ("closed 2", "recording", "pieces", 4, 0)

@@ -79,7 +79,8 @@ def test_the_same_stream_and_id_start_again_with_the_recording(url: str, voice: 
         check_audio(stream.receive(start), len(TEXT))
 
 
-def test_our_client_sends_the_recording_again_by_itself(url: str, voice: Voice, digest: str) -> None:
+def test_our_client_sends_the_recording_again_by_itself(gate: GateProcess, voice: Voice, digest: str) -> None:
+    url = gate.grpc_url
     client = BistreamClient(url)
     recording: dict[str, Any] = {"reference_wav": voice["reference_wav"][0], "reference_text": voice["reference_text"]}
     for is_forgotten in (False, False, True, True):
@@ -132,8 +133,8 @@ def test_manners_over_http(gate: GateProcess, voice: Voice) -> None:
         synthesize(gate.http_url, "cosyvoice2", json.dumps({"inputs": [speaker]}).encode(), PATIENCE_S)
 
 
-def test_our_client_converts_and_instructs(url: str, voice: Voice) -> None:
-    client, recording = BistreamClient(url), voice["reference_wav"].reshape(-1)
+def test_our_client_converts_and_instructs(gate: GateProcess, voice: Voice) -> None:
+    client, recording = BistreamClient(gate.grpc_url), voice["reference_wav"].reshape(-1)
     for number in range(2):
         with client.convert(recording, reference_wav=recording) as session:
             audio = np.concatenate([chunk.waveform for chunk in session])

@@ -195,7 +195,8 @@ def test_a_client_that_never_reads_keeps_a_bounded_amount() -> None:
         call = channel.stream_stream(METHOD)(iter(requests.get, None))
         requests.put(message(target_text="x", session_id="a", is_start=True, is_end=False).SerializeToString())
         rig.wait_for(lambda: rig.gate.metrics.refusals["CANCELLED"] == 1)
-        assert rig.server.stream_gone.wait(240) and rig.gate.admission.sessions == 0
+        assert rig.server.stream_gone.wait(240)
+        rig.wait_for(lambda: rig.gate.admission.sessions == 0)
         reader.send(message(model="nope"))
         assert told(reader.take())[1] == "INVALID_INPUT"  # others are served
         requests.put(None)

@@ -396,7 +396,8 @@ def test_an_interruption_stops_the_session_on_the_server(endless: FakeServer) ->
             pass
         send(socket, type="Interrupt")
         assert until(socket, "SpeechInterrupted")
-        assert endless.stream_gone.wait(WAIT_S) and front.service.open_speeches == 0
+        assert endless.stream_gone.wait(WAIT_S)
+        wait_until(lambda: front.service.open_speeches == 0)
 
 
 def test_a_drain_lets_turns_end_and_then_closes_with_1001(server: FakeServer) -> None:

@@ -102,7 +102,7 @@ def test_metrics_show_the_servers_and_the_first_audio() -> None:
         body = json.dumps({"model": "tts-1", "voice": "anna", "input": "Hello.", "response_format": "pcm"}).encode()
         with urllib.request.urlopen(f"{front.http}/v1/audio/speech", body, timeout=240) as answer:
             assert answer.read()
-        wait_in_loop(front, lambda: front.service.open_speeches == 0)
+        wait_in_loop(front, lambda: front.service.open_speeches == front.service.servers.all[0].open_sessions == 0)
         with urllib.request.urlopen(f"{front.http}/metrics", timeout=240) as answer:
             page = answer.read().decode()
     values = dict(re.findall(r"^(bistream_interfaces_\S+) (\S+)$", page, re.MULTILINE))

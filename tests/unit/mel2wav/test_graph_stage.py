@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from bistream.checkpoint_config import CheckpointConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
+from bistream.mel2wav import slotted
+from bistream.mel2wav.graphs import stage as graph_stage
 from bistream.mel2wav.graphs.call import VocoderCall
 from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
-from bistream.mel2wav.hop_plan import BUCKETS, Bucket
+from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
 from bistream.types import FloatArray
 from tests.unit.mel2wav import tiny
@@ -27,8 +30,19 @@ OTHER = VocoderConfig(  # other depths and numbers of blocks than the released s
     base_channels=24, f0_channels=12, resblock_kernel_sizes=(3, 5), resblock_dilation_sizes=((1, 2), (2,)),
     source_resblock_kernel_sizes=(3, 3, 5), source_resblock_dilation_sizes=((1,), (1, 3), (2,)),
 )  # fmt: skip
-LONGEST = max(bucket.frames for bucket in BUCKETS)
 SESSIONS = 5
+BUCKETS = tuple(Bucket(rows, frames) for frames in (40, 72, 136) for rows in (2, SESSIONS))  # rows that are padding are computed, too
+LONGEST = max(bucket.frames for bucket in BUCKETS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_buckets() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("bucket_of", "group_rows"):
+            patch.setattr(slotted, name, functools.partial(getattr(slotted, name), buckets=BUCKETS))
+        for module in (slotted, graph_stage):
+            patch.setattr(module, "BUCKETS", BUCKETS)
+        yield
 
 
 def make(directory: Path, sizes: VocoderConfig, **options: Any) -> tuple[VocoderStage, GraphVocoderStage]:
@@ -123,6 +137,7 @@ def test_slots_run_out_and_are_returned(stages: tuple[VocoderStage, GraphVocoder
         state.close()
 
 
+@pytest.mark.slow  # the price of a start on a GPU host, and nothing of what is heard
 def test_every_function_is_compiled_once_for_all_buckets(tmp_path: Path) -> None:
     """Once for each width: a compilation takes about a second on a GPU host."""
     compiled = 0

@@ -43,7 +43,7 @@ def progresses(draw: st.DrawFn) -> HopProgress:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses())
 def test_a_hop_takes_available_tokens(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
@@ -53,7 +53,7 @@ def test_a_hop_takes_available_tokens(progress: HopProgress) -> None:
         assert POLICY.is_final(progress, count) or progress.sent_tokens + count > LOOKAHEAD_TOKENS  # it speaks
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses())
 def test_wanted_tokens_are_what_the_next_hop_lacks(progress: HopProgress) -> None:
     wanted = POLICY.wanted_tokens(progress)
@@ -71,13 +71,13 @@ def test_wanted_tokens(received: int, sent: int, wanted: int) -> None:
     assert POLICY.wanted_tokens(HopProgress(50, received, sent, False)) == wanted
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses())
 def test_after_the_end_something_is_always_due(progress: HopProgress) -> None:
     assert POLICY.next_hop(dataclasses.replace(progress, has_ended=True)) is not None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses())
 def test_a_later_hop_is_no_longer_than_a_chunk_and_the_shortest_hop(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
@@ -85,7 +85,7 @@ def test_a_later_hop_is_no_longer_than_a_chunk_and_the_shortest_hop(progress: Ho
     assert count is not None and count <= NEAREST
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses())
 def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cut_by_a_pause(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
@@ -96,7 +96,7 @@ def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cu
     assert POLICY.is_final(progress, count) or is_cut or (progress.prompt_tokens + spoken) % CHUNK_TOKENS == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses(), st.floats(0.61, 10))
 def test_two_blocks_of_a_text_slower_than_speech_go_out_at_once(progress: HopProgress, every_s: float) -> None:
     begun = dataclasses.replace(progress, sent_tokens=0, is_whole=False, block_every_s=every_s)
@@ -107,7 +107,7 @@ def test_two_blocks_of_a_text_slower_than_speech_go_out_at_once(progress: HopPro
         assert POLICY.next_hop(quick) is None, "a quicker text is waited for"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses())
 def test_recheck_is_the_moment_at_which_the_answer_changes(progress: HopProgress) -> None:
     delay_s = POLICY.recheck_after_s(progress)
@@ -229,7 +229,7 @@ def test_chunks_that_join_leave_boundaries_out_and_move_none(
 JOINING = HopPolicy(max_chunks=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(progresses(), st.integers(0, 120))
 def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(progress: HopProgress, more: int) -> None:
     progress = dataclasses.replace(progress, chunks_join=True, received_tokens=progress.received_tokens + more)
@@ -242,7 +242,7 @@ def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(p
     assert delay_s <= 0.02 or JOINING.next_hop(later(progress, delay_s - 0.01)) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(6, 100), st.integers(0, 750), st.integers(0, 40), st.floats(0.0, 5.0))
 @example(100, 0, 0, 0.0)
 def test_the_second_hop_takes_available_tokens_after_a_first_one_of_any_length(
