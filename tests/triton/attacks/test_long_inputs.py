@@ -10,27 +10,28 @@ import pytest
 from bistream.config import RuntimeConfig
 from tests.triton.attacks.gauges import wait_free
 from tests.triton.callers import Caller
+from tests.triton.conftest import LIMITS
 from tests.triton.processes import described, named, replaced
 from tests.triton.reliability import Attack
 from tests.triton.served import END_S, Served
 
-LIMITS = RuntimeConfig()
+MAX_CHARS = int(LIMITS["cosyvoice2_bistream.max_text_chars"])
+MAX_RECORDING_S = RuntimeConfig().max_reference_s
 RATE = 16000
-SENTENCE = "Streets and trees, one after the other, all the way. "
-LONGEST = (SENTENCE * LIMITS.max_text_chars)[: LIMITS.max_text_chars]
+LONGEST = ("Streets and trees, one after the other, all the way. " * MAX_CHARS)[:MAX_CHARS]
 SHORT = "Yes."
 
 
 def long_voice() -> dict[str, Any]:
-    """A recording of the longest duration, loud and quiet four times a second as speech is, and a transcript as long as one of it."""
-    count = int(LIMITS.max_reference_s * RATE)
+    """A recording of the longest duration, loud and quiet four times a second as speech is, and a transcript."""
+    count = int(MAX_RECORDING_S * RATE)
     loudness = 0.1 * (1 + np.sin(np.arange(count) * (8 * np.pi / RATE)))
     wave = (loudness * np.random.default_rng(0).standard_normal(count)).clip(-0.9, 0.9).astype(np.float32)
-    return {"reference_wav": wave.reshape(1, -1), "reference_wav_len": count, "reference_text": (SENTENCE * 8).strip()}
+    return {"reference_wav": wave.reshape(1, -1), "reference_wav_len": count, "reference_text": LONGEST}
 
 
 @pytest.mark.attack(
-    f"first requests of {LIMITS.max_text_chars} characters, whole and with more to come, and recordings of {LIMITS.max_reference_s:g} s "
+    f"first requests of {MAX_CHARS} characters, whole and with more to come, and recordings of {MAX_RECORDING_S:g} s "
     "with their transcripts, while others talk; and one character more",
     must="all of them speak, one character more is INVALID_INPUT, nobody's session ends, nothing is held at the end",
 )
