@@ -66,9 +66,10 @@ class Caller:
             self.ending = ending
             self.ended_at = time.monotonic()
             self._ended.set()
+            self._heard.set()  # as far as it will be
 
     def wait_audio(self, seconds: float = 240.0) -> None:
-        assert self._heard.wait(seconds), f"no audio came: {self.outcome}"
+        assert self._heard.wait(seconds) and self.samples, f"no audio came: {self.outcome}"
 
     def wait_end(self, seconds: float) -> bool:
         """Whether the session has ended: with its final response, an error, or the end of the stream."""

@@ -34,6 +34,7 @@ DEADLINE_S = 90.0
 AUDIO_TOLERANCE = 0.02
 EXPECTED_CODES = {"BUSY", "CANCELLED", "UNKNOWN_SESSION", "SESSION_EXISTS", "INVALID_INPUT", "UNKNOWN_SPEAKER"}
 TEXTS = ("Good morning.", "Streets and trees, one after the other, all the way. 再见。", "No! " * 12)
+LONG_TEXT = ("Streets and trees, one after the other, all the way. " * 8)[:400]
 # Invalid in each: the voice, a position in the text, a number, the encoding.
 BAD_VALUES: tuple[dict[str, Any], ...] = (
     {"target_text": ""},
@@ -141,7 +142,7 @@ class Storm:
     def _client(self, number: int, end: float) -> None:
         choose = random.Random(self._seed * 1000 + number)
         behaviours: list[Callable[[random.Random], str]] = [self.whole, self.pieces, self.cancel, self.drop, self.wrong, self.twins]
-        behaviours += [self.crowd, self.late_text, self.one_output, self.upstream, self.whole, self.pieces]
+        behaviours += [self.crowd, self.late_text, self.one_output, self.upstream, self.whole, self.pieces, self.long]
         while time.monotonic() < end and not self.failures:
             behaviour = self.killed if number == 0 and choose.random() < 0.2 else choose.choice(behaviours)
             try:
@@ -222,6 +223,14 @@ class Storm:
         talk.listen(choose.choice((0.0, 0.001, 0.05, 0.5)))
         talk.drop()
         return "dropped"
+
+    def long(self, choose: random.Random) -> str:
+        """As much text at once as any test's server takes, and the client goes when it has heard something."""
+        talk = Talk(self._url)
+        talk.send(target_text=LONG_TEXT, is_end=choose.random() < 0.5, session_id=uuid.uuid4().hex, **self._voice(choose)[1])
+        talk.listen(choose.uniform(0, 3))
+        talk.drop()
+        return talk.codes[0] if talk.codes else "dropped"
 
     def wrong(self, choose: random.Random) -> str:
         talk = Talk(self._url)

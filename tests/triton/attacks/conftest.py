@@ -33,8 +33,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> I
 
 @pytest.fixture(scope="package")
 def busy(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Served]:
-    """Room for many sessions."""
+    """Room for many sessions. Small steps, so that most prompts take several, and places of the text read from the attention."""
     settings = {"max_sessions": "160", "cosyvoice2_bistream.max_sessions": "80", "voice_cache_size": "8", "max_offline_jobs": "80"}
+    settings |= {"llm_bistream.max_rows": "64", "llm_bistream.text_position_head": "1,0"}
     yield from attacked(tmp_path_factory.mktemp("busy"), tiny_model_dir, (), {**OFFLINE, **settings})
 
 

@@ -18,6 +18,7 @@ import pytest
 from tests.sounds import speech_like
 from tests.triton.attacks.gauges import wait_free
 from tests.triton.attacks.sizes import Sizes
+from tests.triton.attacks.test_long_inputs import LONGEST
 from tests.triton.callers import Caller
 from tests.triton.processes import MEASURES, Usage, described, named, replaced, usages
 from tests.triton.reliability import Attack, Table
@@ -35,15 +36,18 @@ LIMIT_S = float(os.environ.get("BISTREAM_SOAK_SECONDS", "720"))  # then it ends 
 
 
 def speak(served: Served, number: int) -> str:
-    """One session: whole, in pieces, cancelled or dropped."""
+    """One session: whole, in pieces, dropped at once, or dropped while it speaks the longest text."""
     voice: dict[str, Any] = {
         "reference_wav": speech_like(seed=number % VOICES).reshape(1, -1),
         "reference_wav_len": 16000,
         "reference_text": "A reference.",
     }
     kind = number % 8
-    caller = Caller(served.grpc_url, voice, TEXTS[number % 3], is_end=kind not in (5, 6, 7))
+    text = LONGEST if number % 16 == 15 else TEXTS[number % 3]
+    caller = Caller(served.grpc_url, voice, text, is_end=kind not in (5, 6, 7))
     if kind == 7:
+        if text is LONGEST:
+            caller.wait_audio()
         caller.close()
         return "dropped"
     if kind in (5, 6):
@@ -66,7 +70,8 @@ def growth(samples: list[dict[str, Usage]], name: str, measure: str) -> float:
 
 
 @pytest.mark.attack(
-    "soak through the gate: sessions whole, in pieces and dropped, half of them one after the other, half ten at a time",
+    "soak through the gate: sessions whole, in pieces and dropped, some with the longest text; "
+    "half of them one after the other, half ten at a time",
     must=f"after the first {WARM_UP:.0%}, no process grows by more than {ALLOWED.rss:g} MiB, {ALLOWED.descriptors:g} descriptors, "
     f"{ALLOWED.threads:g} threads or {ALLOWED.shared:g} MiB of shared memory (slope times sessions); nothing is held at the end",
 )

@@ -108,7 +108,7 @@ def test_an_answer_that_cannot_be_made_is_an_error_and_the_next_one_goes_out() -
         raise ZeroDivisionError("/srv/secret.py")
 
     model = Sibling()
-    model.answers = {"bad": fail, "good": lambda sender: sender.finish()}
+    Sibling.answers = {"bad": fail, "good": lambda sender: sender.finish()}
     model.initialize(arguments())
     bad, good = (FakeRequest(session_id=text_array(name)) for name in ("bad", "good"))
     model.execute([bad, good])
