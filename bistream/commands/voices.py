@@ -3,6 +3,7 @@
     bistream voices add anna --model-dir CosyVoice2-0.5B --voices-dir voices --reference-audio anna.wav --reference-text "What she says."
     bistream voices add --model-dir CosyVoice2-0.5B --voices-dir voices --import-spk2info CosyVoice2-0.5B/spk2info.pt
     bistream voices list --voices-dir voices
+    bistream voices list --server localhost:8001
     bistream voices remove anna --voices-dir voices
 
 Exit codes: 0 done, 1 not, for the reason in the last line.
@@ -14,12 +15,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from bistream.client.connection import add_security_arguments, security_of
+from bistream.client.inquiry import GrpcInquiry
 from bistream.errors import BistreamError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.voice.made_with import voice_fingerprint
 from bistream.voice.registry import VoiceRegistry
 
 EXIT_OK, EXIT_FAILED = 0, 1
+SERVER_TIMEOUT_S = 10.0
 
 
 def _rename(text: str) -> tuple[str, str]:
@@ -38,11 +42,17 @@ def make_parser() -> argparse.ArgumentParser:
     add.add_argument("--reference-text", help="what is said in it")
     add.add_argument("--import-spk2info", type=Path, metavar="FILE", help="all speakers of upstream's spk2info.pt instead")
     add.add_argument("--rename", type=_rename, action="append", default=[], metavar="OLD=NEW", help="other id for an imported speaker")
-    list_ = verbs.add_parser("list", help="the registered voices, with seconds and words of their recordings")
+    list_ = verbs.add_parser(
+        "list", help="the registered voices, with seconds and words of their recordings, or all that a server has by name"
+    )
+    list_.add_argument("--server", metavar="HOST:PORT", help="gRPC of a server: its presets and registered voices, the default first")
+    add_security_arguments(list_)
     remove = verbs.add_parser("remove", help="forget a voice; running sessions keep it")
     remove.add_argument("speaker_id", metavar="SPEAKER_ID")
     for verb in (add, list_, remove):
-        verb.add_argument("--voices-dir", type=Path, required=True, metavar="DIR", help="directory of voices: voices_dir of the server")
+        verb.add_argument(
+            "--voices-dir", type=Path, required=verb is not list_, metavar="DIR", help="directory of voices: voices_dir of the server"
+        )
         verb.add_argument(
             "--model-dir",
             type=Path,
@@ -54,6 +64,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.verb == "list" and (options.server is None) == (options.voices_dir is None):
+        parser.error("give --voices-dir or --server")
     if options.verb != "add":
         return
     single = (options.speaker_id, options.reference_audio, options.reference_text)
@@ -92,10 +104,27 @@ def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
             print(f"{speaker_id}: {error.sentence}")
 
 
+def _list_of_server(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        voices = GrpcInquiry(options.server, security_of(parser, options), SERVER_TIMEOUT_S).voices()
+    except BrokenPipeError:  # of the standard output
+        raise
+    except (BistreamError, ConnectionError) as error:
+        print(f"error: {error.sentence if isinstance(error, BistreamError) else error}", file=sys.stderr)
+        return EXIT_FAILED
+    for voice in voices:
+        print(f"{voice.name}: {voice.kind}{', the default' if voice.is_default else ''}")
+    if not voices:
+        print(f"the server at {options.server} has no voice by name; add one with: bistream voices add", file=sys.stderr)
+    return EXIT_OK
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     _check(parser, options)
+    if options.verb == "list" and options.server is not None:
+        return _list_of_server(parser, options)
     try:
         registry = VoiceRegistry(options.voices_dir, voice_fingerprint(options.model_dir) if options.model_dir else None)
         if options.verb == "add":
