@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import queue
@@ -75,7 +76,8 @@ class GrpcInquiry:
         wanted.set_data_from_numpy(np.array([[True]]))
         self._connection.start_stream(lambda result, error: answers.put((result, error)), headers=self._options["headers"])
         try:
-            self._connection.async_stream_infer(COSYVOICE2_BISTREAM.name, [wanted])
+            with contextlib.suppress(InferenceServerException):  # the stream is broken, and has told why
+                self._connection.async_stream_infer(COSYVOICE2_BISTREAM.name, [wanted])
             result, error = answers.get(timeout=self._options["client_timeout"])
         except queue.Empty:
             raise no_answer(self._address, "timed out") from None

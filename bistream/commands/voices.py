@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if options.verb == "list" and (options.server is None) == (options.voices_dir is None):
+    if options.verb == "list" and options.server is None and options.voices_dir is None:
         parser.error("give --voices-dir or --server")
     if options.verb != "add":
         return

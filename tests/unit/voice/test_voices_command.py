@@ -55,9 +55,8 @@ def test_the_voices_of_a_server_are_listed_the_default_first(capsys: pytest.Capt
         assert "no voice by name" in capsys.readouterr().err
     assert main(["list", "--server", server.address]) == 1
     assert "error: " in capsys.readouterr().err
-    for wrong in (["list"], ["list", "--server", "x:1", "--voices-dir", "x"]):
-        with pytest.raises(SystemExit):
-            main(wrong)
+    with pytest.raises(SystemExit):
+        main(["list"])
 
 
 def test_voices_are_listed_and_removed(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
