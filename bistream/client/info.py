@@ -1,4 +1,4 @@
-"""``bistream info``: a server's version, the family that it speaks with, and the tensors of its models."""
+"""``bistream info``: a server's version, what its checkpoint is and speaks, and the tensors of its models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
     names = [name for name in MODELS if server.is_ready(name)]
     found: dict[str, Any] = {
         "server": server.metadata(),
-        "model_family": _family(server, names),
+        **_checkpoint(server, names),
         "models": {name: server.metadata(name) for name in names},
     }
     if options.json:
@@ -27,6 +27,10 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
     print(f"{about.get('name')} {about.get('version')}")
     if found["model_family"] is not None:
         print(f"model family: {found['model_family']}")
+    if found["languages"]:
+        print(f"languages: {', '.join(found['languages'])}")
+    if found["can_be_instructed"] is not None:
+        print(f"takes instructions: {'yes' if found['can_be_instructed'] else 'no'}")
     for name, model in found["models"].items():
         print(f"\n{name}")
         for kind in ("inputs", "outputs"):
@@ -35,10 +39,16 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _family(server: Inquiry, names: list[str]) -> str | None:
-    """None where no model is ready, and from a server that does not say it."""
-    found = [server.config(name).get("parameters", {}).get("model_family", {}).get("string_value") for name in names[:1]]
-    return found[0] if found else None
+def _checkpoint(server: Inquiry, names: list[str]) -> dict[str, Any]:
+    """model_family, can_be_instructed: None where no model is ready, and from a server that does not say it; languages: empty, then and
+    where no restriction is known."""
+    parameters = server.config(names[0]).get("parameters", {}) if names else {}
+    told = {name: parameter.get("string_value", "") for name, parameter in parameters.items()}
+    return {
+        "model_family": told.get("model_family"),
+        "languages": [code for code in told.get("languages", "").split(",") if code],
+        "can_be_instructed": told["can_be_instructed"] == "true" if "can_be_instructed" in told else None,
+    }
 
 
 def _tensor(tensor: dict[str, Any]) -> str:

@@ -1,16 +1,19 @@
-"""What a server answers about itself, over gRPC or HTTP: the same dictionaries from both. Used by ``health``, ``info`` and ``stats``."""
+"""What a server answers about itself, over gRPC or HTTP: the same dictionaries from both. For ``health`` and its kin."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
+import queue
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
@@ -19,6 +22,7 @@ from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
 from bistream.client.server_errors import server_error
 from bistream.client.translation import no_answer, stream_error
 from bistream.errors import BistreamError
+from bistream.voice_list import ListedVoice, parse_voices
 from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
 
 MODELS = (COSYVOICE2_BISTREAM.name, COSYVOICE2.name)
@@ -64,6 +68,24 @@ class GrpcInquiry:
 
     def statistics(self, model: str) -> dict[str, Any]:
         return dict(self._ask(self._connection.get_inference_statistics, model, as_json=True))
+
+    def voices(self) -> tuple[ListedVoice, ...]:
+        """That requests may name, the default first. Of gRPC alone: the model streams. Raises as the other calls do."""
+        answers: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
+        wanted = triton.InferInput("is_voice_list", [1, 1], "BOOL")
+        wanted.set_data_from_numpy(np.array([[True]]))
+        self._connection.start_stream(lambda result, error: answers.put((result, error)), headers=self._options["headers"])
+        try:
+            with contextlib.suppress(InferenceServerException):  # the stream is broken, and has told why
+                self._connection.async_stream_infer(COSYVOICE2_BISTREAM.name, [wanted])
+            result, error = answers.get(timeout=self._options["client_timeout"])
+        except queue.Empty:
+            raise no_answer(self._address, "timed out") from None
+        finally:
+            self._connection.stop_stream(cancel_requests=True)
+        if error is not None:
+            raise stream_error(error, self._address)
+        return parse_voices(result.as_numpy("voices").item())
 
     def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         try:

@@ -3,6 +3,7 @@
     bistream voices add anna --model-dir CosyVoice2-0.5B --reference-audio anna.wav --reference-text "What she says."
     bistream voices add --model-dir CosyVoice2-0.5B --import-spk2info CosyVoice2-0.5B/spk2info.pt
     bistream voices list
+    bistream voices list --server localhost:8001
     bistream voices remove anna
 
 The recording is trimmed to its speech; what could be better about it is said on the standard error.
@@ -15,12 +16,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from bistream.client.connection import add_security_arguments, security_of
+from bistream.client.inquiry import GrpcInquiry
 from bistream.errors import BistreamError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.voice.registry import VoiceRegistry
 
 EXIT_OK, EXIT_FAILED = 0, 1
 VOICES_DIR = Path("voices")  # that of run.sh
+SERVER_TIMEOUT_S = 10.0
 
 
 def _rename(text: str) -> tuple[str, str]:
@@ -40,7 +44,11 @@ def make_parser() -> argparse.ArgumentParser:
     add.add_argument("--import-spk2info", type=Path, metavar="FILE", help="all speakers of upstream's spk2info.pt instead")
     add.add_argument("--rename", type=_rename, action="append", default=[], metavar="OLD=NEW", help="other id for an imported speaker")
     add.add_argument("--raw", action="store_true", help="take the recording as it comes: no trimming, any sound")
-    list_ = verbs.add_parser("list", help="the registered voices, with seconds and words of their recordings")
+    list_ = verbs.add_parser(
+        "list", help="the registered voices, with seconds and words of their recordings, or all that a server has by name"
+    )
+    list_.add_argument("--server", metavar="HOST:PORT", help="gRPC of a server: its presets and registered voices, the default first")
+    add_security_arguments(list_)
     remove = verbs.add_parser("remove", help="forget a voice; running sessions keep it")
     remove.add_argument("speaker_id", metavar="SPEAKER_ID")
     for verb in (add, list_, remove):
@@ -58,6 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.verb == "list" and options.server is None and options.voices_dir is None:
+        parser.error("give --voices-dir or --server")
     if options.verb != "add":
         return
     single = (options.speaker_id, options.reference_audio, options.reference_text)
@@ -109,10 +119,27 @@ def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
             print(f"{speaker_id}: {error.sentence}")
 
 
+def _list_of_server(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        voices = GrpcInquiry(options.server, security_of(parser, options), SERVER_TIMEOUT_S).voices()
+    except BrokenPipeError:  # of the standard output
+        raise
+    except (BistreamError, ConnectionError) as error:
+        print(f"error: {error.sentence if isinstance(error, BistreamError) else error}", file=sys.stderr)
+        return EXIT_FAILED
+    for voice in voices:
+        print(f"{voice.name}: {voice.kind}{', the default' if voice.is_default else ''}")
+    if not voices:
+        print(f"the server at {options.server} has no voice by name; add one with: bistream voices add", file=sys.stderr)
+    return EXIT_OK
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     _check(parser, options)
+    if options.verb == "list" and options.server is not None:
+        return _list_of_server(parser, options)
     try:
         registry = _open(options)
         if options.verb == "add":

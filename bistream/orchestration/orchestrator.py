@@ -12,19 +12,14 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
 from bistream.ended_sessions import EndedSessions
-from bistream.errors import (
-    BistreamError,
-    EngineError,
-    InvalidInputError,
-    UnknownVoiceError,
-)
+from bistream.errors import BistreamError, EngineError, InvalidInputError, UnknownVoiceError
 from bistream.limits import check_session_id, check_session_secret
 from bistream.metrics.recorder import Recorder
 from bistream.model_card import read_model_card
@@ -41,7 +36,6 @@ from bistream.orchestration.speaking import SessionRun
 from bistream.orchestration.voices import Voices
 from bistream.orchestration.watcher import Watcher
 from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down
-from bistream.voice_list import ListedVoice
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +74,7 @@ class Orchestrator:
         self._helpers = ThreadPoolExecutor(HELPER_THREADS, "bistream-helper")
         hop_policy = HopPolicy(first_hop_tokens=config.first_hop_tokens, max_chunks=config.max_hop_chunks)
         self._services = Services(config, ports, Voices(config, ports.voice), hop_policy, self._loop, self._helpers, clock, self._metrics)
+        self.listed_voices = self._services.voices.listed
         self._reachable: dict[SessionKey, SessionRun] = {}  # until the session ends
         self._ended = EndedSessions()  # by the same key
         self._open: dict[str, SessionRun] = {}  # by our id, until everything is freed
@@ -212,24 +207,6 @@ class Orchestrator:
             self._ended.discard(session.key)
         self._open[session.port_id] = run
         self._sessions_changed.set()
-
-    def tell_voices(self, tell: Callable[[Sequence[ListedVoice]], None], fail: Callable[[BistreamError], None]) -> None:
-        """Those that requests may name, the default first. Returns at once; a helper calls one of the two."""
-
-        def look() -> None:
-            try:
-                voices = self._services.voices.listed()
-            except Exception as error:
-                logger.error("the voices could not be listed", exc_info=error)
-                fail(
-                    error
-                    if isinstance(error, BistreamError)
-                    else EngineError("The server could not list its voices; its log has the reason.")
-                )
-            else:
-                tell(voices)
-
-        self._helpers.submit(look)
 
     # Called by the sessions
 

@@ -81,7 +81,7 @@ class ScriptGuard:
     def _refusal(self) -> InvalidInputError:
         spoken = ", ".join(sorted(self._languages))
         return InvalidInputError(
-            f"The text is in a script of languages that this checkpoint does not speak; send text in what it speaks ({spoken})."
+            f"This checkpoint speaks {spoken}, and the text is in another script; send text in a language that it speaks."
         )
 
 

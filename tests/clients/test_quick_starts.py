@@ -42,8 +42,7 @@ AUDIO = {
 def test_python(vendor: str, front: Front, tls_front: TlsFront) -> None:
     insists_on_tls = vendor == "elevenlabs"
     address = tls_front.address if insists_on_tls else front.address
-    certificate = str(tls_front.certificate) if insists_on_tls else ""  # empty: the authorities of the system
-    found = found_by("sdk", f"{PROGRAMS}/quick_starts.py", vendor, address, SSL_CERT_FILE=certificate)
+    found = found_by("sdk", f"{PROGRAMS}/quick_starts.py", vendor, address, SSL_CERT_FILE=str(tls_front.certificate))
     check(found, audio=AUDIO["python"][vendor])
     front.check_idle()
 

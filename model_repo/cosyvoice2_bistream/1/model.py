@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
@@ -12,7 +11,6 @@ from bistream.triton.inputs import RequestInputs, bistream_request
 from bistream.triton.model import DecoupledModel
 from bistream.triton.outbox import Outbox
 from bistream.triton.sender import BistreamAudioSender, ResponseSender
-from bistream.voice_list import format_voices
 from bistream.wire import COSYVOICE2_BISTREAM
 
 
@@ -27,11 +25,13 @@ class TritonPythonModel(DecoupledModel):
         from bistream.triton.front_door import follow_keeper
         from bistream.triton.iterator_keeper import IteratorKeeper
         from bistream.triton.sibling_ports import SiblingModels
+        from bistream.triton.voice_lists import VoiceLists
 
         self._keeper = IteratorKeeper()
         self._models = SiblingModels(pb_utils, self._keeper)
         self._outbox = Outbox("bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
+        self._voice_lists = VoiceLists(self._orchestrator.listed_voices)
         follow_keeper(self.contract.name, self._orchestrator)
 
     def sender(self, triton_sender: Any) -> ResponseSender:
@@ -39,14 +39,12 @@ class TritonPythonModel(DecoupledModel):
 
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
         if inputs.flag("is_voice_list", False):
-            self._orchestrator.tell_voices(
-                lambda voices: self._outbox.submit(sender.send_last, {"voices": np.array([[format_voices(voices)]], object)}),
-                lambda error: self._outbox.submit(sender.fail, error),
-            )
-            return
-        self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender, self._outbox))
+            self._voice_lists.answer(sender)
+        else:
+            self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender, self._outbox))
 
     def close(self) -> None:
+        self._voice_lists.close()
         self._orchestrator.close()
         self._models.close()
         self._outbox.shutdown()

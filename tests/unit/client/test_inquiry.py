@@ -36,9 +36,11 @@ def test_info_names_the_server_and_its_tensors(server: list[str], capsys: pytest
     found = json.loads(capsys.readouterr().out)
     assert set(found["models"]) == set(MODELS) and found["server"]["name"]
     assert found["model_family"] == "cosyvoice2"
+    assert found["languages"] == ["de", "en"] and found["can_be_instructed"] is False
     assert main(["info", *server]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in MODELS)
+    assert "languages: de, en\n" in text and "takes instructions: no\n" in text
 
 
 def test_stats_have_a_row_for_each_model(server: list[str], capsys: pytest.CaptureFixture[str]) -> None:

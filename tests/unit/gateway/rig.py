@@ -61,6 +61,8 @@ class FakeTriton(FakeServer):
         answer.config.name = request.name
         answer.config.parameters["model_dir"].string_value = "/srv/secret"
         answer.config.parameters["model_family"].string_value = "cosyvoice2"
+        answer.config.parameters["languages"].string_value = "de,en"
+        answer.config.parameters["can_be_instructed"].string_value = "false"
         answer.config.default_model_filename = "model.py"
         answer.config.model_transaction_policy.decoupled = request.name == "cosyvoice2_bistream"
         answer.config.input.add(name="target_text", data_type="TYPE_STRING", dims=[1, 1])

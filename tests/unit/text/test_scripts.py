@@ -83,7 +83,7 @@ def test_foreign_words_in_a_text_are_left_to_the_model(text: str) -> None:
 
 
 def test_the_sentence_names_what_is_spoken() -> None:
-    with pytest.raises(InvalidInputError, match=r"does not speak; send text in what it speaks \(de, en\)"):
+    with pytest.raises(InvalidInputError, match="speaks de, en, and the text is in another script"):
         ScriptGuard(frozenset({"en", "de"})).push(CHINESE, True)
 
 

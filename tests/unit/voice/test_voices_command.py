@@ -20,7 +20,9 @@ from bistream.errors import CheckpointError, InvalidInputError
 from bistream.text.tokenizer import TextTokenizer
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE, open_registry
 from bistream.voice.registry import VoiceRegistry
+from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from scripts.make_checkpoint import make_checkpoint
+from tests.unit.interfaces.rig import reading
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "assets" / "reference.wav"
@@ -42,6 +44,20 @@ def test_recording(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert "it has 1.8 s of speech" in finished.stderr
     assert np.unique(voice.speech_tokens).size > 20
     assert f"{voice.speech_tokens.shape[0] / 25:.2f} s" in finished.stdout
+
+
+def test_the_voices_of_a_server_are_listed_the_default_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with reading() as server:
+        server.voices = (ListedVoice("felix", PRESET, True), ListedVoice("anna", REGISTERED))
+        assert main(["list", "--server", server.address]) == 0
+        assert capsys.readouterr().out == "felix: preset, the default\nanna: registered\n"
+        server.voices = ()
+        assert main(["list", "--server", server.address]) == 0
+        assert "no voice by name" in capsys.readouterr().err
+    assert main(["list", "--server", server.address]) == 1
+    assert "error: " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["list"])
 
 
 def test_voices_are_listed_and_removed(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,33 @@
+"""Answers requests for the voices of a front door, in a thread of its own: files are read for each, and sessions must not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from bistream.triton.sender import ResponseSender, public_error
+from bistream.voice_list import ListedVoice, format_voices
+
+
+class VoiceLists:
+    def __init__(self, listed: Callable[[], Iterable[ListedVoice]]) -> None:
+        """listed: blocks, and raises ``BistreamError``."""
+        self._listed = listed
+        self._thread = ThreadPoolExecutor(1, "bistream-voice-list")
+
+    def answer(self, sender: ResponseSender) -> None:
+        """Returns at once."""
+        self._thread.submit(self._answer, sender)
+
+    def _answer(self, sender: ResponseSender) -> None:
+        try:
+            data = format_voices(self._listed())
+        except Exception as error:
+            sender.fail(public_error(error))
+        else:
+            sender.send_last({"voices": np.array([[data]], object)})
+
+    def close(self) -> None:
+        self._thread.shutdown()
