@@ -33,7 +33,7 @@ def _telephone(match: re.Match[str], context: str) -> str | None:
     if groups is None:
         return None
     words = [spelled(group) for group in groups]
-    if len(groups) == 4 and groups[0] == "1" and groups[1][1:] == "00":
+    if len(groups) == 4 and groups[0] == "1" and groups[1] in ("800", "900"):
         words[1] = f"{spelled(groups[1][0])} hundred"
     return ("plus " if match[0].startswith("+") else "") + ", ".join(words)
 

@@ -69,8 +69,10 @@ class SpanCutter:
 
     def push(self, character: str) -> list[Span]:
         """The spans that this character decides; together they are the text without what is held back."""
-        if self._word in _MAY_OPEN_NUMBER and not (character.isnumeric() or character in _BEGINS_NUMBER):
-            self._end_word()
+        if self._word in _MAY_OPEN_NUMBER and not (character.isnumeric() or character.isspace() or character in _BEGINS_NUMBER):
+            self._close()  # a mark of its own
+            self._emit(self._word)
+            self._word = ""
         if _is_word_character(character, self._word, bool(self._expression)):
             self._word += character
         else:
@@ -148,7 +150,9 @@ class SpanCutter:
     def _is_of_expression(self, word: str, is_short_form: bool) -> bool:
         if is_short_form or is_number_like(word) or opens_number(word):
             return True
-        return is_joiner(word) if self._expression else is_counted_in_roman(word, self._before)
+        if self._expression:
+            return is_joiner(word) and any(character.isnumeric() for character in self._expression)
+        return is_counted_in_roman(word, self._before)
 
     def _extend(self, text: str) -> None:
         self._expression += self._blank + text
