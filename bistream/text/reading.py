@@ -16,6 +16,7 @@ from dataclasses import dataclass
 Read = Callable[[re.Match[str], str], str | None]  # a match and the kind of what stands before the expression; None: not this form
 _MARKS_OF_WORDS = " \t\n.,;:!?\"'()[]{}*"  # punctuation that is written as it is, and not spoken
 _POWER = re.compile("(?<=[A-Za-z0-9])(?![²³](?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]+")  # ² and ³ are read by themselves
+_UNTRUSTED = re.compile(r"\d\s?[/:^~]\s?\d|[$€£¥].*[/:^~-]")  # the readers know what is usual; of the rest the library makes anything
 _TO_PLAIN = str.maketrans(
     {**dict.fromkeys("–—‒‑‐−－", "-"), **dict.fromkeys("～〜∼", "~"), "’": "'", "‘": "'", "￥": "¥", "⁄": "/", "∶": ":"}
 )
@@ -29,12 +30,14 @@ class Reader:
 
 @dataclass(frozen=True)
 class ReadingRules:
-    """Of one language. marks: their names. number: digits with an optional fraction as words. gap: between words."""
+    """Of one language. marks: their names. number: digits with an optional fraction as words. gap: between words.
+    pause: between two numbers that a blank separates, which would else be heard as one (``350 5th``)."""
 
     readers: tuple[Reader, ...]
     marks: Mapping[str, str]
     number: Callable[[str], str]
     gap: str
+    pause: str
     left_over: re.Pattern[str]  # what no reading has
     changed_words: frozenset[str]  # written words that the library replaces, lower-case
 
@@ -68,6 +71,8 @@ def read_expression(expression: str, rules: ReadingRules, context: str, library:
     text = prepared(expression)
     spoken, at = "", 0
     for start, end, words in _known_forms(text, rules.readers, context):
+        if spoken and text[at:start] == " " and text[at - 1].isdecimal() and text[start].isdecimal():
+            spoken += rules.pause
         if start > at:
             spoken = _joined(spoken, _read_rest(text[at:start], rules, library), rules.gap)
         spoken = _joined(spoken, words, rules.gap)
@@ -99,7 +104,7 @@ def _read_rest(part: str, rules: ReadingRules, library: Callable[[str], str]) ->
     core = part.strip()
     if all(character in _MARKS_OF_WORDS for character in core):
         return part
-    spoken = library(core)
+    spoken = "" if _UNTRUSTED.search(core) else library(core)
     if not is_clean(core, spoken, rules):
         spoken = spelled_out(core, rules)
     start = part.index(core)
