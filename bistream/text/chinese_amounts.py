@@ -12,7 +12,7 @@ from bistream.text.written_forms import END, MINUS_OR_BEGIN, MONEY, UNIT, part, 
 IDEOGRAPH = r"[\u3400-\u9fff]"
 _ZEROS = {"k": 3, "m": 6, "b": 9, "t": 12, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = r"(?:\s?(?P<scale>million|billion|trillion|thousand|[KkMBT]|[百千]?[万亿]|[百千])(?![A-Za-z]))?"
-_PER = rf"(?:\s?/\s?(?P<per>[A-Za-z]+|{IDEOGRAPH}{{1,2}}))?"
+_PER = rf"(?:\s?/\s?(?P<per>[A-Za-z]+|{IDEOGRAPH}{{1,2}}|{NUMBER}\s?{UNIT}))?"
 
 
 def counted(digits: str, is_followed: bool = True) -> str:
@@ -34,8 +34,10 @@ def _money(match: re.Match[str], context: str) -> str | None:
 def _per(unit: str | None) -> str:
     if not unit:
         return ""
+    measured = re.fullmatch(rf"({NUMBER})\s?({UNIT})", unit)
+    amount, unit = (chinese_number(measured[1]), measured[2]) if measured else ("", unit)
     names = unit_names(unit)
-    return f"每{names[2] if names else unit}"
+    return f"每{amount}{names[2] if names else unit}"
 
 
 def _scaled(amount: str, zeros: int) -> str:
@@ -85,7 +87,7 @@ def _scientific(match: re.Match[str], context: str) -> str | None:
 
 PRICES: tuple[Reader, ...] = (
     part(rf"(?<![A-Za-z0-9])-?(?P<sign>{MONEY})\s?(?P<amount>{NUMBER}){_SCALE}{_PER}{END}", _money),
-    whole(rf"({NUMBER})\s?(元|块|美元|欧元|港元|日元|英镑)\s?/\s?([A-Za-z]+|{IDEOGRAPH}{{1,2}})", _priced, end=""),
+    whole(rf"({NUMBER})\s?({IDEOGRAPH}{{1,2}})\s?/\s?([A-Za-z]+|{IDEOGRAPH}{{1,2}})", _priced, end=""),
     whole(rf"({NUMBER})\s?({'|'.join(CURRENCY_CODES)})", _code_money),
 )
 AMOUNTS: tuple[Reader, ...] = (
@@ -93,5 +95,8 @@ AMOUNTS: tuple[Reader, ...] = (
     whole(r"(\d+)/(\d+)\s?(?:mmHg|毫米汞柱)", _pressure),
     whole(r"(?:(\d+) )?(\d+)/(\d+)", _fraction),
     whole(r"(\d+):(\d+)", lambda match, context: f"{chinese_number(match[1])}比{chinese_number(match[2])}"),
-    part(rf"{MINUS_OR_BEGIN}(?P<amount>{NUMBER})\s?(?P<unit>{UNIT})(?:/(?P<per>[A-Za-z]+)(?P<power>[²³])?)?{END}", _quantity),
+    part(
+        rf"{MINUS_OR_BEGIN}(?P<amount>{NUMBER})\s?(?P<unit>{UNIT})(?:/(?P<per>[A-Za-z]+|{NUMBER}\s?{UNIT})(?P<power>[²³])?)?{END}",
+        _quantity,
+    ),
 )

@@ -175,6 +175,7 @@ RULES = ReadingRules(
     ),
     number=lambda digits: chinese_number(digits) if len(digits) < 9 or "." in digits else chinese_spelled(digits),
     gap="",
+    pause="",
     left_over=re.compile(rf"\d|[-/_+=~^<>@#%&$€£¥≤≥±×÷°²³|\\]|{IDEOGRAPH}[.:](?={IDEOGRAPH})"),
     changed_words=frozenset(),
 )

@@ -13,7 +13,7 @@ from bistream.text.written_forms import END, MINUS_OR_BEGIN, MONEY, UNIT, part, 
 
 _SCALES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion", "t": "trillion"}
 _SCALE = r"(?:\s?(?P<scale>million|billion|trillion|thousand|bn|mn|[KkMmBT])(?![A-Za-z]))?"
-_PER = r"(?:\s?/\s?(?P<per>[A-Za-z]+))?"
+_PER = rf"(?:\s?/\s?(?P<per>[A-Za-z]+|{NUMBER}\s?{UNIT}))?"
 _AMOUNT = rf"(?P<amount>\d+,\d\d(?=\s?€)|{NUMBER})"
 _FIXED = {"9/11": "nine eleven", "24/7": "twenty four seven", "50/50": "fifty fifty", "20/20": "twenty twenty"}
 
@@ -48,8 +48,12 @@ def _code_money(match: re.Match[str], context: str) -> str | None:
 
 
 def _singular(unit: str) -> str:
-    """Of a unit after a slash: ``kg``, ``month``."""
+    """Of a unit after a slash: ``kg``, ``month``, ``500g``."""
     known = unit_names(unit)
+    measured = re.fullmatch(rf"({NUMBER})\s?({UNIT})", unit)
+    if measured is not None:
+        names = unit_names(measured[2])
+        return f"{number(measured[1])} {names[1] if names else measured[2]}"
     return known[0] if known else unit
 
 
@@ -94,6 +98,8 @@ def _fraction(match: re.Match[str], context: str) -> str | None:
     names = unit_names(unit) if unit else None
     if unit and names is None:
         return None
+    if context in ("count", "section") and not whole and not unit:
+        return f"{number(above)} of {number(below)}"
     is_part = 0 < int(above) < int(below) <= 100 and above[0] != "0" and below[0] != "0"
     if not is_part:
         spoken = f"{number(above)} {'out of' if above == below else 'over'} {number(below)}"
@@ -122,7 +128,10 @@ AMOUNTS: tuple[Reader, ...] = (
     whole(rf"(?:(\d+) )?(\d+)/(\d+)(?:\s?({UNIT}))?", _fraction),
     whole(r"(\d+):(\d+)", lambda match, context: f"{number(match[1])} to {number(match[2])}"),
     part(rf"(?<!\d)(1[1-9]\d0|20\d0|[2-9]0)'?s{END}", _decade),
-    part(rf"{MINUS_OR_BEGIN}(?P<amount>{NUMBER})\s?(?P<unit>{UNIT})(?:/(?P<per>[A-Za-z]+)(?P<power>[²³]|\^[23])?)?{END}", _quantity),
+    part(
+        rf"{MINUS_OR_BEGIN}(?P<amount>{NUMBER})\s?(?P<unit>{UNIT})(?:/(?P<per>[A-Za-z]+|{NUMBER}\s?{UNIT})(?P<power>[²³]|\^[23])?)?{END}",
+        _quantity,
+    ),
     whole(r"(\d+)(?:st|nd|rd|th)", lambda match, context: ordinal(match[1])),
     part(rf"(?<=\d)\s?(?P<unit>{UNIT})(?:/(?P<per>[A-Za-z]+))?{END}", _trailing_unit),
     part(rf"(?<=[\dA-Za-z])\s?/\s?([A-Za-z]+){END}", _trailing_per),

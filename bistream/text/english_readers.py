@@ -33,7 +33,7 @@ def _telephone(match: re.Match[str], context: str) -> str | None:
     if groups is None:
         return None
     words = [spelled(group) for group in groups]
-    if len(groups) == 4 and groups[0] == "1" and groups[1][1:] == "00":
+    if len(groups) == 4 and groups[0] == "1" and groups[1] in ("800", "900"):
         words[1] = f"{spelled(groups[1][0])} hundred"
     return ("plus " if match[0].startswith("+") else "") + ", ".join(words)
 
@@ -59,7 +59,7 @@ def _is_year(text: str) -> bool:
 def _arithmetic(match: re.Match[str], context: str) -> str | None:
     if re.search(r"[+=×÷*]|\d /|/ \d|[<>≤≥≈]", match[0]) is None:
         return None
-    tokens = re.findall(rf"{NUMBER}(?:\^-?\d+)?|[A-Za-z]|[<>]=|\S", match[0])
+    tokens = re.findall(rf"{NUMBER}(?:\^-?\d+)?|[A-Za-z](?:\^-?\d+)?|[²³]|[<>]=|\S", match[0])
     words: list[str] = []
     for index, token in enumerate(tokens):
         is_factor = token == "x" and 0 < index < len(tokens) - 1 and tokens[index - 1][0].isdigit() and tokens[index + 1][0].isdigit()
@@ -68,7 +68,7 @@ def _arithmetic(match: re.Match[str], context: str) -> str | None:
         elif token.isalpha():
             words.append("times" if is_factor else token)
         else:
-            words.append(_OPERATORS.get(token) or read_english(token, ""))
+            words.append(_OPERATORS.get(token) or {"²": "squared", "³": "cubed"}.get(token) or read_english(token, ""))
     return " ".join(words)
 
 
@@ -135,7 +135,7 @@ _SIMPLE = (
     rf"(?:\d{{1,2}}:\d\d(?:\s?[AaPp]\.?[Mm]\.?)?|\d{{1,2}}\s?[AaPp]\.?[Mm]\.?"
     rf"|(?:{MONEY})?{NUMBER}(?:\s?(?:{UNIT}(?:/[A-Za-z]+)?|thousand|million|billion|trillion)(?![A-Za-z])|[KkMB]|st|nd|rd|th)?)"
 )
-_TERM = rf"(?:{NUMBER}(?:\^-?\d+)?[a-z]?|(?<![A-Za-z])[A-Za-z])(?![A-Za-z])"
+_TERM = rf"(?:{NUMBER}(?:\^-?\d+|[²³])?[a-z]?|(?<![A-Za-z])[A-Za-z])(?:\^-?\d+|[²³])?(?![A-Za-z])"
 _SIDE = rf"(\d{{3,}}|{NUMBER}\s?{UNIT})"
 
 READERS: tuple[Reader, ...] = (
@@ -147,6 +147,8 @@ READERS: tuple[Reader, ...] = (
     whole(r"\d+(?:-\d+){2,}", lambda match, context: ", ".join(map(spelled, match[0].split("-")))),
     whole(rf"(?P<first>{_SIMPLE})\s?[-~]\s?(?P<last>{_SIMPLE})(?!\s?[=+*×])", _range),
     *TIMES,
+    part(r"\b((?i:noon|midnight))\s?-\s?(?=\d)", lambda match, context: f"{match[1]} to "),
+    part(r"(?<=\w)\s-\s(?=[\d.])", lambda match, context: " minus "),
     part(rf"\b((?i:mid|pre|post))-(\d+(?:s|/\d+)?){END}", lambda match, context: f"{match[1]} {read_english(match[2], 'year')}"),
     whole(r"([Vv]\.?)?(\d+(?:\.\d+)+)(?:-?([A-Za-z]+[.-]?\d*))?", _version),
     whole(r"([Vv]\.?)(\d+(?:\.\d+)*)()", _version),
@@ -181,6 +183,7 @@ RULES = ReadingRules(
     | {"-": " "},
     number=lambda digits: number(digits) if len(digits) < 5 or "." in digits else spelled(digits),
     gap=" ",
+    pause=",",
     left_over=re.compile(r"\d|[A-Za-z][.:;!?][A-Za-z]|[-/_+=~^<>@#%&$€£¥≤≥±×÷°²³|\\](?![A-Za-z])|[/_+=~^<>@#|\\≤≥±×÷°–](?=\w)"),
     changed_words=frozenset(ABBREVIATIONS | JOINERS | {month.lower() for month in MONTHS}),
 )

@@ -11,7 +11,7 @@ from bistream.text.written_forms import whole
 _MONTHS = "January February March April May June July August September October November December".split()
 _MONTH = r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)(?:[a-z]*\.?)"
 _MONTH_NUMBER = {name[:3]: index for index, name in enumerate(_MONTHS, start=1)}
-_HALF_OF_DAY = r"(?: ?([AaPp])\.?[Mm]\b\.?)"
+_HALF_OF_DAY = r"(?: ?([AaPp])(?:\.[Mm]\b\.?|[Mm]\b))"
 
 
 def date_words(year_digits: str | None, month: int, day: str | None) -> str | None:

@@ -1,10 +1,11 @@
 """Text normalisation of a session: numbers, dates, units, currencies, addresses and abbreviations as the words that are spoken.
 
 Text in, in any pieces; normalised characters out, as soon as nothing that follows can change them. ``spans.py`` decides what is an
-expression, the library ``wetext`` (WeTextProcessing's grammars, which CosyVoice's own front end uses too) how it is read. Each expression
-is normalised alone, whether the text streams or is whole, so both give the same by construction. Optional: the package is imported by the
-first session that asks for it (0.3 s and 45 MB once). The library's own ``StreamNormalizer`` was measured and is not used: up to 275 ms
-for a character, it holds back whole English sentences, and raises on blanks (docs/log.md).
+expression, ``english_readers.py`` and ``chinese_readers.py`` how it is read, with the library ``wetext`` (WeTextProcessing's grammars,
+which CosyVoice's own front end uses too) for what they do not know. Each expression is normalised by itself, whether the text streams or
+is whole, so both give the same by construction. Optional: the package is imported by the first session that asks for it (0.3 s and 45 MB
+once). The library's own ``StreamNormalizer`` was measured and is not used: up to 275 ms for a character, it holds back whole English
+sentences, and raises on blanks (docs/log.md).
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 Read = Callable[[re.Match[str], str], str | None]  # a match and the kind of what stands before the expression; None: not this form
 _MARKS_OF_WORDS = " \t\n.,;:!?\"'()[]{}*"  # punctuation that is written as it is, and not spoken
 _POWER = re.compile("(?<=[A-Za-z0-9])(?![²³](?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]+")  # ² and ³ are read by themselves
+_UNTRUSTED = re.compile(r"\d\s?[/:^~]\s?\d|[$€£¥].*[/:^~-]")  # the readers know what is usual; of the rest the library makes anything
 _TO_PLAIN = str.maketrans(
     {**dict.fromkeys("–—‒‑‐−－", "-"), **dict.fromkeys("～〜∼", "~"), "’": "'", "‘": "'", "￥": "¥", "⁄": "/", "∶": ":"}
 )
@@ -29,12 +30,14 @@ class Reader:
 
 @dataclass(frozen=True)
 class ReadingRules:
-    """Of one language. marks: their names. number: digits with an optional fraction as words. gap: between words."""
+    """Of one language. marks: their names. number: digits with an optional fraction as words. gap: between words.
+    pause: between two numbers that a blank separates, which would else be heard as one (``350 5th``)."""
 
     readers: tuple[Reader, ...]
     marks: Mapping[str, str]
     number: Callable[[str], str]
     gap: str
+    pause: str
     left_over: re.Pattern[str]  # what no reading has
     changed_words: frozenset[str]  # written words that the library replaces, lower-case
 
@@ -48,7 +51,10 @@ def prepared(expression: str) -> str:
             folded += character
         elif character.isnumeric() and not character.isdecimal() and not _is_ideograph(character):
             plain = unicodedata.normalize("NFKC", character)
-            folded += f" {plain}" if folded[-1:].isdigit() else plain
+            value = unicodedata.numeric(character)
+            if plain == character and value.is_integer():  # dingbats, numerals of old scripts
+                plain = str(int(value))
+            folded += f" {plain}" if folded[-1:].isdecimal() else plain
         elif character.isdecimal():
             folded += str(unicodedata.decimal(character))
         elif "\u3300" <= character <= "\u33ff":  # ㎡
@@ -64,35 +70,41 @@ def read_expression(expression: str, rules: ReadingRules, context: str, library:
     """context: the kind of what stands before it, one that the readers know, or empty."""
     text = prepared(expression)
     spoken, at = "", 0
-    while at < len(text):
-        found = _first(text, at, rules.readers, context)
-        start, end, words = found or (len(text), len(text), "")
+    for start, end, words in _known_forms(text, rules.readers, context):
+        if spoken and text[at:start] == " " and text[at - 1].isdecimal() and text[start].isdecimal():
+            spoken += rules.pause
         if start > at:
             spoken = _joined(spoken, _read_rest(text[at:start], rules, library), rules.gap)
         spoken = _joined(spoken, words, rules.gap)
         at = end
-    return spoken
+    return _joined(spoken, _read_rest(text[at:], rules, library), rules.gap) if at < len(text) else spoken
 
 
-def _first(text: str, at: int, readers: Iterable[Reader], context: str) -> tuple[int, int, str] | None:
-    """Start, end and words of the first form."""
-    best: tuple[int, int, str] | None = None
-    for reader in readers:
-        for match in reader.pattern.finditer(text, at):
-            if best is not None and match.start() >= best[0]:
-                break
-            words = reader.read(match, context)
-            if words is not None and match.end() > match.start():
-                best = (match.start(), match.end(), words)
-                break
-    return best
+def _known_forms(text: str, readers: tuple[Reader, ...], context: str) -> Iterator[tuple[int, int, str]]:
+    """Start, end and words of each form, from the left. A reader is asked anew only where its match was not taken."""
+    matches = [reader.pattern.search(text) for reader in readers]
+    at = 0
+    while True:
+        starts = [len(text) if match is None else match.start() for match in matches]
+        first = min(starts, default=len(text))
+        if first == len(text):
+            return
+        index = starts.index(first)
+        reader, match = readers[index], matches[index]
+        assert match is not None
+        words = reader.read(match, context) if first >= at else None
+        if words is not None:
+            yield first, match.end(), words
+            at = match.end()
+        after = max(at, match.end() if first >= at else at)
+        matches[index] = reader.pattern.search(text, max(after, first + 1))
 
 
 def _read_rest(part: str, rules: ReadingRules, library: Callable[[str], str]) -> str:
     core = part.strip()
     if all(character in _MARKS_OF_WORDS for character in core):
         return part
-    spoken = library(core)
+    spoken = "" if _UNTRUSTED.search(core) else library(core)
     if not is_clean(core, spoken, rules):
         spoken = spelled_out(core, rules)
     start = part.index(core)
@@ -101,11 +113,11 @@ def _read_rest(part: str, rules: ReadingRules, library: Callable[[str], str]) ->
 
 def is_clean(written: str, spoken: str, rules: ReadingRules) -> bool:
     """Whether a reading has no leftovers of the written form, and all of its words."""
-    if not any(character.isdigit() or character not in _MARKS_OF_WORDS for character in written if not character.isalpha()):
+    if not any(character.isdecimal() or character not in _MARKS_OF_WORDS for character in written if not character.isalpha()):
         return bool(spoken)  # abbreviations
     kept = spoken.lower()
     words = (word.lower() for word in re.findall("[A-Za-z]{3,}", written))
-    if any(unicodedata.category(character).startswith("S") for character in spoken):
+    if any(unicodedata.category(character)[0] in "NS" for character in spoken):
         return False
     return bool(spoken) and rules.left_over.search(spoken) is None and all(word in kept or word in rules.changed_words for word in words)
 
@@ -113,8 +125,8 @@ def is_clean(written: str, spoken: str, rules: ReadingRules) -> bool:
 def spelled_out(text: str, rules: ReadingRules) -> str:
     """Numbers and words one after another, marks by name."""
     spoken = ""
-    for token in re.findall(r"\d+\.\d+(?![\d.])|\d+|[^\W\d_]+|\s+|.", text):
-        if token[0].isdigit():
+    for token in re.findall(r"\d+\.\d+(?![\d.])|\d+|[^\W\d_²³]+|\s+|.", text):
+        if token[0].isdecimal():
             spoken = _joined(spoken, rules.number(token), rules.gap)
         elif token in rules.marks:
             spoken = _joined(spoken, rules.marks[token], rules.gap)
@@ -137,7 +149,8 @@ def spelled_marks(text: str, rules: ReadingRules, address_digits: Callable[[str]
         ";": "semicolon",
     }
     words = (
-        names.get(token) or (address_digits(token) if token.isdigit() else letters(token)) for token in re.findall(r"\d+|[A-Za-z]+|.", text)
+        names.get(token) or (address_digits(token) if token.isdecimal() else letters(token))
+        for token in re.findall(r"\d+|[A-Za-z]+|.", prepared(text))
     )
     return " ".join(words)
 

@@ -26,10 +26,11 @@ _ENGLISH = (
     ),
     (
         "id",
-        r"(?i:\b(?:room|suite|flight|gate|bus|route|highway|interstate|apartment|apt|channel|extension|code|pin|zip|id|ticket|account|serial|card|"
+        r"(?i:\b(?:room|suite|flight|gate|bus|route|highway|interstate|apartment|apt|channel|port|extension|code|pin|zip|id|ticket|account|serial|card|"
         r"phone|tel|call|dial|text|fax|locker|boeing|airbus)[.:]?\s(?:is\s)?#?$)",
     ),
     ("id", r"\b(?!(?:US|UK|EU|AM|PM|OR|IN|AT|OF|TO|BY|IS|USD|EUR|GBP|CNY|JPY|RMB|BC|AD)\b)[A-Z]{2,4}\s$"),
+    ("count", r"(?i:\b(?:step|page|slide|lap|round|question|item|day|week)\s$)"),
     ("score", r"(?i:\b(?:won|wins?|lost|loses?|beat|scored?|score of|score was|score is|tied?|drew|draw|leads?|led|trails?)\s$)"),
     ("year", rf"(?i:\b(?:in|since|year|until|till|from|circa|during|early|mid|late|spring|summer|autumn|fall|winter|{_MONTHS})[\s-]$)"),
     ("day", r"(?i:\b(?:on|by|due|dated)\s$)"),

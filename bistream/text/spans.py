@@ -1,13 +1,14 @@
 """Cuts text that is still growing into spans: what is read as written, and expressions that have to be read out as a whole.
 
-Pure; used by ``normalization``. A span is normalised alone, without the text around it. The cutter looks at one character after the
-other and never back, so its spans depend on the text only, not on the pieces in which it came, and what has left it does not change.
-Held back are: an unfinished word (``5`` may become ``5th``), and an expression together with the word or the character after it, which
-decides whether the expression goes on (``5 km``, ``May 5, 2024``, ``5月1日``). At most ``MAX_HELD_CHARS`` characters are held back.
+Pure; used by ``normalization``. A span is normalised with the end of the text before it, and without what follows. The cutter looks at
+one character after the other and never back, so its spans depend on the text only, not on the pieces in which it came, and what has
+left it does not change. Held back are: an unfinished word (``5`` may become ``5th``), a bracket that may belong to a telephone, and an
+expression together with the word or the character after it, which decides whether the expression goes on (``5 km``, ``May 5, 2024``,
+``5月1日``). At most ``MAX_HELD_CHARS`` characters are held back.
 
 **Language.** Of Chinese, if its sentence has shown an ideograph, up to the character that ends the expression; else of English, if it
-has shown Latin letters; else as the sentence before. Sentences with letters of other scripts are left as they are. URLs and mail
-addresses are English in any sentence.
+has shown Latin letters; else as the sentence before. Sentences with letters of other scripts are left as they are. URLs, mail
+addresses and names of files are English in any sentence.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ class SpanCutter:
 
     def push(self, character: str) -> list[Span]:
         """The spans that this character decides; together they are the text without what is held back."""
-        if self._word in _MAY_OPEN_NUMBER and not (character.isnumeric() or character in _BEGINS_NUMBER):
-            self._end_word()
+        if self._word in _MAY_OPEN_NUMBER and not (character.isnumeric() or character.isspace() or character in _BEGINS_NUMBER):
+            self._close()  # a mark of its own
+            self._emit(self._word)
+            self._word = ""
         if _is_word_character(character, self._word, bool(self._expression)):
             self._word += character
         else:
@@ -148,7 +151,9 @@ class SpanCutter:
     def _is_of_expression(self, word: str, is_short_form: bool) -> bool:
         if is_short_form or is_number_like(word) or opens_number(word):
             return True
-        return is_joiner(word) if self._expression else is_counted_in_roman(word, self._before)
+        if self._expression:
+            return is_joiner(word) and any(character.isnumeric() for character in self._expression)
+        return is_counted_in_roman(word, self._before)
 
     def _extend(self, text: str) -> None:
         self._expression += self._blank + text

@@ -14,6 +14,7 @@ ft foot feet 英尺
 yd yard yards 码
 kg kilogram kilograms 千克
 g gram grams 克
+t tonne tonnes 吨
 mg milligram milligrams 毫克
 µg,μg,mcg microgram micrograms 微克
 lb,lbs pound pounds 磅
@@ -22,6 +23,12 @@ l liter liters 升
 ml milliliter milliliters 毫升
 cl centiliter centiliters 厘升
 gal gallon gallons 加仑
+tsp teaspoon teaspoons 茶匙
+tbsp tablespoon tablespoons 汤匙
+bpm beat_per_minute beats_per_minute 次每分钟
+mpg mile_per_gallon miles_per_gallon 英里每加仑
+mbit megabit megabits Mbit
+gbit gigabit gigabits Gbit
 h,hr,hrs hour hours 小时
 min,mins minute minutes 分钟
 s,sec,secs second seconds 秒
