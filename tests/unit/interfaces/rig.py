@@ -93,6 +93,9 @@ class ReadyServer(FakeServer):
     def ModelReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ModelReadyResponse(ready=request.name == COSYVOICE2_BISTREAM.name)
 
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelConfigResponse()  # of a server that tells no limits
+
 
 @contextlib.contextmanager
 def reading() -> Iterator[FakeServer]:
