@@ -100,7 +100,7 @@ class SpeechService:
         try:
             self.check_serving()
             self._check_room(caller)
-            check_values(values or {})
+            check_values(values or {}, self.servers.max_text_chars)
             found = self.voices.find(voice, caller.key)
         except BistreamError as error:
             refused = SpeechRecord()

@@ -7,14 +7,14 @@ from bistream.limits import check_seed, check_speed, check_temperature, check_to
 
 Values = dict[str, int | float | str]
 
-MAX_INSTRUCTION_CHARS = 4096  # as OpenAI has it; servers may allow fewer, and say so
+MAX_INSTRUCTION_CHARS = 4096  # as OpenAI has it; servers may allow fewer
 
 
-def check_values(values: Values) -> None:
-    """Raises ``InvalidInputError``."""
+def check_values(values: Values, max_session_chars: int = MAX_INSTRUCTION_CHARS) -> None:
+    """max_session_chars: of a text on the servers, which bounds instructions, too. Raises ``InvalidInputError``."""
     for name, value in values.items():
         if isinstance(value, str):
-            _check_instruction(value)
+            _check_instruction(value, min(MAX_INSTRUCTION_CHARS, max_session_chars))
         elif name == "seed":
             check_seed(int(value))
         elif name == "temperature":
@@ -32,8 +32,8 @@ def instructed(text: str | None) -> Values:
     return {"instruct_text": text} if text is not None and is_instruction(text) else {}
 
 
-def _check_instruction(text: str) -> None:
-    if len(text) > MAX_INSTRUCTION_CHARS:
-        raise InvalidInputError(f"The instruction is longer than {MAX_INSTRUCTION_CHARS} characters; shorten it.")
+def _check_instruction(text: str, most: int) -> None:
+    if len(text) > most:
+        raise InvalidInputError(f"The instruction is longer than {most} characters; shorten it.")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidInputError("The instruction has half a character (a lone UTF-16 surrogate); correct it.")

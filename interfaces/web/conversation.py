@@ -16,7 +16,7 @@ from interfaces.audio.encoder import Encoder
 from interfaces.core.errors import SlowReaderError
 from interfaces.core.record import Ending
 from interfaces.core.service import Caller, SpeechService
-from interfaces.core.speech import Flushed, Speech
+from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.protocols.actions import Action, Append, Cancel, Close, End, Flush, Made, Open, Send, SocketProtocol
 
 logger = logging.getLogger("interfaces")
@@ -170,8 +170,10 @@ class Conversation:
 
     async def _pump(self, name: str, utterance: _Utterance) -> None:
         try:
-            async with contextlib.aclosing(_pieces(utterance, self._service)) as pieces:
+            async with contextlib.aclosing(encoded(utterance.speech.__aiter__(), utterance.encoder)) as pieces:
                 async for piece in pieces:
+                    if isinstance(piece, Made):
+                        self._service.counts.audio_s += piece.duration_ms / 1000
                     if not await self._tell(utterance, functools.partial(self._on_piece, name, piece)):
                         return
             await utterance.speech.close()
@@ -231,20 +233,21 @@ class Conversation:
                 await self._socket.close(action.code, action.reason[:120])
 
 
-async def _pieces(utterance: _Utterance, service: SpeechService) -> AsyncGenerator[Made | Flushed, None]:
-    """Encoded, in messages of bounded length. Only the last piece of a chunk carries the chunk's text."""
+async def encoded(parts: AsyncGenerator[Audio | Flushed, None], encoder: Encoder) -> AsyncGenerator[Made | Flushed, None]:
+    """In messages of bounded length. Within a chunk the voice goes on evenly; that text is certainly spoken is known at its end."""
     consumed, position, size = 0, None, round(MAX_PIECE_S * SAMPLE_RATE)
-    async with contextlib.aclosing(utterance.speech.__aiter__()) as parts:
+    async with contextlib.aclosing(parts):
         async for part in parts:
             if isinstance(part, Flushed):
                 yield part
                 continue
-            service.counts.audio_s += len(part.samples) / SAMPLE_RATE
+            before = consumed if position is None else position
             for begin in range(0, len(part.samples), size):
                 samples = part.samples[begin : begin + size]
-                if begin + size >= len(part.samples):
-                    consumed, position = part.text_consumed, part.text_position
-                yield Made(utterance.encoder.feed(samples), 1000 * len(samples) / SAMPLE_RATE, consumed, position)
-    rest = utterance.encoder.finish()
+                share = (begin + len(samples)) / len(part.samples)
+                position = None if part.text_position is None else before + round(share * (part.text_position - before))
+                consumed = part.text_consumed if share == 1 else consumed
+                yield Made(encoder.feed(samples), 1000 * len(samples) / SAMPLE_RATE, consumed, position)
+    rest = encoder.finish()
     if rest:
         yield Made(rest, 0.0, consumed, position)

@@ -70,7 +70,8 @@ def check_text(service: SpeechService, field: str, text: str, values: Values) ->
     if len(text) > service.limits.max_text_chars:
         raise FieldError(f"{field} is longer than {service.limits.max_text_chars} characters; split it into several requests.", param=field)
     for name, value in values.items():
-        at("instructions" if name == "instruct_text" else name, lambda name=name, value=value: check_values({name: value}))
+        field = "instructions" if name == "instruct_text" else name
+        at(field, lambda name=name, value=value: check_values({name: value}, service.servers.max_text_chars))
 
 
 async def spoken(

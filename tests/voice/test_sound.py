@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -21,8 +23,13 @@ from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import AudioChunk, FloatArray, Sampling
+from interfaces.audio.encoder import Encoder
+from interfaces.audio.formats import AudioFormat
+from interfaces.core.speech import Audio, Flushed
+from interfaces.protocols.actions import Made
 from interfaces.protocols.alignment import Alignment
 from interfaces.protocols.words import WordTimes
+from interfaces.web.conversation import encoded
 from scripts._seam_meter import joints_of, measure_seams
 from tests.voice.conftest import VOICE_DIR
 from tests.voice.judges import Heard, Judge
@@ -146,23 +153,36 @@ def test_the_estimated_position_is_near(chunks: list[list[AudioChunk]], aligned:
     assert np.mean(errors) <= MEAN_POSITION_ERROR and max(errors) <= MOST_POSITION_ERROR, np.sort(np.array(errors))
 
 
-def character_ends(text: str, chunks: list[AudioChunk]) -> list[float]:
+def messages(chunks: list[AudioChunk]) -> list[Made]:
+    """Of the interfaces."""
+
+    async def parts() -> AsyncGenerator[Audio | Flushed, None]:
+        for chunk in chunks:
+            yield Audio(chunk.waveform, chunk.text_consumed, chunk.text_position)
+
+    async def run() -> list[Made]:
+        return [made async for made in encoded(parts(), Encoder(AudioFormat())) if isinstance(made, Made)]
+
+    return asyncio.run(run())
+
+
+def character_ends(text: str, made: list[Made]) -> list[float]:
     """Of each character of a text, in seconds, as ElevenLabs' clients are told."""
     alignment, ends = Alignment(is_cumulative=True), []
     alignment.append(text)
-    for chunk in chunks:
-        told = alignment.next(1000 * len(chunk.waveform) / SAMPLE_RATE, chunk.text_position) or {}
+    for one in made:
+        told = alignment.next(one.duration_ms, one.position) or {}
         starts, durations = told.get("charStartTimesMs", ()), told.get("charDurationsMs", ())
         ends += [(start + duration) / 1000 for start, duration in zip(starts, durations, strict=True)]
     return ends
 
 
-def word_ends(text: str, chunks: list[AudioChunk]) -> list[float]:
+def word_ends(text: str, made: list[Made]) -> list[float]:
     """Of each word, as Cartesia's and DashScope's clients are told."""
     times, words = WordTimes(), []
     times.append(text)
-    for chunk in chunks:
-        words += times.next(1000 * len(chunk.waveform) / SAMPLE_RATE, chunk.text_position)
+    for one in made:
+        words += times.next(one.duration_ms, one.position)
     return [word.end_ms / 1000 for word in [*words, *times.finish()]]
 
 
@@ -170,9 +190,10 @@ def test_words_and_characters_are_heard_when_clients_are_told(chunks: list[list[
     """The ends of words against forced alignment, whatever the protocol."""
     off: dict[str, list[float]] = {"characters": [], "words": []}
     for text, each, places in zip(SENTENCES, chunks, aligned, strict=True):
-        characters = character_ends(text, each)
+        made = messages(each)
+        characters = character_ends(text, made)
         assert len(characters) == len(text)
-        told = {"characters": [characters[end - 1] for end in places.characters], "words": word_ends(text, each)}
+        told = {"characters": [characters[end - 1] for end in places.characters], "words": word_ends(text, made)}
         for name, ends in told.items():
             off[name] += np.abs(np.array(ends) - places.word_ends).tolist()
     medians = {name: float(np.median(each)) for name, each in off.items()}

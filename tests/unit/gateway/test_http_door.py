@@ -196,11 +196,8 @@ def test_what_is_public_is_told(rig: GateRig) -> None:
     assert json.loads(ask(rig, f"/v2/models/{OFFLINE}")[1])["inputs"] == [{"name": "target_text", "datatype": "BYTES", "shape": [1, 1]}]
     config = ask(rig, f"/v2/models/{OFFLINE}/config")[1]
     assert json.loads(config)["input"][0]["dims"] == [1, 1] and b"secret" not in config
-    assert json.loads(config)["parameters"] == {
-        "model_family": {"string_value": "cosyvoice2"},
-        "languages": {"string_value": "de,en"},
-        "can_be_instructed": {"string_value": "false"},
-    }
+    shown = {"model_family": "cosyvoice2", "languages": "de,en", "can_be_instructed": "false", "max_text_chars": "4000"}
+    assert json.loads(config)["parameters"] == {name: {"string_value": value} for name, value in shown.items()}
     statistics = json.loads(ask(rig, f"/v2/models/{OFFLINE}/stats")[1])["model_stats"]
     assert [(stats["name"], stats["inference_count"]) for stats in statistics] == [(OFFLINE, 3)]
 

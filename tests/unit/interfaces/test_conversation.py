@@ -20,9 +20,10 @@ from interfaces.core.servers import Servers
 from interfaces.core.service import Caller, SpeechService
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.voices import VoiceStore
+from interfaces.protocols.actions import Made
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
 from interfaces.settings import Limits
-from interfaces.web.conversation import Conversation
+from interfaces.web.conversation import Conversation, encoded
 from tests.clock import run_at_once
 from tests.unit.interfaces.rig import ANNA
 from tests.unit.interfaces.test_hostile_messages import HOSTILE, MAKERS, MESSAGES
@@ -192,3 +193,19 @@ def test_the_encoder_of_a_client_that_leaves_is_closed(monkeypatch: pytest.Monke
         assert len(closed) == 1
 
     asyncio.run(run())
+
+
+def test_the_voice_goes_on_evenly_within_a_chunk_and_certainty_comes_at_its_end() -> None:
+    async def chunks() -> AsyncGenerator[Audio | Flushed, None]:
+        yield Audio(np.zeros(24_000, np.float32), 1, 10)
+        yield Audio(np.zeros(36_000, np.float32), 5, 40)
+        yield Flushed()
+        yield Audio(np.zeros(24_000, np.float32), 50)  # of a server that does not tell
+
+    async def run() -> list[Made | Flushed]:
+        return [piece async for piece in encoded(chunks(), Encoder(AudioFormat()))]
+
+    pieces = [None if isinstance(one, Flushed) else (one.duration_ms, one.text_consumed, one.text_position) for one in asyncio.run(run())]
+    assert pieces[:2] == [(500.0, 0, 5), (500.0, 1, 10)]
+    assert pieces[2:5] == [(500.0, 1, 20), (500.0, 1, 30), (500.0, 5, 40)]
+    assert pieces[5:] == [None, (500.0, 5, None), (500.0, 50, None)]

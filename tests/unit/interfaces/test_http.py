@@ -146,6 +146,7 @@ def test_instructions_reach_the_server(
         ({"input": "x" * 4097}, 400, "input", None),
         ({"input": 5}, 400, "input", None),
         ({"instructions": "x" * 4097}, 400, "instructions", None),
+        ({"model": "m", "instructions": "x" * 4001}, 400, "instructions", None),  # of a server with the default limit
         ({"instructions": ["calm"]}, 400, "instructions", None),
         ({"voice": "bob"}, 404, "voice", "voice_not_found"),
         ({"voice": None}, 400, "voice", None),

@@ -186,6 +186,30 @@ def test_elevenlabs_contexts_speak_beside_each_other_with_alignment(front: Runni
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
 
 
+def test_what_was_flushed_is_heard_before_a_close_that_comes_with_it(front: Running) -> None:
+    with opened(front, MULTI) as socket:
+        send(socket, text="Hello world. ", context_id="c")
+        for message in ({"context_id": "c", "flush": True}, {"context_id": "c", "close_context": True}, {"close_socket": True}):
+            send(socket, **message)
+        data = b""
+        with pytest.raises(ConnectionClosed) as caught:
+            while True:
+                data += base64.b64decode(receive(socket).get("audio") or "")
+        assert len(data) == 13 * BYTES_PER_CHARACTER and caught.value.rcvd is not None and caught.value.rcvd.code == 1000
+    for path in (DEEPGRAM, DEEPGRAM_V1):
+        with opened(front, path) as socket:
+            for text in ("", "Hello."):
+                send(socket, type="Speak", text=text)
+            for kind in ("Flush", "Close"):
+                send(socket, type=kind)
+            data = b""
+            with pytest.raises(ConnectionClosed) as caught:
+                while True:
+                    event = receive(socket)
+                    data += event if isinstance(event, bytes) else b""
+            assert len(data) == 6 * BYTES_PER_CHARACTER and caught.value.rcvd is not None and caught.value.rcvd.code == 1000
+
+
 def test_elevenlabs_stream_input_closes_with_1000(front: Running) -> None:
     with opened(front, SINGLE) as socket:
         for text in (" ", "Hello ", "world ", ""):

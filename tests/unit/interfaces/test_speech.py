@@ -439,10 +439,11 @@ def test_a_text_that_is_too_long_for_a_session_goes_on_in_another(server: FakeSe
         return await heard(speech)
 
     parts = run(speak())
-    spoken: dict[int, str] = {}
+    sessions: list[str] = []
     for text, is_start, _ in texts(server):
-        spoken[len(spoken) if is_start else len(spoken) - 1] = spoken.get(len(spoken) - 1, "") * (not is_start) + text
-    assert [text for text in spoken.values()] == ["One two three. ", "Four five six. ", "Seven.", "Eight."]
+        sessions += [""] if is_start else []
+        sessions[-1] += text
+    assert sessions == ["One two three. ", "Four five six. ", "Seven.", "Eight."]
     assert sum(isinstance(part, Flushed) for part in parts) == 1
     audio = [part for part in parts if isinstance(part, Audio)]
     assert audio[-1].text_consumed == len("One two three. Four five six. Seven.Eight.")
