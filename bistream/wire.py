@@ -18,7 +18,11 @@ SESSION_SECRET_PARAMETER = "session_secret"
 SESSION_SECRET_PATTERN = SESSION_ID_PATTERN
 SPEAKER_ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")  # of a voice that is registered: the name of a file
 SPEAKER_NAME_PATTERN = re.compile(r"[\w-]{1,64}\Z")  # of any voice: presets have names of their own, such as 中文女
-TEXT_NORMALIZATIONS = ("off", "auto", "zh", "en")  # how a text is read out before it is spoken; auto: the language is found out
+# How a text is prepared: raw: not at all; off: what has no sound is dropped; the others: numbers are read out too (auto: the language is
+# found out). Each but raw may go on with "+markdown".
+_READINGS = ("off", "auto", "zh", "en")
+SERVER_TEXT_NORMALIZATIONS = ("raw", *_READINGS, *(f"{reading}+markdown" for reading in _READINGS))
+TEXT_NORMALIZATIONS = (*SERVER_TEXT_NORMALIZATIONS, "+markdown")  # of a request; the last one: as the server has it, with Markdown
 REFERENCE_HASH_PATTERN = re.compile(r"[0-9a-f]{64}\Z")  # the output of ``reference_hash``
 
 
@@ -74,12 +78,14 @@ COSYVOICE2_BISTREAM = ModelContract(
         *_MANNER,
         *_SOURCE,
         _scalar("text_normalization", "BYTES"),
+        _scalar("is_voice_list", "BOOL"),  # answered with ``voices`` alone
     ),
     outputs=(
         TensorSpec("waveform", "FP32", (1, -1)),
         TensorSpec("sequence_number", "INT32", (1, 1)),
         TensorSpec("text_consumed", "INT32", (1, 1)),
         TensorSpec("text_position", "INT32", (1, 1)),  # earlier servers send none
+        TensorSpec("voices", "BYTES", (1, 1)),  # of a request with is_voice_list: ``voice_list.format_voices``
     ),
 )
 # Upstream's tensors, then optional ones of ours; whether it is decoupled is a placeholder of its template (upstream's DECOUPLED_MODE).

@@ -15,7 +15,8 @@ import uvicorn
 import uvloop
 
 from bistream.errors import BistreamError, ConfigError
-from bistream.limits import check_speaker_id
+from bistream.limits import check_speaker_name
+from bistream.voice_list import REGISTERED
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording
@@ -54,8 +55,8 @@ def make_voices(settings: Settings) -> VoiceStore:
             raise ConfigError(f"The recording {recording.audio} of --recording cannot be used: {error}") from None
         fixed.append(Voice(recording.name, recording.name, samples, recording.transcript))
     for speaker in settings.speakers:
-        check_speaker_id(speaker)
-        fixed.append(Voice(speaker, speaker, speaker_id=speaker))
+        check_speaker_name(speaker)
+        fixed.append(Voice(speaker, speaker, speaker_id=speaker, kind=REGISTERED))
     return VoiceStore(
         tuple(fixed), settings.voices_folder, settings.default_voice, settings.aliases, settings.accepts_any_voice, limits.max_voices
     )
@@ -71,6 +72,7 @@ async def serve(settings: Settings) -> None:
     listener = listening_socket(settings.address, settings.port, "HTTP")
     server = _Server(_config(settings, make_app(service, access, limits, settings.allowed_origins)))
     first, second = _signals()
+    await servers.check()  # the voices are known before anybody asks
     watching = asyncio.create_task(servers.watch())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -79,6 +81,8 @@ async def serve(settings: Settings) -> None:
         await asyncio.wait([asked, serving], return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
         await _drain(service, settings.drain_timeout_s, second)
+        with contextlib.suppress(TimeoutError):  # each socket is closed with its own goodbye; what is left then, uvicorn closes
+            await asyncio.wait_for(access.all_left.wait(), FAREWELL_S)
         server.should_exit = True
         await serving
     finally:

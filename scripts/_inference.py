@@ -15,7 +15,7 @@ from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
 from bistream.types import FloatArray, Sampling
-from bistream.wire import TEXT_NORMALIZATIONS
+from bistream.wire import SERVER_TEXT_NORMALIZATIONS
 from scripts._dataset import Row, read_lines, read_manifest, read_rows
 
 
@@ -43,7 +43,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_manner_arguments(parser)
     parser.add_argument("--voices-dir", default="", metavar="DIR", help="where the registered voices are")
     parser.add_argument(
-        "--text-normalization", choices=TEXT_NORMALIZATIONS, default="off", help="read out numbers, dates and units (default: %(default)s)"
+        "--text-normalization",
+        choices=SERVER_TEXT_NORMALIZATIONS,
+        default="off",
+        help="read out numbers, dates and units (default: %(default)s)",
     )
     parser.add_argument("--output-dir", default="output", metavar="DIR", help="where the WAV files and log.json go (default: %(default)s)")
     add_model_options(parser)

@@ -24,6 +24,7 @@ from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
 from bistream.conversion.records import check_files, file_sha256, read_record
 from bistream.errors import BistreamError, ConfigError
+from bistream.model_card import read_model_card
 from bistream.model_dir import check_model_dir
 from bistream.text2token.tensorrt_llm.preflight import check_installed
 from bistream.text2token.tensorrt_llm.sequences import CACHE_PER_ADMITTED
@@ -32,6 +33,7 @@ from scripts.fill_template import TemplateError, fill, parse_settings, placehold
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
 # Which engine runs the language model; the models of the repository are the same in every profile.
+OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed")  # parameters that clients may read
 PROFILES: dict[str, dict[str, str]] = {"torch": {"engine": "torch"}, "tensorrt_llm": {"engine": "tensorrt_llm"}}
 
 
@@ -79,8 +81,9 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
         raise RepositoryError(
             f"--set {unused[0]}: no template has this placeholder; there are {', '.join(sorted(set().union(*wanted.values())))}."
         )
-    if any("model_family" in given for given in (shared, *own.values())):
-        raise RepositoryError("--set model_family: it follows from the model directory; leave it out.")
+    for name in OF_THE_CHECKPOINT:
+        if any(name in given for given in (shared, *own.values())):
+            raise RepositoryError(f"--set {name}: it follows from the model directory; leave it out.")
     base = {**default_values(root), **PROFILES[profile], **shared}
     if not base.get("model_dir"):
         raise RepositoryError("The model directory is not set; give --model-dir.")
@@ -169,7 +172,10 @@ def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) 
 
 
 def write_model(folder: Path, model: str, values: Mapping[str, str], root: Path) -> None:
-    values = {**values, "model_family": family_of(values["model_dir"]).name}
+    card = read_model_card(values["model_dir"])
+    told = (family_of(values["model_dir"]).name, ",".join(sorted(card.languages)), _text(card.can_be_instructed))
+    known = placeholders(read_template(model, root))
+    values = {**values, **{name: value for name, value in zip(OF_THE_CHECKPOINT, told, strict=True) if name in known}}
     check_runtime_config(values)
     text = fill(read_template(model, root), values, origin=f"templates/{model}/config.pbtxt")
     shutil.copytree(root / "model_repo" / model, folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -32,8 +32,10 @@ from bistream.errors import BistreamError
 from bistream.limits import MAX_SPEED, MIN_SPEED
 from bistream.local import LocalPipeline
 from bistream.rates import SAMPLE_RATE
+from bistream.text.effort import reads_numbers
 from bistream.text.front_end import prepare_text
 from bistream.text.normalization import load_read_out, normalize_text
+from bistream.text.preparation import MARKDOWN
 from bistream.text.tokenizer import TextTokenizer
 from bistream.types import FloatArray
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
@@ -66,8 +68,8 @@ def text_pieces(utterance: Utterance, options: argparse.Namespace, tokenizer: Te
     if not options.text_front_end or utterance.source_wav is not None:
         return [utterance.text]
     mode, text = options.text_normalization, utterance.text
-    if mode != "off":  # first, as upstream does: the rules that follow would take the dot of 1.5 for the end of a sentence
-        text = normalize_text(text, mode, load_read_out())
+    if reads_numbers(mode):  # first, as upstream does: the rules that follow would take the dot of 1.5 for the end of a sentence
+        text = normalize_text(text, mode.removesuffix(MARKDOWN), load_read_out())
     return prepare_text(text, lambda text: len(tokenizer.encode(text)), tokenizer.spoken_tokens) or [utterance.text]
 
 

@@ -71,7 +71,7 @@ def make_group_parser() -> argparse.ArgumentParser:
     parser.add_argument("--health-port", type=int, help="answer /v2/health/ready there: a server takes sessions (default: nowhere)")
     parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s")
     parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while a server takes sessions")
-    parser.add_argument("--log-folder", type=Path, help="each server's own log goes there, as server-N.log (default: standard error)")
+    parser.add_argument("--log-folder", type=Path, help="for each server's own log, server-N.log (default: beside the model repository)")
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="Envoy serves TLS with this chain")
     parser.add_argument("--tls-key", type=Path, metavar="PEM")
     parser.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it")
@@ -110,8 +110,8 @@ def server_command(options: argparse.Namespace, number: int, ready_file: Path) -
     words: list[object] = [sys.executable, SERVE, "--model-repository", options.model_repository.absolute(), "--ready-file", ready_file]
     words += ["--http-port", address.http_port, "--grpc-port", address.grpc_port, "--metrics-port", address.http_port + 2]
     words += ["--health-port", address.health_port]
-    if options.log_folder is not None:
-        words += ["--log-file", options.log_folder.absolute() / f"server-{number}.log"]
+    log_folder = options.log_folder or options.model_repository.absolute().parent
+    words += ["--log-file", log_folder.absolute() / f"server-{number}.log"]
     return [str(word) for word in (*words, *BEHIND_PROXY, *options.server_options)]
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import wave
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -21,20 +22,82 @@ from bistream.resample import resample
 INT16_MAX = 32767
 FORMATS = ("wav", "pcm")
 STANDARD_OUTPUT = "-"
+LONGEST_S = 120.0  # of a recording that is read; how much of it the server takes is the server's to say
+CANCELLED, FAINTEST = 100.0, 1e-4  # channels that are so much louder than their mean, which counts as at least the second
+
+
+@dataclass(frozen=True)
+class Recording:
+    """samples: float32 [N], 16 kHz mono in [-1, 1]. source_rate: of the file, in Hz."""
+
+    samples: NDArray[np.float32]
+    source_rate: int
 
 
 def read_reference(path: str | Path) -> NDArray[np.float32]:
-    """float32 [N], 16 kHz mono in [-1, 1], from any file that soundfile reads. Raises ``ValueError`` with a sentence for the user."""
+    """The samples of ``read_recording``."""
+    return read_recording(path).samples
+
+
+def read_recording(path: str | Path) -> Recording:
+    """Of any file that soundfile reads or, where PyAV is installed, FFmpeg. Channels are averaged. Raises ``ValueError`` with a sentence
+    for the user."""
     if not Path(path).exists() or Path(path).is_dir():  # a pipe is neither
         raise ValueError(f"{path} is {'a folder' if Path(path).is_dir() else 'not there'}; name the file of the recording.")
-    try:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)  # [N, channels]
-    except (OSError, soundfile.LibsndfileError) as error:
-        raise ValueError(f"{path} could not be read as audio ({error}); give a WAV or FLAC file.") from None
+    recording = _read_with_soundfile(path) or _read_with_av(path)
+    samples = recording.samples
     if len(samples) == 0:
         raise ValueError(f"{path} contains no audio; give a recording of 0.5 to 30 seconds.")
+    if not np.isfinite(samples).all():
+        raise ValueError(f"{path} contains samples that are no numbers; export the recording again.")
+    return Recording(within_full_scale(samples), recording.source_rate)
+
+
+def within_full_scale(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scaled down where samples lie outside [-1, 1], as files of floating-point numbers may have them: clipping would distort them."""
+    peak = float(np.abs(samples).max(initial=0.0))
+    return samples / np.float32(peak) if peak > 1.0 else samples
+
+
+def _read_with_soundfile(path: str | Path) -> Recording | None:
+    """None: it does not know the format."""
+    try:
+        with soundfile.SoundFile(path) as file:
+            if file.frames > LONGEST_S * file.samplerate:
+                raise _too_long(path)
+            samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate  # [N, channels]
+    except soundfile.LibsndfileError:
+        return None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); name a file that is yours to read.") from None
     mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)
-    return mono if rate == REFERENCE_SAMPLE_RATE else resample(mono, rate, REFERENCE_SAMPLE_RATE)
+    if np.abs(samples).max(initial=0.0) > CANCELLED * max(np.abs(mono).max(initial=0.0), FAINTEST):
+        raise ValueError(
+            f"The channels of {path} cancel each other out; give one of them alone: ffmpeg -i {path} -af pan=mono|c0=c0 one.wav"
+        )
+    return Recording(mono if rate == REFERENCE_SAMPLE_RATE else resample(mono, rate, REFERENCE_SAMPLE_RATE), rate)
+
+
+def _read_with_av(path: str | Path) -> Recording:
+    try:
+        from bistream.client import decoding  # noqa: PLC0415  (PyAV is no requirement of the clients)
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{path} is no WAV, FLAC, Ogg or MP3 file; for M4A, AAC and WebM install the package av (pip install av), "
+            f"or convert it: ffmpeg -i {path} recording.wav"
+        ) from None
+    try:
+        with open(path, "rb") as file:
+            decoded = decoding.decode(file, LONGEST_S)
+    except decoding.TooLongError:
+        raise _too_long(path) from None
+    except (decoding.UnreadableError, decoding.UnusualError, OSError):
+        raise ValueError(f"{path} could not be read as audio; give a WAV, FLAC, MP3, Ogg, WebM or M4A file.") from None
+    return Recording(decoded.samples, decoded.source_rate)
+
+
+def _too_long(path: str | Path) -> ValueError:
+    return ValueError(f"{path} lasts more than {LONGEST_S:g} seconds; give a recording of 0.5 to 30 seconds.")
 
 
 class AudioWriter(ABC):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bistream.client.exchange import SessionExchange
 from bistream.client.known_voices import KnownVoices
 from bistream.client.translation import to_bytes
+from bistream.limits import is_instruction
 from bistream.reference_hash import reference_hash
 
 Session = TypeVar("Session")
@@ -47,7 +48,12 @@ class SessionStarts(ABC, Generic[Session]):
         text, is_end: with ``is_end`` this is the whole text and the server may use its one-shot layout. options: ``seed``,
         ``temperature``, ``top_k``, ``top_p``, ``text_normalization`` and, with ``is_end``, ``speed``.
         """
-        values: dict[str, Any] = {"target_text": to_bytes(text), "is_end": is_end, "instruct_text": instruct_text, **options}
+        values: dict[str, Any] = {
+            "target_text": to_bytes(text),
+            "is_end": is_end,
+            "instruct_text": instruct_text if is_instruction(instruct_text or "") else None,
+            **options,
+        }
         if is_cross_lingual:
             values["is_cross_lingual"] = True
         return self._start(session_id, reference_wav, reference_text, speaker_id, values)

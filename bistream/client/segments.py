@@ -17,6 +17,8 @@ from bistream.errors import InvalidInputError
 from bistream.refusals import nothing_to_speak
 
 SILENCE_S = 0.1  # in place of text without anything to speak: agents take text without audio for a failure
+MAX_CHARS = 4000  # of a session, by default (``RuntimeConfig.max_text_chars``)
+_SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)|[。！？][”’」』）]*(?=.)|\n+(?=.)")  # with something behind it
 _SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script, as the servers decide
 
 Session = TypeVar("Session")
@@ -24,6 +26,21 @@ Session = TypeVar("Session")
 
 def is_speakable(text: str) -> bool:
     return _SPEAKABLE.search(text) is not None
+
+
+def room_in(before: str, text: str, limit: int) -> int:
+    """How many characters of ``text`` still belong to the session that speaks ``before``, which has at most ``limit``; fewer than all: the
+    session ends there. It does at the first end of a sentence in the last quarter, else at a blank, else at the limit."""
+    first, total = max(3 * limit // 4, len(before)), len(before) + len(text)
+    if total <= first:
+        return len(text)
+    whole = before + text
+    for found in _SENTENCE_END.finditer(whole, max(0, first - 8), limit + 1):
+        if first <= found.end() <= limit:
+            return found.end() - len(before)
+    if total <= limit:
+        return len(text)
+    return max(whole.rfind(" ", first, limit) + 1 or limit, len(before)) - len(before)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from bistream.hub.listing import DownloadError, required_files
 from bistream.hub.released import RELEASED, compare
 from bistream.mel2wav import weights as vocoder
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
+from bistream.model_card import read_model_card
 from bistream.model_dir import check_model_dir
 from bistream.text2token import weights as language_model
 from bistream.token2mel import factory as flow_factory
@@ -27,18 +28,23 @@ from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 def describe(model_dir: Path) -> Iterator[str]:
     """Lines for the user, while the files are read. Raises ``CheckpointError`` at the first fault."""
     sizes = check_model_dir(model_dir)
+    card = read_model_card(model_dir)
     yield f"model family: {sizes.family.title}"
+    if card.title:
+        yield f"what it is: {card.title}"
+    yield f"languages: {', '.join(sorted(card.languages)) or 'those of the release'}"
+    yield f"instructions (instruct_text): {'understood' if card.can_be_instructed else 'not understood'}"
     for names in required_files(sizes.family):
         path = next(model_dir / name for name in names if (model_dir / name).is_file())
         yield f"{path.relative_to(model_dir).as_posix():36}{path.stat().st_size:>16,} bytes"
-    yield f"checksums: {_checksums(model_dir, sizes.family)}"
+    yield f"checksums: {_checksums(model_dir, sizes.family, is_own=bool(card.title))}"
     yield from _weights(model_dir, sizes)
     yield _graph(model_dir / SPEAKER_ENCODER_FILE, 1)
     yield _graph(model_dir / sizes.family.speech_tokenizer_file, 2)
 
 
-def _checksums(model_dir: Path, family: Family) -> str:
-    """Against the record of the download, where there is one, else against the known release."""
+def _checksums(model_dir: Path, family: Family, is_own: bool) -> str:
+    """Against the record of the download, where there is one, else against the known release. is_own: it was trained here."""
     with Waiting("computing checksums") as waiting:
         try:
             recorded = check_directory(model_dir)
@@ -46,6 +52,8 @@ def _checksums(model_dir: Path, family: Family) -> str:
             raise CheckpointError(str(error)) from None
         if recorded is not None:
             return f"all as recorded, of {recorded.repo_id} at {recorded.commit}"
+        if is_own:
+            return "none to compare with, for it is no release"
         found = compare(model_dir, RELEASED[family.name], lambda name: waiting.goes_on(f"checksum of {name}"))
     release = f"{found.release.repo_id} at {found.release.commit[:7]}"
     if not found.different:

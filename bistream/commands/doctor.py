@@ -1,5 +1,6 @@
 """Examines a model directory before it is served: its files, and what 16 bit costs each of its networks.
 
+    bistream doctor assets/voice
     bistream doctor /models/CosyVoice2-0.5B
     bistream doctor /models/CosyVoice2-0.5B --text "A longer sentence." --output doctor.wav
 
@@ -115,7 +116,7 @@ def _examine_language_model(
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model_dir", type=Path, metavar="MODEL_DIR", help="the directory of CosyVoice2-0.5B or Fun-CosyVoice3-0.5B-2512")
+    parser.add_argument("model_dir", type=Path, nargs="?", metavar="MODEL_DIR", help="the directory of a checkpoint")
     parser.add_argument("--text", default=TEXT, help="what to speak (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="auto (default) | cpu | cuda | cuda:N")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of language model and flow; auto: what the server uses on a GPU")
@@ -146,7 +147,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.model_dir is None:
+        parser.error(
+            "name the model directory: assets/voice, which ships with bistream, or that of a checkpoint; "
+            "`bash run.sh 0 0` downloads CosyVoice2-0.5B, with FAMILY=cosyvoice3 Fun-CosyVoice3-0.5B-2512"
+        )
     try:
         run(options)
     except BistreamError as error:

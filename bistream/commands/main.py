@@ -67,14 +67,13 @@ def _run(words: list[str]) -> int:
         return EXIT_USAGE
     sys.argv[0] = f"bistream {words[0]}"  # the program's name in the messages of argparse
     try:
-        module = import_module(command.module)
+        code: int = import_module(command.module).main(words[1:])
+        return code
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("bistream"):
             raise
         print(f"error: The package {error.name} is not installed; run in the checkout: pip install '.[{command.extra}]'", file=sys.stderr)
         return EXIT_USAGE
-    code: int = module.main(words[1:])
-    return code
 
 
 def _help() -> str:

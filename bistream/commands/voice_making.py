@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import soundfile
 from tokenizers import decoders
 
 from bistream.checkpoint import QWEN_DIRECTORY, find_file, read_config
 from bistream.checkpoint_files import family_of
-from bistream.client.audio import read_reference
+from bistream.client import audio
+from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
@@ -21,6 +22,7 @@ from bistream.text.tokenizer import TextTokenizer
 from bistream.token2mel.checks import check_prompt
 from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
+from bistream.voice.conditioning import condition_reference, speech_of
 from bistream.voice.reference_audio import check_reference_audio
 from bistream.voice.registry import VoiceRegistry
 from bistream.voice.speaker_encoder import SpeakerEncoder
@@ -28,35 +30,51 @@ from bistream.voice.speech_tokenizer import SpeechTokenizer
 from bistream.voice.spk2info import read_spk2info
 
 
-def add_recording(model_dir: Path, registry: VoiceRegistry, speaker_id: str, path: Path, transcript: str) -> None:
-    """Register the voice of a recording. Raises ``BistreamError``."""
+@dataclass(frozen=True)
+class Spoken:
+    """A recording with its transcript. is_raw: taken as it comes."""
+
+    path: Path
+    transcript: str
+    is_raw: bool = False
+
+
+def add_recording(model_dir: Path, registry: VoiceRegistry, speaker_id: str, recording: Spoken, tell: Callable[[str], None]) -> None:
+    """Register the voice of a recording. tell: what could be better about it, sentences. Raises ``BistreamError``."""
     check_speaker_id(speaker_id)
-    voice = analyse(model_dir, path, transcript)
+    voice = analyse(model_dir, recording, tell)
     check_prompt(voice, read_config(model_dir).flow)
     registry.save(speaker_id, voice)
 
 
-def analyse(model_dir: Path, path: Path, transcript: str) -> VoicePrompt:
+def analyse(model_dir: Path, recording: Spoken, tell: Callable[[str], None]) -> VoicePrompt:
     """The voice of a recording. Raises ``BistreamError``."""
-    if not transcript.strip():
+    transcript = recording.transcript.strip()
+    if not transcript:
         raise InvalidInputError("The transcript is empty; give the words of the recording with --reference-text.")
-    waveform = check_reference_audio(read_recording(path), None, RuntimeConfig())
+    config = RuntimeConfig(condition_recordings=not recording.is_raw)
+    waveform = check_reference_audio(read_recording(recording.path), None, config)
+    for sentence in advice(waveform if recording.is_raw else speech_of(waveform, config), transcript):
+        tell(sentence)
+    waveform = condition_reference(waveform, config)
     with Waiting("1 of 2: speech tokens") as waiting:
         tokens = SpeechTokenizer.from_model_dir(model_dir).tokens(waveform)
         waiting.goes_on("2 of 2: speaker embedding")
         embedding = SpeakerEncoder.from_model_dir(model_dir).embedding(waveform)
-    return build_voice_prompt(waveform, transcript.strip(), tokens, embedding, family_of(model_dir).mel_high_hz)
+    return build_voice_prompt(waveform, transcript, tokens, embedding, family_of(model_dir).mel_high_hz)
 
 
 def read_recording(path: Path) -> FloatArray:
     """An audio file of at least 16 kHz as float32 [N] at 16 kHz, channels averaged. Raises ``InvalidInputError``."""
     try:
-        recording = read_reference(path)
+        recording = audio.read_recording(path)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
-    if (rate := soundfile.info(path).samplerate) < REFERENCE_SAMPLE_RATE:
-        raise InvalidInputError(f"{path} has {rate} samples per second; record at {REFERENCE_SAMPLE_RATE} or more.")
-    return recording
+    if recording.source_rate < REFERENCE_SAMPLE_RATE:
+        raise InvalidInputError(
+            f"{path} has {recording.source_rate} samples per second, as over a telephone; record at {REFERENCE_SAMPLE_RATE} or more."
+        )
+    return recording.samples
 
 
 def text_decoder(model_dir: Path) -> Callable[[Sequence[int]], str]:

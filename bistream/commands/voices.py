@@ -1,10 +1,11 @@
 """Registered voices, which callers name by speaker_id instead of sending a recording. A running server finds changes by itself.
 
-    bistream voices add anna --model-dir CosyVoice2-0.5B --voices-dir voices --reference-audio anna.wav --reference-text "What she says."
-    bistream voices add --model-dir CosyVoice2-0.5B --voices-dir voices --import-spk2info CosyVoice2-0.5B/spk2info.pt
-    bistream voices list --voices-dir voices
-    bistream voices remove anna --voices-dir voices
+    bistream voices add anna --model-dir CosyVoice2-0.5B --reference-audio anna.wav --reference-text "What she says."
+    bistream voices add --model-dir CosyVoice2-0.5B --import-spk2info CosyVoice2-0.5B/spk2info.pt
+    bistream voices list
+    bistream voices remove anna
 
+The recording is trimmed to its speech; what could be better about it is said on the standard error.
 Exit codes: 0 done, 1 not, for the reason in the last line.
 """
 
@@ -16,10 +17,10 @@ from pathlib import Path
 
 from bistream.errors import BistreamError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
-from bistream.voice.made_with import voice_fingerprint
 from bistream.voice.registry import VoiceRegistry
 
 EXIT_OK, EXIT_FAILED = 0, 1
+VOICES_DIR = Path("voices")  # that of run.sh
 
 
 def _rename(text: str) -> tuple[str, str]:
@@ -38,11 +39,14 @@ def make_parser() -> argparse.ArgumentParser:
     add.add_argument("--reference-text", help="what is said in it")
     add.add_argument("--import-spk2info", type=Path, metavar="FILE", help="all speakers of upstream's spk2info.pt instead")
     add.add_argument("--rename", type=_rename, action="append", default=[], metavar="OLD=NEW", help="other id for an imported speaker")
+    add.add_argument("--raw", action="store_true", help="take the recording as it comes: no trimming, any sound")
     list_ = verbs.add_parser("list", help="the registered voices, with seconds and words of their recordings")
     remove = verbs.add_parser("remove", help="forget a voice; running sessions keep it")
     remove.add_argument("speaker_id", metavar="SPEAKER_ID")
     for verb in (add, list_, remove):
-        verb.add_argument("--voices-dir", type=Path, required=True, metavar="DIR", help="directory of voices: voices_dir of the server")
+        verb.add_argument(
+            "--voices-dir", type=Path, default=VOICES_DIR, metavar="DIR", help="voices_dir of the server (default: %(default)s)"
+        )
         verb.add_argument(
             "--model-dir",
             type=Path,
@@ -66,19 +70,32 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 
 
 def _add(options: argparse.Namespace, registry: VoiceRegistry) -> None:
-    from bistream.commands.voice_making import add_recording, add_speakers  # noqa: PLC0415  (loads torch, which the other verbs do without)
+    from bistream.commands.voice_making import Spoken, add_recording, add_speakers  # noqa: PLC0415  (loads torch)
 
     if options.import_spk2info is not None:
         speaker_ids = add_speakers(options.model_dir, registry, options.import_spk2info, dict(options.rename))
     else:
-        add_recording(options.model_dir, registry, options.speaker_id, options.reference_audio, options.reference_text)
+        recording = Spoken(options.reference_audio, options.reference_text, options.raw)
+        add_recording(options.model_dir, registry, options.speaker_id, recording, lambda sentence: _warn(recording.path, sentence))
         speaker_ids = [options.speaker_id]
     for speaker_id in speaker_ids:
         print(f"{speaker_id}: {_seconds(registry, speaker_id):.2f} s of prompt in {options.voices_dir}")
 
 
+def _warn(path: Path, sentence: str) -> None:
+    print(f"warning: {path}: {sentence}", file=sys.stderr)
+
+
 def _seconds(registry: VoiceRegistry, speaker_id: str) -> float:
-    return registry.load(speaker_id).speech_tokens.shape[0] / SPEECH_TOKENS_PER_SECOND
+    return registry.recorded(speaker_id)[1] / SPEECH_TOKENS_PER_SECOND
+
+
+def _open(options: argparse.Namespace) -> VoiceRegistry:
+    if options.model_dir is None:
+        return VoiceRegistry(options.voices_dir)
+    from bistream.voice.made_with import voice_fingerprint  # noqa: PLC0415  (needs the server's packages)
+
+    return VoiceRegistry(options.voices_dir, voice_fingerprint(options.model_dir))
 
 
 def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
@@ -87,7 +104,7 @@ def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
         print(f"no voice is registered in {options.voices_dir}; add one with: bistream voices add", file=sys.stderr)
     for speaker_id in speaker_ids:
         try:
-            print(f"{speaker_id}: {_seconds(registry, speaker_id):.2f} s, {registry.load(speaker_id).prompt_text!r}")
+            print(f"{speaker_id}: {_seconds(registry, speaker_id):.2f} s, {registry.recorded(speaker_id)[0]!r}")
         except BistreamError as error:
             print(f"{speaker_id}: {error.sentence}")
 
@@ -97,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     _check(parser, options)
     try:
-        registry = VoiceRegistry(options.voices_dir, voice_fingerprint(options.model_dir) if options.model_dir else None)
+        registry = _open(options)
         if options.verb == "add":
             _add(options, registry)
         elif options.verb == "list":

@@ -47,6 +47,7 @@ from bistream.reference_tone import recording
 from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
+from bistream.voice.conditioning import condition_reference
 from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.wire_arrays import Arrays, scalar_array, text_array
 
@@ -109,10 +110,11 @@ class GoldenCheck:
 
 @dataclass(frozen=True)
 class _Form:
-    """Settings of a repository that the utterance follows. mel_high_hz: as of ``build_voice_prompt``."""
+    """Settings of a repository that the utterance follows. mel_high_hz: as of ``build_voice_prompt``. front_door: of recordings."""
 
     mel_high_hz: float
     hop_policy: HopPolicy
+    front_door: RuntimeConfig
 
     @classmethod
     def of(cls, parameters: Parameters) -> _Form:
@@ -120,7 +122,8 @@ class _Form:
         defaults, values = RuntimeConfig(), parameters[COSYVOICE2_BISTREAM.name]
         first, most = (int(values.get(name, getattr(defaults, name))) for name in HOP_SETTINGS)
         family = family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
-        return cls(family.mel_high_hz, HopPolicy(first_hop_tokens=first, max_chunks=most))
+        recordings = {name: values[name] for name in ("condition_recordings", "min_reference_s", "max_reference_s") if name in values}
+        return cls(family.mel_high_hz, HopPolicy(first_hop_tokens=first, max_chunks=most), RuntimeConfig.from_strings(recordings))
 
 
 def _tiers(server: TritonServer) -> str:
@@ -163,7 +166,7 @@ def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: boo
 def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden, str | None]:
     """The utterance, and why it cannot be right. base: its outputs are the inputs of the next stages, else those of this run.
     form: of the repository."""
-    wav = recording()
+    wav = condition_reference(recording(), form.front_door)
     with phase("golden utterance: voice"):
         voice_tokens: IntArray = _one(stream.ask(AUDIO_TOKENIZER, {"reference_wav": wav.reshape(1, -1)}), "prompt_speech_tokens")
         embedding: FloatArray = _one(stream.ask(SPEAKER_EMBEDDING, {"reference_wav": wav.reshape(1, -1)}), "prompt_spk_embedding")

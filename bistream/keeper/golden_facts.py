@@ -27,6 +27,7 @@ CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
 }
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
 HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front door: how it cuts a whole text, which the audio follows
+_FRONT_DOOR_SETTINGS = (*HOP_SETTINGS, "condition_recordings")
 _ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer", "speaker_encoder")
 _PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
 _PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
@@ -55,7 +56,7 @@ def checkpoint(parameters: Parameters) -> Fingerprint:
         facts[model] = files_hash(folder, [name for name in names if (folder / name).is_file()])
         facts |= {f"{model} {name}": values[name] for name in _RESULT_SETTINGS if name in values}
     front_door = parameters.get(COSYVOICE2_BISTREAM.name, {})
-    facts |= {f"{COSYVOICE2_BISTREAM.name} {name}": front_door[name] for name in HOP_SETTINGS if name in front_door}
+    facts |= {f"{COSYVOICE2_BISTREAM.name} {name}": front_door[name] for name in _FRONT_DOOR_SETTINGS if name in front_door}
     return Fingerprint(facts)
 
 

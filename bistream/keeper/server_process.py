@@ -130,7 +130,7 @@ class TritonServer:
         assert self._process is not None
         return self._process.pid
 
-    def start(self, should_stop: Callable[[], bool] = never) -> None:
+    def start(self, should_stop: Callable[[], bool] = never, clock: Callable[[], float] = time.monotonic) -> None:
         """Returns when every model is loaded. Raises ``ServerError``, or ``Interrupted``; nothing is left running then."""
         sweep_shared_memory()
         self._check_ports()
@@ -139,7 +139,7 @@ class TritonServer:
         try:
             self._claim = SharedMemoryClaim()
             self._spawn(self._claim, libraries, self._log)
-            self._wait_until_ready(should_stop)
+            self._wait_until_ready(should_stop, clock)
             assert self._pulse is not None
             self._pulse.settle()
             control = ModelControl(self.http_url, self._key, self.settings.start_timeout_s)
@@ -275,8 +275,8 @@ class TritonServer:
             environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")]))
         return environment
 
-    def _wait_until_ready(self, should_stop: Callable[[], bool]) -> None:
-        deadline, is_hidden = time.monotonic() + self.settings.start_timeout_s, False
+    def _wait_until_ready(self, should_stop: Callable[[], bool], clock: Callable[[], float]) -> None:
+        deadline, is_hidden = clock() + self.settings.start_timeout_s, False
         while not is_ready(self.http_url):
             if not is_hidden and self.log_tail(1):  # it logs, so it has read its arguments
                 is_hidden = hide_argument(self.pid, self._key) or self.exit_code() is None
@@ -286,7 +286,7 @@ class TritonServer:
                 raise start_failure(self.log_tail(LINES_OF_A_FAILURE), self.exit_code())
             if should_stop():
                 raise Interrupted
-            if time.monotonic() > deadline:
+            if clock() > deadline:
                 raise ServerError(
                     f"The server was not ready after {self.settings.start_timeout_s:.0f} s; its log ends with:\n{self.log_tail()}"
                 )

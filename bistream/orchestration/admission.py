@@ -16,24 +16,31 @@ from bistream.limits import (
     check_text_length,
     check_text_normalization,
     count_characters,
+    is_instruction,
 )
+from bistream.model_card import ModelCard
 from bistream.orchestration.ports import BistreamRequest, SessionKey
 from bistream.orchestration.text_position import SpokenEffort
 from bistream.refusals import not_utf8, nothing_to_speak, text_has_ended
+from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.types import FloatArray, Sampling, VoicePrompt
 from bistream.voice.reference_audio import check_reference_audio
+
+DEFAULT_CARD = ModelCard()
 
 
 class TextLedger:
     """Counts and checks the text of one session. A refused piece leaves it as it was."""
 
-    def __init__(self, max_chars: int) -> None:
+    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset()) -> None:
+        """languages: of the checkpoint, as in ``ModelCard``."""
         self._max_chars = max_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._chars = 0
         self.speakable_characters = 0  # up to the last piece that brought something to speak
         self._speakable = SpeakableText()
+        self._scripts = ScriptGuard(languages)
         self._ended = False
         self.effort = SpokenEffort()  # of what was accepted
 
@@ -54,18 +61,19 @@ class TextLedger:
         if self._ended:
             raise text_has_ended()
         state = self._decoder.getstate()
-        speakable = self._speakable.copy()
+        speakable, scripts = self._speakable.copy(), self._scripts.copy()
         try:
             text = self._decode(piece, is_end)
             check_text_length(self._chars + count_characters(piece), self._max_chars)
             is_speakable = speakable.push(text, is_end)
+            scripts.push(text, is_end)
             if is_end and not speakable.has_content:
                 raise nothing_to_speak()
         except InvalidInputError:
             self._decoder.setstate(state)
             raise
         self._chars += count_characters(piece)
-        self._speakable = speakable
+        self._speakable, self._scripts = speakable, scripts
         if is_speakable:
             self.speakable_characters = self._chars
         self.effort.push(text)
@@ -115,7 +123,7 @@ class SessionStart:
     text_normalization: str | None = None
 
 
-def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart:
+def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard = DEFAULT_CARD) -> SessionStart:
     """Raise ``InvalidInputError`` for anything wrong with the request except its text (``TextLedger``) and an unknown speaker."""
     if request.session_id is None and not request.is_end:
         raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
@@ -137,7 +145,7 @@ def check_start(request: BistreamRequest, config: RuntimeConfig) -> SessionStart
         speed=speed,
         offline=request.offline or speed != 1.0,
         reference_hash=request.reference_hash,
-        instruct_text=_check_instruction(request, config),
+        instruct_text=_check_instruction(request, config, card),
         is_cross_lingual=request.is_cross_lingual,
         source_wav=_check_source(request, config),
         text_normalization=request.text_normalization,
@@ -151,7 +159,7 @@ def check_append(request: BistreamRequest) -> None:
         raise InvalidInputError("The voice of a session is set by its first request; send later pieces without it.")
     if request.source_wav is not None:
         raise InvalidInputError("source_wav is sent whole; start a session with it.")
-    if request.instruct_text is not None or request.is_cross_lingual:
+    if _instruction(request) or request.is_cross_lingual:
         raise InvalidInputError(
             "instruct_text and is_cross_lingual belong to the first request of a session; send later pieces without them."
         )
@@ -194,18 +202,24 @@ def _check_reference(request: BistreamRequest, config: RuntimeConfig) -> tuple[F
     return check_reference_audio(request.reference_wav, request.reference_wav_len, config), text
 
 
-def _check_instruction(request: BistreamRequest, config: RuntimeConfig) -> str:
-    text = _decode("instruct_text", request.instruct_text)
-    if request.instruct_text is not None and not text.strip():
-        raise InvalidInputError("instruct_text is empty; say in it how to speak, or leave it out.")
+def _check_instruction(request: BistreamRequest, config: RuntimeConfig, card: ModelCard) -> str:
+    text = _instruction(request)
+    if text and not card.can_be_instructed:
+        raise InvalidInputError("This checkpoint takes no instructions and would read them aloud; leave instruct_text out.")
     check_instruction_length(len(text), config.max_text_chars)
     return text
+
+
+def _instruction(request: BistreamRequest) -> str:
+    """Empty for none."""
+    text = _decode("instruct_text", request.instruct_text)
+    return text if is_instruction(text) else ""
 
 
 def _check_source(request: BistreamRequest, config: RuntimeConfig) -> FloatArray | None:
     if request.source_wav is None:
         return None
-    if request.target_text or request.instruct_text is not None:
+    if request.target_text or _instruction(request):
         raise InvalidInputError("source_wav brings the words and how they are spoken; leave target_text and instruct_text out.")
     if not request.is_end:
         raise InvalidInputError("source_wav is sent whole, in one request; send it with is_end true.")

@@ -17,6 +17,7 @@ from bistream.types import VoicePrompt
 from bistream.voice.made_with import open_registry
 from bistream.voice.registry import VoiceRegistry
 from bistream.voice.spk2info import DecodeText, read_presets
+from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,13 @@ class NamedVoices:
     def preset_ids(self) -> list[str]:
         """In the order of the file. Raises ``CheckpointError`` for one that cannot be read."""
         return list(self._read_presets())
+
+    def listed(self, default: str) -> list[ListedVoice]:
+        """The default first, then the presets, then those registered. default: a name, perhaps of no voice. Raises ``CheckpointError``."""
+        registered = self.registered_ids()
+        kinds = {name: PRESET for name in self.preset_ids() if name not in registered} | dict.fromkeys(registered, REGISTERED)
+        voices = [ListedVoice(name, kind, name == default) for name, kind in kinds.items()]
+        return sorted(voices, key=lambda voice: not voice.is_default)
 
     def __contains__(self, speaker_id: str) -> bool:
         return speaker_id in self._registry.speaker_ids() or speaker_id in self._read_presets()

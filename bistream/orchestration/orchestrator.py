@@ -12,7 +12,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from bistream.errors import (
 )
 from bistream.limits import check_session_id, check_session_secret
 from bistream.metrics.recorder import Recorder
+from bistream.model_card import read_model_card
 from bistream.orchestration.admission import SessionStart, TextLedger, check_append, check_start
 from bistream.orchestration.event_loop import EventLoop
 from bistream.orchestration.hop_policy import HopPolicy
@@ -40,6 +41,7 @@ from bistream.orchestration.speaking import SessionRun
 from bistream.orchestration.voices import Voices
 from bistream.orchestration.watcher import Watcher
 from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down
+from bistream.voice_list import ListedVoice
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class Orchestrator:
         recorder: Recorder | None = None,
     ) -> None:
         self._config = config
+        self._card = read_model_card(config.model_dir)
         self._clock = clock
         self._metrics = SessionMetrics(recorder or Recorder())
         self._ids = random.Random(os.urandom(32))
@@ -137,8 +140,8 @@ class Orchestrator:
             if request.key is None:
                 raise InvalidInputError("session_id is missing; send the id of a started session.")
             return CheckedRequest(request)
-        start = check_start(request, self._config)
-        text = TextLedger(self._config.max_text_chars)
+        start = check_start(request, self._config, self._card)
+        text = TextLedger(self._config.max_text_chars, self._card.languages)
         if start.source_wav is None:
             text.accept(start.text, start.is_end)
         else:
@@ -209,6 +212,24 @@ class Orchestrator:
             self._ended.discard(session.key)
         self._open[session.port_id] = run
         self._sessions_changed.set()
+
+    def tell_voices(self, tell: Callable[[Sequence[ListedVoice]], None], fail: Callable[[BistreamError], None]) -> None:
+        """Those that requests may name, the default first. Returns at once; a helper calls one of the two."""
+
+        def look() -> None:
+            try:
+                voices = self._services.voices.listed()
+            except Exception as error:
+                logger.error("the voices could not be listed", exc_info=error)
+                fail(
+                    error
+                    if isinstance(error, BistreamError)
+                    else EngineError("The server could not list its voices; its log has the reason.")
+                )
+            else:
+                tell(voices)
+
+        self._helpers.submit(look)
 
     # Called by the sessions
 

@@ -112,7 +112,7 @@ class BistreamRequest:
     instruct_text: UTF-8, how to speak, such as a dialect or an emotion. is_cross_lingual: the transcript of the voice is left aside, as for
     a recording without one.
     source_wav: a recording as reference_wav, whose words are spoken in the voice, instead of a text (voice conversion).
-    text_normalization: off, auto, zh or en; None: the server's.
+    text_normalization: of ``wire.TEXT_NORMALIZATIONS``; None: the server's.
     session_secret: makes the session unknown to requests that do not carry the same.
     """
 

@@ -1,4 +1,4 @@
-"""The voice of a session: a named one, or made from the reference recording by the voice port. Cached by content.
+"""The voice of a session: a named one, or made from the conditioned reference recording by the voice port. Cached by content.
 
 A request never blocks for an analysis: the session waits for its future, or abandons it when the session ends.
 """
@@ -22,6 +22,8 @@ from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.analyses import Analyses, Analysis
 from bistream.voice.build import join_voice_prompt
 from bistream.voice.cache import VoiceCache
+from bistream.voice.conditioning import check_source, condition_reference
+from bistream.voice_list import ListedVoice
 
 logger = logging.getLogger(__name__)
 Part = TypeVar("Part")
@@ -41,6 +43,7 @@ class Voices:
 
     def __init__(self, config: RuntimeConfig, port: VoicePort) -> None:
         self._port = port
+        self._config = config
         self._named = open_voices(config)
         self._cache = VoiceCache(config.voice_cache_size)
         self._analyses = Analyses(config.max_voice_analyses)
@@ -48,6 +51,10 @@ class Voices:
             logger.info("no voice is registered in voices_dir %s; register one with bistream voices add", config.voices_dir)
         if config.default_speaker_id and config.default_speaker_id not in self._named:
             logger.warning("default_speaker_id %r is not registered; requests without a voice will fail", config.default_speaker_id)
+
+    def listed(self) -> list[ListedVoice]:
+        """Those with a name, the default first. Blocks while files are read; raises ``CheckpointError``."""
+        return self._named.listed(self._config.default_speaker_id)
 
     def find(self, start: SessionStart) -> SessionStart:
         """With the voice, where the start has only its hash. Raises ``UnknownVoiceError``.
@@ -84,7 +91,7 @@ class Voices:
         """Speech tokens int32 [T] of the recording to convert. Raises ``BusyError``; the port's errors come from the future."""
         source = start.source_wav
         assert source is not None, "a start of voice conversion"
-        analysis = self._analyses.request(f"source:{reference_hash(source, '')}", lambda: self._port.prompt_speech_tokens(source))
+        analysis = self._analyses.request(f"source:{reference_hash(source, '')}", lambda: self._source_tokens(source))
         return Requested(analysis.future, analysis)
 
     def abandon(self, request: Requested[Any]) -> None:
@@ -98,13 +105,20 @@ class Voices:
             logger.error("the analysis of a recording does not end: a model does not answer")
 
     def _analyse(self, key: str, waveform: FloatArray, transcript: str) -> VoicePrompt:
-        """Both models at the same time. What they compute they compute in their processes: this one has other sessions to serve."""
+        """Both models at the same time. What they compute they compute in their processes: this one has other sessions to serve.
+
+        key: of the recording as it was sent."""
+        waveform = condition_reference(waveform, self._config)
         with ThreadPoolExecutor(1, thread_name_prefix="bistream-voice-part") as pool:  # waits for it at its end, also after an error
             tokens = _submit(pool, self._port.prompt_speech_tokens, waveform)
             speaker = self._port.speaker_features(waveform)
         voice = join_voice_prompt(transcript, speaker.mel, tokens.result(), speaker.embedding)
         self._cache.put(key, voice)
         return voice
+
+    def _source_tokens(self, source: FloatArray) -> IntArray:
+        check_source(source, self._config)
+        return self._port.prompt_speech_tokens(source)
 
 
 def _submit(pool: ThreadPoolExecutor, work: Callable[[FloatArray], Part], waveform: FloatArray) -> Future[Part]:

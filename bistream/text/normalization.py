@@ -12,18 +12,21 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from bistream.errors import InvalidInputError
-from bistream.text.front_end import between_tokens, contains_chinese, replace_corner_mark, spell_out_number
-from bistream.text.spans import Language, Span, SpanCutter
+from bistream.text.chinese_readers import read_chinese
+from bistream.text.english_readers import read_address, read_english
+from bistream.text.front_end import between_tokens, contains_chinese, replace_corner_mark
+from bistream.text.reading_context import Language, kind_of
+from bistream.text.span_words import is_electronic
+from bistream.text.spans import Span, SpanCutter
 
 logger = logging.getLogger(__name__)
 
-ReadOut = Callable[[str, Language], str]  # an expression as it is spoken
+ReadOut = Callable[..., str]  # an expression, its language, and the kind of the words before it where they have one: as it is spoken
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,12 @@ class TextNormalizer:
         return [one for span in self._cutter.finish() for one in self._normalized(span)]
 
     def _normalized(self, span: Span) -> list[NormalizedCharacter]:
-        spoken = span.text if span.language is None else self._read_out(span.text, span.language)
+        spoken = span.text if span.language is None else self._read(span.text, span.language, span.before)
         return aligned(span.text, spoken if spoken.strip() else span.text)
+
+    def _read(self, text: str, language: Language, before: str) -> str:
+        kind = kind_of(before, language)
+        return self._read_out(text, language, kind) if kind else self._read_out(text, language)
 
 
 def aligned(source: str, spoken: str) -> list[NormalizedCharacter]:
@@ -119,32 +126,20 @@ def load_read_out() -> ReadOut:
     by_language = {"zh": Normalizer(lang="zh", operator="tn"), "en": Normalizer(lang="en", operator="tn")}
     lock = threading.Lock()  # the library does not say that it is safe to use from several threads
 
-    @functools.lru_cache(maxsize=READ_OUT_CACHE)
-    def read_out(expression: str, language: Language) -> str:
-        prepared = _PREPARE[language](expression)
+    def grammar(language: Language, part: str) -> str:
         try:
             with lock:
-                spoken = by_language[language].normalize(prepared)
+                spoken = by_language[language].normalize(part)
+            return replace_corner_mark(spoken) if language == "zh" else spoken
         except Exception as error:  # its grammars have no path for some texts, and it says so by an assertion
-            logger.debug("an expression of %d characters was not normalised: %r", len(expression), error)
-            spoken = prepared
-        return replace_corner_mark(spoken) if language == "zh" else spell_out_number(spoken)
+            logger.debug("a part of %d characters was not normalised: %r", len(part), error)
+            return ""
+
+    @functools.lru_cache(maxsize=READ_OUT_CACHE)
+    def read_out(expression: str, language: Language, kind: str = "") -> str:
+        if is_electronic(expression):
+            return read_address(expression)
+        read = read_chinese if language == "zh" else read_english
+        return read(expression, kind, functools.partial(grammar, language))
 
     return read_out
-
-
-_GROUPED = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_DECADE = re.compile(r"\b(1[1-9]|20)([1-9]0)s\b")
-
-
-def _prepare_chinese(expression: str) -> str:
-    """The Chinese grammar reads each group of 1,234,567 as a number of its own."""
-    return _GROUPED.sub(lambda match: match[0].replace(",", ""), expression)
-
-
-def _prepare_english(expression: str) -> str:
-    """The English one takes the 1990s for 1990 seconds, and raises on blanks in a row."""
-    return _DECADE.sub(r"\1 \2s", " ".join(expression.split()))
-
-
-_PREPARE: dict[Language, Callable[[str], str]] = {"zh": _prepare_chinese, "en": _prepare_english}

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Literal
 
+from bistream.text.reading_context import REMEMBERED_CHARS, Language, is_counted_in_roman
 from bistream.text.span_words import (
     CHINESE_JOINERS,
     MAX_JOINED_IDEOGRAPHS,
@@ -25,25 +25,32 @@ from bistream.text.span_words import (
     is_electronic,
     is_joiner,
     is_number_like,
+    opens_number,
 )
 
-Language = Literal["zh", "en"]
 MAX_HELD_CHARS = 64  # longer expressions (most are addresses) are cut; bounds the wait and the time of one call to the library
 _SEPARATORS = frozenset('"<>\\`')  # never part of a word
-_OPENING = "'([{*_"  # before a word and not part of it
+_OPENING = "'[{*_"  # before a word and not part of it
+_MAY_OPEN_NUMBER = frozenset("(（<>")  # part of what follows if that is a number, else as those above
+_BEGINS_NUMBER = frozenset("+-=.$€£¥￥")
+_AREA_CODE = re.compile(r"[(（]\+?\d{1,5}[)）]")
+_DASHES = frozenset("–—‒‑")
+_DRIVE = re.compile(r"[A-Za-z]:(?:\\|\Z)")
+_OPEN_END = re.compile(r"\s+[-–—−~/×*÷+=<>]+\Z")  # a mark that no number followed
 _NO_BEGINNING = _SEPARATORS | frozenset(_OPENING)
 _CLOSING = "')]}*_"  # after a word and not part of it
-_TAIL = re.compile(rf"[{re.escape(_CLOSING)}][{re.escape(_CLOSING)}.,;:!?]*\Z")
+_TAIL = re.compile(rf"[{re.escape(_CLOSING)}–—-][{re.escape(_CLOSING)}.,;:!?–—-]*\Z")
 _SENTENCE_ENDS = "。！？!?\n"
-_WIDE_NUMBER_SIGNS = "：．％＋－／＝～＄"  # full-width signs that stand inside numbers
+_WIDE_NUMBER_SIGNS = "：．％＋－／＝～＄‰"  # full-width signs that stand inside numbers
 
 
 @dataclass(frozen=True)
 class Span:
-    """language: None: read as written."""
+    """language: None: read as written. before: of an expression: the end of the text before it."""
 
     text: str
     language: Language | None = None
+    before: str = ""
 
 
 class SpanCutter:
@@ -58,10 +65,13 @@ class SpanCutter:
         self._blank = ""  # after the expression
         self._joined = 0  # ideographs at the end of the expression
         self._out: list[Span] = []
+        self._before = ""  # the end of what has left
 
     def push(self, character: str) -> list[Span]:
         """The spans that this character decides; together they are the text without what is held back."""
-        if _is_word_character(character, self._word):
+        if self._word in _MAY_OPEN_NUMBER and not (character.isnumeric() or character in _BEGINS_NUMBER):
+            self._end_word()
+        if _is_word_character(character, self._word, bool(self._expression)):
             self._word += character
         else:
             self._end_word()
@@ -81,13 +91,18 @@ class SpanCutter:
         taken, self._out = self._out, []
         return taken
 
+    def _emit(self, text: str, language: Language | None = None) -> None:
+        if text:
+            self._out.append(Span(text, language, self._before if language else ""))
+            self._before = (self._before + text)[-REMEMBERED_CHARS:]
+
     def _take_separator(self, character: str) -> None:
         """A blank, an ideograph, a letter of another script or punctuation of its own."""
         if character.isspace() and character != "\n":
             if self._expression:
                 self._blank += character
             else:
-                self._out.append(Span(character))
+                self._emit(character)
             return
         if _is_ideograph(character):
             if self._expression and character in CHINESE_JOINERS and self._joined < MAX_JOINED_IDEOGRAPHS:
@@ -99,7 +114,7 @@ class SpanCutter:
         elif character.isalpha():
             self._shown.add("other")
         self._close()
-        self._out.append(Span(character))
+        self._emit(character)
         if character in _SENTENCE_ENDS:
             self._end_sentence()
 
@@ -111,23 +126,29 @@ class SpanCutter:
         if is_electronic(word):
             self._close()
             bare = word.rstrip(_CLOSING + ".,;:!?")
-            self._out += [Span(bare, "en"), *_written(word[len(bare) :])]
-        elif is_short_form or is_number_like(word) or (self._expression and is_joiner(word)):
+            self._emit(bare, "en")
+            self._emit(word[len(bare) :])
+        elif self._is_of_expression(word, is_short_form):
             if is_short_form:
                 self._shown.add("en")
-            bare = _TAIL.sub("", word) or word
+            bare = word if _AREA_CODE.fullmatch(word) else _TAIL.sub("", word) or word
             self._extend(bare)
             if bare != word:  # a bracket or a mark of emphasis ends the expression
                 self._close()
-                self._out += _written(word[len(bare) :])
+                self._emit(word[len(bare) :])
         else:
             if any(character.isalpha() for character in word):
                 self._shown.add("en")
             self._close()
-            self._out.append(Span(word))
+            self._emit(word)
         if ends_clause(word):
             self._close()
             self._end_sentence()
+
+    def _is_of_expression(self, word: str, is_short_form: bool) -> bool:
+        if is_short_form or is_number_like(word) or opens_number(word):
+            return True
+        return is_joiner(word) if self._expression else is_counted_in_roman(word, self._before)
 
     def _extend(self, text: str) -> None:
         self._expression += self._blank + text
@@ -137,9 +158,10 @@ class SpanCutter:
     def _close(self) -> None:
         """Let the open expression go, and the blanks after it."""
         if self._expression:
-            self._out.append(Span(self._expression, self._language()))
-        if self._blank:
-            self._out.append(Span(self._blank))
+            bare = _OPEN_END.sub("", self._expression)
+            self._emit(bare, None if opens_number(bare) else self._language())
+            self._emit(self._expression[len(bare) :])
+        self._emit(self._blank)
         self._expression = self._blank = ""
         self._joined = 0
 
@@ -159,16 +181,20 @@ def _language_of(shown: set[str], previous: Language | None) -> Language | None:
     return "en" if "en" in shown else previous
 
 
-def _written(text: str) -> list[Span]:
-    return [Span(text)] if text else []
-
-
 def _is_ideograph(character: str) -> bool:
     return "\u3400" <= character <= "\u9fff" or "\U00020000" <= character <= "\U0002ffff"
 
 
-def _is_word_character(character: str, word: str) -> bool:
-    """Whether a character continues ``word`` (or begins one, where that is empty)."""
+def _is_word_character(character: str, word: str, is_open: bool) -> bool:
+    """Whether a character continues ``word`` (or begins one, where that is empty). is_open: an expression stands before it."""
+    if not word and character in _MAY_OPEN_NUMBER:
+        return True
+    if character == "\\":
+        return _DRIVE.match(word) is not None
+    if character == "）":
+        return _AREA_CODE.fullmatch(f"{word})") is not None
+    if character in _DASHES:
+        return (is_open and not word) or any(one.isnumeric() for one in word)
     if character.isascii():
         return character.isprintable() and not character.isspace() and character not in (_SEPARATORS if word else _NO_BEGINNING)
     if character in _WIDE_NUMBER_SIGNS:

@@ -7,8 +7,8 @@ whole text, with one exception that bounds how long text is held back (``WINDOW_
     bytes --UTF-8--> characters --special tokens--> plain text --NFC--> normalised text --pattern, BPE--> ids
           up to 3 bytes         up to 17 characters           one base with its marks    the undecided end
 
-Where the session asked for it, ``normalization.py`` reads out the plain text before NFC; it keeps up to 64 characters. Ids then
-equal those of the text as read out, and characters are still counted in the session's own text.
+Before NFC ``preparation.py`` makes the plain text fit to be spoken, unless the session asked for its raw text. Ids then equal those of the
+prepared text, and characters are still counted in the session's own text.
 
 **Unfinished runs of letters.** The pre-tokenizer's pattern does not limit a match: a Chinese paragraph without punctuation is
 one match, and speech must not wait for its end. Of a run of letters those tokens are taken that no continuation can change
@@ -32,7 +32,10 @@ from dataclasses import dataclass
 from bistream.errors import InvalidInputError
 from bistream.refusals import not_utf8
 from bistream.text.certain_tokens import Encoded
-from bistream.text.normalization import NormalizedCharacter, TextNormalizer
+from bistream.text.characters import RETRACT
+from bistream.text.normalization import NormalizedCharacter
+from bistream.text.preparation import TextPreparation
+from bistream.text.special_tokens import MARKS
 from bistream.text.tokenizer import TextTokenizer
 
 WINDOW_CHARS = 32
@@ -49,10 +52,14 @@ class TextToken:
 
 
 class TextIn:
-    def __init__(self, tokenizer: TextTokenizer, normalizer: TextNormalizer | None = None) -> None:
-        """normalizer: of the text between special tokens, of this text alone; None: the text is spoken as written."""
+    def __init__(self, tokenizer: TextTokenizer, preparation: TextPreparation | None = None) -> None:
+        """preparation: of the text between special tokens, of this text alone; None: the text is spoken as written.
+
+        has_speech: whether what has come so far, and is not held back, has a letter, a digit, or a token that stands for a sound.
+        """
+        self.has_speech = False
         self._tokenizer = tokenizer
-        self._normalizer = normalizer
+        self._preparation = preparation
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
         self._scanned = ""  # characters from the first possible start of a special token on
         self._segment = ""  # a base character and the following ones that may compose with it
@@ -60,6 +67,7 @@ class TextIn:
         self._normalized = ""  # normalised text whose tokens are not yet decided
         self._normalized_ends: list[int] = []  # per character of _normalized: characters of the session's text up to it
         self._num_segmented = 0  # characters of the session's text that have left _segment
+        self._before_blank = ""  # the last character of the prepared text that is none
         self._end_char = 0  # of the last token
         self._error: InvalidInputError | None = None
 
@@ -93,35 +101,59 @@ class TextIn:
             self._scanned = self._scanned[index:]
             if special is None:
                 break
-            self._finish_plain_text()
+            self._finish_plain_text(is_end=False)
             self._encode_normalized(tokens, closed=True)
             self._scanned = self._scanned[len(special) :]
             self._num_segmented += len(special)
             self._end_char = self._num_segmented
+            self.has_speech |= special not in MARKS
             tokens.append(TextToken(self._tokenizer.special_tokens[special], self._end_char))
         if final:
-            self._finish_plain_text()
+            self._finish_plain_text(is_end=True)
         self._encode_normalized(tokens, closed=final)
         return tokens
 
     def _add_plain_text(self, characters: str) -> None:
-        if self._normalizer is None:
+        if self._preparation is None:
             for character in characters:
                 self._add_character(character, 1)
         else:
-            self._add_spoken(self._normalizer.push(characters))
+            self._add_prepared(self._preparation.push(characters))
 
-    def _finish_plain_text(self) -> None:
-        if self._normalizer is not None:
-            self._add_spoken(self._normalizer.finish())
+    def _finish_plain_text(self, is_end: bool) -> None:
+        if self._preparation is not None:
+            rest = self._preparation.finish(is_end)
+            retracts = is_end and bool(rest) and rest[-1].character == RETRACT
+            self._add_prepared(rest[:-1] if retracts else rest)
+            if retracts:
+                self._retract_blank()
 
-    def _add_spoken(self, characters: list[NormalizedCharacter]) -> None:
+    def _add_prepared(self, characters: list[NormalizedCharacter]) -> None:
         for one in characters:
-            self._add_character(one.character, one.source_characters)
+            if one.character == RETRACT:
+                if self._before_blank.isalnum():
+                    self._retract_blank()
+            elif one.character:
+                self._add_character(one.character, one.source_characters)
+            elif self._segment:
+                self._segment_source += one.source_characters
+            else:
+                self._num_segmented += one.source_characters
+
+    def _retract_blank(self) -> None:
+        """At the end of what has come: it is undecided yet. What it covers is covered by the characters after it."""
+        if self._segment == " ":
+            self._num_segmented += self._segment_source
+            self._segment, self._segment_source = "", 0
+        elif not self._segment and self._normalized.endswith(" "):
+            self._normalized = self._normalized[:-1]
+            del self._normalized_ends[-1]
 
     def _add_character(self, character: str, source_characters: int) -> None:
         if self._segment and (starts_segment(character) or len(self._segment) == WINDOW_CHARS):
             self._close_segment()
+        self.has_speech = self.has_speech or character.isalnum()
+        self._before_blank = self._before_blank if character == " " else character
         self._segment += character
         self._segment_source += source_characters
         if is_complete(self._segment):

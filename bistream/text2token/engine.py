@@ -15,6 +15,7 @@ Contract, checked on every engine by one conformance suite:
   with CANCELLED or ERROR the session accepts no further turn (``UnknownSessionError``) and can only be closed;
 - ``close`` frees everything the session holds, is idempotent, and is the only way to free it; its turn in flight ends
   with CANCELLED;
+- a failure that belongs to one turn, or to its sink, ends that turn with ERROR, and no other;
 - when the engine itself fails, all turns in flight end with ERROR, ``healthy`` stays False, and ``open`` and
   ``turn`` raise ``EngineError``; after ``Engine.close`` they raise ``ShuttingDownError``.
 """
@@ -30,6 +31,7 @@ from bistream.checkpoint_config import LanguageModelConfig
 from bistream.family import COSYVOICE2, SpeechIds, SpeechRows
 
 FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."
+SEQUENCE_FAILED_SENTENCE = "The server failed while it worked on this session; try again."
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class SamplingSpec:
 
 
 class TurnSink(Protocol):
-    """Receives the output of one turn. Called from the engine's thread; must not block and must not raise."""
+    """Receives the output of one turn. Called from the engine's thread; must not block. If it raises, the turn ends with ERROR."""
 
     def on_ids(self, ids: Sequence[int]) -> None: ...
 
@@ -198,7 +200,7 @@ class Engine(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """False from the first failed step on: make a new engine or exit the process."""
+        """False once the engine itself has failed: make a new one or exit the process."""
 
     def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> EngineSequence:
         """Admit a session of at most ``max_ids`` positions.

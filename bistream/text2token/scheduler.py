@@ -15,13 +15,23 @@ and are ignored, as are ids of turns that were cancelled in the meantime.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 from bistream.errors import BusyError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.text2token.block_pool import BlockPool
-from bistream.text2token.engine import EngineStats, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult, TurnSink
+from bistream.text2token.engine import (
+    SEQUENCE_FAILED_SENTENCE,
+    EngineStats,
+    SamplingSpec,
+    TokenSpace,
+    TurnEnd,
+    TurnLimits,
+    TurnResult,
+    TurnSink,
+)
 from bistream.text2token.engine_settings import FEEDING_SHARE, EngineSettings
 from bistream.text2token.sequence import (
     INACTIVE,
@@ -36,6 +46,8 @@ from bistream.text2token.sequence import (
     TurnUpdate,
 )
 from bistream.text2token.urgency import Demand, StepShares
+
+logger = logging.getLogger(__name__)
 
 MIN_PARTIAL_IDS = 4  # copying a block pays off from this many ids on
 NOT_FINITE_SENTENCE = "The language model produced invalid numbers for this session; start it again."
@@ -53,6 +65,7 @@ class Scheduler:
         self._prompts: deque[SequenceRecord] = deque()
         self._starts: dict[int, TurnStart] = {}  # by slot: only the last one before a step takes effect
         self._copies: dict[int, int] = {}  # target block -> source block
+        self._failed: list[TurnUpdate] = []  # turns that could not be planned
         self._shares = StepShares(settings.max_ahead_s)
 
     # -- sessions and turns ------------------------------------------------------------------------------------------
@@ -108,7 +121,7 @@ class Scheduler:
         """End the turn in flight. Returns the update for its sink; ``None`` when there was no turn."""
         if sequence.turn is None:
             return None
-        return TurnUpdate(sequence.turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.CANCELLED)))
+        return TurnUpdate(sequence, sequence.turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.CANCELLED)))
 
     def close(self, sequence: SequenceRecord) -> TurnUpdate | None:
         """Cancel and free everything the sequence holds. Idempotent."""
@@ -122,10 +135,25 @@ class Scheduler:
         sequence.state = SequenceState.CLOSED
         return update
 
+    def fail(self, sequence: SequenceRecord) -> TurnUpdate | None:
+        """It can take no further turn, because its sink raised. Returns the update of the turn in flight, if any."""
+        if sequence.turn is not None:
+            return self._fail(sequence, sequence.turn, SEQUENCE_FAILED_SENTENCE)
+        if sequence.state is not SequenceState.CLOSED:
+            sequence.state = SequenceState.ENDED
+        return None
+
+    def fail_turns(self, turns: Sequence[tuple[SequenceRecord, RunningTurn]]) -> list[TurnUpdate]:
+        """They could not be computed; those that have not ended meanwhile end with ERROR. What they wrote is not shared."""
+        running = [(sequence, turn) for sequence, turn in turns if sequence.turn is turn]
+        for sequence, _ in running:
+            self.pool.forget(sequence.blocks)
+        return [self._fail(sequence, turn, SEQUENCE_FAILED_SENTENCE) for sequence, turn in running]
+
     def fail_all(self, sentence: str) -> list[TurnUpdate]:
         """The engine failed: every turn in flight ends with ERROR. Sessions stay open until they are closed."""
-        running = [sequence for sequence in self.sequences.values() if sequence.turn is not None]
-        return [self._fail(sequence, sentence) for sequence in running]
+        running = [(sequence, sequence.turn) for sequence in self.sequences.values() if sequence.turn is not None]
+        return [self._fail(sequence, turn, sentence) for sequence, turn in running]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -173,9 +201,11 @@ class Scheduler:
             segments=tuple(segments),
             sampling=tuple(sampling),
             is_short=is_short,
+            waiting=tuple((sequence, sequence.turn) for sequence in (*self._appending, *self._prompts) if sequence.turn is not None),
+            failed=tuple(self._failed),
         )
-        self._starts.clear()
-        self._copies.clear()
+        for changes in (self._starts, self._copies, self._failed):
+            changes.clear()
         return plan
 
     def apply(self, plan: StepPlan, head_rows: Sequence[int], places: Sequence[int] | None = None) -> list[TurnUpdate]:
@@ -187,13 +217,11 @@ class Scheduler:
         for (sequence, turn), head_row, place in zip(plan.sampling, head_rows, places or [-1] * len(head_rows), strict=True):
             if sequence.turn is not turn:
                 continue  # the turn has ended since the step was planned
-            assert head_row != INACTIVE, "the device ended a turn that is still running on the host"
-            if head_row == NOT_FINITE:
-                self.pool.forget(sequence.blocks)
-                updates.append(self._fail(sequence, NOT_FINITE_SENTENCE))
-            else:
-                update = self._take_id(sequence, turn, self.space.speech_offset + head_row)
+            try:
+                update = self._take_head_row(sequence, turn, head_row)
                 updates.append(update if place < 0 else replace(update, texts_left=len(sequence.texts) - 1 - place))
+            except Exception:
+                updates.append(self._fail_now(sequence, turn))
         return updates
 
     def stats(self) -> EngineStats:
@@ -237,7 +265,7 @@ class Scheduler:
             num_ids += match.num_partial
         turn.num_fed = sequence.next_position = num_ids
         sequence.prompt_ids, sequence.registering = turn.feed, True
-        sequence.num_registered = len(shared)
+        sequence.num_shared = len(shared)
         sequence.prefix_node = match.shared[-1] if match.shared else None
 
     def _reserved(self, num_waiting: int) -> int:
@@ -253,11 +281,17 @@ class Scheduler:
             left = [sequence for sequence in self._decoding if id(sequence) not in taken]
         self._decoding = deque([*left, *sequences])
         for sequence in sequences:
-            assert sequence.turn is not None
-            segments.append(Segment(sequence.slot, sequence.next_position, None, True, sequence.texts))
-            sampling.append((sequence, sequence.turn))
-            sequence.next_position += 1
-            sequence.turn.num_sampled += 1
+            turn = sequence.turn
+            assert turn is not None
+            try:
+                segment = Segment(sequence.slot, sequence.next_position, None, True, sequence.texts)
+                sequence.next_position += 1
+                turn.num_sampled += 1
+            except Exception:
+                self._failed.append(self._fail_now(sequence, turn))
+                continue
+            segments.append(segment)
+            sampling.append((sequence, turn))
         return len(sequences)
 
     def _take_feeding(
@@ -272,15 +306,14 @@ class Scheduler:
             sequence = queue[0]
             turn = sequence.turn
             assert turn is not None
-            ids = turn.feed[turn.num_fed : turn.num_fed + budget - taken]
-            turn.num_fed += len(ids)
-            complete = turn.num_fed == len(turn.feed)
-            segments.append(Segment(sequence.slot, sequence.next_position, ids, complete, sequence.texts))
-            sequence.next_position += len(ids)
-            taken += len(ids)
-            if sequence.registering:
-                self._register(sequence, complete)
-            if complete:
+            try:
+                segment = self._feed(sequence, turn, budget - taken)
+            except Exception:
+                self._failed.append(self._fail_now(sequence, turn))
+                continue
+            segments.append(segment)
+            taken += segment.num_rows
+            if segment.samples:
                 queue.popleft()
                 turn.num_sampled = 1
                 sequence.state = SequenceState.DECODING
@@ -288,26 +321,35 @@ class Scheduler:
                 sampling.append((sequence, turn))
         return taken
 
-    def _register(self, sequence: SequenceRecord, complete: bool) -> None:
-        """Register the prompt's blocks that this step fills, and the partial last one once the prompt is complete."""
-        size = self.settings.block_size
-        num_computed = len(sequence.prompt_ids) if complete else sequence.next_position
-        while sequence.registering:
-            start = sequence.num_registered * size
-            ids = sequence.prompt_ids[start : start + size]
-            if not ids or start + size > num_computed and not complete:
+    def _feed(self, sequence: SequenceRecord, turn: RunningTurn, room: int) -> Segment:
+        """The next ids of a turn that fit; it samples with the last one."""
+        ids = turn.feed[turn.num_fed : turn.num_fed + room]
+        turn.num_fed += len(ids)
+        sequence.next_position += len(ids)
+        return Segment(sequence.slot, sequence.next_position - len(ids), ids, turn.num_fed == len(turn.feed), sequence.texts)
+
+    def _register(self, sequence: SequenceRecord) -> None:
+        """Offer the blocks of its prompt, the partial last one included: its first id shows that they are computed and finite."""
+        size, node = self.settings.block_size, sequence.prefix_node
+        for number in range(sequence.num_shared, -(-len(sequence.prompt_ids) // size)):
+            node = self.pool.register(node, sequence.blocks[number], sequence.prompt_ids[number * size : (number + 1) * size])
+            if node is None:
                 break
-            node = self.pool.register(sequence.prefix_node, sequence.blocks[sequence.num_registered], ids)
-            sequence.num_registered += 1
-            sequence.prefix_node = node
-            sequence.registering = node is not None
-        if complete:
-            sequence.registering, sequence.prefix_node, sequence.prompt_ids = False, None, ()
+        sequence.registering, sequence.prefix_node, sequence.prompt_ids = False, None, ()
+
+    def _take_head_row(self, sequence: SequenceRecord, turn: RunningTurn, head_row: int) -> TurnUpdate:
+        assert head_row != INACTIVE, "the device ended a turn that is still running on the host"
+        if head_row == NOT_FINITE:
+            self.pool.forget(sequence.blocks)
+            return self._fail(sequence, turn, NOT_FINITE_SENTENCE)
+        if sequence.registering:
+            self._register(sequence)
+        return self._take_id(sequence, turn, self.space.speech_offset + head_row)
 
     def _take_id(self, sequence: SequenceRecord, turn: RunningTurn, token_id: int) -> TurnUpdate:
         if not self.space.is_speech(token_id):
             sequence.next_position = sequence.num_ids
-            return TurnUpdate(turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.STOP, stop_id=token_id)))
+            return TurnUpdate(sequence, turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.STOP, stop_id=token_id)))
         turn.num_new += 1
         sequence.num_ids += 1
         if sequence.demand is not None:
@@ -317,11 +359,15 @@ class Scheduler:
             sequence.unfed_id = token_id
             sequence.next_position = sequence.num_ids - 1
             result = self._end_turn(sequence, TurnResult(TurnEnd.LENGTH))
-        return TurnUpdate(turn.sink, (token_id,), result)
+        return TurnUpdate(sequence, turn.sink, (token_id,), result)
 
-    def _fail(self, sequence: SequenceRecord, sentence: str) -> TurnUpdate:
-        assert sequence.turn is not None
-        return TurnUpdate(sequence.turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.ERROR, error=sentence)))
+    def _fail(self, sequence: SequenceRecord, turn: RunningTurn, sentence: str) -> TurnUpdate:
+        return TurnUpdate(sequence, turn.sink, result=self._end_turn(sequence, TurnResult(TurnEnd.ERROR, error=sentence)))
+
+    def _fail_now(self, sequence: SequenceRecord, turn: RunningTurn) -> TurnUpdate:
+        """For the exception that is being handled, which concerns no other sequence."""
+        logger.exception("session %s ends: its part of a step failed", sequence.session_id)
+        return self._fail(sequence, turn, SEQUENCE_FAILED_SENTENCE)
 
     def _end_turn(self, sequence: SequenceRecord, result: TurnResult) -> TurnResult:
         for queue in (self._decoding, self._appending, self._prompts):

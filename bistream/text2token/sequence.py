@@ -13,7 +13,7 @@ unfed, because the row that sampled the stop id was fed the last yielded id.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bistream.text2token.block_pool import PrefixNode
@@ -62,10 +62,10 @@ class SequenceRecord:
     started: bool = False  # the first turn has begun
     texts: list[int] = field(default_factory=list)  # positions of its text ids, ascending, where the settings want them
     demand: Demand | None = None  # as its caller last said
-    # registration of the first turn's blocks in the prefix cache
+    # registration of the first turn's blocks in the prefix cache, once they are computed
     prompt_ids: tuple[int, ...] = ()
-    num_registered: int = 0  # blocks shared with, or offered to, other sequences
-    prefix_node: PrefixNode | None = None
+    num_shared: int = 0  # first blocks, which were there
+    prefix_node: PrefixNode | None = None  # of the last one of them
     registering: bool = False
 
     @property
@@ -128,16 +128,30 @@ class StepPlan:
     segments: tuple[Segment, ...]
     sampling: tuple[tuple[SequenceRecord, RunningTurn], ...]  # receivers of the ids, in the order of the segments that sample
     is_short: bool = False  # left out sequences that can wait, for those that cannot
+    waiting: tuple[tuple[SequenceRecord, RunningTurn], ...] = ()  # those left that begin or are fed, and others with ids to feed
+    failed: tuple[TurnUpdate, ...] = ()  # turns that could not be planned
 
     @property
     def num_rows(self) -> int:
         return sum(segment.num_rows for segment in self.segments)
 
+    def parts(self) -> Iterator[tuple[SequenceRecord, RunningTurn, StepPlan]]:
+        """What the step does for each sequence. Turns that have ended before they came to a row are left out."""
+        for sequence, turn in (*self.sampling, *self.waiting):
+            starts = tuple(start for start in self.starts if start.slot == sequence.slot)
+            own = {block for start in starts if start.reset is not None for block in start.reset.blocks}
+            copies = tuple(copy for copy in self.copies if copy[1] in own)
+            segments = tuple(segment for segment in self.segments if segment.slot == sequence.slot)
+            receivers = ((sequence, turn),) if any(segment.samples for segment in segments) else ()
+            if starts or segments:
+                yield sequence, turn, StepPlan(starts, copies, segments, receivers)
+
 
 @dataclass(frozen=True)
 class TurnUpdate:
-    """What one sink is to receive."""
+    """What one sink is to receive, of a turn of ``sequence``."""
 
+    sequence: SequenceRecord
     sink: TurnSink
     ids: tuple[int, ...] = field(default=())
     result: TurnResult | None = None

@@ -32,7 +32,9 @@ from bistream.metrics.families import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
-from bistream.text.normalization import load_read_out, make_normalizer, read_transcript
+from bistream.text.effort import reads_numbers
+from bistream.text.normalization import load_read_out
+from bistream.text.preparation import chosen_normalization, make_preparation, prepare_prompt
 from bistream.text.prompt_form import make_prompt_form, own_instruction
 from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
@@ -55,7 +57,7 @@ EXPIRE_INTERVAL_S = 0.5  # between checks for expired leases
 class LanguageModelStart:
     """text: UTF-8, may end inside a character unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference.
     instruct_text: how to speak; empty for no instruction.
-    text_normalization: of text and prompt text: off, auto, zh or en; None: ``RuntimeConfig.text_normalization``."""
+    text_normalization: of ``wire.TEXT_NORMALIZATIONS``; None: ``RuntimeConfig.text_normalization``."""
 
     session_id: str
     text: bytes
@@ -80,7 +82,7 @@ class SpeechTokenService:
     ) -> None:
         self._config = config
         self._clock = clock
-        if config.text_normalization != "off":
+        if reads_numbers(config.text_normalization):
             _load_normalization()
         self._parts = load_parts(config, recorder) if parts is None else parts
         sizes = self._parts.sizes
@@ -110,7 +112,7 @@ class SpeechTokenService:
         try:
             normalization = self._check_normalization(request)
             prompt = self._check_prompt(request, normalization)
-            normalizer = make_normalizer(normalization, request.prompt_text)
+            preparation = make_preparation(normalization, request.prompt_text)
             spec = make_sampling_spec(request.sampling, self._parts.sizes)
         except InvalidInputError as error:
             error.session_id = session_id
@@ -123,7 +125,7 @@ class SpeechTokenService:
 
         limits = (self._config.max_text_chars, self._config.session_idle_timeout_s)
         silence = SilenceThinning(self._parts.family.silent_tokens)
-        session = TextSession(session_id, self._space, self._parts.tokenizer, *limits, sink, self._forget, normalizer, silence, skipped)
+        session = TextSession(session_id, self._space, self._parts.tokenizer, *limits, sink, self._forget, preparation, silence, skipped)
         self._register(session)
         session.open(request.text, request.is_end, self._clock(), make_parts)
 
@@ -198,10 +200,9 @@ class SpeechTokenService:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _check_normalization(self, request: LanguageModelStart) -> str:
-        if request.text_normalization is None:
-            return self._config.text_normalization
-        check_text_normalization(request.text_normalization)
-        return request.text_normalization
+        if request.text_normalization is not None:
+            check_text_normalization(request.text_normalization)
+        return chosen_normalization(request.text_normalization, self._config.text_normalization)
 
     def _take_own_instruction(self, request: LanguageModelStart) -> tuple[LanguageModelStart, int]:
         """With the instruction of a text that begins with one, where the prompt has none; and the characters that the text is shorter."""
@@ -211,7 +212,7 @@ class SpeechTokenService:
         return replace(request, instruct_text=instruction, text=text), len(instruction)
 
     def _check_prompt(self, request: LanguageModelStart, normalization: str) -> PromptIds:
-        """The instruction is never normalised. Raises ``InvalidInputError``."""
+        """The numbers of an instruction are never read out. Raises ``InvalidInputError``."""
         tokens = request.prompt_speech_tokens
         num_codes = self._space.speech_token_size
         if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
@@ -221,8 +222,11 @@ class SpeechTokenService:
         encode = self._parts.tokenizer.encode
         prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
         form = make_prompt_form(self._parts.family.default_instruction, request.instruct_text, request.prompt_text)
-        transcript = read_transcript(form.transcript, normalization, self._parts.tokenizer.spoken_tokens)
-        return PromptIds(encode(form.instruction), encode(transcript), prompt_speech if form.has_speech else [])
+        transcript, instruction = (
+            prepare_prompt(text, normalization, frozenset(self._parts.tokenizer.special_tokens), is_spoken)
+            for text, is_spoken in ((form.transcript, True), (form.instruction, False))
+        )
+        return PromptIds(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [])
 
     def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:
         self._runaways[kind, outcome].add()

@@ -7,7 +7,8 @@ implementation: CPU path and reference. ``cuda.runner`` and ``graphs.runner`` im
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -26,13 +27,27 @@ from bistream.text2token.text_reading import Head, TextReader
 SampledRows = Callable[[], list[int]]  # waits; one head row, INACTIVE or NOT_FINITE per sampling segment of the plan
 
 
+class DeviceFailedError(Exception):
+    """What a failed step left on the device is unknown; no later step may build on it."""
+
+
+@contextmanager
+def on_device() -> Iterator[None]:
+    """Around everything that a step does on a device of its own."""
+    try:
+        yield
+    except Exception as error:
+        raise DeviceFailedError("the device failed in a step") from error
+
+
 class StepRunner(Protocol):
     run_ahead: int  # steps that may be started after one whose ids are still awaited
     space: TokenSpace
     settings: EngineSettings
 
     def run(self, plan: StepPlan) -> SampledRows:
-        """Start a step. Passes on any exception of the device; the engine is unusable after one."""
+        """Start a step; one without segments computes a row of nobody. After ``DeviceFailedError``, and whatever waiting for its ids
+        raises, the runner is unusable. After any other exception the step, or parts of it, can be run again."""
 
 
 @runtime_checkable
@@ -40,7 +55,7 @@ class ReadsText(Protocol):
     """A ``StepRunner`` without steps ahead that knows where in its text each sequence is."""
 
     def places(self) -> list[int] | None:
-        """Of the last step: see ``Scheduler.apply``."""
+        """Of the last step, one for each id that it sampled: see ``Scheduler.apply``."""
 
 
 class EagerRunner:
@@ -59,21 +74,27 @@ class EagerRunner:
         self.tables = np.zeros((settings.max_sessions + 1, settings.blocks_per_sequence), dtype=np.int64)
         self.tables[settings.max_sessions] = settings.num_blocks
         self._reader = None if head is None else TextReader(head, model.config, self.cache)
+        self._padding = (Segment(settings.max_sessions, 0, (0,), samples=False),)
         # every thread of a matrix product needs its kernel's minimum of rows, or results would depend on the number of rows
         self.row_multiple = MIN_PRODUCT_ROWS * min(torch.get_num_threads(), 4) if model.device.type == "cpu" else 1
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> SampledRows:
+        """On the CPU a second run writes the same again: what a step both reads and writes, the sampler's state, it writes last."""
+        with nullcontext() if self.model.device.type == "cpu" else on_device():
+            return self._run(plan)
+
+    def _run(self, plan: StepPlan) -> SampledRows:
         if plan.copies:
             self.cache.copy_blocks(plan.copies)
         if plan.starts:
             self._start_turns(plan.starts)
         sampling = [index for index, segment in enumerate(plan.segments) if segment.samples]
         ends = np.cumsum([segment.num_rows for segment in plan.segments]) - 1
-        if self._reader is not None and sampling:
+        if self._reader is not None:
             has_new = any(start.reset is not None for start in plan.starts)
             self._reader.begin([plan.segments[index] for index in sampling], ends[sampling], self.tables, has_new)
-        hidden = self._forward(plan.segments, self._reader.observe if self._reader is not None and sampling else None)
+        hidden = self._forward(plan.segments or self._padding, self._reader.observe if self._reader is not None and sampling else None)
         if not sampling:
             return list
         slots = self._tensor(np.array([plan.segments[index].slot for index in sampling]))

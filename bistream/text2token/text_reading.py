@@ -50,14 +50,19 @@ class TextReader:
         self.found: list[int] = []  # for each segment that samples: the number of a text id among its sequence's; -1: it has none
 
     def begin(self, segments: Sequence[Segment], rows: NDArray[np.int64], tables: NDArray[np.int64], has_new: bool) -> None:
-        """segments: those that sample; rows: the last of each, ascending. tables: by slot, the blocks of its sequence. has_new: a slot has
-        a new sequence."""
+        """segments: those that sample, if any; rows: the last of each, ascending. tables: by slot, the blocks of its sequence. has_new: a
+        slot has a new sequence, whether it samples already or not."""
+        self.found = []
+        if has_new:
+            self._known = ()
+        if not segments:
+            return
         is_each = rows[-1] == len(rows) - 1  # row of the step: nobody is being fed
         self._rows = slice(len(rows)) if is_each else torch.from_numpy(rows).to(self._keys.device)
         key = tuple((segment.slot, len(segment.texts)) for segment in segments)
-        if has_new or key != self._known:
-            self._known = key
+        if key != self._known:
             self._find_places(segments, tables)
+            self._known = key
 
     def _find_places(self, segments: Sequence[Segment], tables: NDArray[np.int64]) -> None:
         """In the cache, [segments x the most text ids]; they change with each turn, not with each step. A row with fewer repeats its last,

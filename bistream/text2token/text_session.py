@@ -14,16 +14,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
 from bistream.limits import check_text_length, count_characters
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from bistream.refusals import came_late, nothing_to_speak, shut_down, silent_too_long, text_has_ended, unknown_session
-from bistream.text.normalization import TextNormalizer
+from bistream.text.preparation import TextPreparation
 from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
-from bistream.text2token.engine import TokenSpace, TurnResult
+from bistream.text2token.engine import SEQUENCE_FAILED_SENTENCE, TokenSpace, TurnResult
 from bistream.text2token.layout import Layout
 from bistream.text2token.sequence_series import SequenceSeries
 from bistream.text2token.silence import SilenceThinning
@@ -49,14 +50,14 @@ class TextSession:
         idle_timeout_s: float,
         sink: MessageSink,
         on_closed: Callable[[TextSession], None],
-        normalizer: TextNormalizer | None = None,
+        preparation: TextPreparation | None = None,
         silence: SilenceThinning | None = None,
         skipped_chars: int = 0,  # of the session's text, before the text that it gets here
     ) -> None:
         self.session_id = session_id
         self.end: Message | None = None  # its last message; None while it is live, and for a start that was refused
         self._space = space
-        self._text_in = TextIn(tokenizer, normalizer)
+        self._text_in = TextIn(tokenizer, preparation)
         self._max_text_chars, self._idle_timeout_s = max_text_chars, idle_timeout_s
         self._sink, self._on_closed = sink, on_closed
         self._lock, self._text_lock = threading.RLock(), threading.RLock()
@@ -95,8 +96,8 @@ class TextSession:
                     error.session_id = self.session_id
                 raise
             self._heard_at = self._quiet_since = now
-            ending = self._push_tokens(tokens, is_end)
-        self._finish_with(ending)
+            ending = self._end_of(partial(self._push_tokens, tokens, is_end))
+        self.finish(ending)
 
     def append(self, text: bytes, is_end: bool, now: float) -> None:
         """Add text; with empty text, only renew the lease. Text that cannot be decoded ends the session (and raises)."""
@@ -116,15 +117,16 @@ class TextSession:
                 raise
             try:
                 tokens = self._encode(text, is_end)
-            except InvalidInputError as error:
-                self._finish_with(error)
-                raise
+            except Exception as error:
+                failure = self._failure(error)
+                self.finish(failure)
+                raise failure from None
             with self._lock:
                 self._check_live()
                 if is_speakable:
                     self._quiet_since = now
-                ending = self._push_tokens(tokens, is_end)
-        self._finish_with(ending)
+                ending = self._end_of(partial(self._push_tokens, tokens, is_end))
+        self.finish(ending)
 
     def demand(self, slack_s: float, wanted_tokens: int) -> None:
         """See ``engine.TakesDemands``."""
@@ -148,10 +150,10 @@ class TextSession:
                 return
         self._release(error)
 
-    def finish(self, message: Message) -> bool:
-        """End the session with ``message`` unless it has ended, and free everything. Returns whether this call ended it."""
+    def finish(self, message: Message | None) -> bool:
+        """End the session with ``message``, if any, unless it has ended, and free everything. Returns whether this call ended it."""
         with self._lock:
-            if not self._mark_closed(message):
+            if message is None or not self._mark_closed(message):
                 return False
         self._release(message)
         return True
@@ -164,36 +166,17 @@ class TextSession:
             self._places.attend((0 if self._layout is None else self._layout.num_text_used) - 1 - count)
 
     def on_ids(self, ids: Sequence[int]) -> None:
+        self._in_turn(lambda sequences: self._hand_out(sequences.yielded(ids)))
+
+    def on_end(self, result: TurnResult) -> None:
+        self._in_turn(lambda sequences: self._take_end(sequences, result))
+
+    def _in_turn(self, work: Callable[[SequenceSeries], Message | None]) -> None:
         with self._lock:
             if self._closed or self._turn_ids is None or self._sequences is None:
                 return
-            self._hand_out(self._sequences.yielded(ids))
-
-    def on_end(self, result: TurnResult) -> None:
-        ending: Message | None
-        with self._lock:
-            if self._closed or self._turn_ids is None:
-                return
-            assert self._layout is not None and self._sequences is not None
-            self._hand_out(self._sequences.held())
-            if self._closed:  # by its sink
-                return
-            final = self._sequences.ended(result, self._layout.ledger, self._turn_ids, self)
-            if final is None:
-                return
-            ids, self._turn_ids = self._turn_ids, None
-            self._engine_error = final.error
-            try:
-                self._layout.turn_ended(ids, final)
-                ending = self._pump()
-                if ending is None and self._turn_ids is None:
-                    self._emit(self._message(is_resting=True))
-            except BistreamError as error:
-                ending = error
-            except Exception:  # a bug; the client must still receive an end
-                logger.exception("session %s failed", self.session_id)
-                ending = EngineError("The server failed while it worked on this session; try again.", self.session_id)
-        self._finish_with(ending)
+            ending = self._end_of(partial(work, self._sequences))
+        self.finish(ending)
 
     # -- inside: the text, with the text lock held or before the session is open ----------------------------------------
 
@@ -211,13 +194,39 @@ class TextSession:
 
     # -- inside, with the lock held ----------------------------------------------------------------------------------
 
+    def _end_of(self, work: Callable[[], Message | None]) -> Message | None:
+        """The end of the session that ``work`` returns, or the error that it raises."""
+        try:
+            return work()
+        except Exception as error:
+            return self._failure(error)
+
+    def _failure(self, error: Exception) -> BistreamError:
+        if not isinstance(error, BistreamError):
+            logger.error("session %s failed", self.session_id, exc_info=error)
+            error = EngineError(SEQUENCE_FAILED_SENTENCE)
+        error.session_id = error.session_id or self.session_id
+        return error
+
+    def _take_end(self, sequences: SequenceSeries, result: TurnResult) -> Message | None:
+        assert self._layout is not None and self._turn_ids is not None
+        self._hand_out(sequences.held())
+        if self._closed or (final := sequences.ended(result, self._layout.ledger, self._turn_ids, self)) is None:  # closed by its sink
+            return None
+        ids, self._turn_ids = self._turn_ids, None
+        self._engine_error = final.error
+        self._layout.turn_ended(ids, final)
+        if (ending := self._pump()) is None and self._turn_ids is None:
+            self._sink(self._message(is_resting=True))
+        return ending
+
     def _hand_out(self, ids: Sequence[int]) -> None:
         """Ids of the turn in flight."""
         assert self._turn_ids is not None
         if ids:
             self._turn_ids.extend(ids)
             speech = self._silence.push(self._space.speech_token(token_id) for token_id in ids if self._space.is_speech(token_id))
-            self._emit(self._message(speech))
+            self._sink(self._message(speech))
 
     def _check_live(self) -> None:
         if self.end is not None:
@@ -235,14 +244,11 @@ class TextSession:
         return self._pump()
 
     def _pump(self) -> Message | None:
-        """Start the next turn if one is ready and none is in flight. Returns the session's end, if it has ended."""
+        """Start the next turn if one is ready and none is in flight. Returns the session's end, if it has ended. Raises as ``begin``."""
         assert self._layout is not None and self._sequences is not None
         if self._turn_ids is None and not self._closed and (turn := self._layout.next_turn()) is not None:
             self._turn_ids = []
-            try:
-                self._sequences.begin(turn, self)
-            except BistreamError as error:
-                return error
+            self._sequences.begin(turn, self)
         return self._ending()
 
     def _ending(self) -> Message | None:
@@ -280,21 +286,15 @@ class TextSession:
 
     # -- inside, without the lock where possible ---------------------------------------------------------------------
 
-    def _finish_with(self, ending: Message | None) -> None:
-        if ending is not None:
-            if isinstance(ending, BistreamError):
-                ending.session_id = ending.session_id or self.session_id
-            self.finish(ending)
-
     def _release(self, message: Message) -> None:
         """Free everything before sending the end, so that its receiver can start again at once."""
         assert self._sequences is not None
-        self._sequences.close()
+        try:
+            self._sequences.close()
+        except Exception:
+            logger.exception("the sequence of session %s could not be closed", self.session_id)
         self._on_closed(self)
-        self._emit(message)
-
-    def _emit(self, message: Message) -> None:
         try:
             self._sink(message)
         except Exception:
-            logger.exception("the sink of session %s raised; the session continues without this message", self.session_id)
+            logger.exception("the sink of session %s did not take its end", self.session_id)

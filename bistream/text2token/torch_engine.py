@@ -15,9 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
@@ -31,7 +30,6 @@ from bistream.text2token.engine import (
     EngineCapabilities,
     EngineStats,
     SamplingSpec,
-    TakesTextPlaces,
     TokenSpace,
     TurnLimits,
     TurnSink,
@@ -41,14 +39,15 @@ from bistream.text2token.fidelity import within_bounds
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler, Sampler, check_spec
 from bistream.text2token.scheduler import Scheduler
-from bistream.text2token.sequence import SequenceRecord, StepPlan, TurnUpdate
+from bistream.text2token.sequence import SequenceRecord, TurnUpdate
 from bistream.text2token.step_metrics import StepMetrics
-from bistream.text2token.step_runner import EagerRunner, ReadsText, SampledRows, StepRunner
+from bistream.text2token.step_runner import EagerRunner, StepRunner
 from bistream.text2token.step_runners import language_model_tier, load_step_runner
+from bistream.text2token.steps_in_flight import StepsInFlight
+from bistream.text2token.turn_updates import TurnUpdates
 from bistream.text2token.urgency import Demand
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class HasTokenSpace(Protocol):
@@ -105,10 +104,9 @@ class TorchEngine:
             assert isinstance(model, Qwen2Model), "without a runner the model must be a Qwen2Model"
             runner = EagerRunner(model, settings, sampler)
         self._runner: StepRunner = runner
-        self._reads_text = runner if isinstance(runner, ReadsText) else None
-        self._in_flight: deque[tuple[StepPlan, SampledRows]] = deque()
-        self._outbox: deque[TurnUpdate] = deque()
+        self._steps = StepsInFlight(runner)
         self._changed = threading.Condition()
+        self._outbox = TurnUpdates(self._changed, self._scheduler.fail)
         self._clock = clock
         self._metrics = StepMetrics(recorder or Recorder())
         self._metrics.watch(self.stats, settings.block_size)
@@ -187,7 +185,7 @@ class TorchEngine:
                 self._post(self._scheduler.cancel(sequence))
             self._changed.notify_all()
         if self._thread is None:
-            self._deliver()
+            self._outbox.deliver()
         elif self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -199,7 +197,7 @@ class TorchEngine:
 
     def _post(self, update: TurnUpdate | None) -> None:
         if update is not None:
-            self._outbox.append(update)
+            self._outbox.add((update,))
             self._changed.notify_all()
 
     # -- the engine's thread -----------------------------------------------------------------------------------------
@@ -207,26 +205,31 @@ class TorchEngine:
     def step(self) -> bool:
         """One iteration: schedule, run, apply, deliver. Returns False when there was nothing to do, or a pause is under way.
 
-        If a step raises, every turn in flight ends with ERROR and the engine becomes unhealthy; the exception is not passed on.
+        What belongs to a sequence ends its turn. If anything else raises, every turn in flight ends with ERROR and the engine becomes
+        unhealthy; the exception is not passed on.
         """
-        with self._changed:
-            if not (self._has_work or self._outbox):
-                return False
         try:
+            with self._changed:
+                if not (self._has_work or self._outbox):
+                    return False
             self._compute()
         except Exception:
-            logger.exception("a step of the language model failed")
-            with self._changed:
-                self._healthy = False
-                self._in_flight.clear()
-                self._metrics.failed()
-                self._outbox.extend(self._scheduler.fail_all(FAILED_SENTENCE))
+            self._break_down()
         self._deliver()
         return True
 
+    def _break_down(self) -> None:
+        """For the exception that is being handled."""
+        logger.exception("the language model failed")
+        with self._changed:
+            self._healthy = False
+            self._steps.clear()
+            self._metrics.failed()
+            self._outbox.add(self._scheduler.fail_all(FAILED_SENTENCE))
+
     @property
     def _has_work(self) -> bool:
-        if not self._healthy or self._in_flight:
+        if not self._healthy or self._steps:
             return self._healthy
         now = self._clock()
         return self._scheduler.has_work(now) and self._pause_s(now) == 0.0
@@ -237,6 +240,8 @@ class TorchEngine:
         return left if left > 0.0 and self._scheduler.is_calm(now) else 0.0
 
     def _wake_after_s(self) -> float | None:
+        if not self._healthy:
+            return None
         now = self._clock()
         return self._pause_s(now) or self._scheduler.wake_after_s(now)
 
@@ -248,53 +253,44 @@ class TorchEngine:
             plan = self._scheduler.schedule(began) if self._healthy and self._pause_s(began) == 0.0 else None
             pauses = self.settings.calm_pause > 0.0 and self._scheduler.is_calm(began)
             if plan is not None:
+                self._outbox.add(plan.failed)
                 self._metrics.step_started(plan)
                 self._right_of_way.works()
                 if somebody_waits:
                     self._right_of_way.claim()
                 else:
                     self._right_of_way.release()
-        if plan is not None:
-            self._in_flight.append((plan, self._runner.run(plan)))
-        if self._in_flight and (plan is None or pauses or len(self._in_flight) > self._runner.run_ahead):
-            oldest, sampled = self._in_flight.popleft()
-            head_rows = sampled()
-            places = None if self._reads_text is None else self._reads_text.places()
-            with self._changed:
-                if pauses:
-                    now = self._clock()
-                    self._pauses_until_s = now + self.settings.calm_pause * (now - began)
-                updates = self._scheduler.apply(oldest, head_rows, places)
+        results = self._steps.advance(plan, settles=pauses)
+        if not results:
+            return
+        with self._changed:
+            if pauses:
+                now = self._clock()
+                self._pauses_until_s = now + self.settings.calm_pause * (now - began)
+            for result in results:
+                updates = self._scheduler.apply(result.plan, result.head_rows, result.places)
                 self._metrics.step_done(len(updates))
-                self._outbox.extend(updates)
+                self._outbox.add((*updates, *self._scheduler.fail_turns(result.failed)))
 
     def _deliver(self) -> None:
-        while True:
-            with self._changed:
-                if not self._outbox:
-                    return
-                update = self._outbox.popleft()
-            if update.texts_left is not None and isinstance(update.sink, TakesTextPlaces):
-                _call_sink(update.sink.on_texts_left, update.texts_left)
-            if update.ids:
-                _call_sink(update.sink.on_ids, update.ids)
-            if update.result is not None:
-                _call_sink(update.sink.on_end, update.result)
+        self._outbox.deliver()
 
     def _loop(self) -> None:
         while True:
-            with self._changed:
-                while not (self._has_work or self._outbox or self._closing):
-                    self._right_of_way.release()
-                    self._changed.wait(self._wake_after_s())
-                if self._closing and not self._outbox:
-                    self._right_of_way.close()
+            try:
+                if not self._wait_for_work():
                     return
+            except Exception:
+                self._break_down()
             self.step()
 
-
-def _call_sink(method: Callable[[T], None], argument: T) -> None:
-    try:
-        method(argument)
-    except Exception:
-        logger.exception("a sink raised; its turn continues without this call")
+    def _wait_for_work(self) -> bool:
+        """False once the engine is to close."""
+        with self._changed:
+            while not (self._has_work or self._outbox or self._closing):
+                self._right_of_way.release()
+                self._changed.wait(self._wake_after_s())
+            if self._closing and not self._outbox:
+                self._right_of_way.close()
+                return False
+        return True

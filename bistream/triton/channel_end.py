@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import TypeVar
 
 from bistream.errors import BistreamError, BusyError, InvalidInputError
 from bistream.triton.envelope import Message, pack, unpack
@@ -20,6 +21,7 @@ from bistream.wire import ModelContract, format_error
 MAX_ANSWER_BYTES = 2**20  # of one response, unless a single answer is larger: shared memory grows with it and never shrinks
 MAX_CHANNELS = 64  # a front door has one; more are somebody else's
 
+T = TypeVar("T")
 Handle = Callable[[RequestInputs, Answerer], None]
 
 
@@ -66,6 +68,22 @@ class ChannelEnd(ABC):
         return taken
 
 
+def written(write: Callable[[list[Message]], T], answers: list[Message]) -> T:
+    """An answer that cannot be packed becomes an error of its call; the others of the channel go out as they are."""
+    try:
+        return write(answers)
+    except Exception:
+        return write([_packable(answer) for answer in answers])
+
+
+def _packable(answer: Message) -> Message:
+    try:
+        pack([answer])
+    except Exception as error:
+        return Message(answer.number, error=format_error(public_error(error)))
+    return answer
+
+
 class BlsEnd(ChannelEnd):
     """Over BLS: answers wait for a request, or one request waits for them."""
 
@@ -97,7 +115,7 @@ class BlsEnd(ChannelEnd):
             if self._collector is None or not self._answers:
                 return
             sender, answers, self._collector = self._collector, self._take(), None
-        sender.send_last({"answers": pack(answers)})
+        sender.send_last({"answers": written(pack, answers)})
 
 
 class BlsEnds:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bistream.errors import BistreamError
 from bistream.triton.call_sockets import BUFFER_BYTES, Frames, frame
-from bistream.triton.channel_end import ChannelEnd, Handle
+from bistream.triton.channel_end import ChannelEnd, Handle, written
 from bistream.triton.inputs import CallInputs
 from bistream.triton.sender import public_error
 from bistream.wire import ModelContract
@@ -48,7 +48,7 @@ class DirectEnd(ChannelEnd):
             if not answers:
                 return
             try:
-                self._connection.sendall(frame(answers))
+                self._connection.sendall(written(frame, answers))
             except Exception as error:  # none may end this loop: the next answers would wait for ever
                 logger.warning("answers to a front door are lost: %s", error)
                 with suppress(OSError):

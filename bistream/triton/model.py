@@ -192,11 +192,21 @@ class SiblingModel(DecoupledModel):
             self._bls_ends.take(channel_id, inputs, sender)
 
     def post_answer(self, sender: Answerer, send: Callable[[], None]) -> None:
-        """Answer with ``send``, which calls ``sender``. Does not block: the answer to a call is only put beside others of its channel."""
+        """Answer with ``send``, which calls ``sender``; with an error if it raises, and so nothing raises here or is left unanswered.
+
+        Does not block: the answer to a call is only put beside others of its channel.
+        """
+
+        def answer() -> None:
+            try:
+                send()
+            except Exception as error:
+                sender.fail(public_error(error))
+
         if isinstance(sender, CallAnswer):
-            send()
+            answer()
         else:
-            self.outbox.submit(send)
+            self.outbox.submit(answer)
 
     def _handle_alone(self, inputs: RequestInputs, sender: Answerer) -> None:
         with self.handling:

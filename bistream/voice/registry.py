@@ -15,8 +15,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors.numpy
-
 from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
 from bistream.fingerprint import Fingerprint, from_json
 from bistream.limits import check_speaker_id
@@ -62,21 +60,22 @@ class VoiceRegistry:
 
     def load(self, speaker_id: str) -> VoicePrompt:
         """Raises ``UnknownSpeakerError``, and ``CheckpointError`` when the files are damaged or the voice belongs to another model."""
-        entry = self._entry(speaker_id)
-        assert self._directory is not None, "an entry was found in it"
-        try:
-            data = (self._directory / entry.tensors_name).read_bytes()
-        except FileNotFoundError:  # replaced by a newer registration since the JSON file was read?
-            newer = self._entry(speaker_id)
-            if newer.tensors_name == entry.tensors_name:
-                raise _damaged(speaker_id) from None
-            return self.load(speaker_id)
-        if _digest(data, entry.prompt_text) != entry.tensors_name.removesuffix(".safetensors")[-32:]:
-            raise _damaged(speaker_id)
+        import safetensors.numpy  # noqa: PLC0415  (a package of the server; those who list and remove voices do without)
+
+        entry, data = self._content(speaker_id)
         try:
             arrays = safetensors.numpy.load(data)
             return make_voice_prompt(entry.prompt_text, *(arrays[name] for name in _ARRAYS))
         except (BistreamError, KeyError, safetensors.SafetensorError) as error:
+            raise _damaged(speaker_id) from error
+
+    def recorded(self, speaker_id: str) -> tuple[str, int]:
+        """Transcript and number of speech tokens. Raises as ``load`` does."""
+        entry, data = self._content(speaker_id)
+        try:  # the format of safetensors: 8 bytes with the length of a JSON header that has every array's shape
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            return entry.prompt_text, int(header[_ARRAYS[0]]["shape"][0])
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             raise _damaged(speaker_id) from error
 
     def save(self, speaker_id: str, voice: VoicePrompt) -> None:
@@ -89,6 +88,8 @@ class VoiceRegistry:
             previous = self._read(speaker_id).tensors_name
         except (UnknownSpeakerError, CheckpointError):  # new, or damaged and now replaced
             previous = None
+        import safetensors.numpy  # noqa: PLC0415
+
         data = safetensors.numpy.save({name: getattr(voice, name) for name in _ARRAYS})
         tensors_name = f"{speaker_id}-{_digest(data, voice.prompt_text)}.safetensors"
         header: dict[str, object] = {"format": FORMAT, "prompt_text": voice.prompt_text, "tensors": tensors_name}
@@ -109,6 +110,21 @@ class VoiceRegistry:
         (self._directory / f"{speaker_id}.json").unlink(missing_ok=True)
         if tensors_name is not None:
             (self._directory / tensors_name).unlink(missing_ok=True)
+
+    def _content(self, speaker_id: str) -> tuple[_Entry, bytes]:
+        """The bytes of the arrays, which are those that were saved."""
+        entry = self._entry(speaker_id)
+        assert self._directory is not None, "an entry was found in it"
+        try:
+            data = (self._directory / entry.tensors_name).read_bytes()
+        except FileNotFoundError:  # replaced by a newer registration since the JSON file was read?
+            newer = self._entry(speaker_id)
+            if newer.tensors_name == entry.tensors_name:
+                raise _damaged(speaker_id) from None
+            return self._content(speaker_id)
+        if _digest(data, entry.prompt_text) != entry.tensors_name.removesuffix(".safetensors")[-32:]:
+            raise _damaged(speaker_id)
+        return entry, data
 
     def _entry(self, speaker_id: str) -> _Entry:
         """Of a voice that this model can speak."""

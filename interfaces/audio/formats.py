@@ -107,8 +107,9 @@ def _whole(name: str, value: str) -> int | None:
 
 def cartesia_format(values: Mapping[str, Any], is_raw: bool = False) -> AudioFormat:
     """``output_format``: container (raw, wav, mp3), encoding, sample_rate, bit_rate. is_raw: nothing else. Raises ``InvalidInputError``."""
-    container, encoding = values.get("container", "raw"), values.get("encoding", "pcm_s16le")
-    rate, bit_rate = values.get("sample_rate", SAMPLE_RATE), values.get("bit_rate")
+    given = {name: value for name, value in values.items() if value is not None}
+    container, encoding = given.get("container", "raw"), given.get("encoding", "pcm_s16le")
+    rate, bit_rate = given.get("sample_rate", SAMPLE_RATE), given.get("bit_rate")
     if container not in (("raw",) if is_raw else ("raw", "wav", "mp3")):
         raise InvalidInputError(f"output_format.container must be raw{'' if is_raw else ', wav or mp3'}; correct it.")
     if container != "mp3" and (not isinstance(encoding, str) or encoding not in RAW):

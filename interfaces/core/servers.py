@@ -18,11 +18,14 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import SessionExchange
 from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts
+from bistream.client.segments import MAX_CHARS
 from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
+from bistream.voice_list import ListedVoice
 from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.http2.client import CallFailed, ClientCall, Tls
 from interfaces.core.errors import UnreachableError
+from interfaces.core.facts import ServerFacts, ask_facts, with_voices
 from interfaces.core.link import Link, error_of
 from interfaces.core.load import ServerLoad, parse_load
 from interfaces.core.session import ServerSession
@@ -34,6 +37,7 @@ logger = logging.getLogger("interfaces")
 
 CHECK_INTERVAL_S = 1.0
 CHECK_TIMEOUT_S = 2.0
+VOICES_INTERVAL_S = 5.0  # voices may be registered while a server runs
 BUSY_S = 0.5  # for which a server that was full is asked last, where it names no time
 MAX_BUSY_S = 5.0
 MAX_PAGE_BYTES = 4 * 1024 * 1024
@@ -66,6 +70,8 @@ class Server:
         self.is_ready: bool | None = None  # None: not asked yet
         self.reason = ""  # why it is not ready, for the operator
         self.busy_until = 0.0
+        self.facts = ServerFacts()
+        self._facts_at_s: float | None = None  # None: to be asked for anew
         self._known_voices = KnownVoices()
 
     async def open_stream(self, trace: Trace) -> ClientCall:
@@ -95,7 +101,23 @@ class Server:
         self.reason, self.load = await asyncio.gather(self._ask(), self._read_load())
         if not self.reason and self.load is not None and not self.load.is_ready:
             self.reason = "it is starting, restarting or draining"
+        if self.reason:
+            self._facts_at_s = None  # whatever comes back may be another checkpoint
+        else:
+            await self._read_facts()
         return not self.reason
+
+    async def _read_facts(self) -> None:
+        """Once after each connection, the voices now and then. Those known before stay where the server does not answer."""
+        now = time.monotonic()
+        if self._facts_at_s is not None and now - self._facts_at_s < VOICES_INTERVAL_S:
+            return
+        asked = ask_facts(self.link, CHECK_TIMEOUT_S) if self._facts_at_s is None else with_voices(self.facts, self.link, CHECK_TIMEOUT_S)
+        self._facts_at_s = now
+        try:
+            self.facts = await asked
+        except (CallFailed, OSError, TimeoutError, DecodeError, ValueError) as error:
+            logger.debug("the server %s does not say what it has: %s", self.address, error)
 
     async def _read_load(self) -> ServerLoad | None:
         if self._metrics_url is None:
@@ -143,13 +165,38 @@ class Servers:
     def any_ready(self) -> bool:
         return any(server.is_ready is True for server in self.all)
 
-    def choose(self, tried: Sequence[Server] = ()) -> Server | None:
-        """Not known to be unready, not lately full, with the lowest load; None: all were tried."""
+    @property
+    def voices(self) -> list[ListedVoice]:
+        """That some server has by name, each once; the default of the first server that has one comes first."""
+        named: dict[str, ListedVoice] = {}
+        for server in self.all:
+            for voice in server.facts.voices:
+                named.setdefault(voice.name, voice)
+        return list(named.values())
+
+    @property
+    def languages(self) -> frozenset[str]:
+        """That every server speaks or may speak; empty: no restriction is known."""
+        restricted = [server.facts.languages for server in self.all if server.facts.languages]
+        return frozenset.intersection(*restricted) if restricted else frozenset()
+
+    @property
+    def can_be_instructed(self) -> bool:
+        """Whether none is known to read an instruction aloud."""
+        return all(server.facts.can_be_instructed for server in self.all)
+
+    @property
+    def max_text_chars(self) -> int:
+        """Of a session on any of them."""
+        return min((server.facts.max_text_chars for server in self.all), default=MAX_CHARS)
+
+    def choose(self, tried: Sequence[Server] = (), speaker_id: str | None = None) -> Server | None:
+        """Not known to be unready or to lack this voice, not lately full, with the lowest load; None: all were tried."""
         now = self._now()
         left = [server for server in self.all if server not in tried]
         return min(
             left,
-            key=lambda server: (server.is_ready is False, server.busy_until > now, server.expected_load),
+            key=lambda server: (server.is_ready is False, server.facts.lacks(speaker_id), server.busy_until > now, server.expected_load),
             default=None,
         )
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from bistream.errors import BusyError, ShuttingDownError
-from interfaces.core.record import log_line
+from bistream.errors import BistreamError, BusyError, ShuttingDownError
+from interfaces.core.record import Ending, SpeechRecord, log_line
 from interfaces.core.servers import Servers
 from interfaces.core.speech import Speech, SpeechOptions
 from interfaces.core.trace import Trace
@@ -19,6 +19,7 @@ from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 
 DRAIN_RETRY_AFTER_S = 5
+NOT_INSTRUCTED = "The voice takes no instructions; they had no effect."
 FIRST_AUDIO_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -36,25 +37,38 @@ class Counts:
     """Since the start, for the metrics."""
 
     speeches: int = 0
-    refused: int = 0
-    failed: int = 0
-    cancelled: int = 0
+    endings: Counter[Ending] = field(default_factory=Counter)
     audio_s: float = 0.0
     characters: int = 0
     first_audio: list[int] = field(default_factory=lambda: [0] * (len(FIRST_AUDIO_BUCKETS_S) + 1))  # the last: beyond all of them
     first_audio_s: float = 0.0  # the sum
 
-    def add(self, speech: Speech) -> None:
+    def add(self, record: SpeechRecord, characters: int) -> None:
         """An utterance is over."""
-        self.characters += speech.characters
-        if (waited_s := speech.record.first_audio_s) is not None:
+        assert record.ending is not None, "an utterance that is over has ended in some way"
+        self.endings[record.ending] += 1
+        self.characters += characters
+        if (waited_s := record.first_audio_s) is not None:
             self.first_audio[bisect.bisect_left(FIRST_AUDIO_BUCKETS_S, waited_s)] += 1
             self.first_audio_s += waited_s
+
+    @property
+    def refused(self) -> int:
+        return self.endings[Ending.REFUSED]
+
+    @property
+    def failed(self) -> int:
+        return sum(self.endings[ending] for ending in (Ending.FAILED, Ending.CUT_OFF, Ending.TIMED_OUT, Ending.DRAINED))
+
+    @property
+    def cancelled(self) -> int:
+        return self.endings[Ending.CANCELLED] + self.endings[Ending.LEFT]
 
 
 class SpeechService:
     def __init__(self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0) -> None:
         self.servers = servers
+        voices.follow(lambda: servers.voices)
         self.voices = voices
         self.limits = limits
         self.speak_after_s = speak_after_s
@@ -88,10 +102,13 @@ class SpeechService:
             self._check_room(caller)
             check_values(values or {})
             found = self.voices.find(voice, caller.key)
-        except Exception:
-            self.counts.refused += 1
+        except BistreamError as error:
+            refused = SpeechRecord()
+            refused.fail(error)
+            self._ended(refused, caller.trace, 0)
             raise
-        options = SpeechOptions(dict(values or {}), self.speak_after_s if speak_after_s is None else speak_after_s)
+        known, warnings = self._taken_by_servers(values or {})
+        options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)
         self._all_closed.clear()
@@ -109,6 +126,12 @@ class SpeechService:
         finally:
             await speech.close()
 
+    def _taken_by_servers(self, values: Values) -> tuple[Values, tuple[str, ...]]:
+        """Without an instruction where a server would refuse it; a client that was made for another speech service speaks all the same."""
+        if "instruct_text" not in values or self.servers.can_be_instructed:
+            return dict(values), ()
+        return {name: value for name, value in values.items() if name != "instruct_text"}, (NOT_INSTRUCTED,)
+
     def _check_room(self, caller: Caller) -> None:
         limits = self.limits
         for taken, limit in (
@@ -119,10 +142,14 @@ class SpeechService:
             if limit and taken >= limit:
                 raise BusyError(f"All {limit} places for utterances are taken; try again in 1.0 s.")
 
+    def _ended(self, record: SpeechRecord, trace: Trace, characters: int) -> None:
+        """The one place where an ending is counted and written down, whatever it is."""
+        self.counts.add(record, characters)
+        log_line(record, trace, characters)
+
     def _closed(self, speech: Speech, caller: Caller) -> None:
         self._open.discard(speech)
-        self.counts.add(speech)
-        log_line(speech)
+        self._ended(speech.record, speech.trace, speech.characters)
         for counter, name in ((self._by_key, caller.key or ""), (self._by_address, caller.address)):
             counter[name] -= 1
             if counter[name] <= 0:
@@ -136,4 +163,6 @@ class SpeechService:
         try:
             await asyncio.wait_for(self._all_closed.wait(), timeout_s)
         except TimeoutError:
+            for speech in self._open:
+                speech.record.end(Ending.DRAINED, ShuttingDownError.code)
             await asyncio.gather(*(speech.close() for speech in list(self._open)))

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from bistream.client.exchange import Chunk, silent_chunk
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence
+from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence, room_in
 from bistream.errors import BistreamError, CancelledError, InvalidInputError
 from bistream.rates import SAMPLE_RATE
 from interfaces.core.errors import UnreachableError
-from interfaces.core.record import SpeechRecord
+from interfaces.core.record import Ending, SpeechRecord
 from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
 from interfaces.core.session import ServerSession
 from interfaces.core.text import PieceJoiner
@@ -52,6 +52,7 @@ class SpeechOptions:
 
     values: Values = field(default_factory=dict)
     speak_after_s: float = 0.0  # 0: only what a flush or the end asks for
+    warnings: tuple[str, ...] = ()  # sentences about what the client asked for and does not get
 
     @property
     def wants_whole_text(self) -> bool:
@@ -83,6 +84,10 @@ class Speech:
         self._has_ended = False  # no more text
         self._is_closed = False
         self._timer = PauseTimer(options.speak_after_s, self._pause)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._options.warnings
 
     @property
     def characters(self) -> int:
@@ -120,10 +125,11 @@ class Speech:
         self._end_segment(is_flush=False)
 
     async def close(self) -> None:
-        """Stops at once. Idempotent."""
+        """Stops at once. Idempotent. One that has no ending yet was left by its client; whoever knows better says so in ``record``."""
         if self._is_closed:
             return
         self._is_closed = True
+        self.record.end(Ending.LEFT)
         self._timer.stop()
         self._changed.set()
         sessions = [segment.session for segment in self._segments if segment.session is not None]
@@ -139,9 +145,9 @@ class Speech:
             async with contextlib.aclosing(self._all_segments()) as parts:
                 async for part in parts:
                     yield part
-            self.record.reason = "eos"
+            self.record.end(Ending.DONE)
         except BistreamError as error:
-            self.record.reason = error.code.lower()
+            self.record.fail(error)
             raise
 
     async def _all_segments(self) -> AsyncGenerator[Audio | Flushed, None]:
@@ -178,7 +184,7 @@ class Speech:
         tried: list[Server] = []
         is_heard = False  # and so not said again elsewhere
         refusal: BaseException | None = None
-        while (server := self._servers.choose(tried)) is not None:
+        while (server := self._servers.choose(tried, self.voice.speaker_id)) is not None:
             tried.append(server)
             try:
                 async with contextlib.aclosing(self._speak_on(server, segment)) as chunks:
@@ -217,6 +223,16 @@ class Speech:
             server.open_sessions -= 1
 
     def _add(self, text: str) -> None:
+        """A text that is too long for one session of the servers goes on in another one."""
+        while text:
+            before = "" if self._segments.open is None else self._segments.open.text
+            room = room_in(before, text, self._servers.max_text_chars)
+            self._push(text[:room])
+            text = text[room:]
+            if text:
+                self._end_segment(is_flush=False)
+
+    def _push(self, text: str) -> None:
         if not text:
             return
         segment = self._segments.add(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bistream.errors import InvalidInputError
-from bistream.limits import check_seed, check_speed, check_temperature, check_top_k, check_top_p
+from bistream.limits import check_seed, check_speed, check_temperature, check_top_k, check_top_p, is_instruction
 
 Values = dict[str, int | float | str]
 
@@ -28,8 +28,8 @@ def check_values(values: Values) -> None:
 
 
 def instructed(text: str | None) -> Values:
-    """An instruction as vendors have it, where blanks alone are none."""
-    return {"instruct_text": text} if text is not None and text.strip() else {}
+    """An instruction as vendors have it, where what clients send for an option that is not set is none."""
+    return {"instruct_text": text} if text is not None and is_instruction(text) else {}
 
 
 def _check_instruction(text: str) -> None:

@@ -1,7 +1,6 @@
-"""When each character is spoken, as ElevenLabs' clients want it, made from ``text_consumed``. Pure.
+"""When each character is spoken, as ElevenLabs' clients want it: estimates, from where the voice is at the end of each chunk. Pure.
 
-``text_consumed`` is a lower bound at the end of each chunk: characters are spread evenly over the audio since the last ones, and never come
-earlier than the bound allows.
+Characters are spread evenly over the audio since the last ones.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ class Alignment:
     def __init__(self, is_cumulative: bool) -> None:
         self._is_cumulative = is_cumulative
         self._text: list[str] = []
-        self._consumed = 0
+        self._told = 0  # characters
         self._aligned_ms = 0  # of the audio up to the last character that was given out
         self._audio_ms = 0.0
 
@@ -26,16 +25,16 @@ class Alignment:
         """Audio for which the encoder has given no bytes yet."""
         self._audio_ms += duration_ms
 
-    def next(self, duration_ms: float, text_consumed: int) -> dict[str, Any] | None:
-        """For the audio that follows; None where no more characters are known to be spoken.
+    def next(self, duration_ms: float, position: int) -> dict[str, Any] | None:
+        """For the audio that follows; None where the voice has reached no more characters. position: the one at its end.
 
         Audio without characters is added to the next ones: a client that sums up the messages' durations stays with the audio.
         """
         self._audio_ms += duration_ms
-        chars = self._text[self._consumed : text_consumed]
+        chars = self._text[self._told : position]
         if not chars:
             return None
-        self._consumed += len(chars)
+        self._told += len(chars)
         start, end = self._aligned_ms, max(self._aligned_ms, round(self._audio_ms))
         self._aligned_ms = end
         bounds = [(end - start) * number // len(chars) for number in range(len(chars) + 1)]

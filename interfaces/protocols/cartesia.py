@@ -15,7 +15,7 @@ from typing import Any
 
 from bistream.errors import BistreamError, BusyError, InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import cartesia_format
-from interfaces.core.values import Values
+from interfaces.core.values import Values, instructed
 from interfaces.protocols.actions import POLICY_VIOLATION, Action, Append, Cancel, Close, End, Flush, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, name_in, name_or_none, number_in, object_in, text_in
 from interfaces.protocols.words import Word, WordTimes
@@ -152,12 +152,15 @@ def cartesia_voice(values: dict[str, Any]) -> str:
 
 
 def cartesia_values(values: dict[str, Any]) -> tuple[Values, float]:
-    """Of ``generation_config``: values for the core, and the gain. Raises ``InvalidInputError``."""
+    """Of ``generation_config``: values for the core, and the gain; ``instructions`` is ours. Raises ``InvalidInputError``."""
     config = object_in(values, "generation_config")
     speed, volume = number_in(config, "speed"), number_in(config, "volume")
+    given = instructed(text_in(config, "instructions"))
     if volume is not None and not 0.5 <= volume <= 2.0:
         raise InvalidInputError("volume must be a number from 0.5 to 2; correct it.")
-    return ({} if speed is None or speed == 1 else {"speed": speed}), 1.0 if volume is None else float(volume)
+    if speed is not None and speed != 1:
+        given["speed"] = speed
+    return given, 1.0 if volume is None else float(volume)
 
 
 def _timestamps(context: _Context, words: list[Word]) -> list[Action]:

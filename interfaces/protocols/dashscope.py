@@ -108,9 +108,11 @@ class DashScope(JsonProtocol):
         return made
 
     def _continue(self, task: _Task, given: dict[str, Any]) -> list[Action]:
-        if task.is_ending:
-            raise InvalidInputError("The task is finishing and takes no more text; start another one.")
         text = text_in(given, "text") or ""
+        if task.is_ending:
+            if text.strip():
+                raise InvalidInputError("The task is finishing and takes no more text; start another one.")
+            return []
         made: list[Action] = []
         if text:
             task.append(text)

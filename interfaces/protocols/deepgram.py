@@ -1,6 +1,7 @@
 """Deepgram's ``/v2/speak`` (Flux): raw tokens of a language model in, one turn after another, binary audio out. Pure.
 
 ``Interrupt`` with the playback offset is answered with the text that was heard: the characters that were certainly spoken up to there.
+``Close`` waits for the turns that were flushed; a turn without a flush is interrupted by it.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Deepgram(JsonProtocol):
         return [_error("MESSAGE-0000", error), *self._turns.drop(), Close(POLICY_VIOLATION, "MESSAGE-0000")]
 
     def _on_speak(self, values: dict[str, Any]) -> list[Action]:
-        return self._turns.speak(text_in(values, "text"))
+        return self._turns.speak(values)
 
     def _begin(self, turn: _Turn) -> list[Action]:
         turn.begins_ms = self._clock_ms
@@ -128,7 +129,7 @@ class Deepgram(JsonProtocol):
     def _on_interrupt(self, values: dict[str, Any]) -> list[Action]:
         offset = object_in(values, "playback_offset")
         played_ms = number_in(offset, "value")
-        if offset and (offset.get("type", "time_ms") != "time_ms" or played_ms is None):
+        if offset and (offset.get("type") not in (None, "time_ms") or played_ms is None):
             raise InvalidInputError("playback_offset must have the type time_ms and a value in milliseconds; correct it.")
         active = self._turns.active
         turn = active if played_ms is None else self._heard_at(played_ms)
@@ -147,7 +148,7 @@ class Deepgram(JsonProtocol):
         self._made.clear()
         if active is not None:
             self._count(active)
-        return [*cancelled, _event("SpeechInterrupted", **event, metadata=turn.metadata())]
+        return [*cancelled, _event("SpeechInterrupted", **event, metadata=turn.metadata()), *self._farewell()]
 
     def _heard_at(self, played_ms: float) -> _Turn | None:
         """The turn that a listener hears who has played so much: not always the one that is made."""
@@ -166,13 +167,17 @@ class Deepgram(JsonProtocol):
         return [_event("ConfigureSuccess", applied={"speed": self._speed})]
 
     def _on_close(self, values: dict[str, Any]) -> list[Action]:
-        """Agents close the socket on an interruption: a turn under way is not spoken to its end."""
+        return [*self._turns.close(), *self._farewell()]
+
+    def _farewell(self) -> list[Action]:
+        if not self._turns.are_over:
+            return []
         totals = {
             "total_audio_duration_ms": round(self._clock_ms),
             "total_input_character_count": self._characters,
             "total_billable_character_count": self._billable,
         }
-        return [*self._turns.drop(), _event("SessionMetadata", **totals), Close()]
+        return [_event("SessionMetadata", **totals), Close()]
 
     def audio(self, speech: str, made: Made) -> Sequence[Action]:
         turn = self._turns.speaking(speech)
@@ -185,7 +190,7 @@ class Deepgram(JsonProtocol):
         turn = self._turns.speaking(speech)
         self._count(turn)
         self._made.append(turn)
-        return [_event("SpeechMetadata", **turn.metadata()), *self._turns.next()]
+        return [_event("SpeechMetadata", **turn.metadata()), *self._turns.next(), *self._farewell()]
 
     def failed(self, speech: str, error: BistreamError) -> Sequence[Action]:
         """The connection ends, so that the client connects again and sends its text anew."""

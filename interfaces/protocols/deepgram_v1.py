@@ -1,7 +1,8 @@
 """Deepgram's ``/v1/speak`` (Aura): text in pieces in, binary audio out. Pure.
 
 Clients take ``Flushed`` as the end of a turn, so it comes behind the turn's last audio, also where a flush has no text; a turn that was
-cleared gets none, because it would end the one after it. ``Close`` ends at once, as the vendor's does.
+cleared gets none, because it would end the one after it. ``Close`` waits for the turns that were flushed; a client that wants none of them
+sends ``Clear``, or closes the socket.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class DeepgramV1(JsonProtocol):
     def _handle(self, values: dict[str, Any]) -> list[Action]:
         match text_in(values, "type"):
             case "Speak":
-                return self._turns.speak(text_in(values, "text"))
+                return self._turns.speak(values)
             case "Flush":
                 return [self._flushed()] if self._turns.newest is None else self._turns.flush()
             case "Clear":
                 self._cleared_count += 1
-                return [*self._turns.drop(), Send({"type": "Cleared", "sequence_id": self._cleared_count - 1})]
+                return [*self._turns.drop(), Send({"type": "Cleared", "sequence_id": self._cleared_count - 1}), *self._end()]
             case "Close":
-                return [*self._turns.drop(), Close()]
+                return [*self._turns.close(), *self._end()]
         raise InvalidInputError("type must be Speak, Flush, Clear or Close; correct it.")
 
     def _refuse(self, values: dict[str, Any], error: InvalidInputError) -> list[Action]:
@@ -65,12 +66,15 @@ class DeepgramV1(JsonProtocol):
 
     def finished(self, speech: str) -> Sequence[Action]:
         self._turns.speaking(speech)
-        return [self._flushed(), *self._turns.next()]
+        return [self._flushed(), *self._turns.next(), *self._end()]
 
     def failed(self, speech: str, error: BistreamError) -> Sequence[Action]:
         """The connection ends, so that the client connects again and sends its text anew."""
         self._turns.drop()
         return _over(error, "NET-0000", INTERNAL_ERROR) if error.retryable else _over(error, "DATA-0000", POLICY_VIOLATION)
+
+    def _end(self) -> list[Action]:
+        return [Close()] if self._turns.are_over else []
 
     def _flushed(self) -> Send:
         self._flushed_count += 1

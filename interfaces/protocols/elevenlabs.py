@@ -1,9 +1,9 @@
 """ElevenLabs' ``stream-input`` (one text for each socket) and ``multi-stream-input`` (contexts beside each other). Pure.
 
 Pieces go on as they come: ``chunk_length_schedule`` changes nothing. In ``multi-stream-input`` a ``close_context`` without an unanswered
-flush, and a second one, is a cancel: that is how agents interrupt. An empty text keeps the socket alive there, and ends the stream in
-``stream-input``. What still comes for a context that has failed is dropped until its ``close_context``, so that the rest of a text is not
-spoken without its beginning.
+flush, and a second one, is a cancel: that is how agents interrupt. ``close_socket`` waits for the contexts that end or were flushed. An
+empty text keeps the socket alive there, and ends the stream in ``stream-input``. What still comes for a context that has failed is
+dropped until its ``close_context``, so that the rest of a text is not spoken without its beginning.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def key_headers(message: str | bytes) -> dict[str, str]:
         values = parse_object(message)
     except InvalidInputError:
         return {}
-    key, authorization = values.get("xi_api_key", values.get("xi-api-key")), values.get("authorization")
+    key, authorization = values.get("xi_api_key") or values.get("xi-api-key"), values.get("authorization")
     if isinstance(authorization, str) and authorization.isascii():
         return {"authorization": authorization if " " in authorization else f"Bearer {authorization}"}
     return {"xi-api-key": key} if isinstance(key, str) and key.isascii() else {}
@@ -107,8 +107,8 @@ class ElevenLabs(JsonProtocol):
     def _multi(self, values: dict[str, Any], context_id: str | None) -> list[Action]:
         if values.get("close_socket"):
             self._is_closing = True
-            cancelled: list[Action] = [action for context in list(self._contexts.values()) for action in self._end_or_cancel(context)]
-            return [*cancelled, *self._close_when_idle()]
+            left = [context for context in self._contexts.values() if not context.is_ending]
+            return [action for context in left for action in self._end_or_cancel(context)] if self._contexts else [Close()]
         name = context_id or "default"
         context = self._live(name)
         text = text_in(values, "text") or ""
@@ -171,7 +171,7 @@ class ElevenLabs(JsonProtocol):
         if not made.data:
             context.alignment.hold(made.duration_ms)
             return []
-        alignment = context.alignment.next(made.duration_ms, made.text_consumed)
+        alignment = context.alignment.next(made.duration_ms, made.position)
         data = base64.b64encode(made.data).decode("ascii")
         return [context.message(audio=data, isFinal=None, alignment=alignment, normalizedAlignment=alignment)]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bistream.errors import InvalidInputError
 from interfaces.protocols.actions import Action, Append, Cancel
+from interfaces.protocols.messages import text_in
 
 MAX_WAITING_TURNS = 16
 
@@ -42,15 +43,23 @@ class Turns(Generic[AnyTurn]):
         self._max_text_chars = max_text_chars
         self._waiting: deque[AnyTurn] = deque()
         self.active: AnyTurn | None = None
+        self.is_closing = False  # no more text is taken
 
     @property
     def newest(self) -> AnyTurn | None:
         return self._waiting[-1] if self._waiting else self.active
 
-    def speak(self, text: str | None) -> list[Action]:
-        """Raises ``InvalidInputError``."""
-        if not text:
+    @property
+    def are_over(self) -> bool:
+        return self.is_closing and self.active is None
+
+    def speak(self, message: dict[str, Any]) -> list[Action]:
+        """An empty text is nothing: many language models begin with one. Raises ``InvalidInputError``."""
+        if "text" not in message:
             raise InvalidInputError("Speak needs text; send the next piece of it.")
+        text = text_in(message, "text")
+        if not text or self.is_closing:
+            return []
         turn = self.newest
         is_new = turn is None or turn.is_flushed
         if len(text) + (0 if turn is None or is_new else len(turn.text)) > self._max_text_chars:
@@ -71,10 +80,21 @@ class Turns(Generic[AnyTurn]):
     def flush(self) -> list[Action]:
         """No more text for the newest turn."""
         turn = self.newest
-        if turn is None or turn.is_flushed:
+        if turn is None or turn.is_flushed or self.is_closing:
             return []
         turn.is_flushed = True
         return self._end(turn) if turn is self.active else []
+
+    def close(self) -> list[Action]:
+        """A graceful end: turns that were flushed are spoken to their ends, text without a flush is dropped."""
+        self.is_closing = True
+        turn = self.newest
+        if turn is None or turn.is_flushed:
+            return []
+        if turn is self.active:
+            return self.drop()
+        self._waiting.pop()
+        return []
 
     def drop(self) -> list[Action]:
         """All turns."""

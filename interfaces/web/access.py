@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -32,6 +33,8 @@ class Access:
         self._max_sockets = max_sockets
         self._sockets_per_address = sockets_per_address
         self._sockets: Counter[str] = Counter()
+        self.all_left = asyncio.Event()  # set while no socket is open
+        self.all_left.set()
 
     @property
     def open_sockets(self) -> int:
@@ -72,11 +75,14 @@ class Access:
         if any(limit and count >= limit for count, limit in taken):
             raise BusyError("Too many WebSockets are open; close some, or try again in 5.0 s.")
         self._sockets[caller.address] += 1
+        self.all_left.clear()
 
     def leave(self, caller: Caller) -> None:
         self._sockets[caller.address] -= 1
         if self._sockets[caller.address] <= 0:
             del self._sockets[caller.address]
+        if not self._sockets:
+            self.all_left.set()
 
 
 def network_of(address: str) -> str:

@@ -16,11 +16,12 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
 from bistream.errors import BistreamError, EngineError
 from interfaces.core.service import DRAIN_RETRY_AFTER_S, SpeechService
 from interfaces.settings import Limits
-from interfaces.web import http_routes, socket_routes, vendor_routes
+from interfaces.web import http_routes, model_routes, socket_routes, vendor_routes, voice_routes
 from interfaces.web.access import Access
 from interfaces.web.answers import error_answer
 from interfaces.web.guard import Guard
 from interfaces.web.metrics import exposition
+from interfaces.web.uploads import Uploads
 
 PAGE = Path(__file__).parent / "page"
 # The page loads nothing from elsewhere, and no other site may frame it.
@@ -35,7 +36,10 @@ PAGE_HEADERS = {
 def make_app(service: SpeechService, access: Access, limits: Limits, allowed_origins: Sequence[str] = ()) -> Any:
     """An ASGI application."""
     app = FastAPI(title="bistream", docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(http_routes.routes(service))
+    uploads = Uploads(service)
+    app.include_router(http_routes.routes(service, uploads))
+    app.include_router(model_routes.routes(service))
+    app.include_router(voice_routes.routes(service, uploads))
     app.include_router(vendor_routes.routes(service))
     app.include_router(socket_routes.routes(service, access))
     _add_health(app, service, access)

@@ -14,6 +14,7 @@ from bistream.errors import BistreamError, CancelledError, EngineError, Shutting
 from bistream.rates import SAMPLE_RATE
 from interfaces.audio.encoder import Encoder
 from interfaces.core.errors import SlowReaderError
+from interfaces.core.record import Ending
 from interfaces.core.service import Caller, SpeechService
 from interfaces.core.speech import Flushed, Speech
 from interfaces.protocols.actions import Action, Append, Cancel, Close, End, Flush, Made, Open, Send, SocketProtocol
@@ -22,8 +23,7 @@ logger = logging.getLogger("interfaces")
 
 MAX_PIECE_S = 0.5  # of audio in one message: clients bound the size of a message
 GOING_AWAY = 1001
-TRY_AGAIN_LATER = 1013
-INTERNAL_ERROR = 1011
+GOODBYE = Close(GOING_AWAY, "the gateway is shutting down")
 
 
 class Socket(Protocol):
@@ -102,7 +102,7 @@ class Conversation:
         while pumps := [one.pump for one in self._utterances.values() if one.pump is not None and not one.pump.done()]:
             await asyncio.wait(pumps)
             await asyncio.sleep(0)
-        await self._close(Close(GOING_AWAY, "the gateway is shutting down"))
+        await self._close(GOODBYE)
 
     async def _carry_out(self, actions: Sequence[Action]) -> None:
         """In order; a failure of an utterance drops the rest of what was to be done."""
@@ -151,7 +151,7 @@ class Conversation:
         utterance = self._utterances.pop(name, None)
         if utterance is not None:
             utterance.is_cancelled = True
-            self._service.counts.cancelled += 1
+            utterance.speech.record.end(Ending.CANCELLED)
             await utterance.speech.close()
 
     async def _fail(self, name: str, error: BistreamError) -> None:
@@ -159,11 +159,14 @@ class Conversation:
         utterance = self._utterances.pop(name, None)
         if utterance is not None:
             utterance.is_cancelled = True
+            utterance.speech.record.fail(error)
             await utterance.speech.close()
-        self._service.counts.failed += 1
         if self._closed.is_set():
             return  # nobody is left to tell
-        await self._carry_out(self._protocol.failed(name, error))
+        told = self._protocol.failed(name, error)
+        if isinstance(error, ShuttingDownError) and self._service.drains.is_set():
+            told = [GOODBYE if isinstance(action, Close) else action for action in told]
+        await self._carry_out(told)
 
     async def _pump(self, name: str, utterance: _Utterance) -> None:
         try:
@@ -214,7 +217,10 @@ class Conversation:
                 await self._socket.send(data)
         except TimeoutError:
             self._closed.set()
-            raise SlowReaderError("The client does not read.") from None
+            error = SlowReaderError("The client does not read.")
+            for utterance in self._utterances.values():
+                utterance.speech.record.fail(error)
+            raise error from None
 
     async def _close(self, action: Close) -> None:
         if self._closed.is_set():

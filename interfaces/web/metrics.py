@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
+from interfaces.core.record import Ending
 from interfaces.core.service import FIRST_AUDIO_BUCKETS_S, Counts, SpeechService
 
 PREFIX = "bistream_interfaces"
@@ -20,11 +21,13 @@ def exposition(service: SpeechService, open_sockets: int) -> str:
         ("utterances_total", "counter", "Utterances that were begun.", counts.speeches),
         ("refused_total", "counter", "Utterances that were refused.", counts.refused),
         ("failed_total", "counter", "Utterances that failed after they had begun.", counts.failed),
-        ("cancelled_total", "counter", "Utterances that clients cancelled.", counts.cancelled),
+        ("cancelled_total", "counter", "Utterances that clients cancelled or left.", counts.cancelled),
         ("characters_total", "counter", "Characters of the texts.", counts.characters),
         ("audio_seconds_total", "counter", "Audio that was made.", counts.audio_s),
     )
     lines = [_family(name, kind, text, [("", value)]) for name, kind, text, value in rows]
+    endings = [(f'{{ending="{ending}"}}', float(counts.endings[ending])) for ending in Ending]
+    lines.append(_family("endings_total", "counter", "Utterances that are over, by how they ended.", endings))
     lines.append(
         _family("server_ready", "gauge", "1 while the server takes sessions.", _by_server(one.is_ready is True for one in servers))
     )

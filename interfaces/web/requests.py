@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
 from bistream.errors import InvalidInputError
 from interfaces.core.values import MAX_INSTRUCTION_CHARS, Values, instructed
@@ -22,11 +22,20 @@ class FieldError(InvalidInputError):
         self.param = param
 
 
-class VoiceId(BaseModel):
+class Body(BaseModel):
+    """``null`` is as if the field were not there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class VoiceId(Body):
     id: VoiceName
 
 
-class SpeechRequest(BaseModel):
+class SpeechRequest(Body):
     """``POST /v1/audio/speech``. instructions have no effect with OpenAI's first two models, as there."""
 
     model: Annotated[str, StringConstraints(max_length=128)]
@@ -54,11 +63,11 @@ class SpeechRequest(BaseModel):
         return {**numbers, **instructed(None if self.model in UNINSTRUCTED_MODELS else self.instructions)}
 
 
-class VoiceSettings(BaseModel):
+class VoiceSettings(Body):
     speed: float | None = None
 
 
-class ElevenLabsRequest(BaseModel):
+class ElevenLabsRequest(Body):
     """``POST /v1/text-to-speech/{voice_id}``."""
 
     text: Annotated[str, StringConstraints(min_length=1)]
@@ -72,13 +81,13 @@ class ElevenLabsRequest(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class DeepgramRequest(BaseModel):
+class DeepgramRequest(Body):
     """``POST /v1/speak``."""
 
     text: Annotated[str, StringConstraints(min_length=1)]
 
 
-class CartesiaRequest(BaseModel):
+class CartesiaRequest(Body):
     """``POST /tts/bytes`` and ``/tts/sse``; what the WebSocket has, too, is read as there."""
 
     transcript: Annotated[str, StringConstraints(min_length=1)]

@@ -22,7 +22,7 @@ from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
 from interfaces.settings import Limits
 from interfaces.web.access import Access, network_of
 from interfaces.web.answers import error_answer
-from interfaces.web.conversation import Conversation, Socket
+from interfaces.web.conversation import GOODBYE, Conversation, Socket
 from interfaces.web.first_message import identified
 from interfaces.web.guard import refuse
 
@@ -84,9 +84,23 @@ class _Runner:
             self._access.leave(caller)
 
     async def _converse(self, socket: Socket, protocol: SocketProtocol, known: Caller | None, stranger: Caller) -> None:
-        found = (socket, known) if known is not None else await identified(socket, self._access, stranger)
+        found = (socket, known) if known is not None else await self._identified(socket, stranger)
         if found is not None:
             await Conversation(found[0], protocol, self._service, found[1]).run()
+
+    async def _identified(self, socket: Socket, stranger: Caller) -> tuple[Socket, Caller] | None:
+        """As ``identified``; a drain does not wait for a first message."""
+        asking = asyncio.ensure_future(identified(socket, self._access, stranger))
+        draining = asyncio.ensure_future(self._service.drains.wait())
+        try:
+            await asyncio.wait([asking, draining], return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            await socket.close(GOODBYE.code, GOODBYE.reason)
+            return None
+        finally:
+            asking.cancel()
+            draining.cancel()
 
 
 def routes(service: SpeechService, access: Access) -> APIRouter:

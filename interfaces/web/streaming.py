@@ -12,10 +12,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from bistream.errors import BistreamError, CancelledError, ShuttingDownError
+from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
+from interfaces.core.errors import SlowReaderError
 from interfaces.core.service import Caller, SpeechService
 from interfaces.core.speech import Audio, Speech
 from interfaces.core.values import Values
@@ -49,6 +50,10 @@ class SpokenText:
         self._bytes: AsyncGenerator[bytes, None] | None = None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._speech.warnings
+
+    @property
     def characters(self) -> int:
         return self._speech.characters
 
@@ -79,7 +84,10 @@ class SpokenText:
         if data := self._encoder.finish():
             yield data
 
-    async def close(self) -> None:
+    async def close(self, error: BistreamError | None = None) -> None:
+        """error: why, where it is not that all is spoken or that the client has gone."""
+        if error is not None:
+            self._speech.record.fail(error)
         await self._speech.close()
         self._encoder.close()
 
@@ -106,14 +114,16 @@ async def speak(
     try:
         await speech.end(text)
         return spoken, await _unless_gone(spoken.first(), receive)
-    except ClientGoneError:
-        service.counts.cancelled += 1
-        await spoken.close()
+    except BaseException as error:
+        await spoken.close(_reason(error))
         raise
-    except BaseException:
-        service.counts.failed += 1
-        await spoken.close()
-        raise
+
+
+def _reason(error: BaseException) -> BistreamError | None:
+    """None: the client has gone, or the process ends."""
+    if isinstance(error, ClientGoneError) or not isinstance(error, Exception):
+        return None
+    return error if isinstance(error, BistreamError) else EngineError("The gateway failed while it made the audio; try again.")
 
 
 class SpokenResponse(Response):
@@ -157,7 +167,11 @@ class SpokenResponse(Response):
                 await write(_event({"type": "speech.audio.error", "error": {**detail, "partial_audio": True, "action": "discard"}}))
             raise CutConnectionError from None
         except TimeoutError:
+            await self._spoken.close(SlowReaderError("The client does not read."))
             raise CutConnectionError from None
+        except Exception as error:
+            await self._spoken.close(_reason(error))
+            raise
         await write(self._usage() if self._as_events else b"", more=False)
 
     def _framed(self, data: bytes) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -27,12 +29,6 @@ def routes(service: SpeechService) -> APIRouter:
 
 
 def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
-    @router.get("/v1/voices")
-    async def voices(request: Request) -> dict[str, Any]:
-        found = service.voices.all_of(caller_of(request).key)
-        kinds = ((voice, "cloned" if voice.owner is not None or voice.created_at else "premade") for voice in found)
-        return {"voices": [{"voice_id": voice.id, "name": voice.name, "category": kind} for voice, kind in kinds]}
-
     @router.post("/v1/text-to-speech/{voice_id}")
     @router.post("/v1/text-to-speech/{voice_id}/stream")
     async def text_to_speech(request: Request, voice_id: str) -> Response:
@@ -43,15 +39,23 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService) -> None:
         return await spoken(service, request, voice_id, given.text, target, given.values)
 
     @router.post("/v1/text-to-speech/{voice_id}/stream/with-timestamps")
-    async def with_timestamps(request: Request, voice_id: str) -> Response:
+    async def stream_with_timestamps(request: Request, voice_id: str) -> Response:
         """Lines of JSON; times count from the start of the audio."""
+        return await timed(request, voice_id, _timed_line)
+
+    @router.post("/v1/text-to-speech/{voice_id}/with-timestamps")
+    async def with_timestamps(request: Request, voice_id: str) -> Response:
+        """One object, once all is spoken."""
+        return await timed(request, voice_id, _WholeAnswer())
+
+    async def timed(request: Request, voice_id: str, frame: Callable[[dict[str, Any]], bytes]) -> Response:
         given = parse(ElevenLabsRequest, await request.body())
         name = request.query_params.get("output_format", "mp3_44100_128")
         target = at("output_format", lambda: elevenlabs_format(name))
         check_text(service, "text", given.text, given.values)
         options = ElevenLabsOptions(voice_id, target, is_multi=False, has_cumulative_alignment=True, values=given.values)
         messages = [{"text": given.text}, {"text": ""}]
-        return ExchangeResponse(service, caller_of(request), ElevenLabs(options), messages, _timed_line, "application/json")
+        return ExchangeResponse(service, caller_of(request), ElevenLabs(options), messages, frame, "application/json")
 
 
 def _timed_line(message: dict[str, Any]) -> bytes:
@@ -60,6 +64,27 @@ def _timed_line(message: dict[str, Any]) -> bytes:
     alignment = message["alignment"] and _in_seconds(message["alignment"])
     line = {"audio_base64": message["audio"], "alignment": alignment, "normalized_alignment": alignment}
     return json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+class _WholeAnswer:
+    """Messages of one text as one object, which comes with the last of them."""
+
+    def __init__(self) -> None:
+        self._audio = bytearray()
+        self._alignment: dict[str, list[Any]] | None = None  # None: no character is known to be spoken
+
+    def __call__(self, message: dict[str, Any]) -> bytes:
+        if message.get("audio"):
+            self._audio += base64.b64decode(message["audio"])
+            if message["alignment"]:
+                for name, values in _in_seconds(message["alignment"]).items():
+                    self._alignment = self._alignment or {}
+                    self._alignment.setdefault(name, []).extend(values)
+        if not message.get("isFinal"):
+            return b""
+        data = base64.b64encode(self._audio).decode("ascii")
+        whole = {"audio_base64": data, "alignment": self._alignment, "normalized_alignment": self._alignment}
+        return json.dumps(whole, separators=(",", ":")).encode("ascii")
 
 
 def _in_seconds(alignment: dict[str, Any]) -> dict[str, Any]:

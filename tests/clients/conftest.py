@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import subprocess
 import wave
 from collections.abc import Callable, Iterator
@@ -81,11 +82,22 @@ def found_by(environment: str, program: str, *arguments: str, parse: Callable[[s
     python = ENVIRONMENTS / environment / "bin/python"
     if not python.exists():
         pytest.skip(f"there is no {python}; run: bash run.sh test-clients")
-    words = [str(python), str(ROOT / program), *arguments]
-    known = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return parse(_output([str(python), program, *arguments], {"PYTHONPATH": str(ROOT), **variables}))
+
+
+def found_by_node(program: str, *arguments: str, **variables: str) -> Any:
+    """As ``found_by``, of a program for Node."""
+    node, packages = shutil.which("node"), ENVIRONMENTS / "node/node_modules"
+    if node is None or not packages.is_dir():
+        pytest.skip(f"there is no Node, or no {packages}; install Node and run: bash run.sh test-clients")
+    return _last_line(_output([node, program, *arguments], {"NODE_PATH": str(packages), **variables}))
+
+
+def _output(words: list[str], variables: dict[str, str]) -> str:
+    known = {**os.environ, **variables}
     done = subprocess.run(words, cwd=ROOT, env=known, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    return parse(done.stdout)
+    return done.stdout
 
 
 def seconds_of(path: Path) -> float:

@@ -5,10 +5,13 @@ Needs Chromium (``apt-get install --no-install-recommends chromium``) beside the
 
 from __future__ import annotations
 
+import ast
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from gateway.keys import Keys
 from tests.clients.conftest import found_by
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER
 from tests.unit.interfaces.rig import reading, running
@@ -21,12 +24,29 @@ pytestmark = [
 
 def test_the_page_speaks_stops_and_records(tmp_path: Path) -> None:
     with reading() as server, running(server.address) as front:
-        picture = tmp_path / "page.png"
-        found = found_by("sdk", "tests/clients/programs/page.py", f"127.0.0.1:{front.port}", str(picture))
+        found = found_by("sdk", "tests/clients/programs/page.py", f"127.0.0.1:{front.port}", str(tmp_path))
         (voice,) = [one for one in front.service.voices.all_of(None) if one.name == "mine"]
-    played = len("A text that is sent all at once, and played without a gap.") * SAMPLES_PER_CHARACTER
-    assert found["whole"] == {"played": played, "gaps": 0, "isMade": True, "isOver": True}
-    assert found["heard"].startswith("Heard: One word") and found["unheard"]
+    text = "A text that is sent all at once, and played without a gap."
+    whole = {"played": len(text) * SAMPLES_PER_CHARACTER, "gaps": 0, "isMade": True, "isOver": True, "words": len(text.split())}
+    assert found["whole"] == whole and found["lit"] == whole["words"]
+    assert "no text" in found["empty"] and found["empty_after"] == ""
+    assert found["heard"].startswith("Heard: One word") and found["unheard"] and found["history"] == 2
     assert voice.samples is not None and 0.8 < len(voice.samples) / 16000 < 3 and abs(voice.samples).max() > 0.1
     assert found["chosen"] == "mine" and found["download"] == "bistream.wav" and found["phone_width"] == 375
-    assert found["faults"] == [] and picture.stat().st_size > 10_000
+    assert found["faults"] == [] and (tmp_path / "page.png").stat().st_size > 10_000
+    _check_programs(*found["snippets"])
+
+
+def _check_programs(curl: str, python: str, javascript: str, livekit: str, ours: str) -> None:
+    assert subprocess.run(["bash", "-n"], input=curl, text=True, check=False).returncode == 0
+    assert subprocess.run(["node", "--check", "--input-type=module", "-"], input=javascript, text=True, check=False).returncode == 0
+    for program in (python, livekit, ours):
+        ast.parse(program)
+
+
+def test_each_trouble_has_its_own_words_which_go_with_it() -> None:
+    with reading() as server, running(server.address, keys=Keys({"a-secret-of-somebody": "somebody"})) as front:
+        said = found_by("sdk", "tests/clients/programs/page_troubles.py", f"127.0.0.1:{front.port}", "a-secret-of-somebody")
+    sentences = [said[name] for name in ("no_key", "wrong_key", "gone")]
+    assert all(sentences) and len(set(sentences)) == 3
+    assert said["right_key"] == said["back"] == "" and said["voices"] == said["voices_after_reload"] == 1 and said["faults"] == []

@@ -20,12 +20,15 @@ from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
 from tests.gpu.text2token.conversation import ALL_STOPS, drain, engine_of, random_turns, talk
 from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner
+from tests.unit.text2token.long_prompts import check_long_prompts
+from tests.unit.text2token.test_faults import PLANNING, Inject, check, slots_of
 from tests.unit.text2token.tiny import SPACE, random_state
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
+from bistream.text2token.cuda import runner as cuda_runner
 from bistream.text2token.cuda.batch import bucket_sizes
 from bistream.text2token.cuda.runner import CudaRunner
 from bistream.text2token.cuda.tuning import MEASURED_BEST, Tuning
@@ -161,6 +164,27 @@ def test_a_shared_prompt_changes_nothing() -> None:
         first = talk(engine, [engine.open("first", SamplingSpec(), 900)], turns[:1], 10)
         said.append(first + talk(engine, [engine.open(str(number), SamplingSpec(), 900) for number in range(3)], turns[1:], 10))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_prompts_of_several_steps(seed: int) -> None:
+    """In company and alone, with a cache that knows the prompt or not."""
+    check_long_prompts(lambda: engine_of(shared_runner()), seed)
+
+
+HOST: dict[str, Inject] = {
+    "rows": lambda fault, patch: fault.before(patch, cuda_runner, "write_rows", lambda target, segments, filler: slots_of(segments)),
+    "starts": lambda fault, patch: fault.before(
+        patch, cuda_runner, "write_starts", lambda numbers, blocks, starts, space: [start.slot for start in starts]
+    ),
+}
+
+
+@pytest.mark.parametrize("place", [*PLANNING, *HOST])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fault_of_one_sequence_ends_that_one(place: str, seed: int) -> None:
+    """A step that the host could not write must not be counted: the device's count would be another from then on."""
+    check(shared_runner, (PLANNING | HOST)[place], seed, times=10**6)
 
 
 def test_nan_fails_its_session_only() -> None:

@@ -1,4 +1,7 @@
-"""Real servers for the tests: one that streams, shared by most tests, and one whose ``cosyvoice2`` answers offline."""
+"""Real servers for the tests: one that streams, shared by most tests, and one that answers offline and keeps little.
+
+The start of a server is most of the time of these tests: a test has one of its own only where its settings or its end leave no choice.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from bistream.keeper.server_process import ServerSettings, TritonServer
 from bistream.keeper.server_start import start_server
 from scripts.fill_template import placeholders
 from scripts.make_model_repo import make, model_names, model_values, read_template
+from tests.sounds import speech_like
 
 ROOT = Path(__file__).resolve().parents[2]
 TRITON_SERVER = Path(os.environ.get("TRITON_SERVER", ROOT / "build/triton/wheel/pytriton/tritonserver/bin/tritonserver"))
@@ -32,6 +36,7 @@ LIMITS = {
     "session_idle_timeout_s": "300",  # a session waits for its test, however slow the machine is; those about silence set another one
     "admission_load": "0",  # what a busy test machine can do decides no test; test_admission.py sets both numbers
 }
+FLOW_CONTEXT_S = 5  # of the server that keeps little
 PATIENCE_S = 240.0  # for anything that happens on a working server; of a broken one, whose test fails after it
 PROBE_TIMEOUT_S = WAIT_TIMEOUT_S = PATIENCE_S
 START_TIMEOUT_S = 600.0  # of a server whose six models share one core with others
@@ -91,10 +96,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> It
     yield from serve(tmp_path_factory.mktemp("streaming"), tiny_model_dir)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def offline_server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
-    """All models; ``cosyvoice2`` answers once."""
-    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **{"cosyvoice2.decoupled_mode": "False"})
+    """All models; ``cosyvoice2`` answers once. It remembers one voice at a time, and its flow the last seconds of a session."""
+    keeps_little = {"voice_cache_size": "1", "token2wav.flow_context_s": str(FLOW_CONTEXT_S)}
+    yield from serve(tmp_path_factory.mktemp("offline"), tiny_model_dir, **keeps_little, **{"cosyvoice2.decoupled_mode": "False"})
 
 
 @pytest.fixture(scope="session")
@@ -105,9 +111,7 @@ def grpc_url(server: TritonServer) -> str:
 @pytest.fixture(scope="session")
 def reference_wav() -> NDArray[np.float32]:
     """One second of a voice-like sound, float32 [1, 16000]."""
-    time_s = np.arange(16000, dtype=np.float32) / 16000
-    tone = sum(np.sin(2 * np.pi * 120 * harmonic * time_s) / harmonic for harmonic in range(1, 6))
-    return (0.1 * np.asarray(tone, np.float32)).reshape(1, -1)
+    return speech_like().reshape(1, -1)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from tests.sounds import speech_like
 from tests.triton.callers import Caller
 from tests.triton.conftest import START_TIMEOUT_S, make_repository, wait_for
 from tests.triton.keeper import Keeper, processes_with
@@ -32,8 +31,15 @@ class Served:
         return self.keeper.grpc_url
 
     def process(self, model: str) -> int:
-        (process,) = processes_with(f"{self._repository}/{model}/1/model.py")
-        return process
+        """Of the model that serves; waits while one takes the place of another."""
+        found: list[int] = []
+
+        def is_one() -> bool:
+            found[:] = processes_with(f"{self._repository}/{model}/1/model.py")
+            return len(found) == 1
+
+        wait_for(is_one, f"one process of {model}")
+        return found[0]
 
     def owns(self, pid: int) -> bool:
         """Whether a process has this repository in its command line."""
@@ -42,8 +48,11 @@ class Served:
     def new_voice(self) -> dict[str, Any]:
         """A recording that no model has seen, so that it must be analysed."""
         self._voices += 1
-        tone = 0.1 * np.sin(np.arange(16000) * (0.05 + 0.001 * self._voices)).astype(np.float32)
-        return {"reference_wav": tone.reshape(1, -1), "reference_wav_len": 16000, "reference_text": "A reference."}
+        return {
+            "reference_wav": speech_like(seed=self._voices).reshape(1, -1),
+            "reference_wav_len": 16000,
+            "reference_text": "A reference.",
+        }
 
     def callers(self) -> list[Caller]:
         """Sessions that have heard audio and have more to say."""

@@ -20,7 +20,7 @@ from tests.triton.conftest import make_repository
 from tests.triton.keeper import Keeper
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
-from tests.triton.upstream_clients import MODEL3, ask_over_http, ask_statistics, infer_offline, stream_each
+from tests.triton.upstream_clients import MODEL3, ask_statistics, stream_each
 
 WORDS = [b"Hello ", b"there, ", b"this is ", b"one more ", b"test."]
 TEXT = b"".join(WORDS)
@@ -101,16 +101,6 @@ def test_upstreams_client_streams_under_its_own_name(keeper: Keeper, voice: Voic
     spoken = stream_each(keeper.grpc_url, voice["reference_wav"][0], "A reference.", ["Hi.", "You."], MODEL3)
     assert all(audio.ndim == 1 and audio.size > 0 and np.isfinite(audio).all() for audio in spoken)
     assert ask_statistics(keeper.grpc_url, MODEL3) >= before + len(spoken)  # the keeper's probes count too
-
-
-def test_upstreams_clients_work_offline_under_its_own_name(tmp_path: Path, model_dir: Path, voice: Voice) -> None:
-    recording = voice["reference_wav"][0]
-    with Keeper(make_repository(tmp_path, model_dir, None, **{"cosyvoice2.decoupled_mode": "False"})) as offline:
-        over_grpc = infer_offline(offline.grpc_url, recording, "A reference.", "Hi.", MODEL3)
-        over_http = ask_over_http(offline.http_url, recording, "A reference.", "Hi.", MODEL3)
-        assert over_grpc.ndim == over_http.ndim == 1 and over_grpc.size == over_http.size > 0
-        offline.signal()
-        offline.check_end()
 
 
 def test_a_session_is_cancelled(keeper: Keeper, voice: Voice) -> None:

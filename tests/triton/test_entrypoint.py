@@ -1,4 +1,5 @@
-"""``deploy/entrypoint.sh`` as a container runs it, on the embedded server: variables to readiness, and SIGTERM to a drain."""
+"""``deploy/entrypoint.sh`` as a container runs it, on the embedded server: variables to readiness, SIGTERM to a drain, and another one to
+the end."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 from tests.ports import port
 from tests.triton.callers import Caller
 from tests.triton.conftest import LIMITS, PATIENCE_S, ROOT, START_TIMEOUT_S, TRITON_BACKENDS, TRITON_SERVER, wait_for
-from tests.triton.keeper import processes_with
+from tests.triton.keeper import processes_with, shared_memory_of
 from tests.triton.sockets import parents
 
 Voice = dict[str, Any]
@@ -28,6 +29,7 @@ def variables(folder: Path, model_dir: Path) -> dict[str, str]:
         "ready_file": str(folder / "ready.json"),
         "health_port": str(port()),
         "drain_timeout_s": "300",
+        "exit_timeout_s": "300",
         "log_file": str(folder / "server.log"),
         "starts_per_second": "7",
         "max_silence_s": "300",
@@ -52,7 +54,7 @@ def is_ready(port: str) -> bool:
         return False
 
 
-def test_it_renders_serves_and_drains(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
+def test_it_renders_serves_drains_and_ends_at_the_second_signal(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
     environment = variables(tmp_path, tiny_model_dir)
     health_port = environment["BISTREAM__SERVE__HEALTH_PORT"]
     log = tmp_path / "container.log"
@@ -72,12 +74,12 @@ def test_it_renders_serves_and_drains(tmp_path: Path, tiny_model_dir: Path, voic
         caller.wait_audio()
         container.send_signal(signal.SIGTERM)  # to the process of the entrypoint, which has become the keeper
         wait_for(lambda: not is_ready(health_port), "the drain")
-        assert container.poll() is None
-        caller.say("And these are the last words.")
-        assert caller.wait_end(PATIENCE_S) and caller.outcome == "audio"
-        caller.close()
+        assert container.poll() is None and caller.outcome == "nothing"
+        container.send_signal(signal.SIGTERM)
         assert container.wait(PATIENCE_S) == 0
-        assert processes_with(str(tmp_path)) == []
+        assert caller.wait_end(PATIENCE_S) and caller.ending == "SHUTTING_DOWN"
+        caller.close()
+        assert processes_with(str(tmp_path)) == [] and shared_memory_of(container.pid) == []
     finally:
         container.kill()
         container.wait()

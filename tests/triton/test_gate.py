@@ -26,12 +26,14 @@ from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.wire_arrays import scalar_array, text_array
 from gateway.settings import Limits
 from tests.triton.chaos import Storm
-from tests.triton.conftest import PATIENCE_S, serve, wait_for
+from tests.triton.conftest import PATIENCE_S, wait_for
 from tests.triton.gate_process import GateProcess
 from tests.triton.reliability import Attack
 from tests.triton.requests import Stream, ask, to_input
 from tests.triton.test_models import upstream_inputs
 from tests.triton.test_sessions import MODEL, check_audio
+from tests.triton.upstream_clients import MODEL as UPSTREAMS_MODEL
+from tests.triton.upstream_clients import MODEL3, ask_over_http, infer_offline
 
 Voice = dict[str, Any]
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -87,9 +89,9 @@ def test_an_upstream_clients_other_questions_are_answered(gate: GateProcess) -> 
     client.close()
 
 
-@pytest.fixture
-def offline_gate(offline_server: TritonServer, tmp_path: Any) -> Iterator[GateProcess]:
-    with GateProcess(offline_server, tmp_path) as made:
+@pytest.fixture(scope="module")
+def offline_gate(offline_server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
+    with GateProcess(offline_server, tmp_path_factory.mktemp("offline_gate")) as made:
         yield made
         made.check_end()
 
@@ -112,6 +114,13 @@ def test_offline_requests_go_through_both_doors(
     over_http, _ = soundfile.read(out)
     assert over_http.size == over_grpc.size > 0
     assert say_http.main(arguments) == EXIT_SERVER and "INVALID_INPUT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [UPSTREAMS_MODEL, MODEL3])
+def test_upstreams_clients_work_offline(offline_gate: GateProcess, reference_wav: NDArray[np.float32], name: str) -> None:
+    over_grpc = infer_offline(offline_gate.grpc_url, reference_wav[0], "A reference.", "Good morning.", name)
+    over_http = ask_over_http(offline_gate.http_url, reference_wav[0], "A reference.", "Good morning.", name)
+    assert over_grpc.ndim == over_http.ndim == 1 and over_grpc.size == over_http.size > 0
 
 
 # What killed the server. Each runs beside a session, which must not notice.
@@ -299,27 +308,6 @@ def test_hoarding_by_empty_pieces_ends(server: TritonServer, tmp_path: Any, voic
             stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=False)
             stream.receive_one(start)
         assert start.code == "SESSION_TIMEOUT"
-
-
-def test_a_server_that_is_killed_gives_each_session_one_error(tmp_path: Any, tiny_model_dir: Any, voice: Voice) -> None:
-    servers = serve(tmp_path, tiny_model_dir)
-    server = next(servers)
-    try:
-        with GateProcess(server, tmp_path) as gate, Stream(gate.grpc_url) as first, Stream(gate.grpc_url) as second:
-            starts = []
-            for stream in (first, second):
-                start = stream.send(MODEL, session_id=uuid.uuid4().hex, target_text=PIECES[0], is_end=False, **voice)
-                stream.receive_audio(start)
-                starts.append((stream, start))
-            server.stop(exit_timeout_s=0.0)
-            for stream, start in starts:
-                stream.receive(start)
-                assert start.code == "ENGINE_ERROR" and start.finals == 1 and start.last_is_empty
-            again = first.receive(first.send(MODEL, target_text="Again.", **voice))
-            assert again.code == "ENGINE_ERROR" and again.error is not None and again.error.retryable
-            gate.check_end()
-    finally:
-        servers.close()
 
 
 @pytest.mark.slow

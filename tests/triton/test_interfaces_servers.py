@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from bistream.keeper.server_process import free_ports
+from tests.ports import port as free_port
 from tests.triton.callers import Caller
 from tests.triton.conftest import WAIT_TIMEOUT_S, wait_for
 from tests.triton.interfaces_process import Interfaces
@@ -75,7 +75,7 @@ def pair(folder: Path, model_dir: Path) -> Iterator[list[Served]]:
         made = []
         for name in ("first", "second"):
             (folder / name).mkdir()
-            port = free_ports().http
+            port = free_port()
             options = ("--health-port", str(port), "--max-silence-s", PATIENCE_S)
             served = stack.enter_context(serving(folder / name, model_dir, *options, session_idle_timeout_s=PATIENCE_S))
             served.health_port = port

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from bistream.errors import CancelledError
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import SAMPLE_RATE
-from tests.triton.conftest import serve
+from tests.triton.conftest import FLOW_CONTEXT_S
 from tests.triton.requests import Stream
 from tests.triton.test_sessions import MODEL, Voice, check_audio
 
-CONTEXT_S = 5
 WORDS = [b"One more ", b"sentence, ", b"as long ", b"as the one ", b"before."]
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Iterator[str]:
-    servers: Iterator[TritonServer] = serve(tmp_path_factory.mktemp("long"), tiny_model_dir, **{"token2wav.flow_context_s": str(CONTEXT_S)})
-    for server in servers:
-        yield server.grpc_url
+@pytest.fixture
+def url(offline_server: TritonServer) -> str:
+    return offline_server.grpc_url
 
 
 def test_a_session_goes_on_beyond_what_the_flow_knows(url: str, voice: Voice) -> None:
@@ -34,14 +29,14 @@ def test_a_session_goes_on_beyond_what_the_flow_knows(url: str, voice: Voice) ->
             stream.receive(stream.send(MODEL, session_id=session_id, target_text=word, is_start=False, is_end=word is WORDS[-1]))
         answer = stream.receive(start)
     check_audio(answer, len(b"".join(WORDS)))
-    assert answer.waveform.size > 3 * CONTEXT_S * SAMPLE_RATE
+    assert answer.waveform.size > 3 * FLOW_CONTEXT_S * SAMPLE_RATE
 
 
 def test_a_session_is_cancelled_beyond_it(url: str, voice: Voice) -> None:
     with Stream(url) as stream:
         session_id = uuid.uuid4().hex
         start = stream.send(MODEL, session_id=session_id, target_text=b"".join(WORDS) * 4, is_end=False, **voice)
-        while start.waveform.size < 2 * CONTEXT_S * SAMPLE_RATE:
+        while start.waveform.size < 2 * FLOW_CONTEXT_S * SAMPLE_RATE:
             seen = len(start.outputs)
             stream.receive_audio(start)
             assert len(start.outputs) > seen

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import urllib.request
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +10,7 @@ import pytest
 from bistream.keeper.server_process import TritonServer
 from bistream.metrics.families import ALL, HOP_STAGES, OUTER_STAGES, RECOMPUTED_TOKENS, REJECTED_STOPS, STAGES, TOKENS_STAGES, Kind
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
-from tests.ports import port
-from tests.triton.conftest import PATIENCE_S, ROOT, START_TIMEOUT_S, make_repository, wait_for
-from tests.triton.keeper import Keeper, processes_with
+from tests.triton.conftest import wait_for
 from tests.triton.requests import Answer, Stream, ask
 from tests.triton.scraping import Scrape, fresh_scrape, scrape, session_lines
 
@@ -161,53 +152,3 @@ def test_a_session_leaves_one_line_without_its_text(server: TritonServer, grpc_u
     assert line["reason"] in ("eos", "length") and 0 < line["first_audio_s"]
     assert sum(line["stages_ms"].values()) == pytest.approx(1000 * line["first_audio_s"], abs=1.0)
     assert TEXT not in log.read_text(encoding="utf-8")
-
-
-def test_the_keeper_serves_them_and_counts_restarts(tmp_path: Path, tiny_model_dir: Path) -> None:
-    metrics_port = port()
-    repository = make_repository(tmp_path, tiny_model_dir)
-
-    def read() -> Scrape:
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=PATIENCE_S) as response:
-            assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            return Scrape(response.read().decode())
-
-    with Keeper(repository, "--health-port", str(metrics_port), "--probe-interval-s", "0") as keeper:
-        check_the_benchmark(keeper.grpc_url, f"http://127.0.0.1:{metrics_port}/metrics")
-        wait_for(lambda: read()("bistream_audio_ttfp_s_count", text="pieces") == 1 + 4, "the sessions in the metrics")
-        wait_for(lambda: read()("bistream_server_ready") == 1, "readiness")
-        assert read()("bistream_server_restarts_total") == 0
-        (victim,) = processes_with(f"{repository}/token2wav/1/model.py")
-        os.kill(victim, signal.SIGKILL)
-        wait_for(
-            lambda: read()("bistream_server_restarts_total") == 1 and read()("bistream_server_ready") == 1, "the restart", START_TIMEOUT_S
-        )
-        assert read()("bistream_audio_ttfp_s_count", text="pieces") == 0  # a new server counts from zero
-
-
-def check_the_benchmark(grpc_url: str, metrics_url: str) -> None:
-    """Two callers in two processes, after one session that does not count."""
-    command = [sys.executable, str(ROOT / "benchmarks/first_audio.py"), "--server", grpc_url, "--metrics", metrics_url]
-    command += [
-        "--closed",
-        "2",
-        "--requests",
-        "2",
-        "--processes",
-        "2",
-        "--text",
-        "One two three.",
-        "--texts",
-        "pieces",
-        "--text-rate",
-        "50",
-    ]
-    command += ["--reference-audio", str(ROOT / "assets/reference.wav"), "--reference-text", "A reference."]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    (run,) = json.loads(done.stdout.splitlines()[-1])["metrics"]["runs"]
-    assert (run["load"], run["voice"], run["text"], run["sessions"], run["failed"]) == ("closed 2", "recording", "pieces", 4, 0)
-    stages = {name: values["mean"] for name, values in run["stages_ms"].items()}
-    assert sum(stages[name] for name in OUTER_STAGES) == pytest.approx(run["first_audio_server_ms"]["mean"], abs=0.1)
-    inner = [name for name in stages if "." in name]
-    assert len(inner) == len(TOKENS_STAGES) + len(HOP_STAGES) + 2 and all(stages[name] >= 0.0 for name in inner)

@@ -1,9 +1,12 @@
-"""``scripts/serve.py`` with the gate in front: what clients reach, what they do not, and what the loss of either process costs."""
+"""``scripts/serve.py`` with the gate in front: what clients reach, what they do not, what the loss of either process costs, and the end."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -15,28 +18,40 @@ import pytest
 from numpy.typing import NDArray
 
 from bistream.keeper.health import READY
-from tests.triton.conftest import PATIENCE_S, START_TIMEOUT_S, make_repository, wait_for
+from bistream.metrics.families import HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
+from tests.ports import port
+from tests.triton.conftest import PATIENCE_S, ROOT, START_TIMEOUT_S, make_repository, wait_for
 from tests.triton.keeper import Keeper
 from tests.triton.requests import Answer, Stream, ask
+from tests.triton.scraping import Scrape
 from tests.triton.sockets import family, is_loopback, listening
 from tests.triton.test_sessions import MODEL, check_audio
-from tests.triton.upstream_clients import ask_over_http, ask_statistics, infer_offline, stream_each
+from tests.triton.upstream_clients import ask_statistics, stream_each
 
 Voice = dict[str, Any]
 PIECES = ["The first words are spoken, ", "the next come later, ", "and these are the last."]
 SESSIONS = 8
-LONG = "300"  # seconds; no test waits for it
 MANY = {"max_sessions": "16", "cosyvoice2_bistream.max_sessions": str(SESSIONS)}
 
 
 @pytest.fixture(scope="module")
-def keeper(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Keeper]:
-    """One service for the tests below, each of which leaves it working."""
+def metrics_url() -> str:
+    return f"http://127.0.0.1:{port()}/metrics"
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path, metrics_url: str) -> Iterator[Keeper]:
+    """One service for the tests below, each of which leaves it working but the last. No probe speaks beside them."""
     repository = make_repository(tmp_path_factory.mktemp("served"), tiny_model_dir, None, **MANY)
-    with Keeper(repository) as made:
+    health_port = metrics_url.partition("/metrics")[0].rpartition(":")[2]
+    with Keeper(repository, "--health-port", health_port, "--probe-interval-s", "0", "--drain-timeout-s", "1") as made:
         yield made
-        made.signal()
-        made.check_end()
+
+
+def read(metrics_url: str) -> Scrape:
+    with urllib.request.urlopen(metrics_url, timeout=PATIENCE_S) as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return Scrape(response.read().decode())
 
 
 def start(stream: Stream, voice: Voice) -> tuple[str, Answer]:
@@ -80,7 +95,7 @@ def test_nothing_listens_outside_loopback(keeper: Keeper, voice: Voice) -> None:
         session = start(stream, voice)
         sockets = listening(family(keeper.pid))
         finish(stream, *session)
-    assert len(sockets) == 5, sockets  # two doors of the gate; Triton's gRPC, HTTP and metrics
+    assert len(sockets) == 6, sockets  # two doors of the gate; Triton's gRPC, HTTP and metrics; the keeper's health and metrics
     assert all(is_loopback(address) for address, _ in sockets), sockets
 
 
@@ -96,7 +111,20 @@ def test_a_gate_that_dies_is_replaced_alone(keeper: Keeper, voice: Voice) -> Non
     assert keeper.triton == triton and keeper.gate != gate
 
 
-def test_a_server_that_dies_gives_each_session_one_error_and_comes_back(keeper: Keeper, voice: Voice) -> None:
+def test_the_metrics_of_the_keeper_serve_the_benchmark(keeper: Keeper, metrics_url: str) -> None:
+    def spoken() -> float:
+        return read(metrics_url)("bistream_audio_ttfp_s_count", text="pieces")
+
+    before = spoken()
+    check_the_benchmark(keeper.grpc_url, metrics_url)
+    wait_for(lambda: spoken() == before + 1 + 4, "the sessions in the metrics")
+
+
+def test_a_server_that_dies_gives_each_session_one_error_and_comes_back(keeper: Keeper, voice: Voice, metrics_url: str) -> None:
+    with Stream(keeper.grpc_url) as stream:
+        finish(stream, *start(stream, voice))
+    wait_for(lambda: read(metrics_url)("bistream_audio_ttfp_s_count", text="pieces") > 0, "the session in the metrics")
+    restarts = read(metrics_url)("bistream_server_restarts_total")
     triton, gate = keeper.triton, keeper.gate
     streams = [Stream(keeper.grpc_url) for _ in range(3)]
     sessions = [start(stream, voice) for stream in streams]
@@ -106,30 +134,12 @@ def test_a_server_that_dies_gives_each_session_one_error_and_comes_back(keeper: 
         assert (answer.code, answer.errors, answer.finals, answer.last_is_empty) == ("ENGINE_ERROR", 1, 1, True)
     wait_for(lambda: keeper.triton != triton and keeper.is_announced(), "the restart", START_TIMEOUT_S)
     assert (keeper.gate, keeper.addresses()["triton"]) == (gate, keeper.triton_url)
+    now = read(metrics_url)
+    assert (now("bistream_server_restarts_total"), now("bistream_server_ready")) == (restarts + 1, 1)
+    assert now("bistream_audio_ttfp_s_count", text="pieces") == 0  # a new server counts from zero
     for stream in streams:  # the clients' streams have stayed open
         finish(stream, *start(stream, voice))
         stream.__exit__(None, None, None)
-
-
-def test_a_drain_lets_every_session_end_well(tmp_path: Path, tiny_model_dir: Path, voice: Voice) -> None:
-    """On addresses that the user has opened, where nothing else is open."""
-    repository = make_repository(tmp_path, tiny_model_dir, None, **MANY)
-    with Keeper(repository, "--grpc-address", "0.0.0.0", "--drain-timeout-s", LONG) as keeper:
-        port = int(keeper.grpc_url.rpartition(":")[2])
-        assert {socket for socket in listening(family(keeper.pid)) if not is_loopback(socket[0])} == {("0.0.0.0", port)}
-        streams = [Stream(keeper.grpc_url) for _ in range(SESSIONS)]
-        sessions = [start(stream, voice) for stream in streams]
-        keeper.signal()
-        keeper.wait_said(f"gate: draining: {SESSIONS} sessions")
-        refused = ask(keeper.grpc_url, MODEL, target_text="Too late.", **voice)
-        assert refused.code == "SHUTTING_DOWN" and refused.finals == 1 and not keeper.has_ended
-        for stream, (session_id, _) in zip(streams, sessions, strict=True):
-            send_rest(stream, session_id)
-        for stream, (_, answer) in zip(streams, sessions, strict=True):
-            check_audio(stream.receive(answer), len("".join(PIECES)))
-        keeper.check_end()
-        for stream in streams:
-            stream.drop()
 
 
 def test_without_a_gate_clients_reach_the_server(tmp_path: Path, tiny_model_dir: Path, reference_wav: NDArray[np.float32]) -> None:
@@ -149,12 +159,39 @@ def test_upstreams_client_streams(keeper: Keeper, reference_wav: NDArray[np.floa
     assert ask_statistics(keeper.grpc_url) >= before + len(spoken)  # the keeper's probes count too
 
 
-def test_upstreams_clients_work_offline(tmp_path: Path, tiny_model_dir: Path, reference_wav: NDArray[np.float32]) -> None:
-    """Another server than the one that streams, as upstream's: the model answers in one of two ways."""
-    repository = make_repository(tmp_path, tiny_model_dir, None, **{"cosyvoice2.decoupled_mode": "False"})
-    with Keeper(repository) as keeper:
-        over_grpc = infer_offline(keeper.grpc_url, reference_wav[0], "A reference.", "Good morning.")
-        over_http = ask_over_http(keeper.http_url, reference_wav[0], "A reference.", "Good morning.")
-        assert over_grpc.ndim == over_http.ndim == 1 and over_grpc.size == over_http.size > 0
+def test_sessions_that_do_not_end_in_time_get_an_error(keeper: Keeper, voice: Voice) -> None:
+    """Last: it ends the service."""
+    with Stream(keeper.grpc_url) as stream:
+        _, answer = start(stream, voice)
         keeper.signal()
-        keeper.check_end()
+        stream.receive(answer)
+        assert answer.code == "SHUTTING_DOWN" and answer.finals == 1 and answer.last_is_empty
+    keeper.check_end()
+
+
+def check_the_benchmark(grpc_url: str, metrics_url: str) -> None:
+    """Two callers in two processes, after one session that does not count."""
+    command = [sys.executable, str(ROOT / "benchmarks/first_audio.py"), "--server", grpc_url, "--metrics", metrics_url]
+    command += [
+        "--closed",
+        "2",
+        "--requests",
+        "2",
+        "--processes",
+        "2",
+        "--text",
+        "One two three.",
+        "--texts",
+        "pieces",
+        "--text-rate",
+        "50",
+    ]
+    command += ["--reference-audio", str(ROOT / "assets/reference.wav"), "--reference-text", "A reference."]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout.splitlines()[-1])["metrics"]["runs"]
+    assert (run["load"], run["voice"], run["text"], run["sessions"], run["failed"]) == ("closed 2", "recording", "pieces", 4, 0)
+    stages = {name: values["mean"] for name, values in run["stages_ms"].items()}
+    assert sum(stages[name] for name in OUTER_STAGES) == pytest.approx(run["first_audio_server_ms"]["mean"], abs=0.1)
+    inner = [name for name in stages if "." in name]
+    assert len(inner) == len(TOKENS_STAGES) + len(HOP_STAGES) + 2 and all(stages[name] >= 0.0 for name in inner)

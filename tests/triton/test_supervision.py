@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bistream.keeper.host import ServerError
+from bistream.keeper.server_process import TritonServer
 from bistream.keeper.server_start import start_server
 from bistream.keeper.shared_memory import sweep_shared_memory
 from tests.triton.conftest import PROBE_TIMEOUT_S, START_TIMEOUT_S, WAIT_TIMEOUT_S, make_repository, server_settings, wait_for
@@ -61,6 +62,7 @@ def test_a_yaml_that_does_not_fit_the_weights_is_refused(tmp_path: Path, broken_
     assert reason.startswith("CHECKPOINT_ERROR: ") and "hift.pt" in reason and "shape" in reason
 
 
+@pytest.mark.slow  # test_deaths.py has it with all models
 def test_the_supervisor_replaces_a_dead_model_process_and_leaves_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:
     repository = make_repository(tmp_path, tiny_model_dir, ["token2wav"])
     ready = tmp_path / "ready.json"
@@ -113,25 +115,21 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path, tiny_model
     assert shared_memory_of(keeper.pid) == []
 
 
-def test_a_stalled_model_process_is_waited_for(tmp_path: Path, tiny_model_dir: Path, voice: dict[str, Any]) -> None:
+def test_a_stalled_model_process_is_waited_for(server: TritonServer, voice: dict[str, Any]) -> None:
     """As on a host short of memory, or during migration of a virtual machine: requests of that time are answered, and a session goes on."""
     text, session_id = "The first words are spoken. ", uuid.uuid4().hex
-    server = start_server(server_settings(make_repository(tmp_path, tiny_model_dir), tmp_path / "server.log"), PROBE_TIMEOUT_S)
-    try:
-        (process,) = set(processes_with(f"{MODEL}/1/model.py")) & set(processes_with(str(tmp_path)))
-        with Stream(server.grpc_url) as stream, Stream(server.grpc_url) as other:
-            start = stream.send(MODEL, session_id=session_id, target_text=text, is_end=False, **voice)
-            stream.receive_audio(start)
-            os.kill(process, signal.SIGSTOP)
-            try:
-                wrong = other.send(MODEL, target_text="", **voice)
-                assert other.stays_silent(STANDSTILL_S), "the server did not wait"
-            finally:
-                os.kill(process, signal.SIGCONT)
-            assert other.receive(wrong).code == "INVALID_INPUT"
-            accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=True))
-            assert accepted.error is None
-            check_audio(stream.receive(start), 2 * len(text))
-        assert server.models.count_dead() == 0
-    finally:
-        server.stop()
+    (process,) = processes_with(f"{server.settings.model_repository}/{MODEL}/1/model.py")
+    with Stream(server.grpc_url) as stream, Stream(server.grpc_url) as other:
+        start = stream.send(MODEL, session_id=session_id, target_text=text, is_end=False, **voice)
+        stream.receive_audio(start)
+        os.kill(process, signal.SIGSTOP)
+        try:
+            wrong = other.send(MODEL, target_text="", **voice)
+            assert other.stays_silent(STANDSTILL_S), "the server did not wait"
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert other.receive(wrong).code == "INVALID_INPUT"
+        accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=True))
+        assert accepted.error is None
+        check_audio(stream.receive(start), 2 * len(text))
+    assert server.models.count_dead() == 0

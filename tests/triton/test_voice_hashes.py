@@ -7,7 +7,6 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from bistream.errors import InvalidInputError
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.reference_hash import reference_hash
-from tests.triton.conftest import PATIENCE_S, serve
+from tests.triton.conftest import PATIENCE_S
 from tests.triton.gate_process import GateProcess
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio
@@ -28,23 +27,16 @@ TEXT = "Hashed."
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[TritonServer]:
-    """It remembers one voice at a time; upstream's model answers in one piece."""
-    folder = tmp_path_factory.mktemp("hashes")
-    yield from serve(folder, tiny_model_dir, voice_cache_size="1", **{"cosyvoice2.decoupled_mode": "False"})
-
-
-@pytest.fixture(scope="module")
-def gate(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
-    with GateProcess(server, tmp_path_factory.mktemp("gate")) as made:
+def gate(offline_server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
+    with GateProcess(offline_server, tmp_path_factory.mktemp("gate")) as made:
         yield made
-        assert server.exit_code() is None and server.models.count_dead() == 0
+        assert offline_server.exit_code() is None and offline_server.models.count_dead() == 0
         made.check_end()
 
 
 @pytest.fixture(params=["direct", "gate"])
-def url(request: pytest.FixtureRequest, server: TritonServer, gate: GateProcess) -> str:
-    return server.grpc_url if request.param == "direct" else gate.grpc_url
+def url(request: pytest.FixtureRequest, offline_server: TritonServer, gate: GateProcess) -> str:
+    return offline_server.grpc_url if request.param == "direct" else gate.grpc_url
 
 
 @pytest.fixture

@@ -32,6 +32,15 @@ def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(words: list[st
     assert (command.returncode, said) == (1, b"")
 
 
+@pytest.fixture
+def heard_sigint() -> Iterator[None]:
+    """A shell that starts the tests in the background makes them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_sigint")
 def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "run", lambda options: signal.raise_signal(signal.SIGINT))
     assert main(["doctor", "models/any"]) == 130

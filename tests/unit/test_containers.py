@@ -139,6 +139,8 @@ def test_prometheus_and_grafana_find_what_they_show() -> None:
     scrape = scrapes[0]
     port = int(image_environment()["BISTREAM__SERVE__HEALTH_PORT"])
     assert scrape["dns_sd_configs"][0] == {"names": ["bistream"], "type": "A", "port": port, "refresh_interval": "10s"}
+    (gate,) = [one for one in scrapes if one["job_name"] == "bistream-gate"]
+    assert gate["dns_sd_configs"][0] == {**scrape["dns_sd_configs"][0], "port": 8000}
     (other,) = [one for one in scrapes if one["job_name"] == "bistream-interfaces"]
     assert other["dns_sd_configs"][0]["names"] == ["interfaces"] and other["dns_sd_configs"][0]["port"] == Settings.port
     assert all(one["networks"]["default"]["aliases"] == ["bistream"] for one in servers().values())

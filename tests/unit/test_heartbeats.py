@@ -48,14 +48,14 @@ def test_a_damaged_file_is_no_beat(tmp_path: Path) -> None:
 
 
 def test_a_process_beats_by_itself_until_it_is_stopped(tmp_path: Path) -> None:
-    heart = Heartbeat(tmp_path, "m", 1)
+    heart, others = Heartbeat(tmp_path, "m", 1), set(threading.enumerate())
     heart.start()
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "bistream-heartbeat")
+    (thread,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "bistream-heartbeat")
     while heart._count < 3:
         thread.join(0.01)
         assert thread.is_alive()
     heart.stop()
-    thread.join(20.0)
+    thread.join(240.0)
     assert not thread.is_alive()
 
 

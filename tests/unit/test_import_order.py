@@ -16,8 +16,9 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
     types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times start_phases
-    checkpoint_files model_card reference_tone
-    checkpoint_config config wire wire_arrays refusals metrics fingerprint
+    checkpoint_files model_card reference_tone voice_list
+    wire
+    checkpoint_config config wire_arrays refusals metrics fingerprint
     checkpoint_sizes
     checkpoint device limits ended_sessions findings
     client gpu hub
@@ -35,10 +36,16 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": tuple(
         frozenset(line.split())
         for line in """
-        phoneme_tokens certain_tokens span_words effort
-        special_tokens
-        tokenizer front_end speakable spans prompt_form
+        phoneme_tokens certain_tokens units effort scripts characters
+        special_tokens front_end
+        tokenizer speakable prompt_form span_words number_words tags blanks capitals markdown
+        reading_context reading
+        spans written_forms
+        english_times chinese_amounts
+        english_amounts chinese_readers
+        english_readers
         normalization
+        preparation
         text_in
         """.strip().splitlines()
     ),
@@ -273,7 +280,7 @@ def interfaces_imports(path: Path) -> set[str]:
 
 
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
-    allowed = {f"bistream.{name}" for name in ("client", "errors", "limits", "rates", "refusals", "wire")}
+    allowed = {f"bistream.{name}" for name in ("client", "errors", "limits", "rates", "refusals", "voice_list", "wire")}
     allowed |= {"gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http2", "gateway.http_server"}
     imported = {name for path in sources("interfaces") for name in interfaces_imports(path)}
     assert {name for name in imported if name.split(".")[0] in ("bistream", "gateway")} <= allowed

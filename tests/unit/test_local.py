@@ -20,6 +20,7 @@ from bistream.local import LocalPipeline, LocalToken2Wav, VoiceChoice
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.stage_times import StageTimes
 from bistream.types import AudioChunk, Sampling
+from tests.sounds import speech_like
 
 TEXT = "Hello there."
 PIECES = ["Hel", "lo th", "ere", "."]
@@ -27,8 +28,7 @@ WAIT_S = 120.0
 
 
 def tone() -> VoiceChoice:
-    seconds = np.arange(16000, dtype=np.float32) / 16000
-    return VoiceChoice(0.3 * np.sin(2 * np.pi * 150 * seconds, dtype=np.float32), "A tone.")
+    return VoiceChoice(speech_like(), "A tone.")
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +118,11 @@ def test_leaving_the_stream_early_frees_everything(pipeline: LocalPipeline) -> N
     stream = pipeline.stream(["A text that goes on for quite a while, ", "so that there is something to leave."], tone())
     assert len(next(stream).waveform) > 0
     stream.close()  # type: ignore[attr-defined]
-    orchestrator = pipeline._orchestrator
+    services = pipeline._language_model._service, pipeline._token2wav._service
     deadline = time.monotonic() + WAIT_S
-    while orchestrator.open_sessions and time.monotonic() < deadline:
+    while any(held := (pipeline._orchestrator.open_sessions, services[0].num_sessions, services[1].live_sessions)):
+        assert time.monotonic() < deadline, held
         threading.Event().wait(0.005)
-    assert not orchestrator.open_sessions
-    assert pipeline._language_model._service.num_sessions == 0
-    assert pipeline._token2wav._service.live_sessions == 0
 
 
 def test_an_exception_of_the_pieces_reaches_the_listener(pipeline: LocalPipeline) -> None:
@@ -187,8 +185,7 @@ def test_without_its_transcript_a_recording_speaks_cross_lingually(pipeline: Loc
 
 def test_a_recording_is_converted_as_a_whole_and_as_a_stream(pipeline: LocalPipeline) -> None:
     """With the timing of the source: as many tokens as it has, in the voice of another recording."""
-    seconds = np.arange(24000, dtype=np.float32) / 16000
-    source, voice = (0.2 * np.sin(2 * np.pi * 300 * seconds)).astype(np.float32), replace(tone(), reference_text=None)
+    source, voice = speech_like(24000, seed=1), replace(tone(), reference_text=None)
     whole = audio(list(pipeline.convert(source, voice, offline=True)))
     chunks = list(pipeline.convert(source, voice))
     assert len(chunks) > 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bistream.conversion.records import file_sha256, write_folder
+from bistream.model_card import MODEL_CARD_FILE
 from bistream.wire import CONTRACTS
 from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
 
@@ -50,9 +51,26 @@ def test_the_family_follows_from_the_model_directory(tmp_path: Path, capsys: pyt
     make(tmp_path / "repo", model_values(model_names(), {"model_dir": str(checkpoint)}, "torch"))
     for name in model_names():
         assert 'key: "model_family" value { string_value: "cosyvoice3" }' in config(tmp_path / "repo", name)
-    for setting in ("model_family=cosyvoice3", "token2wav.model_family=cosyvoice2"):
+    for setting in ("model_family=cosyvoice3", "token2wav.model_family=cosyvoice2", "languages=en", "cosyvoice2.can_be_instructed=true"):
         assert made(tmp_path / "other", "--set", setting) == 1
         assert "leave it out" in capsys.readouterr().err
+
+
+def test_clients_read_of_the_front_doors_what_the_checkpoint_speaks(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "cosyvoice2.yaml").touch()
+    for card, languages, can_be_instructed in (
+        (None, "", "true"),
+        ({"languages": ["en", "de"], "can_be_instructed": False}, "de,en", "false"),
+    ):
+        if card is not None:
+            (checkpoint / MODEL_CARD_FILE).write_text(json.dumps(card))
+        make(tmp_path / "repo", model_values(model_names(), {"model_dir": str(checkpoint)}, "torch"))
+        for name in ("cosyvoice2", "cosyvoice2_bistream"):
+            text = config(tmp_path / "repo", name)
+            assert f'key: "languages" value {{ string_value: "{languages}" }}' in text
+            assert f'key: "can_be_instructed" value {{ string_value: "{can_be_instructed}" }}' in text
 
 
 def test_settings_go_to_all_models_or_to_one(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ RECORDER = """#!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
   *--fail-here*) exit 1 ;;
+  *importlib.metadata*) exit "${TORCH_IS_THERE:-0}" ;;
+  *torch==*+cpu*) exit "${PIP_HAS_CPU_BUILD:-0}" ;;
+  *requirements/uv.txt*)
+    printf '#!/bin/bash\necho "uv $*" >>"$CALLS"; exit "$UV_HAS_CPU_BUILD"\n' >"$VENV/bin/uv"
+    chmod +x "$VENV/bin/uv" ;;
   *convert_checkpoint.py*huggingface*) mkdir -p "$6" && touch "$6/config.json" ;;
   *make_checkpoint.py*) out="${*: -1}" && mkdir -p "$out" && touch "$out/llm.pt" ;;
   "-m interfaces"*) while ! grep -q "${ENDS_AFTER:-.}" "$CALLS"; do sleep 0.01; done ;;
@@ -47,7 +52,8 @@ class Stages:
         environment = {**self._environment, **variables}
         result = subprocess.run(["bash", str(ROOT / "run.sh"), *arguments], env=environment, capture_output=True, text=True, check=False)
         calls = self._calls.read_text().splitlines() if self._calls.exists() else []
-        return result.returncode, [call for call in calls if "pip install" not in call and "setup_triton" not in call], result.stderr
+        set_up = ("pip install", "setup_triton", "importlib.metadata")
+        return result.returncode, [call for call in calls if not any(words in call for words in set_up)], result.stderr
 
     def make(self, directory: Path) -> None:
         directory.mkdir(parents=True)
@@ -75,6 +81,33 @@ def test_without_a_directory_the_checkpoint_is_downloaded(stages: Stages) -> Non
     assert calls == [
         "scripts/download_checkpoint.py /nowhere/model --hub modelscope --family cosyvoice2 --model-id iic/CosyVoice2-0.5B --revision v2"
     ]
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="of hosts without NVIDIA's driver")
+@pytest.mark.parametrize(
+    ("is_there", "pip_has_it", "uv_has_it", "asked"),
+    [
+        (0, 1, 1, []),
+        (1, 0, 1, ["torch==2.13.0+cpu"]),
+        (1, 1, 0, ["torch==2.13.0+cpu", "requirements/uv.txt", "--torch-backend cpu torch==2.13.0"]),
+        (1, 1, 1, ["torch==2.13.0+cpu", "requirements/uv.txt", "--torch-backend cpu torch==2.13.0", "torch==2.13.0"]),
+    ],
+)
+def test_the_cpu_build_of_pytorch_comes_before_the_one_with_cuda(
+    stages: Stages, is_there: int, pip_has_it: int, uv_has_it: int, asked: list[str]
+) -> None:
+    answers = {"TORCH_IS_THERE": str(is_there), "PIP_HAS_CPU_BUILD": str(pip_has_it), "UV_HAS_CPU_BUILD": str(uv_has_it)}
+    status, _, _ = stages.run("setup", **answers)
+    assert status == 0
+    found = [call for call in stages.installed() if "torch==" in call or "uv.txt" in call]
+    assert len(found) == len(asked)
+    for call, end in zip(found, asked, strict=True):
+        assert call.endswith(end)
+
+
+def test_a_version_of_pytorch_that_is_named_is_taken_as_it_is(stages: Stages) -> None:
+    stages.run("setup", TORCH_REQUIREMENT="/wheels/torch.whl", TORCH_IS_THERE="1")
+    assert stages.installed()[0].endswith("/wheels/torch.whl")
 
 
 def test_a_directory_that_is_there_is_checked_and_nothing_is_installed(stages: Stages, tmp_path: Path) -> None:

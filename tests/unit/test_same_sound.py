@@ -14,6 +14,7 @@ from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, QueueSender
 from bistream.orchestration.ports import BistreamRequest
 from bistream.types import FloatArray, Sampling
+from tests.sounds import speech_like
 
 SESSIONS, DIFFERENT = 64, 8
 TEXTS = ("Hi", "你好", "Hi", "你好")
@@ -29,8 +30,7 @@ class Speech:
     in_pieces: int
 
     def voice(self) -> FloatArray:
-        seconds = np.arange(int(16000 * self.voice_seconds), dtype=np.float32) / 16000
-        return np.asarray(0.3 * np.sin(2 * np.pi * (120 + self.seed) * seconds), np.float32)
+        return speech_like(int(16000 * self.voice_seconds), self.seed)
 
 
 def speeches() -> list[Speech]:

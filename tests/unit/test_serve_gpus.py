@@ -38,6 +38,13 @@ def test_every_server_has_ports_of_its_own_and_all_options(tmp_path: Path) -> No
     assert len(set(ports)) == 12
 
 
+@pytest.mark.parametrize(("words", "folder"), [([], "models"), (["--log-folder", "logs"], "logs")])
+def test_every_server_has_a_log_of_its_own(words: list[str], folder: str, tmp_path: Path) -> None:
+    options = parse_arguments(["--servers", "2", "--model-repository", "models/repo", *words])
+    logs = [make_parser().parse_args(server_command(options, number, tmp_path / "ready")[2:]).log_file for number in range(2)]
+    assert logs == [Path(folder).absolute() / f"server-{number}.log" for number in range(2)]
+
+
 def test_an_option_after_the_dashes_wins_over_what_a_proxy_needs(tmp_path: Path) -> None:
     options = parse_arguments(["--", "--max-connections", "99"])
     assert make_parser().parse_args(server_command(options, 0, tmp_path / "ready.json")[2:]).max_connections == 99

@@ -21,6 +21,8 @@ from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import AudioChunk, FloatArray, Sampling
+from interfaces.protocols.alignment import Alignment
+from interfaces.protocols.words import WordTimes
 from scripts._seam_meter import joints_of, measure_seams
 from tests.voice.conftest import VOICE_DIR
 from tests.voice.judges import Heard, Judge
@@ -33,6 +35,7 @@ OTHER_VOICE = "felix"
 CLONED = SENTENCES[:4]
 MOST_CLICK_DB, MOST_STEP_DB = 3.0, 1.5  # louder than the same speech without the joint
 CANCELLED = 6  # sentences that are interrupted half-way
+MOST_TIME_ERROR_S = 0.15  # median, of what the interfaces tell their clients
 MEAN_POSITION_ERROR, MOST_POSITION_ERROR = 5.0, 15.0  # characters, a third of a second and a second
 # Whisper's attention says that a word of the teacher ends 0.10 s later than festival does (mean of 341 words; 95 % within 0.12 s of that)
 LATE_S = 0.1
@@ -141,6 +144,39 @@ def test_the_estimated_position_is_near(chunks: list[list[AudioChunk]], aligned:
         ends = accumulate(len(chunk.waveform) for chunk in each[:-1])
         errors += [abs(chunk.text_position - places.at(samples / SAMPLE_RATE)) for samples, chunk in zip(ends, each, strict=False)]
     assert np.mean(errors) <= MEAN_POSITION_ERROR and max(errors) <= MOST_POSITION_ERROR, np.sort(np.array(errors))
+
+
+def character_ends(text: str, chunks: list[AudioChunk]) -> list[float]:
+    """Of each character of a text, in seconds, as ElevenLabs' clients are told."""
+    alignment, ends = Alignment(is_cumulative=True), []
+    alignment.append(text)
+    for chunk in chunks:
+        told = alignment.next(1000 * len(chunk.waveform) / SAMPLE_RATE, chunk.text_position) or {}
+        starts, durations = told.get("charStartTimesMs", ()), told.get("charDurationsMs", ())
+        ends += [(start + duration) / 1000 for start, duration in zip(starts, durations, strict=True)]
+    return ends
+
+
+def word_ends(text: str, chunks: list[AudioChunk]) -> list[float]:
+    """Of each word, as Cartesia's and DashScope's clients are told."""
+    times, words = WordTimes(), []
+    times.append(text)
+    for chunk in chunks:
+        words += times.next(1000 * len(chunk.waveform) / SAMPLE_RATE, chunk.text_position)
+    return [word.end_ms / 1000 for word in [*words, *times.finish()]]
+
+
+def test_words_and_characters_are_heard_when_clients_are_told(chunks: list[list[AudioChunk]], aligned: list[Places]) -> None:
+    """The ends of words against forced alignment, whatever the protocol."""
+    off: dict[str, list[float]] = {"characters": [], "words": []}
+    for text, each, places in zip(SENTENCES, chunks, aligned, strict=True):
+        characters = character_ends(text, each)
+        assert len(characters) == len(text)
+        told = {"characters": [characters[end - 1] for end in places.characters], "words": word_ends(text, each)}
+        for name, ends in told.items():
+            off[name] += np.abs(np.array(ends) - places.word_ends).tolist()
+    medians = {name: float(np.median(each)) for name, each in off.items()}
+    assert all(median <= MOST_TIME_ERROR_S for median in medians.values()), medians
 
 
 def test_clone_is_closer_to_its_own_voice(pipeline: LocalPipeline, judge: Judge, tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from bistream.text2token.cuda.weights import PackedWeights
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.sampler import DEFAULT_HISTORY, SamplerState
-from bistream.text2token.sequence import StepPlan, TurnStart
-from bistream.text2token.step_runner import SampledRows
+from bistream.text2token.sequence import StepPlan
+from bistream.text2token.step_runner import SampledRows, on_device
 
 DEPTH = 8  # entries of the rings; more than run_ahead + 1
 
@@ -74,15 +74,17 @@ class CudaRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> SampledRows:
         entry = self._number % DEPTH
-        self._number += 1
-        self._events[entry].synchronize()  # the entry's previous step has finished long ago, unless the device hangs
+        with on_device():
+            self._events[entry].synchronize()  # the entry's previous step has finished long ago, unless the device hangs
         bucket = next(size for size in self.buckets if size >= plan.num_rows)
         sampling = write_rows(self._ring[entry, :bucket], plan.segments, self.filler_slot)
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+        write_starts(self._start_numbers[entry].numpy(), self._start_blocks[entry].numpy(), plan.starts, self.space)
+        self._number += 1  # with the device's count, and so not for a step that the host could not write
+        with on_device(), torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             if plan.copies:
                 self.cache.copy_blocks(plan.copies)
             if plan.starts:
-                self._begin_turns(entry, plan.starts)
+                self._begin_turns(entry, len(plan.starts))
             if bucket in self._graphs:
                 self._graphs[bucket].replay()
             else:
@@ -95,11 +97,7 @@ class CudaRunner:
         chosen: list[int] = self._results[entry, sampling].tolist() if sampling else []
         return chosen
 
-    def _begin_turns(self, entry: int, starts: Sequence[TurnStart]) -> None:
-        write_starts(self._start_numbers[entry].numpy(), self._start_blocks[entry].numpy(), starts, self.space)
-        self._launch_begin_turns(entry, len(starts))
-
-    def _launch_begin_turns(self, entry: int, num_turns: int) -> None:
+    def _begin_turns(self, entry: int, num_turns: int) -> None:
         state = self.state
         kernels_turns.begin_turns[(num_turns,)](
             self._start_numbers[entry], self._start_blocks[entry], self.table, self.table.stride(0),
@@ -128,7 +126,7 @@ class CudaRunner:
                 if progress is not None:
                     progress(done, len(self.buckets))
             self._start_numbers[0, 0, StartField.SLOT] = self.filler_slot
-            self._launch_begin_turns(0, 1)
+            self._begin_turns(0, 1)
             self.buffers.clock.zero_()
             self.stream.synchronize()
 
@@ -136,7 +134,7 @@ class CudaRunner:
         """Every launch that ``_prepare`` and ``run`` make."""
         for bucket in self.buckets:
             self.step.launch(bucket)
-        self._launch_begin_turns(0, 1)
+        self._begin_turns(0, 1)
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -34,7 +34,7 @@ from bistream.text2token.graphs.weights import GraphWeights
 from bistream.text2token.graphs.work_queue import WorkQueue
 from bistream.text2token.kv_cache import PagedCache
 from bistream.text2token.sequence import StepPlan, TurnStart
-from bistream.text2token.step_runner import SampledRows
+from bistream.text2token.step_runner import SampledRows, on_device
 
 logger = logging.getLogger(__name__)
 DEPTH = 4  # entries of the rings: run_ahead, the one being written, and one whose ids are being read
@@ -97,15 +97,17 @@ class GraphStepRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> SampledRows:
         entry = self._number % DEPTH
-        self._number += 1
-        self._queue.wait(entry)  # the entry's previous step has finished long ago, unless the device hangs
+        with on_device():
+            self._queue.wait(entry)  # the entry's previous step has finished long ago, unless the device hangs
         bucket = next(size for size in self.buckets if size >= plan.num_rows)
         sampling = write_rows(self._fields_in[entry, :bucket].numpy(), plan.segments, self.settings.max_sessions)
-        with self._queue.entered():
+        num_turns = self._write_starts(entry, plan.starts) if plan.starts else 0
+        self._number += 1
+        with on_device(), self._queue.entered():
             if plan.copies:
                 self.step.cache.copy_blocks(plan.copies)
-            if plan.starts:
-                self._begin_turns(entry, plan.starts)
+            if num_turns:
+                self._begin_turns(entry, num_turns)
             self._fields[:bucket].copy_(self._fields_in[entry, :bucket], non_blocking=True)
             self._chosen_out[entry, :bucket].copy_(self._compute(bucket), non_blocking=True)
             self._queue.mark(entry)
@@ -130,14 +132,18 @@ class GraphStepRunner:
                 self._graphs[key] = self._queue.record(launch)
         return chosen
 
-    def _begin_turns(self, entry: int, starts: Sequence[TurnStart]) -> None:
+    def _write_starts(self, entry: int, starts: Sequence[TurnStart]) -> int:
+        """On the host. Returns how many turns begin, those of padding included."""
         self._widen(max((start.reset.spec.top_k for start in starts if start.reset is not None), default=1))
         bucket = next(size for size in self._turn_buckets if size >= len(starts))
         numbers, blocks = self._turn_numbers_in[entry, :bucket], self._turn_blocks_in[entry, :bucket]
         write_starts(numbers.numpy(), blocks.numpy(), starts, self.space)
         self._pad_turns(numbers[len(starts) :])
-        self._turn_numbers[:bucket].copy_(numbers, non_blocking=True)
-        self._turn_blocks[:bucket].copy_(blocks, non_blocking=True)
+        return bucket
+
+    def _begin_turns(self, entry: int, bucket: int) -> None:
+        self._turn_numbers[:bucket].copy_(self._turn_numbers_in[entry, :bucket], non_blocking=True)
+        self._turn_blocks[:bucket].copy_(self._turn_blocks_in[entry, :bucket], non_blocking=True)
         self._write_turns(bucket)
 
     def _write_turns(self, bucket: int) -> None:

@@ -40,6 +40,10 @@ export class Player {
     });
   }
 
+  get seconds() {
+    return this.parts.reduce((sum, part) => sum + part.byteLength, 0) / 2 / RATE;
+  }
+
   download() {
     return wav(this.parts, RATE);
   }

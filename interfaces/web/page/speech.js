@@ -1,49 +1,77 @@
-// One utterance over the socket of /v2/speak. Events: audio(buffer), event(object), closed(sentence or null).
+// One utterance over the socket of /tts/websocket. Handlers: audio(buffer), words(list of {text, start, end}), done(), failed(sentence or null).
+// null: the socket closed before an answer, for a reason that a browser does not tell.
+const CONTEXT = "page";
+
 export class Speech {
-  constructor(voice, key, handlers) {
-    const url = new URL("/v2/speak", location.href);
+  constructor({ voice, speed, instruction, key }, handlers) {
+    const url = new URL("/tts/websocket", location.href);
     url.protocol = url.protocol.replace("http", "ws");
-    url.search = new URLSearchParams({ model: voice, encoding: "linear16", sample_rate: "24000" });
-    this.socket = new WebSocket(url, key ? ["token", key] : []);
-    this.socket.binaryType = "arraybuffer";
-    this.failure = "The gateway refused the connection, or cannot be reached; check the API key, and try again.";
-    this.socket.onmessage = ({ data }) => {
-      if (data instanceof ArrayBuffer) handlers.audio(data);
-      else this.onEvent(JSON.parse(data), handlers);
+    const control = { ...(speed === 1 ? {} : { speed }), ...(instruction ? { instructions: instruction } : {}) };
+    this.common = {
+      context_id: CONTEXT,
+      model_id: "bistream",
+      voice: { mode: "id", id: voice },
+      output_format: { container: "raw", encoding: "pcm_s16le", sample_rate: 24000 },
+      generation_config: control,
+      add_timestamps: true,
     };
-    this.socket.onclose = () => handlers.closed(this.failure);
-    this.ready = new Promise((resolve) => (this.resolveReady = resolve));
+    this.handlers = handlers;
+    this.isOver = false;
+    this.socket = new WebSocket(url, key ? ["token", key] : []);
+    this.socket.onmessage = ({ data }) => this.onMessage(JSON.parse(data));
+    this.socket.onclose = () => this.fail(this.wasOpen ? "The connection was lost; speak again." : null);
+    this.ready = new Promise((resolve) => {
+      this.socket.onopen = () => {
+        this.wasOpen = true;
+        resolve();
+      };
+    });
   }
 
-  onEvent(event, handlers) {
-    if (event.type === "Connected") {
-      this.failure = "The connection was lost.";
-      this.resolveReady();
+  onMessage(message) {
+    if (this.isOver) return;
+    if (message.type === "chunk") this.handlers.audio(decode(message.data));
+    if (message.type === "timestamps") {
+      const { words, start, end } = message.word_timestamps;
+      this.handlers.words(words.map((text, i) => ({ text, start: start[i], end: end[i] })));
     }
-    if (event.type === "Error") this.failure = event.description;
-    if (event.type === "SessionMetadata") this.failure = null;
-    handlers.event(event);
+    if (message.type === "error") this.fail(message.message);
+    if (message.type === "done") {
+      this.close();
+      this.handlers.done();
+    }
+  }
+
+  fail(sentence) {
+    if (this.isOver) return;
+    this.close();
+    this.handlers.failed(sentence);
   }
 
   send(message) {
-    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify({ ...this.common, ...message }));
   }
 
-  speak(text) {
-    this.send({ type: "Speak", text });
+  speak(text, isLast) {
+    this.send({ transcript: text, continue: !isLast });
   }
 
-  flush() {
-    this.send({ type: "Flush" });
-  }
-
-  interrupt(playedMs) {
-    this.send({ type: "Interrupt", playback_offset: { type: "time_ms", value: Math.floor(playedMs) } });
+  interrupt() {
+    this.send({ cancel: true });
+    this.close();
   }
 
   close() {
-    this.send({ type: "Close" });
+    this.isOver = true;
+    this.socket.close();
   }
+}
+
+function decode(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes.buffer;
 }
 
 // As a language model writes: words and parts of words, with the blank before them; one or two characters of Chinese.

@@ -89,7 +89,8 @@ export class Timeline {
       pen.fillStyle = color("--line");
       pen.fillRect(x(second), 8, 1, height - 28);
       pen.fillStyle = color("--faint");
-      pen.fillText(`${second} s`, x(second), height - 6);
+      const label = `${second} s`;
+      pen.fillText(label, Math.min(x(second), this.canvas.clientWidth - LEFT - pen.measureText(label).width), height - 6);
     }
   }
 

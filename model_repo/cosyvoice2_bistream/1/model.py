@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
@@ -11,6 +12,7 @@ from bistream.triton.inputs import RequestInputs, bistream_request
 from bistream.triton.model import DecoupledModel
 from bistream.triton.outbox import Outbox
 from bistream.triton.sender import BistreamAudioSender, ResponseSender
+from bistream.voice_list import format_voices
 from bistream.wire import COSYVOICE2_BISTREAM
 
 
@@ -36,6 +38,12 @@ class TritonPythonModel(DecoupledModel):
         return ResponseSender(pb_utils, triton_sender, self._keeper)
 
     def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+        if inputs.flag("is_voice_list", False):
+            self._orchestrator.tell_voices(
+                lambda voices: self._outbox.submit(sender.send_last, {"voices": np.array([[format_voices(voices)]], object)}),
+                lambda error: self._outbox.submit(sender.fail, error),
+            )
+            return
         self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender, self._outbox))
 
     def close(self) -> None:

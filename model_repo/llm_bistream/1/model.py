@@ -13,6 +13,7 @@ from bistream.errors import BistreamError, UnknownSessionError
 from bistream.metrics.families import AUDIO_STAGE
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text.effort import takes_long
+from bistream.text.preparation import chosen_normalization
 from bistream.text2token.service import LanguageModelStart
 from bistream.triton.inputs import RequestInputs, language_model_start, require_session_id
 from bistream.triton.mailbox import TokenMailbox
@@ -52,7 +53,7 @@ class TritonPythonModel(SiblingModel):
         elif inputs.flag("is_start", True):
             start, is_pulled = language_model_start(inputs), inputs.flag("is_pull", False)
             work = partial(self._start_pulled if is_pulled else self._start, start, sender)
-            mode = start.text_normalization or self.config.text_normalization
+            mode = chosen_normalization(start.text_normalization, self.config.text_normalization)
             is_slow = takes_long(start.text, mode) or takes_long(start.prompt_text.encode(), mode)
             self._in_order(session_id, work, sender, is_slow)
         elif inputs.flag("is_pull", False):

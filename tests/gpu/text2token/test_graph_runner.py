@@ -26,12 +26,15 @@ from bistream.text2token.weights import ModelWeights, build_weights
 from tests.fakes import RecordingSink
 from tests.gpu.text2token.conversation import ALL_STOPS, drain, engine_of, random_turns, talk
 from tests.unit.text2token.engine_conformance import Bench, EngineConformance, FaultyRunner
+from tests.unit.text2token.long_prompts import check_long_prompts
+from tests.unit.text2token.test_faults import HOST_OF_GRAPHS, PLANNING, check
 from tests.unit.text2token.tiny import SPACE, random_state
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from bistream.text2token.graphs.runner import GraphStepRunner
+from bistream.text2token.graphs.step import CANDIDATES
 from bistream.text2token.graphs.weights import fold_weights
 
 # the GPU host's torch and triton are not the pinned versions: ignore their warnings
@@ -62,6 +65,10 @@ def runner_of(
     config: LanguageModelConfig = NARROW, settings: EngineSettings = SETTINGS, dtype: torch.dtype = SERVED, record: bool = True
 ) -> GraphStepRunner:
     return GraphStepRunner(config, fold_weights(weights(config), config, DEVICE, dtype), settings, record=record)
+
+
+def float32_runner() -> StepRunner:
+    return runner_of(NARROW, SETTINGS, torch.float32)
 
 
 def speak(runner: StepRunner, seed: int, specs: Sequence[SamplingSpec]) -> list[list[int]]:
@@ -125,12 +132,15 @@ MIXED = tuple(SamplingSpec(seed=number, temperature=float(number % 3), top_k=(25
 
 
 def test_it_generates_what_the_plain_runner_generates() -> None:
-    """In float32, with prompts, appended ids and decoding rows in every step; one session sorts more candidates than recorded."""
+    """In float32, with prompts, appended ids and decoding rows in every step; one session needs more candidates than are recorded at first.
+
+    So all that any session may need are sorted from then on (``GraphStepRunner._widen``): of 123 scores, all.
+    """
     runner = runner_of(NARROW, SETTINGS, torch.float32)
     plain = EagerRunner(Qwen2Model(NARROW, weights(NARROW)), SETTINGS, RepetitionAwareSampler())
     for specs in (MIXED, (*MIXED[:6], SamplingSpec(seed=9, top_k=60, top_p=0.95, temperature=1.3))):
         assert speak(runner, 2, specs) == speak(plain, 2, specs)
-    assert {candidates for _, candidates in runner._graphs} == {32, 64}
+    assert {candidates for _, candidates in runner._graphs} == {CANDIDATES, min(128, SPACE.num_scores)}
 
 
 def test_recorded_and_launched_steps_generate_the_same() -> None:
@@ -149,6 +159,18 @@ def test_a_shared_prompt_changes_nothing() -> None:
         first = talk(engine, [engine.open("first", SamplingSpec(), 900)], turns[:1], 10)
         said.append(first + talk(engine, [engine.open(str(number), SamplingSpec(), 900) for number in range(3)], turns[1:], 10))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_prompts_of_several_steps(seed: int) -> None:
+    """In company and alone, with a cache that knows the prompt or not."""
+    check_long_prompts(lambda: engine_of(float32_runner()), seed)
+
+
+@pytest.mark.parametrize("place", [*PLANNING, *HOST_OF_GRAPHS])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_fault_of_one_sequence_ends_that_one(place: str, seed: int) -> None:
+    check(float32_runner, (PLANNING | HOST_OF_GRAPHS)[place], seed, times=10**6)
 
 
 def test_nan_fails_its_session_only() -> None:

@@ -13,6 +13,7 @@ from bistream.text.special_tokens import SPECIAL_TOKENS
 from bistream.triton.envelope import Message, pack
 from bistream.wire import ModelContract, TensorSpec
 from bistream.wire_arrays import scalar_array, text_array
+from tests.sounds import speech_like
 
 TYPES: dict[str, Any] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "FP64": np.float64, "UINT8": np.uint8}
 IDS = ("a", "b")  # valid ones; whoever sends these requests cancels both afterwards
@@ -126,7 +127,7 @@ def _flags(**flags: bool) -> dict[str, Tensor]:
     return {name: array_tensor("BOOL", np.full((1, 1), flag)) for name, flag in flags.items()}
 
 
-RECORDING = {"reference_wav": array_tensor("FP32", (0.1 * np.sin(np.arange(16000) * 0.05)).astype(np.float32).reshape(1, -1))}
+RECORDING = {"reference_wav": array_tensor("FP32", speech_like().reshape(1, -1))}
 VOICE = {**RECORDING, "reference_text": bytes_tensor("A reference.")}
 SESSION = {"session_id": bytes_tensor(IDS[0])}
 SPOKEN = {"prompt_speech_tokens": _good((10,), "INT32")}

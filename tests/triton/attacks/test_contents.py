@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.sounds import speech_like
 from tests.triton.attacks.gauges import wait_free
 from tests.triton.attacks.sizes import Sizes
 from tests.triton.chaos import AUDIO_TOLERANCE
@@ -46,8 +47,11 @@ class Part:
 
     @property
     def voice(self) -> dict[str, Any]:
-        tone = 0.1 * np.sin(np.arange(16000) * (0.02 + 0.01 * (self.number % 4))).astype(np.float32)
-        return {"reference_wav": tone.reshape(1, -1), "reference_wav_len": 16000, "reference_text": "A reference."}
+        return {
+            "reference_wav": speech_like(seed=self.number % 4).reshape(1, -1),
+            "reference_wav_len": 16000,
+            "reference_text": "A reference.",
+        }
 
     @property
     def prompt(self) -> dict[str, Any]:

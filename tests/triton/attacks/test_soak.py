@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sounds import speech_like
 from tests.triton.attacks.gauges import wait_free
 from tests.triton.attacks.sizes import Sizes
 from tests.triton.callers import Caller
@@ -35,8 +36,11 @@ LIMIT_S = float(os.environ.get("BISTREAM_SOAK_SECONDS", "720"))  # then it ends 
 
 def speak(served: Served, number: int) -> str:
     """One session: whole, in pieces, cancelled or dropped."""
-    tone = 0.1 * np.sin(np.arange(16000) * (0.02 + 0.004 * (number % VOICES))).astype(np.float32)
-    voice: dict[str, Any] = {"reference_wav": tone.reshape(1, -1), "reference_wav_len": 16000, "reference_text": "A reference."}
+    voice: dict[str, Any] = {
+        "reference_wav": speech_like(seed=number % VOICES).reshape(1, -1),
+        "reference_wav_len": 16000,
+        "reference_text": "A reference.",
+    }
     kind = number % 8
     caller = Caller(served.grpc_url, voice, TEXTS[number % 3], is_end=kind not in (5, 6, 7))
     if kind == 7:

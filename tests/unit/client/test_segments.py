@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from bistream.client import pause_timer
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import Segment, Segments, means_silence
+from bistream.client.segments import MAX_CHARS, Segment, Segments, means_silence, room_in
+from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
 from bistream.refusals import nothing_to_speak
 
@@ -57,6 +58,46 @@ def test_every_character_is_in_one_segment_in_order(steps: list[str], wants_whol
 def test_every_flush_is_told_once_behind_its_text(steps: list[str]) -> None:
     told = "".join(segment.text + ("|" if segment.is_flushed else "") for segment in divided(steps, False))
     assert told == "".join("|" if step == "FLUSH" else step for step in steps if step not in ("PAUSE", "SPOKEN"))
+
+
+def test_the_limit_of_a_session_is_the_servers_default() -> None:
+    assert RuntimeConfig().max_text_chars == MAX_CHARS
+
+
+@given(
+    pieces=st.lists(st.text(st.sampled_from("ab .,!?\n。，你"), min_size=1, max_size=30), max_size=12), limit=st.integers(1, 40)
+)  # fmt: skip
+def test_a_long_text_is_divided_into_sessions_that_servers_take(pieces: list[str], limit: int) -> None:
+    segments: Segments[Any] = Segments()
+    for piece in pieces:
+        left = piece
+        while left:
+            room = room_in("" if segments.open is None else segments.open.text, left, limit)
+            assert 0 <= room <= len(left) and (room or segments.open is not None), "no session without text"
+            if room:
+                segments.add(left[:room])
+            left = left[room:]
+            if left:
+                segments.end()
+    texts = [segment.text for segment in segments]
+    assert "".join(texts) == "".join(pieces) and all(0 < len(text) <= limit for text in texts)
+    assert all(len(text) >= 3 * limit // 4 for text in texts[:-1])
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_session_ends_at_the_end_of_a_sentence(size: int) -> None:
+    text = "One two three. " * 10
+    segments: Segments[Any] = Segments()
+    for begin in range(0, len(text), size):
+        left = text[begin : begin + size]
+        while left:
+            room = room_in("" if segments.open is None else segments.open.text, left, 50)
+            if room:
+                segments.add(left[:room])
+            left = left[room:]
+            if left:
+                segments.end()
+    assert [segment.text for segment in segments] == ["One two three. " * 3] * 3 + ["One two three. "]
 
 
 def test_a_segment_is_spoken_from_its_first_word_on_unless_it_must_be_whole() -> None:

@@ -251,7 +251,7 @@ def test_upstreams_name_for_cosyvoice3_means_the_same_model(rig: GateRig) -> Non
         assert client.is_model_ready(OTHER) and not client.is_model_ready("cosyvoice4")
         asked = rig.server.unary_requests
         with grpc.insecure_channel(rig.grpc_url) as channel:
-            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message(OTHER, target_text="ab"), timeout=20)
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message(OTHER, target_text="ab"), timeout=240)
         assert asked[-1].model_name == OFFLINE
         stream.send(message(OTHER, "2"))
         assert told(stream.take()) == ("2", "INVALID_INPUT", False)

@@ -19,7 +19,7 @@ from bistream.keeper.server_process import ServerSettings
 from bistream.metrics.families import BY_NAME
 from gateway.options import limits_of
 from scripts.fill_template import placeholders
-from scripts.make_model_repo import make, model_names, model_values, read_template
+from scripts.make_model_repo import OF_THE_CHECKPOINT, make, model_names, model_values, read_template
 from scripts.serve import parse_arguments
 from tests.unit.helm_chart.rendering import CHART, Release, notes, release
 from tests.unit.interfaces.rig import running
@@ -77,7 +77,7 @@ def test_a_mistake_in_the_values_is_refused(values: dict[str, Any], word: str) -
 
 def test_the_schema_knows_the_parameters_of_every_template() -> None:
     known = {model: set(found["properties"]) for model, found in SCHEMA["properties"]["settings"]["properties"].items()}
-    assert known == {model: placeholders(read_template(model)) - {"model_dir", "model_family"} for model in model_names()}
+    assert known == {model: placeholders(read_template(model)) - {"model_dir", *OF_THE_CHECKPOINT} for model in model_names()}
 
 
 def test_every_value_is_in_the_schema_and_used() -> None:

@@ -290,7 +290,7 @@ def check_interfaces(found: Release, values: dict[str, Any]) -> None:
     assert settings.servers == (f"{found.server['metadata']['name']}-headless.speech.svc.cluster.local:{ports['grpc']}/{ports['health']}",)
     assert settings.address == "0.0.0.0" and settings.speakers == tuple(given["speakers"])
     assert settings.drain_timeout_s == values["drain"]["timeoutSeconds"]
-    assert spec["terminationGracePeriodSeconds"] >= values["drain"]["preStopSeconds"] + settings.drain_timeout_s + FAREWELL_S
+    assert spec["terminationGracePeriodSeconds"] >= values["drain"]["preStopSeconds"] + settings.drain_timeout_s + 2 * FAREWELL_S
     assert (settings.keys_file is not None) == bool(values["apiKeys"]) == any("valueFrom" in one for one in container["env"])
     assert (settings.tls_certificate is not None) == bool(values["tls"]) == (container["livenessProbe"]["httpGet"]["scheme"] == "HTTPS")
     assert (settings.voices_folder is not None) == bool(given["voicesClaimName"])

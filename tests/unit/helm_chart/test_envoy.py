@@ -77,7 +77,7 @@ def config_for(found: Release, played: PlayedServer, ports: dict[str, int]) -> s
 
 def get(port: int, path: str) -> tuple[int, str]:
     """Status 0: no answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -10,14 +10,16 @@ from interfaces.protocols.actions import Action, Append, Cancel, Close, End, Flu
 
 
 class Player:
-    """texts: by utterance, of those that live. sent, closed: to the client."""
+    """texts: by utterance, of those that live. spoken: texts up to flushes that were answered, and to ends. sent, closed: to the client."""
 
     def __init__(self, protocol: SocketProtocol) -> None:
         self.protocol = protocol
         self.opened: list[Open] = []
         self.texts: dict[str, str] = {}
         self.ended: set[str] = set()
-        self.flushes: dict[str, int] = {}
+        self.flushes: dict[str, int] = {}  # not answered
+        self._flush_texts: dict[str, list[str]] = {}  # up to these
+        self.spoken: list[str] = []
         self.cancelled: list[str] = []
         self.sent: list[Any] = []
         self.closed: Close | None = None
@@ -34,10 +36,11 @@ class Player:
 
     def flushed(self, speech: str) -> list[Any]:
         self.flushes[speech] -= 1
+        self.spoken.append(self._flush_texts[speech].pop(0))
         return self._do(self.protocol.flushed(speech))
 
     def finished(self, speech: str) -> list[Any]:
-        del self.texts[speech]
+        self.spoken.append(self.texts.pop(speech))
         return self._do(self.protocol.finished(speech))
 
     def failed(self, speech: str, error: BistreamError) -> list[Any]:
@@ -57,13 +60,14 @@ class Player:
                     assert speech not in [one.speech for one in self.opened]
                     self.opened.append(action)
                     self.texts[speech] = ""
-                    self.flushes[speech] = 0
+                    self.flushes[speech], self._flush_texts[speech] = 0, []
                 case Append(speech, text):
                     assert text and speech not in self.ended
                     self.texts[speech] += text
                 case Flush(speech):
                     assert speech in self.texts and speech not in self.ended
                     self.flushes[speech] += 1
+                    self._flush_texts[speech].append(self.texts[speech])
                 case End(speech):
                     assert speech in self.texts and speech not in self.ended
                     self.ended.add(speech)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import uvicorn
 from tritonclient.grpc import service_pb2
 
+from bistream.voice_list import ListedVoice, format_voices
 from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.keys import Keys
 from interfaces.__main__ import _config
@@ -22,7 +24,7 @@ from interfaces.settings import Limits, Settings
 from interfaces.web.access import Access
 from interfaces.web.app import make_app
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER as SAMPLES_PER_CHARACTER
-from tests.unit.client.fake_server import FakeServer, Reader
+from tests.unit.client.fake_server import FakeServer, Reader, Stream, decode
 
 START_TIMEOUT_S = 120.0
 ANNA = Voice("anna", "anna", speaker_id="anna")
@@ -90,12 +92,41 @@ def running(
 
 
 class ReadyServer(FakeServer):
+    """card: parameters of the model's configuration. voices: None: as of earlier servers, which list none."""
+
+    card: Mapping[str, str] = MappingProxyType({})
+    voices: Sequence[ListedVoice] | None = None
+    listing: bytes | None = None  # in place of ``voices``
+
     def ModelReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ModelReadyResponse(ready=request.name == COSYVOICE2_BISTREAM.name)
 
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        answer = service_pb2.ModelConfigResponse()
+        for name, text in self.card.items():
+            answer.config.parameters[name].string_value = text
+        if self.voices is not None:
+            answer.config.input.add(name="is_voice_list", data_type="TYPE_BOOL", dims=[1, 1])
+        return answer
+
+    def _read(self, requests: Iterator[Any], stream: Stream) -> None:
+        super()._read(self._without_lists(requests, stream), stream)
+
+    def _without_lists(self, requests: Iterator[Any], stream: Stream) -> Iterator[Any]:
+        for request in requests:
+            if "is_voice_list" not in decode(request).inputs:
+                yield request
+                continue
+            data = self.listing or format_voices(self.voices or ())
+            answer = service_pb2.ModelStreamInferResponse()
+            answer.infer_response.outputs.add(name="voices", datatype="BYTES", shape=[1, 1])
+            answer.infer_response.raw_output_contents.append(len(data).to_bytes(4, "little") + data)
+            answer.infer_response.parameters["triton_final_response"].bool_param = True
+            stream.responses.put(answer)
+
 
 @contextlib.contextmanager
-def reading() -> Iterator[FakeServer]:
+def reading() -> Iterator[ReadyServer]:
     server = ReadyServer(Reader())
     try:
         yield server

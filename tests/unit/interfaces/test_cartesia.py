@@ -82,7 +82,7 @@ def test_the_sdks_end_names_a_voice_of_its_own() -> None:
 
 def test_settings_are_those_of_the_message_that_opens() -> None:
     one = player()
-    config = {"speed": 1.3, "volume": 0.5, "emotion": "calm"}
+    config = {"speed": 1.3, "volume": 0.5, "emotion": "calm", "instructions": "In a whisper."}
     send(
         one,
         "a",
@@ -92,7 +92,7 @@ def test_settings_are_those_of_the_message_that_opens() -> None:
     )
     send(one, "b", voice={"mode": "id", "id": "bob"}, generation_config=None, **{"continue": True})
     (opened,) = one.opened
-    assert (opened.voice, opened.values, opened.gain) == ("anna", {"speed": 1.3}, 0.5)
+    assert (opened.voice, opened.values, opened.gain) == ("anna", {"speed": 1.3, "instruct_text": "In a whisper."}, 0.5)
     assert (opened.format.codec, opened.format.sample_rate) == ("pcm_f32le", 44100)
 
 

@@ -146,11 +146,38 @@ def test_an_interruption_before_any_audio_ends_the_turn_and_what_waits() -> None
     assert len(one.cancelled) == 1 and one.texts == {}
 
 
-def test_a_close_during_a_turn_is_a_cancel() -> None:
+def test_a_close_cancels_a_turn_without_a_flush() -> None:
     one = speaking("One.", (400.0, 4))
-    send(one, "Flush")
     assert kinds(send(one, "Close")) == ["SessionMetadata"]
     assert one.cancelled and one.closed is not None and one.closed.code == 1000
+
+
+def test_a_close_waits_for_turns_that_were_flushed() -> None:
+    one = speaking("One.", (400.0, 4))
+    send(one, "Flush")
+    send(one, "Speak", text="Two.")
+    send(one, "Flush")
+    send(one, "Speak", text="Three.")
+    assert send(one, "Close") == [] and send(one, "Speak", text="Four.") == []
+    assert kinds(one.finished(one.opened[0].speech)) == ["SpeechMetadata", "SpeechStarted", "Flushed"]
+    assert kinds(one.finished(one.opened[1].speech)) == ["SpeechMetadata", "SessionMetadata"]
+    assert not one.cancelled and len(one.opened) == 2 and one.closed is not None and one.closed.code == 1000
+
+
+def test_an_interruption_ends_a_close_that_waits() -> None:
+    one = speaking("One.", (400.0, 4))
+    send(one, "Flush")
+    send(one, "Close")
+    assert kinds(send(one, "Interrupt")) == ["SpeechInterrupted", "SessionMetadata"]
+    assert one.cancelled and one.closed is not None
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_an_empty_text_is_nothing(text: str | None) -> None:
+    one = player()
+    assert send(one, "Speak", text=text) == [] and one.opened == [] and one.closed is None
+    send(one, "Speak", text="Hi.")
+    assert send(one, "Speak", text=text) == [] and list(one.texts.values()) == ["Hi."]
 
 
 def test_text_without_speech_completes_with_a_warning() -> None:

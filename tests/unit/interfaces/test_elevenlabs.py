@@ -173,10 +173,17 @@ def test_contexts_are_bounded() -> None:
     assert one.closed is not None and "2 contexts" in one.sent[-1]["error"]
 
 
+def test_characters_are_told_up_to_where_the_voice_is() -> None:
+    """The bound, for a server that tells no more."""
+    one = player()
+    send(one, text="Hello world. ", context_id="c")
+    first, second = (one.audio("1", made)[0]["alignment"] for made in (Made(b"x", 400.0, 1, 4), Made(b"x", 300.0, 7)))
+    assert first == {"chars": list("Hell"), "charStartTimesMs": [0, 100, 200, 300], "charDurationsMs": [100] * 4}
+    assert second == {"chars": list("o w"), "charStartTimesMs": [0, 100, 200], "charDurationsMs": [100] * 3}
+
+
 @given(st.lists(st.tuples(st.floats(0, 5000), st.integers(0, 12), st.booleans()), max_size=12), st.booleans())
-def test_alignment_stays_with_the_audio_and_never_claims_more_than_the_bound(
-    chunks: list[tuple[float, int, bool]], cumulative: bool
-) -> None:
+def test_alignment_stays_with_the_audio_and_the_position(chunks: list[tuple[float, int, bool]], cumulative: bool) -> None:
     alignment, text = Alignment(cumulative), "x" * 60
     alignment.append(text)
     clock = audio = 0.0

@@ -217,11 +217,22 @@ def recording(duration_s: float = 1.0) -> bytes:
 
 
 def upload(front: Running, data: bytes, headers: dict[str, str] | None = None, **fields: str) -> tuple[int, Any, bytes]:
+    return multipart(front, "/v1/audio/voices", fields, [("audio_sample", "a.wav", data)], headers)
+
+
+def multipart(
+    front: Running, path: str, fields: dict[str, str], files: list[tuple[str, str, bytes]], headers: dict[str, str] | None = None
+) -> tuple[int, Any, bytes]:
+    """files: field, name, content."""
     boundary = "x-boundary"
-    parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="audio_sample"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
-    body = b"".join(parts) + head.encode() + data + f"\r\n--{boundary}--\r\n".encode()
-    return ask(front, "POST", "/v1/audio/voices", body, {"content-type": f"multipart/form-data; boundary={boundary}", **(headers or {})})
+    body = b""
+    for name, value in fields.items():
+        body += f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+    for field, name, data in files:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\nContent-Type: audio/wav\r\n\r\n'
+        body += head.encode() + data + b"\r\n"
+    body += f"--{boundary}--\r\n".encode()
+    return ask(front, "POST", path, body, {"content-type": f"multipart/form-data; boundary={boundary}", **(headers or {})})
 
 
 def test_a_voice_is_uploaded_spoken_with_and_deleted(server: FakeServer, front: Running) -> None:

@@ -6,6 +6,9 @@ import json
 import re
 from pathlib import Path
 
+import yaml
+
+from interfaces.core.record import Ending
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.voices import VoiceStore
@@ -31,13 +34,22 @@ def test_every_metric_is_in_the_document() -> None:
     assert sorted(rows) == sorted(families())
 
 
-def test_the_dashboard_names_metrics_that_exist() -> None:
+def expressions() -> list[str]:
+    """Of the dashboard and the alerts."""
     board = json.loads((ROOT / "deploy/grafana/bistream.json").read_text(encoding="utf-8"))
-    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ()) if PREFIX in target["expr"]]
-    known = families()
-    assert expressions
-    for expression in expressions:
-        (name,) = NAME.findall(expression)
-        is_bucket = name.endswith("_bucket")
-        kind = known[name.removesuffix("_bucket")]
-        assert is_bucket == (kind == "histogram") and ("rate(" in expression) == (kind != "gauge"), expression
+    groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    shown = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    return [one for one in (*shown, *(rule["expr"] for group in groups for rule in group["rules"])) if PREFIX in one]
+
+
+def test_dashboard_and_alerts_name_metrics_that_exist_and_show_them_all() -> None:
+    known, named = families(), set()
+    for expression in expressions():
+        for name in NAME.findall(expression):
+            stem = name.removesuffix("_bucket")
+            named.add(stem)
+            assert name.endswith("_bucket") == (known[stem] == "histogram"), expression
+            assert (re.search(rf"rate\({PREFIX}_{name}", expression) is not None) == (known[stem] != "gauge"), expression
+        for ending in re.findall(r'ending="(\w+)"', expression):
+            assert ending in list(Ending)
+    assert set(known) - named <= {"server_ready", "server_sessions"}

@@ -26,7 +26,7 @@ from tests.unit.gateway.rig import GateRig, certificate
 from tests.unit.interfaces.rig import ANNA
 
 KEY, WRONG = "the-right-key-0123", "a-wrong-key-456789"
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

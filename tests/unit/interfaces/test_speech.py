@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from bistream.client.exchange import Request
+from bistream.client.segments import MAX_CHARS
 from bistream.client.translation import infer_request
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
 from bistream.wire import COSYVOICE2_BISTREAM
@@ -24,8 +26,8 @@ from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.values import Values
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
-from tests.unit.client.fake_server import FakeServer, Received, Stream
-from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, reading
+from tests.unit.client.fake_server import FakeServer, Reader, Received, Stream
+from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, reading
 
 Result = TypeVar("Result")
 CALLER = Caller("key", "10.0.0.1")
@@ -362,8 +364,8 @@ def test_sessions_of_one_server_share_a_connection_and_leave_nothing(server: Fak
             await heard(speech)
         assert len(service.servers.all[0].link.connections) == 1
         await service.servers.close()
-        await asyncio.sleep(0.05)
-        assert len(asyncio.all_tasks()) == tasks
+        while len(asyncio.all_tasks()) > tasks:
+            await asyncio.sleep(0.001)
 
     run(speak())
 
@@ -422,3 +424,43 @@ def test_audio_that_is_not_read_is_bounded() -> None:
         run(speak())
     finally:
         server.stop()
+
+
+def test_a_text_that_is_too_long_for_a_session_goes_on_in_another(server: FakeServer) -> None:
+    async def speak() -> list[Audio | Flushed]:
+        service = service_for(server.address)
+        for one in service.servers.all:
+            one.facts = replace(one.facts, max_text_chars=20)
+        speech = service.open("anna", CALLER)
+        for piece in ("One two three", ". Four five six. ", "Seven."):
+            await speech.append(piece)
+        await speech.flush()
+        await speech.end("Eight.")
+        return await heard(speech)
+
+    parts = run(speak())
+    spoken = {}
+    for text, is_start, _ in texts(server):
+        spoken[len(spoken) if is_start else len(spoken) - 1] = spoken.get(len(spoken) - 1, "") * (not is_start) + text
+    assert [text for text in spoken.values()] == ["One two three. ", "Four five six. ", "Seven.", "Eight."]
+    assert sum(isinstance(part, Flushed) for part in parts) == 1
+    audio = [part for part in parts if isinstance(part, Audio)]
+    assert audio[-1].text_consumed == len("One two three. Four five six. Seven.Eight.")
+    assert sum(len(part.samples) for part in audio) == audio[-1].text_consumed * SAMPLES_PER_CHARACTER
+
+
+class Telling(ReadyServer):
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        response = service_pb2.ModelConfigResponse()
+        response.config.parameters["max_text_chars"].string_value = "123"
+        return response
+
+
+def test_servers_tell_how_long_a_text_may_be(server: FakeServer) -> None:
+    telling = Telling(Reader())
+    try:
+        servers = service_for(server.address, telling.address).servers
+        run(servers.check())
+        assert [one.facts.max_text_chars for one in servers.all] == [MAX_CHARS, 123] and servers.max_text_chars == 123
+    finally:
+        telling.stop()

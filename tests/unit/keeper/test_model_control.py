@@ -52,7 +52,7 @@ def url() -> Iterator[str]:
 
 
 def test_models_are_unloaded_and_loaded_with_the_key(url: str) -> None:
-    control = ModelControl(url, KEY, load_timeout_s=20.0)
+    control = ModelControl(url, KEY, load_timeout_s=240.0)
     control.unload("audio_tokenizer")
     control.load("audio_tokenizer")
     assert Triton.seen == [f"/v2/repository/models/audio_tokenizer/{action}" for action in ("unload", "load")]
@@ -61,7 +61,7 @@ def test_models_are_unloaded_and_loaded_with_the_key(url: str) -> None:
 @pytest.mark.parametrize(("key", "model", "reason"), [("wrong", "a", "restricted"), (KEY, "broken", "hift.pt is missing")])
 def test_a_refusal_is_an_error_with_the_reason(url: str, key: str, model: str, reason: str) -> None:
     with pytest.raises(ServerError, match=f"could not load model {model}: .*{reason}"):
-        ModelControl(url, key, load_timeout_s=20.0).load(model)
+        ModelControl(url, key, load_timeout_s=240.0).load(model)
 
 
 def test_a_server_that_is_gone_is_an_error_and_not_ready(url: str) -> None:
@@ -69,4 +69,4 @@ def test_a_server_that_is_gone_is_an_error_and_not_ready(url: str) -> None:
     gone = "127.0.0.1:1"
     assert not is_ready(gone)
     with pytest.raises(ServerError, match="could not unload model a"):
-        ModelControl(gone, KEY, load_timeout_s=20.0).unload("a")
+        ModelControl(gone, KEY, load_timeout_s=240.0).unload("a")

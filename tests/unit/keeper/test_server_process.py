@@ -7,15 +7,12 @@ import re
 import socket
 import stat
 import sys
-import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bistream.keeper import server_process
 from bistream.keeper.host import ServerError
 from bistream.keeper.model_processes import process_state
 from bistream.keeper.probe import ProbeSchedule
@@ -29,6 +26,7 @@ from bistream.keeper.server_process import (
 from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from bistream.wire import CONTRACTS
+from tests.ports import ports
 from tests.triton.conftest import wait_for
 
 LOG = "\n".join(
@@ -46,7 +44,8 @@ def fake_server(tmp_path: Path, script: str, **settings: Any) -> TritonServer:
     executable = tmp_path / "tritonserver"
     executable.write_text(f"#!{sys.executable}\n{script}\n", encoding="utf-8")
     executable.chmod(executable.stat().st_mode | stat.S_IXUSR)
-    return TritonServer(ServerSettings(tmp_path, executable, tmp_path, log_path=tmp_path / "log", **settings))
+    numbers = {"ports": Ports(*ports(3))}
+    return TritonServer(ServerSettings(tmp_path, executable, tmp_path, log_path=tmp_path / "log", **{**numbers, **settings}))
 
 
 def test_every_model_that_refused_is_named_with_its_reason() -> None:
@@ -78,13 +77,11 @@ def test_free_ports_differ_and_are_free() -> None:
 @pytest.mark.parametrize("position", range(3))
 def test_a_port_in_use_is_named_before_the_start(tmp_path: Path, position: int) -> None:
     """Otherwise the other program's readiness would be taken for ours."""
+    server = fake_server(tmp_path, "import sys; sys.exit(3)")
+    taken = dataclasses.astuple(server.ports)[position]
     with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", taken))
         other.listen()
-        taken = other.getsockname()[1]
-        ports = list(dataclasses.astuple(free_ports()))
-        ports[position] = taken
-        server = fake_server(tmp_path, "import sys; sys.exit(3)", ports=Ports(*ports))
         with pytest.raises(PortInUseError, match=str(taken)):
             server.start()
     with pytest.raises(ServerError, match="exit code 3"):  # free again
@@ -125,9 +122,9 @@ def test_a_server_that_ends_while_starting_is_a_failure_with_its_reason(tmp_path
     assert "hift.pt" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
-def test_a_server_that_hangs_while_starting_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_while_starting_is_killed_with_its_children(tmp_path: Path) -> None:
     """A model process that cannot start makes the real server wait forever; this one also ignores SIGTERM. Its time is over once it has
-    a child."""
+    a child, however soon it has one."""
     script = (
         "import signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -135,12 +132,9 @@ def test_a_server_that_hangs_while_starting_is_killed_with_its_children(tmp_path
         "print('child', child.pid, flush=True)\n"
         "time.sleep(600)"
     )
-    server, clock = fake_server(tmp_path, script, start_timeout_s=500.0), time.monotonic
-    later_s = {False: 0.0, True: 1000.0}
-    later = SimpleNamespace(monotonic=lambda: clock() + later_s["child" in server.log_tail()], sleep=time.sleep)
-    monkeypatch.setattr(server_process, "time", later)
+    server, at_the_start = fake_server(tmp_path, script, start_timeout_s=500.0), iter([0.0])
     with pytest.raises(ServerError, match="not ready after 500 s"):
-        server.start()
+        server.start(clock=lambda: next(at_the_start, 1000.0 if "child" in server.log_tail() else 0.0))
     child = int((tmp_path / "log").read_text(encoding="utf-8").split()[1])
     assert server.exit_code() is not None
     wait_for(lambda: process_state(child) in (None, "Z"), "the end of its child")
@@ -169,12 +163,14 @@ def test_a_supervisor_gives_up_on_a_server_that_does_not_start(tmp_path: Path) -
 
 
 def test_a_supervisor_can_be_stopped_while_the_server_starts(tmp_path: Path) -> None:
-    supervisor = Supervisor(fake_server(tmp_path, "import time; time.sleep(600)").settings, SupervisorSettings())
-    timer = threading.Timer(0.2, supervisor.stop)
-    timer.start()
+    """It is stopped when the server has said something."""
+    stop: list[Callable[[], None]] = []
+    script = "import time; print('loading', flush=True); time.sleep(600)"
+    server = fake_server(tmp_path, script, on_log_line=lambda line: stop[0]())
+    supervisor = Supervisor(server.settings, SupervisorSettings())
+    stop.append(supervisor.stop)
     with pytest.raises(Interrupted):
         supervisor.run()
-    timer.join()
 
 
 def test_probes_are_due_after_the_interval_and_one_failure_is_forgiven() -> None:

@@ -40,6 +40,8 @@ def stub(path: Path, parent: int) -> Iterator[subprocess.Popen[bytes]]:
     arguments = ["/backends/triton_python_backend_stub", str(script), path.name, "1", "1", str(parent), "lib", str(CONTROL), "name"]
     with subprocess.Popen(arguments, executable="/bin/sh", stdin=subprocess.PIPE) as process:
         try:
+            while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # empty at the moment of its exec
+                time.sleep(0.001)
             yield process
         finally:
             process.kill()
@@ -69,6 +71,7 @@ def wait_until_set(path: Path) -> None:
     deadline = time.monotonic() + 240
     while not is_set(path):
         assert time.monotonic() < deadline, f"the flag of {path.name} was not set"
+        time.sleep(0.001)
 
 
 def test_the_flag_of_a_living_process_is_set_whenever_the_server_has_cleared_it(tmp_path: Path) -> None:

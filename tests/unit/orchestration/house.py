@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class House:
         self.models = FakeModels()
         self.clock = ManualClock()
         self.recorder = Recorder()
+        config = replace(config, condition_recordings=False)  # tests count the tokens of recordings, which are no speech
         self.orchestrator = Orchestrator(config, self.models.ports, self.clock, watched=watched, recorder=self.recorder)
 
     def send(self, request: BistreamRequest) -> FakeSender:

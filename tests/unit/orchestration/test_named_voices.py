@@ -15,6 +15,7 @@ from bistream.errors import CheckpointError, UnknownSpeakerError
 from bistream.orchestration.named_voices import NamedVoices, open_voices
 from bistream.text.tokenizer import TextTokenizer
 from bistream.voice.registry import VoiceRegistry
+from bistream.voice_list import PRESET, REGISTERED, ListedVoice, format_voices, parse_voices
 from tests.unit.voice.voices import assert_same_voice, random_voice
 
 SAID = "What <strong>she</strong> said, \u4f60\u597d [laughter]."
@@ -55,6 +56,18 @@ def test_a_registered_voice_precedes_a_preset(model_dir: Path, tmp_path: Path) -
     registry.save("anna", random_voice(text="Anna spoke."))
     assert voices.load("anna").prompt_text == "Anna spoke."
     assert voices.content_key("anna") != before
+
+
+def test_all_names_are_listed_the_default_first(model_dir: Path, tmp_path: Path) -> None:
+    registry = VoiceRegistry(tmp_path)
+    voices = NamedVoices(registry, model_dir)
+    presets = [ListedVoice(name, PRESET) for name in ("\u4e2d\u6587\u5973", "saved", "001", "anna")]
+    assert voices.listed("") == presets == voices.listed("nobody")
+    assert voices.listed("001")[0] == ListedVoice("001", PRESET, is_default=True)
+    registry.save("ben", random_voice())
+    registry.save("anna", random_voice())
+    assert voices.listed("ben") == [ListedVoice("ben", REGISTERED, True), *presets[:3], ListedVoice("anna", REGISTERED)]
+    assert parse_voices(format_voices(voices.listed("ben"))) == tuple(voices.listed("ben"))
 
 
 def test_an_unknown_name_is_told_those_of_the_model(model_dir: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from bistream.errors import (
     UnknownSessionError,
     UnknownSpeakerError,
 )
+from bistream.model_card import MODEL_CARD_FILE
 from bistream.orchestration.ports import BistreamRequest
 from bistream.types import Sampling
 from tests.unit.orchestration.fakes import (
@@ -41,7 +45,6 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"session_id": None, "is_end": False}, "session_id"),
         ({"reference_wav": None}, "speaker_id"),
         ({"reference_text": b""}, "leave reference_text out"),
-        ({"instruct_text": b" "}, "instruct_text is empty"),
         ({"instruct_text": b"\xff"}, "instruct_text is not valid UTF-8"),
         ({"instruct_text": b"x" * 101}, "instruct_text is longer than 100"),
         ({"reference_text": b" "}, "transcript"),
@@ -163,3 +166,37 @@ def test_one_session_too_many_is_refused_as_busy_and_a_later_one_is_not(house: H
     house.send(append_request("!", is_end=True, session_id="s0"))
     assert senders[0].wait() is None
     assert house.send(start_request(session_id="more")).wait() is None, "a client that waited for the end finds the place free"
+
+
+@pytest.fixture
+def english(tmp_path: Path) -> Iterator[House]:
+    """Before a checkpoint like the shipped voice."""
+    (tmp_path / MODEL_CARD_FILE).write_text(json.dumps({"languages": ["en"], "can_be_instructed": False}))
+    house = House(replace(CONFIG, model_dir=str(tmp_path)))
+    yield house
+    house.orchestrator.close()
+
+
+@pytest.mark.parametrize("offline", [False, True])  # both front doors
+def test_a_checkpoint_that_takes_no_instructions_says_so(english: House, offline: bool) -> None:
+    error = english.refused(start_request(instruct_text=b"Speak cheerfully.", offline=offline))
+    assert isinstance(error, InvalidInputError) and "leave instruct_text out" in error.sentence
+
+
+@pytest.mark.parametrize("nothing", ["", "  ", "None", "null", " NULL\n", "undefined"])
+def test_an_instruction_that_says_nothing_is_none(english: House, nothing: str) -> None:
+    sender = english.send(start_request(instruct_text=nothing.encode(), is_end=False))
+    assert english.send(replace(append_request(b"Again.", is_end=True), instruct_text=nothing.encode())).wait() is None
+    assert sender.wait() is None
+    (start,) = english.models.language_model.starts
+    assert start.instruct_text == ""
+
+
+def test_text_in_another_script_is_refused_at_the_piece_that_brings_it(english: House) -> None:
+    chinese = "今天天气不错，我们去公园散步吧。"
+    assert "does not speak" in english.refused(start_request(chinese)).sentence
+    sender = english.send(start_request("", is_end=False))
+    error = english.send(append_request(chinese)).wait()
+    assert isinstance(error, InvalidInputError) and "does not speak" in error.sentence
+    assert english.send(append_request("Hello 世界.", is_end=True)).wait() is None  # the refused piece has changed nothing
+    assert sender.wait() is None

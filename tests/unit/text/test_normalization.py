@@ -20,7 +20,9 @@ from bistream.text.normalization import (
     normalize_text,
     read_transcript,
 )
-from bistream.text.spans import MAX_HELD_CHARS, Language, SpanCutter
+from bistream.text.preparation import TextPreparation
+from bistream.text.reading_context import Language
+from bistream.text.spans import MAX_HELD_CHARS, SpanCutter
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
 from scripts._tokenizer_files import write_tokenizer_files
@@ -78,7 +80,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 MODES = st.sampled_from(("auto", "zh", "en"))
 
 
-def marked(expression: str, language: Language) -> str:
+def marked(expression: str, language: Language, kind: str = "") -> str:
     """Stands for the library: shows where each expression begins and ends, and its language."""
     return f"{language}({expression.upper()[::-1]})"
 
@@ -134,9 +136,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return TextTokenizer.from_model_dir(directory)
 
 
+class ReadingAlone(TextPreparation):
+    """Without the stages before it."""
+
+    def __init__(self) -> None:
+        self._normalizer = TextNormalizer("auto", "zh", marked)
+
+    def push(self, characters: str) -> list[NormalizedCharacter]:
+        return self._normalizer.push(characters)
+
+    def finish(self, is_end: bool) -> list[NormalizedCharacter]:
+        return self._normalizer.finish()
+
+
 def tokens_of(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> list[TextToken]:
     data = text.encode()
-    text_in = TextIn(tokenizer, TextNormalizer("auto", "zh", marked))
+    text_in = TextIn(tokenizer, ReadingAlone())
     ends = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     tokens = [token for start, end in zip(ends, ends[1:], strict=False) for token in text_in.push(data[start:end])]
     return tokens + text_in.finish()
@@ -190,11 +205,11 @@ LIBRARY = [
     ("速度120km/h，面积3m²。", "速度每小时一百二十公里，面积三平方米。"),
     ("我买了iPhone 15 Pro，花了$999。", "我买了iPhone 十五 Pro，花了九百九十九美元。"),
     ("2个苹果 or 2 apples? 5 apples.", "两个苹果 or 二 apples? five apples."),
-    ("The price is $12.50, please pay.", "The price is twelve point five dollars, please pay."),
+    ("The price is $12.50, please pay.", "The price is twelve dollars and fifty cents, please pay."),
     ("Dr. Smith ran 5 km at 3:30 p.m.", "doctor Smith ran five kilometers at three thirty PM"),
-    ("On May 5, 2024, 50% came.", "On May five, twenty twenty four, fifty percent came."),
+    ("On May 5, 2024, 50% came.", "On May fifth, twenty twenty four, fifty percent came."),
     ("in the 1990s  5  people", "in the nineteen nineties five  people"),
-    ("Mail bob@example.com (#5) now.", "Mail bob at example dot com (#five) now."),
+    ("Mail bob@example.com (#5) now.", "Mail bob at example dot com (number five) now."),
     ("The meeting is at 3:30. 会议在3:30开始。", "The meeting is at three thirty. 会议在三点三十分开始。"),
     ("**5** items", "**five** items"),
     ("Цена 5 рублей, 価格は5円です。", "Цена 5 рублей, 価格は5円です。"),

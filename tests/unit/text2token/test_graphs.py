@@ -224,7 +224,7 @@ def test_turns_begin_as_in_the_plain_sampler_state(turns: dict[int, tuple[TurnLi
         getattr(runner.step.state, name).copy_(value)
     table = runner.step.table.clone()
     state.start_turns(starts)
-    runner._begin_turns(0, starts)
+    runner._begin_turns(0, runner._write_starts(0, starts))
     for name, value in tensors.items():
         assert torch.equal(getattr(runner.step.state, name)[:10], value[:10]), name
     for start in starts:

@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -288,13 +289,43 @@ class TestSpeaking:
         assert second.reason is FinishReason.LENGTH
         bench.check_free()
 
-    def test_a_sink_that_raises_does_not_stop_its_session(self, tokenizer: TextTokenizer) -> None:
+    @pytest.mark.parametrize("count", range(4))
+    @pytest.mark.parametrize("is_end", [False, True])
+    def test_a_sink_that_raises_ends_its_session_with_an_error(self, tokenizer: TextTokenizer, count: int, is_end: bool) -> None:
+        """count: messages that it takes before; whatever it has not taken is not lost silently."""
         bench = Bench(tokenizer)
+        messages: list[Message] = []
 
         def sink(message: Message) -> None:
+            messages.append(message)
+            if len(messages) > count:
+                raise RuntimeError("broken")
+
+        bench.service.start(request("a", TEXT.encode(), is_end), sink)
+        assert len(messages) == count + 2 and isinstance(messages[-1], EngineError) and messages[-1].session_id == "a"
+        assert str(messages[-1]) == "The server failed while it worked on this session; try again."
+        bench.check_free()
+
+    @pytest.mark.parametrize("place", ["layout", "turn", "tokenizer", "watch"])
+    def test_a_fault_in_its_text_or_turns_ends_a_session_with_one_error(
+        self, tokenizer: TextTokenizer, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench, sink = Bench(tokenizer), Mailbox()
+        bench.service.start(request("a", TEXT.encode(), False), sink)
+        faulty: dict[str, tuple[object, str]] = {
+            "layout": (bench.service._sessions["a"]._layout, "push_text"),
+            "turn": (bench.service._sessions["a"]._sequences, "begin"),
+            "tokenizer": (bench.service._sessions["a"]._text_in, "push"),
+            "watch": (bench.service._sessions["a"]._sequences, "yielded"),
+        }
+
+        def fail(*arguments: object) -> None:
             raise RuntimeError("broken")
 
-        bench.service.start(request("a", TEXT.encode(), True), sink)
+        monkeypatch.setattr(*faulty[place], fail)
+        with nullcontext() if place != "tokenizer" else pytest.raises(EngineError, match="worked on this session"):
+            bench.service.append("a", TEXT.encode(), True)
+        assert isinstance(sink.error, EngineError) and not sink.late
         bench.check_free()
 
 

@@ -170,3 +170,30 @@ def test_characters_of_text_tokens() -> None:
     for token, expected in ((-3, None), (0, 12), (1, 17), (0, 17), (2, 21)):
         places.attend(token)
         assert places.attended == expected, "the middle of the token, and never back"
+
+
+@settings(max_examples=20, deadline=None)
+@given(steps=st.integers(1, 4), beyond=st.integers(-2, 2), company=st.booleans(), before=st.sampled_from(("nothing", "same", "other")))
+def test_a_prompt_of_several_steps_is_read_when_it_is_complete(steps: int, beyond: int, company: bool, before: str) -> None:
+    """A step that only feeds reads nothing, whatever the one before it read; before: who had the slot and the cache, of the same length."""
+    model = tiny.tiny_model()
+    engine = engine_of(model, (1, 0))
+    limits = TurnLimits(5, forbidden=frozenset(model.space.specials))
+    ids = [7 + place % 90 * (place > 15) for place in range(engine.settings.max_rows * steps + beyond)]
+    if before != "nothing":
+        earlier = engine.open("before", SamplingSpec(), len(ids) + 20)
+        earlier.turn(ids if before == "same" else ids[::-1], limits, Sink())
+        while engine.step():
+            pass
+        earlier.close()
+    if company:
+        engine.open("beside", SamplingSpec(), 100).turn([4, 5, 6], TurnLimits(90, forbidden=limits.forbidden), Sink())
+        engine.step()
+    sink = Sink()
+    engine.open("long", SamplingSpec(), len(ids) + 20).turn(ids, limits, sink)
+    while not sink.ended:
+        assert engine.step()
+    engine.check_integrity()
+    engine.close()
+    expected = attended(model, [*ids, *sink.ids], (1, 0))
+    assert engine.healthy and len(sink.ids) == 5 and sink.left == expected[len(ids) - 1 : len(ids) + 4]

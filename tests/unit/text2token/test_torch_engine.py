@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
-from bistream.errors import InvalidInputError
+from bistream.errors import InvalidInputError, UnknownSessionError
 from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
@@ -278,19 +278,44 @@ def test_history_spans_turns_and_holds_forced_fills() -> None:
     assert seen["b"][-1] == [9, 9, fill, 9, 9, fill, 9]
 
 
-def test_a_sink_that_raises_affects_no_other_session(caplog: pytest.LogCaptureFixture) -> None:
-    class BadSink(RecordingSink):
-        def on_ids(self, ids: Sequence[int]) -> None:
+class BadSink(RecordingSink):
+    """Raises when it is called for the ``count``-th time, and whenever it is called later."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+
+    def on_ids(self, ids: Sequence[int]) -> None:
+        self._count()
+        super().on_ids(ids)
+
+    def on_end(self, result: TurnResult) -> None:
+        super().on_end(result)
+        self._count()
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
             raise ValueError("a mistake of the caller")
 
+
+@pytest.mark.parametrize("count", [0, 2, 4, 5])
+def test_a_sink_that_raises_ends_its_turn_and_no_other(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes four ids before the last one, which comes with the end."""
     engine = make()
     sessions = [engine.open(name, GREEDY, 100) for name in "ab"]
-    bad, good = BadSink(), RecordingSink()
-    sessions[0].turn([1, 2], TurnLimits(5, forbidden=ALL_STOPS), bad)
-    sessions[1].turn([1, 2], TurnLimits(5, forbidden=ALL_STOPS), good)
+    bad, good = BadSink(count), RecordingSink()
+    for session, sink in zip(sessions, (bad, good), strict=True):
+        session.turn([1, 2], TurnLimits(5, forbidden=ALL_STOPS), sink)
     drain(engine)
-    assert bad.result == good.result == TurnResult(TurnEnd.LENGTH) and len(good.ids) == 5 and engine.healthy
+    assert good.result == TurnResult(TurnEnd.LENGTH) and len(good.ids) == 5 and engine.healthy
+    assert bad.result is not None and bad.ids == good.ids[:count] and not bad.late
+    assert bad.result.end is (TurnEnd.LENGTH if count == 5 else TurnEnd.ERROR)
     assert "a sink raised" in caplog.text
+    with pytest.raises(UnknownSessionError):
+        sessions[0].turn([3], TurnLimits(5), RecordingSink())
+    sessions[0].close()
+    drain(engine)
 
 
 def test_sessions_use_their_reservations_to_the_last_position() -> None:

@@ -109,7 +109,7 @@ def test_it_ends_with_its_input(config: RuntimeConfig) -> None:
         assert process.stdin is not None
         process.stdin.write(json.dumps(asdict(config)) + "\n")
         process.stdin.close()
-        assert process.wait(60) == 1
+        assert process.wait(240) == 1
 
 
 def test_where_no_process_can_be_started(

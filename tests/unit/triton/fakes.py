@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bistream.triton.outbox import Outbox
 
 Arrays = dict[str, NDArray[Any]]
-HOLD_TIMEOUT_S = 30.0
+HOLD_TIMEOUT_S = 240.0
 
 
 class Violation(BaseException):

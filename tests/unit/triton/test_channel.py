@@ -220,6 +220,14 @@ def test_a_call_that_raises_is_answered_with_its_error_and_the_others_go_on(end:
     assert len(end.open) == 2
 
 
+def test_an_answer_that_cannot_be_packed_fails_its_call_alone(end: End) -> None:
+    end.post(1, 2)
+    end.open[0].send_last({"waveform": np.ones(2, np.complex64)})
+    end.open[1].send_last({"waveform": np.ones(2, np.float32)})
+    failed, fine = answers(end.send())
+    assert failed.error is not None and failed.error.startswith("ENGINE_ERROR: ") and fine.arrays["waveform"].tolist() == [1, 1]
+
+
 def test_answers_are_collected_in_bounded_portions(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_end, "MAX_ANSWER_BYTES", 100)
     end.post(*range(5))

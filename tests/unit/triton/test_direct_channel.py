@@ -142,6 +142,23 @@ def test_an_error_is_that_of_its_call_alone(path: Path) -> None:
     assert isinstance(unexpected, EngineError) and "ZeroDivision" not in unexpected.sentence
 
 
+def test_an_answer_that_cannot_be_sent_fails_its_call_alone(path: Path) -> None:
+    """All of them leave together."""
+    gate, unsendable = threading.Event(), {"seed": np.zeros(1, np.complex64)}
+
+    def handle(inputs: RequestInputs, sender: Answerer) -> None:
+        sender.send_last(unsendable if inputs.integer("seed") == 1 else call(inputs.integer("seed") or 0))
+        if inputs.integer("seed") == 2:
+            gate.set()
+
+    model = Model(path, handle)
+    model.outbox.submit(gate.wait, WAIT_S)
+    first, failed, last = ask(path, *(call(number) for number in range(3)))
+    model.close()
+    assert (int(first["seed"].item()), int(last["seed"].item())) == (0, 2)
+    assert isinstance(failed, EngineError) and "complex" not in failed.sentence
+
+
 def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one(path: Path) -> None:
     asked = threading.Event()
 

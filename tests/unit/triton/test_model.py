@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError, EngineError, InvalidInputError
 from bistream.triton import model as model_module
 from bistream.triton.inputs import RequestInputs
-from bistream.triton.model import BatchedModel, DecoupledModel, UnaryModel
-from bistream.triton.sender import Arrays, ResponseSender
+from bistream.triton.model import BatchedModel, DecoupledModel, SiblingModel, UnaryModel
+from bistream.triton.sender import Answerer, Arrays, ResponseSender
 from bistream.triton.startup import check_numpy, is_decoupled, refusing_to_load, runtime_config
-from bistream.wire import COSYVOICE2, SPEAKER_EMBEDDING
+from bistream.wire import COSYVOICE2, LLM_BISTREAM, SPEAKER_EMBEDDING
+from bistream.wire_arrays import text_array
 from tests.unit.triton.fakes import FakePbUtils, FakeRequest
 
 FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/secret.py"), MemoryError()]
@@ -48,6 +50,23 @@ class Streaming(DecoupledModel):
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Sibling(SiblingModel):
+    """answers: by session id, how its request is answered, on whatever thread sends."""
+
+    backend = FakePbUtils()
+    contract = LLM_BISTREAM
+    answers: ClassVar[dict[str, Callable[[Answerer], None]]] = {}
+
+    def open(self, config: RuntimeConfig) -> None:
+        pass
+
+    def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
+        self.post_answer(sender, partial(self.answers[inputs.text("session_id") or ""], sender))
+
+    def close(self) -> None:
+        self.outbox.shutdown()
 
 
 class Unary(UnaryModel):
@@ -82,6 +101,20 @@ def test_a_decoupled_request_that_fails_is_answered_once(failure: Exception) -> 
     for request in requests:
         assert request.sender.finals == 1 and len(request.sender.errors) == 1
         assert "secret" not in request.sender.errors[0]
+
+
+def test_an_answer_that_cannot_be_made_is_an_error_and_the_next_one_goes_out() -> None:
+    def fail(sender: Answerer) -> None:
+        raise ZeroDivisionError("/srv/secret.py")
+
+    model = Sibling()
+    model.answers = {"bad": fail, "good": lambda sender: sender.finish()}
+    model.initialize(arguments())
+    bad, good = (FakeRequest(session_id=text_array(name)) for name in ("bad", "good"))
+    model.execute([bad, good])
+    model.finalize()
+    assert len(bad.sender.errors) == 1 and bad.sender.errors[0].startswith("ENGINE_ERROR: ") and "secret" not in bad.sender.errors[0]
+    assert bad.sender.finals == good.sender.finals == 1 and not good.sender.errors
 
 
 @pytest.mark.parametrize("failure", FAILURES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bistream.triton.outbox import Outbox
 from tests.unit.triton.fakes import held
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 240.0
 
 
 @settings(max_examples=50, deadline=None)

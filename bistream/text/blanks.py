@@ -1,0 +1,201 @@
+"""Blanks, line ends and runs of marks as one voice reads them: a stage of the text preparation.
+
+Runs of blanks are one; there are none at the start and the end of the text. A line that ends in a word without punctuation ends with a
+pause: a full stop before an empty line, a comma where the next line looks like one of a list or a verse (a capital or a digit after a short
+line). Runs of one mark are one (three full stops stay), rulers of ``#``, ``=``, ``*``, ``_``, ``-`` or ``~`` are nothing, and between two
+words are at most ``MAX_MARKS`` marks, so that marks alone cannot become speech.
+
+Nothing is held but a mark that may begin a ruler. A blank is given out at once, so that the word before it can be spoken; where what
+follows shows that there should be none, ``RETRACT`` takes it back. It does so only after a letter or a digit, which the mark after it ends
+just as the blank does: ids then depend on the text alone.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+
+from bistream.text.characters import GAP, PAUSE, RETRACT, Emit, is_chinese
+
+MAX_MARKS = 8
+MAX_LISTED_LINE = 50  # characters of a line that is an item or a verse; longer ones were wrapped by a width
+DASH = "\u2014"
+_RULERS = frozenset("#=*_-~")
+_SINGLE = frozenset("!?,;:\u3002\uff01\uff1f\uff0c\u3001\uff1b\uff1a")  # a run of one of these is one
+_ASKING = frozenset("!?\uff01\uff1f")
+_CLOSING = frozenset(".,!?;:)]}")  # no blank before these where a character without a sound stood
+_AFTER_LINE = frozenset("\"'([{\u201c\u2018")  # what a line may begin with
+_NUMBER_SIGNS = frozenset(".+-")  # before the digits of a text's first number
+_NOT_LEADING = frozenset("\"'([{<$&@%\u201c\u2018\u00a1\u00bf\uff08\u300a\u300c\u3010")
+_MANY_DOTS = 3
+
+
+class BlankJoiner:
+    """One text."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._last = ""  # the last character that was given out and is no blank; empty: none yet
+        self._covered = 0  # characters that were dropped since
+        self._ruler: list[tuple[str, int]] = []  # of one mark, not given out yet
+        self._leading: tuple[str, int] | None = None  # the sign right before, which a text does not begin with unless a number does
+        self._blank = False  # a blank was given out after ``_last``
+        self._gap = self._owed = False  # something without a sound stood there; a blank that has not been given out
+        self._pauses = False  # for one that is no line end
+        self._lines = 0  # line ends since ``_last``
+        self._line_length = 0
+        self._marks = 0  # since the last word
+        self._run = 0  # of the mark ``_last``
+
+    def feed(self, character: str, count: int) -> None:
+        if self._ruler and character != self._ruler[0][0]:
+            self._end_ruler(character)
+        if character in _RULERS:
+            if len(self._ruler) < _MANY_DOTS:
+                self._ruler.append((character, count))
+            else:
+                self._ruler[-1] = character, self._ruler[-1][1] + count
+        else:
+            self._take(character, count)
+
+    def finish(self, is_end: bool) -> None:
+        if self._ruler:
+            self._end_ruler("")
+        if self._covered:
+            self._emit("", self._covered)
+        if self._blank and is_end:
+            self._emit(RETRACT, 0)
+        self._covered = self._lines = self._marks = 0
+        self._blank = self._gap = self._owed = self._pauses = False
+        self._leading = None
+        self._last = self._last and GAP
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _end_ruler(self, following: str) -> None:
+        """following: the character after it, which is another one; empty at an end."""
+        ruler, self._ruler = self._ruler, []
+        mark, length = ruler[0][0], len(ruler)
+        instead = self._meaning(mark, length, following)
+        if instead is None:
+            for character, count in ruler:
+                self._take(character, count)
+        else:
+            self._take(instead, sum(count for _, count in ruler))
+
+    def _meaning(self, mark: str, length: int, following: str) -> str | None:
+        """What is spoken instead of so many of a mark: a dash, a gap, nothing at all; None: the marks themselves."""
+        begins_line = self._lines > 0 or not self._last
+        is_after_word = self._last.isalnum() and not self._blank
+        is_inside = is_after_word and following.isalnum()
+        if begins_line and (length >= _MANY_DOTS or (mark in "*-" and following in (" ", GAP, PAUSE))):
+            return GAP  # a ruler, a heading, a bullet
+        if mark == "-" and length > 1:
+            return DASH if following else GAP
+        if mark in "*_":
+            is_operator = mark == "*" and (self._last.isdigit() or (self._blank and following == " "))
+            if length == 1 and (is_operator or (mark == "_" and is_inside)):
+                return None
+            return GAP if is_inside and length == 1 else ""
+        if mark == "~":
+            return None if length == 1 else ""
+        if mark == "#":
+            return None if length == 1 and (following.isalnum() or is_after_word) else GAP
+        return None if length < _MANY_DOTS else GAP
+
+    def _take(self, character: str, count: int) -> None:
+        if character in (" ", "\n", GAP, PAUSE):
+            self._leading = None
+            self._space(character, count)
+        elif not character or not self._admits(character, count):
+            self._covered += count
+        else:
+            self._give(character, count)
+
+    def _space(self, character: str, count: int) -> None:
+        self._covered += count
+        if not self._last:
+            return
+        self._gap |= character == GAP
+        self._pauses |= character == PAUSE
+        if character == "\n":
+            self._lines += 1
+        if self._blank or self._owed:
+            return
+        if character != " " and is_chinese(self._last):
+            self._owed = True
+        else:
+            self._flush(" ")
+            self._blank = True
+
+    def _admits(self, character: str, count: int) -> bool:
+        """Whether a character that is no blank is given out."""
+        kind = _kind(character)
+        if kind == "word":
+            self._admit_word(character)
+            return True
+        if kind == "other":
+            return True
+        if not self._last and character not in _NOT_LEADING:
+            self._leading = character, count
+            return False
+        self._marks += 1
+        self._run = self._run + 1 if character == self._last and not self._blank else 1
+        is_repeated = self._run > (_MANY_DOTS if character not in _SINGLE else 1)
+        is_asked = character in _ASKING and self._marks > 2
+        return not (is_repeated or is_asked or self._marks > MAX_MARKS)
+
+    def _admit_word(self, character: str) -> None:
+        self._marks = self._run = 0
+        if not self._last and self._leading is not None and character.isdigit() and self._leading[0] in _NUMBER_SIGNS:
+            self._covered -= self._leading[1]
+            self._give(*self._leading)
+        self._leading = None
+
+    def _give(self, character: str, count: int) -> None:
+        if self._blank or self._owed:
+            self._end_blank(character)
+        self._flush(character, count)
+        self._last = character
+        self._line_length += 1
+
+    def _end_blank(self, following: str) -> None:
+        pause = self._pause(following)
+        if self._owed:
+            if pause:
+                self._flush({",": "\uff0c", ".": "\u3002"}[pause])
+            elif not (is_chinese(following) or self._lines):
+                self._flush(" ")
+        elif pause:
+            self._emit(RETRACT, 0)
+            self._flush(pause)
+            self._flush(" ")
+        elif self._gap and following in _CLOSING and self._last.isalnum():
+            self._emit(RETRACT, 0)
+        if self._lines:
+            self._line_length = 0
+        self._blank = self._gap = self._owed = self._pauses = False
+        self._lines = 0
+
+    def _pause(self, following: str) -> str:
+        """What a line end is to the voice before this character: ``.``, ``,`` or nothing."""
+        if not (self._lines or self._pauses) or not self._last.isalnum() or not (following.isalnum() or following in _AFTER_LINE):
+            return ""
+        if self._lines != 1:
+            return "." if self._lines else ","
+        if is_chinese(self._last) and is_chinese(following):
+            return ","
+        looks_listed = following.isupper() or following.isdigit() or following in _AFTER_LINE
+        return "," if looks_listed and self._line_length <= MAX_LISTED_LINE else ""
+
+    def _flush(self, character: str, count: int = 0) -> None:
+        self._emit(character, count + self._covered)
+        self._covered = 0
+
+
+@lru_cache(maxsize=4096)
+def _kind(character: str) -> str:
+    """word: a letter or a digit; mark: punctuation or a symbol; other: what belongs to the character before it."""
+    if character.isalnum():
+        return "word"
+    return "mark" if unicodedata.category(character)[0] in "PS" else "other"

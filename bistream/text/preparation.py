@@ -1,0 +1,136 @@
+"""How a session's text becomes the characters that the tokenizer sees, by the request's ``text_normalization``.
+
+    caller's text --characters--> --Markdown, if asked for--> --tags--> --blanks--> --capitals--> --numbers read out, if asked for--> NFC
+
+``raw`` is none of this. Every stage looks at one character after the other and holds only its undecided rest, so what comes out depends on
+the text alone, not on the pieces in which it came. Each character carries how much of the caller's text it covers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from typing import Protocol
+
+from bistream.text.blanks import BlankJoiner
+from bistream.text.capitals import CapitalReader
+from bistream.text.characters import RETRACT, CharacterCleaner, Emit
+from bistream.text.front_end import between_tokens
+from bistream.text.markdown import MarkdownReader
+from bistream.text.normalization import NormalizedCharacter, TextNormalizer, make_normalizer, read_transcript
+from bistream.text.tags import TagDropper
+
+RAW = "raw"
+MARKDOWN = "+markdown"
+
+
+class _Stage(Protocol):
+    def feed(self, character: str, count: int) -> None: ...
+
+    def finish(self, is_end: bool) -> None: ...
+
+
+class TextPreparation:
+    """One text, special tokens excepted."""
+
+    def __init__(self, normalizer: TextNormalizer | None = None, reads_markdown: bool = False) -> None:
+        self._out: list[NormalizedCharacter] = []
+        self._stages: list[_Stage] = []  # the last one first
+        if normalizer is not None:
+            self._stages.append(_Reading(normalizer, self._emit))
+        self._stages.append(CapitalReader(self._next))
+        self._stages.append(BlankJoiner(self._next))
+        self._stages.append(TagDropper(self._next))
+        if reads_markdown:
+            self._stages.append(MarkdownReader(self._next))
+        self._stages.append(CharacterCleaner(self._next))
+
+    def push(self, characters: str) -> list[NormalizedCharacter]:
+        """What these characters decide. ``RETRACT`` takes back a blank before it; an empty one only covers characters."""
+        feed = self._next
+        for character in characters:
+            feed(character, 1)
+        return self._take()
+
+    def finish(self, is_end: bool) -> list[NormalizedCharacter]:
+        """The rest. is_end: the text ends; else a special token interrupts it, and more may follow."""
+        for stage in reversed(self._stages):
+            stage.finish(is_end)
+        return self._take()
+
+    @property
+    def _next(self) -> Emit:
+        """Where the stage before the one that was added last gives its characters to."""
+        return self._stages[-1].feed if self._stages else self._emit
+
+    def _emit(self, character: str, count: int) -> None:
+        self._out.append(NormalizedCharacter(character, count))
+
+    def _take(self) -> list[NormalizedCharacter]:
+        taken, self._out = self._out, []
+        return taken
+
+
+class _Reading:
+    """``TextNormalizer`` as a stage: it counts the characters that it gets."""
+
+    def __init__(self, normalizer: TextNormalizer, emit: Emit) -> None:
+        self._normalizer = normalizer
+        self._emit = emit
+        self._counts: deque[int] = deque()  # of the characters that it has not given out
+        self._covered = 0
+
+    def feed(self, character: str, count: int) -> None:
+        if not character:
+            self._covered += count
+            return
+        self._counts.append(count + self._covered)
+        self._covered = 0
+        self._give(self._normalizer.push(character))
+
+    def finish(self, is_end: bool) -> None:
+        self._give(self._normalizer.finish())
+        if self._covered:
+            self._emit("", self._covered)
+            self._covered = 0
+
+    def _give(self, characters: list[NormalizedCharacter]) -> None:
+        for one in characters:
+            self._emit(one.character, sum(self._counts.popleft() for _ in range(one.source_characters)))
+
+
+def chosen_normalization(requested: str | None, server: str) -> str:
+    """requested: of a request, None where it says nothing; ``+markdown`` is the server's own with Markdown."""
+    if requested is None or (requested == MARKDOWN and server == RAW):
+        return server
+    return server.removesuffix(MARKDOWN) + MARKDOWN if requested == MARKDOWN else requested
+
+
+def make_preparation(text_normalization: str, transcript: str) -> TextPreparation | None:
+    """Of a session's text; None for raw. Raises ``InvalidInputError`` where the package that reads numbers is missing."""
+    if text_normalization == RAW:
+        return None
+    mode = text_normalization.removesuffix(MARKDOWN)
+    return TextPreparation(make_normalizer(mode, transcript), reads_markdown=mode != text_normalization)
+
+
+@functools.lru_cache(maxsize=256)
+def prepare_prompt(text: str, text_normalization: str, special_tokens: frozenset[str], is_spoken: bool) -> str:
+    """A transcript (is_spoken: its numbers are read out as the text's are) or an instruction, whose special tokens stay.
+
+    Neither is Markdown. Raises as ``make_preparation``.
+    """
+    if text_normalization == RAW:
+        return text
+    preparation = TextPreparation()
+    clean = between_tokens(text, special_tokens, lambda part: _joined([*preparation.push(part), *preparation.finish(is_end=False)]))
+    mode = text_normalization.removesuffix(MARKDOWN)
+    return read_transcript(clean.rstrip(" "), mode, special_tokens) if is_spoken else clean.rstrip(" ")
+
+
+def _joined(characters: list[NormalizedCharacter]) -> str:
+    """Without the blanks that are taken back."""
+    text = ""
+    for one in characters:
+        text = text.removesuffix(" ") if one.character == RETRACT else text + one.character
+    return text

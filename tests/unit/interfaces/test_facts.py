@@ -1,0 +1,173 @@
+"""What servers say of themselves: their voices are offered by name, and what their checkpoints do not take is not sent to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bistream.voice_list import PRESET, REGISTERED, ListedVoice
+from interfaces.core import servers as servers_module
+from interfaces.core.servers import Servers
+from interfaces.core.service import NOT_INSTRUCTED
+from interfaces.core.voices import Voice, VoiceStore
+from tests.unit.client.fake_server import Reader
+from tests.unit.interfaces.rig import ReadyServer, Running, reading, running
+from tests.unit.interfaces.test_http import ask, speech
+
+NORA, FELIX, ANNA = ListedVoice("nora", PRESET), ListedVoice("felix", PRESET, True), ListedVoice("anna", REGISTERED)
+CARD = {"languages": "en", "can_be_instructed": "false"}
+
+
+@contextlib.asynccontextmanager
+async def known(*servers: ReadyServer) -> AsyncIterator[Servers]:
+    found = Servers([server.address for server in servers])
+    try:
+        await found.check()
+        yield found
+    finally:
+        await found.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ReadyServer]:
+    with reading() as made:
+        made.voices, made.card = (FELIX, NORA, ANNA), CARD
+        yield made
+
+
+def voices_of(front: Running) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(ask(front, "GET", "/v1/audio/voices")[2])["voices"]
+    return [voice for voice in found if not voice.get("is_alias")]
+
+
+def test_the_voices_of_the_server_are_listed_under_their_names_the_default_first(server: ReadyServer) -> None:
+    with running(server.address, voices=VoiceStore()) as front:
+        found = voices_of(front)
+        assert [(voice["name"], voice["kind"], voice["is_default"]) for voice in found] == [
+            ("felix", "preset", True),
+            ("nora", "preset", False),
+            ("anna", "registered", False),
+        ]
+        assert all(voice["languages"] == ["en"] and voice["can_be_instructed"] is False for voice in found)
+        for voice, spoken in (("nora", b"nora"), ("alloy", b"felix")):
+            assert speech(front, voice=voice)[0] == 200
+            assert server.received[-1].inputs["speaker_id"] == spoken
+
+
+def test_a_recording_of_the_command_line_stays_the_default_and_hides_a_preset_of_its_name(server: ReadyServer) -> None:
+    own = Voice("nora", "nora", speaker_id="elsewhere")
+    with running(server.address, voices=VoiceStore((own,))) as front:
+        assert [(voice["name"], voice["is_default"]) for voice in voices_of(front)] == [("nora", True), ("felix", False), ("anna", False)]
+    with running(server.address, voices=VoiceStore((own,), default="anna")) as front:
+        assert [voice["name"] for voice in voices_of(front)] == ["anna", "nora", "felix"]
+
+
+def test_an_upload_under_the_name_of_a_preset_is_the_one_that_speaks(server: ReadyServer) -> None:
+    store = VoiceStore()
+    with running(server.address, voices=store) as front:
+        uploaded = store.add("nora", np.zeros(16000, np.float32), "Words.", None)
+        assert store.find("nora", None) == uploaded
+        assert [voice["kind"] for voice in voices_of(front)] == ["preset", "registered", "upload"]
+
+
+def test_a_voice_that_is_registered_while_the_server_runs_is_found(server: ReadyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers_module, "VOICES_INTERVAL_S", 0.0)
+
+    async def run() -> None:
+        async with known(server) as servers:
+            server.voices = (FELIX, NORA)
+            await servers.check()
+            assert [voice.name for voice in servers.voices] == ["felix", "nora"]
+
+    asyncio.run(run())
+
+
+def test_between_two_looks_the_voices_are_not_asked_for(server: ReadyServer) -> None:
+    async def run() -> None:
+        async with known(server) as servers:
+            server.voices = ()
+            await servers.check()
+            assert [voice.name for voice in servers.voices] == ["felix", "nora", "anna"]
+
+    asyncio.run(run())
+
+
+def test_a_server_that_comes_back_is_asked_for_everything_anew(server: ReadyServer) -> None:
+    async def run() -> None:
+        async with known(server) as servers:
+            assert servers.languages == {"en"} and not servers.can_be_instructed
+            (one,) = servers.all
+            real, one.link.address = one.link.address, "127.0.0.1:1"
+            await one.link.close()
+            await servers.check()
+            assert not servers.any_ready() and [voice.name for voice in servers.voices] == ["felix", "nora", "anna"]
+            one.link.address, server.card, server.voices = real, {}, (NORA,)
+            await servers.check()
+            assert servers.languages == frozenset() and servers.can_be_instructed
+            assert [voice.name for voice in servers.voices] == ["nora"]
+
+    asyncio.run(run())
+
+
+def test_several_servers_offer_what_any_of_them_has_and_the_one_that_has_it_is_chosen(server: ReadyServer) -> None:
+    async def run() -> None:
+        with reading() as other:
+            other.voices = (NORA, ListedVoice("ben", REGISTERED))
+            async with known(server, other) as servers:
+                assert [voice.name for voice in servers.voices] == ["felix", "nora", "anna", "ben"]
+                assert not servers.can_be_instructed and servers.languages == {"en"}
+                first, second = servers.all
+                assert servers.choose((), "anna") is first and servers.choose((), "ben") is second
+                assert servers.choose((), None) is first
+
+    asyncio.run(run())
+
+
+def test_an_earlier_server_lists_nothing_and_is_asked_nothing() -> None:
+    async def run() -> None:
+        with reading() as server:
+            async with known(server) as servers:
+                assert servers.voices == [] and servers.can_be_instructed and not servers.languages
+                assert servers.choose((), "anna") is servers.all[0]
+            assert server.received == []
+
+    asyncio.run(run())
+
+
+def test_a_server_that_answers_with_nonsense_keeps_the_interfaces_going() -> None:
+    async def run() -> None:
+        server = ReadyServer(Reader())
+        try:
+            server.voices, server.listing = (), b'[{"name": "nora"}]'
+            async with known(server) as servers:
+                assert servers.any_ready() and servers.voices == []
+        finally:
+            server.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("instructions", ["Speak in a cheerful and positive tone.", "用四川话说这句话"])
+def test_a_checkpoint_without_instructions_speaks_and_the_answer_says_that_they_had_no_effect(
+    server: ReadyServer, instructions: str
+) -> None:
+    with running(server.address, voices=VoiceStore()) as front:
+        status, headers, _ = speech(front, voice="nora", model="gpt-4o-mini-tts", instructions=instructions)
+        assert status == 200 and headers["x-bistream-warning"] == NOT_INSTRUCTED
+        assert "instruct_text" not in server.received[-1].inputs
+        status, headers, _ = speech(front, voice="nora", model="gpt-4o-mini-tts")
+        assert status == 200 and "x-bistream-warning" not in headers
+
+
+@pytest.mark.parametrize("nothing", ["", "  ", "None", "null", "undefined", None])
+def test_an_instruction_that_says_nothing_is_none_and_no_warning(nothing: str | None) -> None:
+    with reading() as server, running(server.address) as front:
+        status, headers, _ = speech(front, model="gpt-4o-mini-tts", instructions=nothing)
+        assert status == 200 and "x-bistream-warning" not in headers
+        assert "instruct_text" not in server.received[-1].inputs
