@@ -6,8 +6,9 @@ until eos), and the next segment begins a new sequence with the prompt and, wher
 aligned exactly because it ended with eos. The speech tokens of all segments are one stream: flow and vocoder go on and know of no seam.
 
 The first segment has the layout of the session. Later ones are known whole when they begin, so they have the uni-stream layout; a session
-whose text comes slowly waits for their end. They are short, to wait little and to leave room for the segment before. Cuts depend on the
-text tokens alone.
+whose text comes slowly waits for their end. All are short, mostly a sentence or two: to wait little, to leave room for the segment before,
+and because the bi-stream layout is the first to lose its place (of the shipped voice's texts of 6 to 14 s 2 % said something twice, of the
+same in the uni-stream layout 0.2 %). Cuts depend on the text tokens alone.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
 # Shares of a sequence's room. What the first segment has at least where it ends; that is decided there, for its text is spoken at once:
-FIRST = {Place.SENTENCE: 0.5, Place.CLAUSE: 0.75, Place.WORD: 0.9, Place.INSIDE_WORD: 1.0}
+FIRST = {Place.SENTENCE: 0.25, Place.CLAUSE: 0.6, Place.WORD: 0.85, Place.INSIDE_WORD: 1.0}
 # A later one ends with the first sentence after LATER_SENTENCE, or else, at LATER_MOST, with the best place after LATER_LEAST.
-LATER_LEAST, LATER_SENTENCE, LATER_MOST = 0.1, 0.25, 0.5
+LATER_LEAST, LATER_SENTENCE, LATER_MOST = 0.1, 0.25, 0.85
 LEAST_ROOM = 0.5  # of the longest utterance: a long prompt leaves at least so much
 POSITIONS_PER_SPEECH_TOKEN = 2  # itself, its share of the text, and some more where speech is slower than estimated
 PRIOR_PACE = 4 * SPEECH_TOKENS_PER_SECOND  # speech tokens of ordinary pace that a prompt's own pace is mixed with: it may be short

@@ -3,7 +3,7 @@
 A token alone says little: it covers four English letters, one Chinese character, or a third of one that the vocabulary lacks. So every
 character counts once, by its kind, with the speech tokens (40 ms) that it takes at an ordinary pace:
 
-    letter          2   0.08 s: English reads 12 to 16 characters a second, blanks and pauses included
+    letter          2   0.08 s: with blanks (0) and pauses English reads 15 characters a second
     letter of Indic, Thai, Georgian; full-width form   3
     kana            4   7 a second, with pauses
     mark, symbol    5   a pause or a short word
@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 
 MOST_OVER_ORDINARY = 5
 PAUSES = 2 * SPEECH_TOKENS_PER_SECOND  # of a whole text, beside what its characters take
 SPECIAL, PHONE = 10, 3
-_LETTER, _MARK, _DIGIT, _BLANK = 2, 5, 10, 1
+_LETTER, _MARK, _DIGIT, _BLANK = 2, 5, 10, 0
 
 
 class SpeechLengths:
@@ -51,7 +51,8 @@ class SpeechLengths:
 
 def most_speech(num_text: int, ordinary: int) -> int:
     """Speech tokens of ``num_text`` text tokens that take ``ordinary`` ones at an ordinary pace, at the most."""
-    return min(MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text, MOST_OVER_ORDINARY * ordinary + PAUSES)
+    most = max(MOST_OVER_ORDINARY * ordinary + PAUSES, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text)
+    return min(MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * num_text, most)
 
 
 def _of_first_byte(byte: int) -> int:

@@ -31,7 +31,7 @@ SPACE = TokenSpace(600, 120)
 WORD, MARK, DOT, DIGIT, COMMA, END = 1, 2, 3, 4, 5, 6
 PIECES = {WORD: b" some", MARK: b"!", DOT: b".", DIGIT: b"7", COMMA: b",", END: b"ing"}
 PROMPT_TEXT, PROMPT_SPEECH = [11, 12], [SPACE.speech_offset + 1]
-LIMITS = SegmentLimits(room=360)  # forty words
+LIMITS = SegmentLimits(room=320)  # forty words
 TEXTS = st.lists(st.sampled_from([WORD] * 12 + [MARK, DOT, DIGIT, COMMA, END]), min_size=1, max_size=300)
 CUTS = st.lists(st.integers(0, 300), max_size=12)
 
@@ -163,13 +163,13 @@ def test_a_short_text_is_spoken_as_without_segments() -> None:
 def test_a_later_segment_is_anchored_at_the_one_before_if_that_ended_well_and_both_fit() -> None:
     text = ([WORD] * 9 + [MARK]) * 7
     _, sequences = spoken(text, [], is_whole=True)
-    assert [len(text_of(sequence)) for sequence in sequences] == [30, 50, 40]
+    assert [len(text_of(sequence)) for sequence in sequences] == [20, 40, 40, 30]
     speech = [token for token in sequences[0] if SPACE.is_speech(token)]
     task = sequences[1].index(SPACE.task)
     assert sequences[1][task + 1 : task + 1 + len(speech)] == speech
     _, broken = spoken(text, [], is_whole=True, ends_early=True)
-    assert [len(text_of(sequence)) for sequence in broken] == [30, 20, 20]
-    assert LIMITS.fits(LIMITS.room - 9, LENGTHS.ordinary([WORD])) and not LIMITS.fits(LIMITS.room - 8, LENGTHS.ordinary([WORD]))
+    assert [len(text_of(sequence)) for sequence in broken] == [20, 20, 20, 10]
+    assert LIMITS.fits(LIMITS.room - 8, LENGTHS.ordinary([WORD])) and not LIMITS.fits(LIMITS.room - 7, LENGTHS.ordinary([WORD]))
 
 
 @given(
