@@ -7,23 +7,14 @@ one before has come. An utterance therefore takes one place on the servers, and 
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from bistream.errors import InvalidInputError
-from bistream.refusals import nothing_to_speak
-
-SILENCE_S = 0.1  # in place of text without anything to speak: agents take text without audio for a failure
-_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script, as the servers decide
+from bistream.limits import is_speakable
 
 Session = TypeVar("Session")
-
-
-def is_speakable(text: str) -> bool:
-    return _SPEAKABLE.search(text) is not None
 
 
 @dataclass
@@ -99,8 +90,3 @@ class Segments(Generic[Session]):
     def _begin(self) -> Segment[Session]:
         self._left.append(Segment(self.characters))
         return self._left[-1]
-
-
-def means_silence(error: BaseException) -> bool:
-    """Whether a server found nothing to speak in a text with letters: marks that only servers know as such."""
-    return isinstance(error, InvalidInputError) and error.sentence == nothing_to_speak().sentence

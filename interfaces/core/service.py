@@ -16,7 +16,7 @@ from interfaces.core.speech import Speech, SpeechOptions
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values, check_values
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import MARKDOWN, Limits
 
 DRAIN_RETRY_AFTER_S = 5
 FIRST_AUDIO_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -53,11 +53,14 @@ class Counts:
 
 
 class SpeechService:
-    def __init__(self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0) -> None:
+    def __init__(
+        self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0, text_normalization: str = MARKDOWN
+    ) -> None:
         self.servers = servers
         self.voices = voices
         self.limits = limits
         self.speak_after_s = speak_after_s
+        self.text_normalization = text_normalization  # of utterances that do not say it
         self.counts = Counts()
         self.drains = asyncio.Event()
         self._open: set[Speech] = set()
@@ -91,7 +94,8 @@ class SpeechService:
         except Exception:
             self.counts.refused += 1
             raise
-        options = SpeechOptions(dict(values or {}), self.speak_after_s if speak_after_s is None else speak_after_s)
+        prepared: Values = {"text_normalization": self.text_normalization, **(values or {})}
+        options = SpeechOptions(prepared, self.speak_after_s if speak_after_s is None else speak_after_s)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)
         self._all_closed.clear()

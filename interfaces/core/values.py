@@ -1,9 +1,10 @@
-"""How an utterance is to be spoken, by the names of the wire contract: seed, temperature, top_k, top_p, speed, and instruct_text. Pure."""
+"""How an utterance is to be spoken, by the names of the wire contract: seed, temperature, top_k, top_p, speed, instruct_text and
+text_normalization. Pure."""
 
 from __future__ import annotations
 
 from bistream.errors import InvalidInputError
-from bistream.limits import check_seed, check_speed, check_temperature, check_top_k, check_top_p
+from bistream.limits import check_seed, check_speed, check_temperature, check_text_normalization, check_top_k, check_top_p
 
 Values = dict[str, int | float | str]
 
@@ -13,7 +14,9 @@ MAX_INSTRUCTION_CHARS = 4096  # as OpenAI has it; servers may allow fewer, and s
 def check_values(values: Values) -> None:
     """Raises ``InvalidInputError``."""
     for name, value in values.items():
-        if isinstance(value, str):
+        if name == "text_normalization":
+            check_text_normalization(str(value))
+        elif isinstance(value, str):
             _check_instruction(value)
         elif name == "seed":
             check_seed(int(value))

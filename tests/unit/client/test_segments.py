@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from bistream.client import pause_timer
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import Segment, Segments, means_silence
-from bistream.errors import InvalidInputError
-from bistream.refusals import nothing_to_speak
+from bistream.client.segments import Segment, Segments
 
 PIECES = st.lists(st.sampled_from(["Hi", " there.", "...", " ", "好", "FLUSH", "PAUSE", "SPOKEN"]), max_size=30)
 
@@ -87,7 +85,6 @@ def test_nothing_to_speak_is_silence_where_it_ends() -> None:
     assert segments.next() is None
     segments.end()
     assert (found := segments.next()) is not None and found.is_silence
-    assert means_silence(nothing_to_speak()) and not means_silence(InvalidInputError("The text is wrong."))
 
 
 class Loop:
