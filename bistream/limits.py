@@ -7,6 +7,7 @@ Used by request parsing, admission, the services, the voice registry, clients an
 from __future__ import annotations
 
 import math
+import re
 
 from bistream.errors import InvalidInputError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
@@ -25,6 +26,7 @@ MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this r
 MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
 MAX_SEED = 2**63 - 1
 MAX_TOP_K = 100  # four times the released value; sampling sorts as many candidates for everybody as anybody asks for
+_SPEAKABLE = re.compile(r"[^\W_]")
 
 
 def check_session_id(session_id: str) -> None:
@@ -103,6 +105,11 @@ def check_offline_length(tokens: int, max_offline_tokens: int) -> None:
         raise InvalidInputError(
             f"The speech is longer than {seconds:g} s, too long to be rendered as a whole; split the text or stream it."
         )
+
+
+def is_speakable(text: str) -> bool:
+    """Whether it has a letter or a digit, of any script."""
+    return _SPEAKABLE.search(text) is not None
 
 
 def count_characters(data: bytes) -> int:

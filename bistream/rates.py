@@ -24,5 +24,7 @@ SPEECH_BLOCK_TOKENS = 15  # speech tokens of one interleaved block
 MIN_SPEECH_TOKENS_PER_TEXT_TOKEN = 2  # upstream's min_token_text_ratio
 MAX_SPEECH_TOKENS_PER_TEXT_TOKEN = 20  # upstream's max_token_text_ratio
 
+SILENCE_S = 0.1  # spoken for a text without anything to speak: agents take an utterance without audio for a failure
+
 assert MEL_FRAMES_PER_SECOND * SAMPLES_PER_MEL_FRAME == SAMPLE_RATE
 assert SPEECH_TOKENS_PER_SECOND * SAMPLES_PER_TOKEN == SAMPLE_RATE

@@ -71,11 +71,8 @@ def text_has_ended(session_id: str | None = None) -> InvalidInputError:
     return InvalidInputError("The text of this session has already ended; start another session for more text.", session_id)
 
 
-def nothing_to_speak(session_id: str | None = None) -> InvalidInputError:
-    return InvalidInputError(
-        "The text is empty, or holds nothing that can be spoken, although is_end is true; send words, or is_end false if text follows.",
-        session_id,
-    )
+def text_is_empty(session_id: str | None = None) -> InvalidInputError:
+    return InvalidInputError("The text is empty although is_end is true; send words, or is_end false if text follows.", session_id)
 
 
 def not_utf8(is_open: bool, session_id: str | None = None) -> InvalidInputError:

@@ -92,7 +92,14 @@ COSYVOICE2_BISTREAM = ModelContract(
 COSYVOICE2 = ModelContract(
     "cosyvoice2",
     decoupled=True,
-    inputs=(*_REFERENCE, _scalar("target_text", "BYTES"), _scalar("speaker_id", "BYTES"), *_MANNER, *_SOURCE),
+    inputs=(
+        *_REFERENCE,
+        _scalar("target_text", "BYTES"),
+        _scalar("speaker_id", "BYTES"),
+        *_MANNER,
+        *_SOURCE,
+        _scalar("text_normalization", "BYTES"),
+    ),
     outputs=(TensorSpec("waveform", "FP32", (-1,)),),
 )
 LLM_BISTREAM = ModelContract(

@@ -67,7 +67,7 @@ async def serve(settings: Settings) -> None:
     keys = None if settings.keys_file is None else Keys.read(settings.keys_file)
     limits = settings.limits
     servers = Servers(settings.servers, settings.server_security)
-    service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s)
+    service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s, settings.text_normalization)
     access = Access(keys, settings.allowed_origins, limits.max_sockets, limits.sockets_per_address)
     listener = listening_socket(settings.address, settings.port, "HTTP")
     server = _Server(_config(settings, make_app(service, access, limits, settings.allowed_origins)))

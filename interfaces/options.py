@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bistream.client.connection import add_security_arguments, security_of
+from bistream.wire import TEXT_NORMALIZATIONS
 from interfaces.settings import Limits, Recording, Settings
 
 _LIMIT_HELP = {
@@ -71,6 +72,7 @@ def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, s
         aliases=tuple(tuple(alias.split("=", 1)) for alias in options.alias),
         accepts_any_voice=options.any_voice,
         speak_after_s=options.speak_after_s,
+        text_normalization=options.text_normalization,
         allowed_origins=tuple(options.allow_origin),
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
@@ -96,6 +98,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--any-voice", action="store_true", help="unknown voices speak with the default one instead of an error")
     text = "text is spoken to its end when nothing more has come for so long (default %(default)s); 0: only when the client asks"
     parser.add_argument("--speak-after-s", type=float, default=Settings.speak_after_s, metavar="S", help=text)
+    text = "how texts are prepared whose request does not say it (default %(default)s: as the servers do, and Markdown is read)"
+    parser.add_argument("--text-normalization", choices=TEXT_NORMALIZATIONS, default=Settings.text_normalization, help=text)
     parser.add_argument("--allow-origin", metavar="URL", help="web pages of this origin may use the gateway; * for all", **several)
     parser.add_argument("--drain-timeout-s", type=float, default=Settings.drain_timeout_s, metavar="S", help="default %(default)s")
     parser.add_argument("--ready-file", type=Path, help="holds the address once the port is open")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from bistream.client.connection import INSECURE, ClientSecurity
 
+MARKDOWN = "+markdown"  # texts are prepared as the server does, and read as Markdown, which language models write
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -56,6 +58,7 @@ class Settings:
     aliases: tuple[tuple[str, str], ...] = ()
     accepts_any_voice: bool = False
     speak_after_s: float = 2.0  # 0: never
+    text_normalization: str = MARKDOWN  # of ``bistream.wire.TEXT_NORMALIZATIONS``, where a request does not say it
     allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = 30.0
     ready_file: Path | None = None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bistream.client.known_voices import KnownVoices, is_refusal_of_hash
 from bistream.errors import CancelledError, UnknownSessionError, UnknownVoiceError
-from bistream.rates import SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE, SILENCE_S
 from bistream.wire import SESSION_SECRET_PARAMETER
 
 _RECORDING = ("reference_wav", "reference_wav_len", "reference_text")
@@ -35,9 +35,9 @@ class Chunk:
     text_position: int | None = None  # of a server that tells
 
 
-def silent_chunk(duration_s: float, text_consumed: int) -> Chunk:
-    """In place of audio of a server."""
-    return Chunk(np.zeros(round(duration_s * SAMPLE_RATE), np.float32), 0, text_consumed, 0.0)
+def silent_chunk(text_consumed: int) -> Chunk:
+    """In place of audio of a server, for a text without anything to speak."""
+    return Chunk(np.zeros(round(SILENCE_S * SAMPLE_RATE), np.float32), 0, text_consumed, 0.0)
 
 
 @dataclass(frozen=True)

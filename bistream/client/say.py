@@ -25,8 +25,8 @@ from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.report import ChunkRecord, SessionReport
-from bistream.client.voice_options import add_manner_arguments, check_voice, refusal
-from bistream.errors import BistreamError, InvalidInputError
+from bistream.client.voice_options import add_manner_arguments, add_normalization_argument, check_voice, refusal
+from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.limits import (
     MAX_SPEED,
     MAX_TEMPERATURE,
@@ -40,7 +40,6 @@ from bistream.limits import (
     check_top_p,
 )
 from bistream.rates import SAMPLE_RATE
-from bistream.wire import TEXT_NORMALIZATIONS
 
 STDIN_READ_BYTES = 4096
 Work = Callable[[argparse.Namespace, Any, AudioWriter, SessionReport], None]  # options, recording of the voice, output, report
@@ -97,7 +96,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--speed", type=float, help=f"{MIN_SPEED:g} to {MAX_SPEED:g}; only with --text sent all at once")
-    parser.add_argument("--text-normalization", choices=TEXT_NORMALIZATIONS, help="read out numbers and units (default: the server's)")
+    add_normalization_argument(parser)
     options = parser.parse_args(arguments)
     options.text = options.words if options.text is None else options.text
     _check_usage(parser, options)
@@ -182,6 +181,8 @@ def receive(session: ClientSession, output: AudioWriter, report: SessionReport, 
             report.chunks.append(ChunkRecord(arrived_s, chunk.waveform.size / SAMPLE_RATE, chunk.text_consumed))
             if shows_progress:
                 print(f"\r{report.audio_s:7.2f} s of audio, {arrived_s:7.2f} s", end="", file=sys.stderr, flush=True)
+        if not report.chunks:
+            raise EngineError("The server ended the session without any audio; look at its log.")
     except KeyboardInterrupt:
         with suppress(BistreamError, ConnectionError):
             session.cancel()

@@ -24,7 +24,7 @@ from bistream.client.connection import INSECURE, ClientSecurity, add_security_ar
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
-from bistream.client.voice_options import add_manner_arguments, check_voice, refusal
+from bistream.client.voice_options import add_manner_arguments, add_normalization_argument, check_voice, refusal
 from bistream.errors import BistreamError, InvalidInputError
 from bistream.wire import COSYVOICE2
 
@@ -39,6 +39,7 @@ def request_body(
     speaker_id: str | None = None,
     instruct_text: str | None = None,
     is_cross_lingual: bool = False,
+    text_normalization: str | None = None,
 ) -> bytes:
     """Upstream's request: plain JSON, ``inputs`` only. Raises ``InvalidInputError`` when it would be too large for the server."""
     inputs: list[dict[str, Any]] = []
@@ -47,7 +48,7 @@ def request_body(
         inputs.append({"name": "reference_wav", "shape": [1, len(samples)], "datatype": "FP32", "data": [samples]})
         inputs.append({"name": "reference_wav_len", "shape": [1, 1], "datatype": "INT32", "data": [[len(samples)]]})
     texts = {"reference_text": reference_text, "target_text": text, "speaker_id": speaker_id, "instruct_text": instruct_text}
-    for name, value in texts.items():
+    for name, value in {**texts, "text_normalization": text_normalization}.items():
         if value is not None:
             inputs.append({"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [value]})
     if is_cross_lingual:
@@ -106,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--reference-text", help="transcript of the recording; without it the text may be in another language")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
     add_manner_arguments(parser)
+    add_normalization_argument(parser)
     parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")
     parser.add_argument("--model-name", default=COSYVOICE2.name, help="default: %(default)s")
@@ -116,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     check_voice(parser, options)
     try:
         reference_wav = read_reference(options.reference_audio) if options.reference_audio is not None else None
-        manner = (options.speaker_id, options.instruct_text, options.cross_lingual)
+        manner = (options.speaker_id, options.instruct_text, options.cross_lingual, options.text_normalization)
         body = request_body(options.text or options.words, reference_wav, options.reference_text, *manner)
     except (ValueError, InvalidInputError) as error:
         return fail(str(error), EXIT_USAGE)

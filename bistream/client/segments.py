@@ -13,19 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from bistream.errors import InvalidInputError
-from bistream.refusals import nothing_to_speak
+from bistream.limits import is_speakable
 
-SILENCE_S = 0.1  # in place of text without anything to speak: agents take text without audio for a failure
 MAX_CHARS = 4000  # of a session, by default (``RuntimeConfig.max_text_chars``)
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)|[。！？][”’」』）]*(?=.)|\n+(?=.)")  # with something behind it
-_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script, as the servers decide
 
 Session = TypeVar("Session")
-
-
-def is_speakable(text: str) -> bool:
-    return _SPEAKABLE.search(text) is not None
 
 
 def room_in(before: str, text: str, limit: int) -> int:
@@ -116,8 +109,3 @@ class Segments(Generic[Session]):
     def _begin(self) -> Segment[Session]:
         self._left.append(Segment(self.characters))
         return self._left[-1]
-
-
-def means_silence(error: BaseException) -> bool:
-    """Whether a server found nothing to speak in a text with letters: marks that only servers know as such."""
-    return isinstance(error, InvalidInputError) and error.sentence == nothing_to_speak().sentence

@@ -16,7 +16,8 @@ from bistream.client.audio import read_reference
 class Speaker:
     """speaker_id: a registered voice or a preset of the server; or reference_wav, float32 [N], 16 kHz mono in [-1, 1], 0.5 to 30 s
     (``recorded`` reads a file), with what is said in it. The others by their names in the wire contract;
-    speed other than 1 needs the whole text at once."""
+    speed other than 1 needs the whole text at once. text_normalization: as the server does, and agents write Markdown; None for a server
+    that does not know it."""
 
     speaker_id: str | None = None
     reference_wav: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
@@ -28,7 +29,7 @@ class Speaker:
     top_k: int | None = None
     top_p: float | None = None
     speed: float = 1.0
-    text_normalization: str | None = None
+    text_normalization: str | None = "+markdown"
 
     def __post_init__(self) -> None:
         if (self.speaker_id is None) == (self.reference_wav is None):

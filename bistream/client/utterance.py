@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
 from bistream.client.exchange import Chunk, Heard, silent_chunk
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence
+from bistream.client.segments import Segment, Segments
 from bistream.client.speaker import Speaker
 from bistream.errors import BistreamError, BusyError, CancelledError
 
@@ -140,6 +140,8 @@ class Utterance:
                     position = chunk.text_consumed if chunk.text_position is None else chunk.text_position
                     yield Spoken(chunk.waveform, segment.place_of(chunk.text_consumed), segment.place_of(position))
             self._segments.pop()
+        if self.text and not self._has_spoken:  # blanks
+            yield Spoken(silent_chunk(0).waveform, len(self.text), len(self.text))
 
     async def _next_segment(self) -> Segment[AsyncClientSession] | None:
         """The oldest one, once it can be spoken or has ended; None: all is spoken."""
@@ -155,7 +157,7 @@ class Utterance:
         """Again where nothing was heard of it, as ``Pacing`` says."""
         if segment.is_silence:
             if segment.text.strip():
-                yield silent_chunk(SILENCE_S, len(segment.text))
+                yield silent_chunk(len(segment.text))
             return
         waits_s = iter(self._pacing.retry_waits_s if self._has_spoken or self._pacing.retries_first else ())
         is_heard = False
@@ -169,9 +171,6 @@ class Utterance:
             except (BistreamError, OSError) as error:
                 if self._closed.is_set():
                     raise CancelledError("The utterance was cancelled.") from None
-                if means_silence(error):
-                    yield silent_chunk(SILENCE_S, len(segment.text))
-                    return
                 wait_s = None if is_heard or not may_pass(error) else next(waits_s, None)
                 if wait_s is None:
                     raise

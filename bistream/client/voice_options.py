@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from bistream.errors import BistreamError
+from bistream.wire import TEXT_NORMALIZATIONS
 
 _NO_VOICE = "The voice is missing;"  # as the server's sentence begins, which goes on with the names of tensors
 
@@ -12,6 +13,11 @@ _NO_VOICE = "The voice is missing;"  # as the server's sentence begins, which go
 def add_manner_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--instruct-text", metavar="TEXT", help="how to speak: an emotion, a dialect, a speed, such as 用四川话说")
     parser.add_argument("--cross-lingual", action="store_true", help="leave the voice's transcript aside: the text is in another language")
+
+
+def add_normalization_argument(parser: argparse.ArgumentParser) -> None:
+    text = "how the text is prepared: raw, or without what has no sound, and numbers read out or not (default: the server's)"
+    parser.add_argument("--text-normalization", choices=TEXT_NORMALIZATIONS, help=text)
 
 
 def refusal(error: BistreamError) -> str:

@@ -21,7 +21,7 @@ from bistream.limits import (
 from bistream.model_card import ModelCard
 from bistream.orchestration.ports import BistreamRequest, SessionKey
 from bistream.orchestration.text_position import SpokenEffort
-from bistream.refusals import not_utf8, nothing_to_speak, text_has_ended
+from bistream.refusals import not_utf8, text_has_ended, text_is_empty
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
 from bistream.types import FloatArray, Sampling, VoicePrompt
@@ -67,8 +67,8 @@ class TextLedger:
             check_text_length(self._chars + count_characters(piece), self._max_chars)
             is_speakable = speakable.push(text, is_end)
             scripts.push(text, is_end)
-            if is_end and not speakable.has_content:
-                raise nothing_to_speak()
+            if is_end and not self._chars and not piece:
+                raise text_is_empty()
         except InvalidInputError:
             self._decoder.setstate(state)
             raise

@@ -26,7 +26,7 @@ from bistream.orchestration.services import Services
 from bistream.orchestration.session import CallerSession, SessionState
 from bistream.orchestration.session_record import SessionRecord
 from bistream.orchestration.voices import Requested, Result
-from bistream.rates import SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE, SILENCE_S
 from bistream.refusals import silent_too_long
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
@@ -63,8 +63,7 @@ class SessionRun:
         self._record = SessionRecord(services.metrics, session.start, services.clock())
         self._spoken = SpokenText(session.text.effort)
         self._pacing.text.came(session.text.characters, services.clock())
-        self._position = 0  # of the text, in the last chunk
-        self._characters = 0  # certainly spoken, in the last chunk
+        self._position = self._characters = 0  # of the text, and certainly spoken, in the last chunk
         lease_s = services.config.session_idle_timeout_s
         self._link = LanguageModelLink(session, services.ports.language_model, self._spoken, lease_s, services.clock)
         self._is_reading = False
@@ -111,6 +110,8 @@ class SessionRun:
             await self._speak_offline(prompt)
         else:
             await self._speak_in_hops(prompt)
+        if not session.has_ended and self._pacing.playback.samples_sent == 0:
+            await self._send(np.zeros(round(SILENCE_S * SAMPLE_RATE), np.float32), is_last=True)  # its text has nothing to speak
         if not session.has_ended:
             session.advance(SessionState.CLOSED)
             self._on_ended(self)

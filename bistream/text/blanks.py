@@ -1,13 +1,14 @@
 """Blanks, line ends and runs of marks as one voice reads them: a stage of the text preparation.
 
 Runs of blanks are one; there are none at the start and the end of the text. A line that ends in a word without punctuation ends with a
-pause: a full stop before an empty line, a comma where the next line looks like one of a list or a verse (a capital or a digit after a short
-line). Runs of one mark are one (three full stops stay), rulers of ``#``, ``=``, ``*``, ``_``, ``-`` or ``~`` are nothing, and between two
-words are at most ``MAX_MARKS`` marks, so that marks alone cannot become speech.
+pause: a full stop before an empty line, a comma where the next line looks like one of a list or a verse (a capital or a digit after a
+short line). A dash between words and an ellipsis are a comma, an ellipsis before a capital or the end a full stop: the shipped voice
+speaks a third of the words beside them wrong. Runs of one mark are one, rulers of ``#``, ``=``, ``*``, ``_``, ``-`` or ``~`` are nothing,
+and between two words are at most ``MAX_MARKS`` marks, so that marks alone cannot become speech.
 
-Nothing is held but a mark that may begin a ruler. A blank is given out at once, so that the word before it can be spoken; where what
-follows shows that there should be none, ``RETRACT`` takes it back. It does so only after a letter or a digit, which the mark after it ends
-just as the blank does: ids then depend on the text alone.
+Nothing is held but a mark that may begin a ruler. A blank, and a full stop, is given out at once, so that the word before it can be spoken;
+where what follows shows that there should be none, ``RETRACT`` takes it back, but only after a letter or a digit, which the mark after it
+ends just as well: ids then depend on the text alone.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from bistream.text.characters import GAP, PAUSE, RETRACT, Emit, is_chinese
 
 MAX_MARKS = 8
 MAX_LISTED_LINE = 50  # characters of a line that is an item or a verse; longer ones were wrapped by a width
-DASH = "\u2014"
-_RULERS = frozenset("#=*_-~")
-_SINGLE = frozenset("!?,;:\u3002\uff01\uff1f\uff0c\u3001\uff1b\uff1a")  # a run of one of these is one
+_DASH, _SHORT_DASH = "\u2014", "\u2013"
+_RULERS = frozenset("#=*_-~" + _SHORT_DASH)
+_SINGLE = frozenset(".!?,;:\u3002\uff01\uff1f\uff0c\u3001\uff1b\uff1a")  # a run of one of these is one
 _ASKING = frozenset("!?\uff01\uff1f")
 _CLOSING = frozenset(".,!?;:)]}")  # no blank before these where a character without a sound stood
 _AFTER_LINE = frozenset("\"'([{\u201c\u2018")  # what a line may begin with
@@ -36,12 +37,13 @@ class BlankJoiner:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._last = ""  # the last character that was given out and is no blank; empty: none yet
+        self._before = ""  # the one before it, where no blank is between them
         self._covered = 0  # characters that were dropped since
         self._ruler: list[tuple[str, int]] = []  # of one mark, not given out yet
         self._leading: tuple[str, int] | None = None  # the sign right before, which a text does not begin with unless a number does
         self._blank = False  # a blank was given out after ``_last``
         self._gap = self._owed = False  # something without a sound stood there; a blank that has not been given out
-        self._pauses = False  # for one that is no line end
+        self._pauses = self._trails = False  # for one that is no line end; for an ellipsis
         self._lines = 0  # line ends since ``_last``
         self._line_length = 0
         self._marks = 0  # since the last word
@@ -61,14 +63,18 @@ class BlankJoiner:
     def finish(self, is_end: bool) -> None:
         if self._ruler:
             self._end_ruler("")
+        if self._trails and is_end:
+            self._emit(RETRACT, 0)
+            self._flush(".")
+            self._blank = False
         if self._covered:
             self._emit("", self._covered)
         if self._blank and is_end:
             self._emit(RETRACT, 0)
         self._covered = self._lines = self._marks = 0
-        self._blank = self._gap = self._owed = self._pauses = False
+        self._blank = self._gap = self._owed = self._pauses = self._trails = False
         self._leading = None
-        self._last = self._last and GAP
+        self._last, self._before = self._last and GAP, ""
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -84,14 +90,15 @@ class BlankJoiner:
             self._take(instead, sum(count for _, count in ruler))
 
     def _meaning(self, mark: str, length: int, following: str) -> str | None:
-        """What is spoken instead of so many of a mark: a dash, a gap, nothing at all; None: the marks themselves."""
+        """What is spoken instead of so many of a mark: a pause, a gap, nothing at all; None: the marks themselves."""
         begins_line = self._lines > 0 or not self._last
         is_after_word = self._last.isalnum() and not self._blank
         is_inside = is_after_word and following.isalnum()
         if begins_line and (length >= _MANY_DOTS or (mark in "*-" and following in (" ", GAP, PAUSE))):
             return GAP  # a ruler, a heading, a bullet
-        if mark == "-" and length > 1:
-            return DASH if following else GAP
+        if mark in "-\u2013" and not (is_inside and length == 1 and (mark == "-" or self._last.isdigit())):
+            is_pause = length > 1 or mark == _SHORT_DASH or (self._blank and following == " " and not self._last.isdigit())
+            return PAUSE if is_pause else None
         if mark in "*_":
             is_operator = mark == "*" and (self._last.isdigit() or (self._blank and following == " "))
             if length == 1 and (is_operator or (mark == "_" and is_inside)):
@@ -104,6 +111,8 @@ class BlankJoiner:
         return None if length < _MANY_DOTS else GAP
 
     def _take(self, character: str, count: int) -> None:
+        if character == _DASH and not (is_chinese(self._last) or self._last == _DASH):
+            character = PAUSE
         if character in (" ", "\n", GAP, PAUSE):
             self._leading = None
             self._space(character, count)
@@ -139,11 +148,23 @@ class BlankJoiner:
         if not self._last and character not in _NOT_LEADING:
             self._leading = character, count
             return False
+        if character == "." and self._trails:
+            return False
+        if character == self._last == "." and self._before.isalnum() and not self._blank:
+            self._begin_ellipsis()
+            return False
         self._marks += 1
         self._run = self._run + 1 if character == self._last and not self._blank else 1
         is_repeated = self._run > (_MANY_DOTS if character not in _SINGLE else 1)
         is_asked = character in _ASKING and self._marks > 2
         return not (is_repeated or is_asked or self._marks > MAX_MARKS)
+
+    def _begin_ellipsis(self) -> None:
+        """At its second full stop."""
+        self._emit(RETRACT, 0)
+        self._last, self._before = self._before, ""
+        self._trails = True
+        self._space(PAUSE, 0)
 
     def _admit_word(self, character: str) -> None:
         self._marks = self._run = 0
@@ -153,8 +174,10 @@ class BlankJoiner:
         self._leading = None
 
     def _give(self, character: str, count: int) -> None:
-        if self._blank or self._owed:
+        had_blank = self._blank or self._owed
+        if had_blank:
             self._end_blank(character)
+        self._before = "" if had_blank else self._last
         self._flush(character, count)
         self._last = character
         self._line_length += 1
@@ -170,11 +193,11 @@ class BlankJoiner:
             self._emit(RETRACT, 0)
             self._flush(pause)
             self._flush(" ")
-        elif self._gap and following in _CLOSING and self._last.isalnum():
+        elif (self._gap or self._pauses) and following in _CLOSING and self._last.isalnum():
             self._emit(RETRACT, 0)
         if self._lines:
             self._line_length = 0
-        self._blank = self._gap = self._owed = self._pauses = False
+        self._blank = self._gap = self._owed = self._pauses = self._trails = False
         self._lines = 0
 
     def _pause(self, following: str) -> str:
@@ -182,7 +205,7 @@ class BlankJoiner:
         if not (self._lines or self._pauses) or not self._last.isalnum() or not (following.isalnum() or following in _AFTER_LINE):
             return ""
         if self._lines != 1:
-            return "." if self._lines else ","
+            return "." if self._lines or (self._trails and following.isupper()) else ","
         if is_chinese(self._last) and is_chinese(following):
             return ","
         looks_listed = following.isupper() or following.isdigit() or following in _AFTER_LINE

@@ -15,7 +15,7 @@ Emit = Callable[[str, int], None]  # a character, and how many characters of the
 # Marks between the stages. The text itself cannot hold them, because this stage drops control characters.
 GAP = "\x1c"  # a blank where something without a sound stood; none beside blanks, before punctuation, and at the end of the text
 PAUSE = "\x1d"  # a comma after a word, else a gap
-RETRACT = "\x08"  # takes back the blank before it, which the tokenizer never decides before the character after it
+RETRACT = "\x08"  # takes back the blank or full stop before it, which the tokenizer never decides before the character after it
 
 _PLAIN = {
     **dict.fromkeys("\u2010\u2011\u2012\ufe63", "-"),

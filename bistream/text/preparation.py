@@ -12,6 +12,7 @@ import functools
 from collections import deque
 from typing import Protocol
 
+from bistream.limits import check_text_normalization
 from bistream.text.blanks import BlankJoiner
 from bistream.text.capitals import CapitalReader
 from bistream.text.characters import RETRACT, CharacterCleaner, Emit
@@ -100,7 +101,9 @@ class _Reading:
 
 
 def chosen_normalization(requested: str | None, server: str) -> str:
-    """requested: of a request, None where it says nothing; ``+markdown`` is the server's own with Markdown."""
+    """requested: of a request, or None; ``+markdown``: the server's own, with Markdown. Raises ``InvalidInputError``."""
+    if requested is not None:
+        check_text_normalization(requested)
     if requested is None or (requested == MARKDOWN and server == RAW):
         return server
     return server.removesuffix(MARKDOWN) + MARKDOWN if requested == MARKDOWN else requested
@@ -132,5 +135,5 @@ def _joined(characters: list[NormalizedCharacter]) -> str:
     """Without the blanks that are taken back."""
     text = ""
     for one in characters:
-        text = text.removesuffix(" ") if one.character == RETRACT else text + one.character
+        text = text[:-1] if one.character == RETRACT else text + one.character
     return text

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import codecs
 import copy
-import re
 from typing import Self
 
 from bistream.errors import InvalidInputError
-from bistream.text.special_tokens import MARKS, SPECIAL_TOKENS, SpecialTokenFinder
+from bistream.limits import is_speakable
+from bistream.text.special_tokens import SPECIAL_TOKENS, SpecialTokenFinder
 
 MAX_SPECIAL_RUN = 20  # special tokens without a letter or a digit between them: as many as the vocabulary has
-_SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script
 _FINDER = SpecialTokenFinder(SPECIAL_TOKENS)
 
 
@@ -26,12 +25,6 @@ class SpeakableText:
     def __init__(self) -> None:
         self._held = ""
         self._special_run = 0
-        self._has_content = False
-
-    @property
-    def has_content(self) -> bool:
-        """Whether the text so far is more than blanks and marks: words, punctuation, or a token that stands for a sound."""
-        return self._has_content
 
     def copy(self) -> Self:
         """For a piece that may still be refused."""
@@ -53,15 +46,13 @@ class SpeakableText:
             text = text[index + len(special) :]
 
     def _take_plain(self, characters: str) -> bool:
-        self._has_content |= bool(characters.strip())
-        if _SPEAKABLE.search(characters) is None:
+        if not is_speakable(characters):
             return False
         self._special_run = 0
         return True
 
     def _take_special(self, special: str) -> None:
         self._special_run += 1
-        self._has_content |= special not in MARKS
         if self._special_run > MAX_SPECIAL_RUN:
             raise InvalidInputError(
                 f"The text has more than {MAX_SPECIAL_RUN} special tokens such as {special} in a row; send words between them."
@@ -74,10 +65,6 @@ class SpeakableBytes:
     def __init__(self) -> None:
         self._text = SpeakableText()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    @property
-    def has_content(self) -> bool:
-        return self._text.has_content
 
     def push(self, data: bytes, final: bool) -> bool:
         """As ``SpeakableText.push``; the object is unchanged where this raises."""

@@ -67,7 +67,7 @@ class TextIn:
         self._normalized = ""  # normalised text whose tokens are not yet decided
         self._normalized_ends: list[int] = []  # per character of _normalized: characters of the session's text up to it
         self._num_segmented = 0  # characters of the session's text that have left _segment
-        self._before_blank = ""  # the last character of the prepared text that is none
+        self._ending = ""  # up to two characters of the prepared text, the last ones
         self._end_char = 0  # of the last token
         self._error: InvalidInputError | None = None
 
@@ -126,13 +126,13 @@ class TextIn:
             retracts = is_end and bool(rest) and rest[-1].character == RETRACT
             self._add_prepared(rest[:-1] if retracts else rest)
             if retracts:
-                self._retract_blank()
+                self._retract()
 
     def _add_prepared(self, characters: list[NormalizedCharacter]) -> None:
         for one in characters:
             if one.character == RETRACT:
-                if self._before_blank.isalnum():
-                    self._retract_blank()
+                if self._ending[:1].isalnum():
+                    self._retract()
             elif one.character:
                 self._add_character(one.character, one.source_characters)
             elif self._segment:
@@ -140,20 +140,18 @@ class TextIn:
             else:
                 self._num_segmented += one.source_characters
 
-    def _retract_blank(self) -> None:
-        """At the end of what has come: it is undecided yet. What it covers is covered by the characters after it."""
-        if self._segment == " ":
+    def _retract(self) -> None:
+        """A blank or full stop that ends what has come: it is undecided yet. What it covers is covered by the characters after it."""
+        if self._segment in (" ", "."):
             self._num_segmented += self._segment_source
             self._segment, self._segment_source = "", 0
-        elif not self._segment and self._normalized.endswith(" "):
-            self._normalized = self._normalized[:-1]
-            del self._normalized_ends[-1]
+            self._ending = self._ending[:-1]
 
     def _add_character(self, character: str, source_characters: int) -> None:
         if self._segment and (starts_segment(character) or len(self._segment) == WINDOW_CHARS):
             self._close_segment()
         self.has_speech = self.has_speech or character.isalnum()
-        self._before_blank = self._before_blank if character == " " else character
+        self._ending = self._ending[-1:] + character
         self._segment += character
         self._segment_source += source_characters
         if is_complete(self._segment):

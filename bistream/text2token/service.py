@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from bistream.config import RuntimeConfig
 from bistream.ended_sessions import EndedSessions
 from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
-from bistream.limits import check_instruction_length, check_text_normalization, check_transcript_length
+from bistream.limits import check_instruction_length, check_transcript_length
 from bistream.metrics.families import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
@@ -110,7 +110,7 @@ class SpeechTokenService:
         session_id = request.session_id
         request, skipped = self._take_own_instruction(request)
         try:
-            normalization = self._check_normalization(request)
+            normalization = chosen_normalization(request.text_normalization, self._config.text_normalization)
             prompt = self._check_prompt(request, normalization)
             preparation = make_preparation(normalization, request.prompt_text)
             spec = make_sampling_spec(request.sampling, self._parts.sizes)
@@ -134,7 +134,7 @@ class SpeechTokenService:
 
         Raises ``UnknownSessionError`` for a session that is not live, or the error that it ended with; ``InvalidInputError`` for text
         over a limit or after the end of the text (the session continues without it), for text that is not UTF-8 and for a session whose
-        whole text has nothing to speak (the session ends with the same error).
+        whole text is empty (the session ends with the same error).
         """
         self._find(session_id).append(text, is_end, self._clock())
 
@@ -199,11 +199,6 @@ class SpeechTokenService:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _check_normalization(self, request: LanguageModelStart) -> str:
-        if request.text_normalization is not None:
-            check_text_normalization(request.text_normalization)
-        return chosen_normalization(request.text_normalization, self._config.text_normalization)
-
     def _take_own_instruction(self, request: LanguageModelStart) -> tuple[LanguageModelStart, int]:
         """With the instruction of a text that begins with one, where the prompt has none; and the characters that the text is shorter."""
         if request.instruct_text or request.prompt_text:
@@ -222,10 +217,9 @@ class SpeechTokenService:
         encode = self._parts.tokenizer.encode
         prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
         form = make_prompt_form(self._parts.family.default_instruction, request.instruct_text, request.prompt_text)
-        transcript, instruction = (
-            prepare_prompt(text, normalization, frozenset(self._parts.tokenizer.special_tokens), is_spoken)
-            for text, is_spoken in ((form.transcript, True), (form.instruction, False))
-        )
+        special = frozenset(self._parts.tokenizer.special_tokens)
+        transcript = prepare_prompt(form.transcript, normalization, special, is_spoken=True)
+        instruction = prepare_prompt(form.instruction, normalization, special, is_spoken=False)
         return PromptIds(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [])
 
     def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:

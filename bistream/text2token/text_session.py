@@ -19,7 +19,7 @@ from functools import partial
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
 from bistream.limits import check_text_length, count_characters
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
-from bistream.refusals import came_late, nothing_to_speak, shut_down, silent_too_long, text_has_ended, unknown_session
+from bistream.refusals import came_late, shut_down, silent_too_long, text_has_ended, text_is_empty, unknown_session
 from bistream.text.preparation import TextPreparation
 from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken
@@ -68,7 +68,7 @@ class TextSession:
         self._quiet_since = float("inf")  # the last text that can be spoken, or the last look that found a turn in flight
         self._silence = silence or SilenceThinning(frozenset())
         self._num_chars, self._places = skipped_chars, TextPlaces(skipped_chars)  # of the session's text
-        self._speakable = SpeakableBytes()
+        self._speakable, self._soundless = SpeakableBytes(), list[TextToken]()  # soundless: the first tokens, until one has a sound
         self._turn_ids: list[int] | None = None  # yielded by the turn in flight; None: no turn in flight
         self._engine_error: str | None = None
 
@@ -85,7 +85,7 @@ class TextSession:
             try:
                 if self._closed:
                     raise CancelledError("The session was ended before it started; start it again.")
-                self._check_length(text)
+                check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
                 self._speakable.push(text, is_end)
                 tokens = self._encode(text, is_end)
                 self._layout, self._sequences = make_parts(len(tokens))
@@ -110,7 +110,7 @@ class TextSession:
                 if self._text_ended:
                     return
             try:
-                self._check_length(text)
+                check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
                 is_speakable = self._speakable.push(text, is_end)
             except InvalidInputError as error:  # the session goes on without this piece
                 error.session_id = self.session_id
@@ -180,16 +180,13 @@ class TextSession:
 
     # -- inside: the text, with the text lock held or before the session is open ----------------------------------------
 
-    def _check_length(self, text: bytes) -> None:
-        check_text_length(self._num_chars + count_characters(text), self._max_text_chars)
-
     def _encode(self, text: bytes, is_end: bool) -> list[TextToken]:
         tokens = self._text_in.push(text)
         self._num_chars += count_characters(text)
         if is_end:
             tokens += self._text_in.finish()
-            if not self._speakable.has_content:
-                raise nothing_to_speak(self.session_id)
+            if not self._num_chars:
+                raise text_is_empty(self.session_id)
         return tokens
 
     # -- inside, with the lock held ----------------------------------------------------------------------------------
@@ -236,10 +233,14 @@ class TextSession:
 
     def _push_tokens(self, tokens: list[TextToken], is_end: bool) -> Message | None:
         assert self._layout is not None
+        self._soundless += tokens
+        self._text_ended |= is_end
+        if not self._text_in.has_speech:  # the model never sees a text of marks alone
+            return self._message(reason=FinishReason.EOS) if is_end else None
+        tokens, self._soundless = self._soundless, []
         self._places.push(token.end_char for token in tokens)
         self._layout.push_text([token.id for token in tokens])
         if is_end:
-            self._text_ended = True
             self._layout.end_text()
         return self._pump()
 
@@ -270,10 +271,8 @@ class TextSession:
     def _text_consumed(self) -> int:
         """Lower bound of the characters spoken so far: a text token takes at most ``MAX_SPEECH_TOKENS_PER_TEXT_TOKEN`` speech tokens."""
         assert self._layout is not None
-        num_speech = self._layout.num_speech_of_text
-        if self._layout.num_text_used and self._turn_ids is not None:
-            num_speech += len(self._turn_ids)
-        spoken = min(num_speech // MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, self._layout.num_text_used)
+        in_turn = len(self._turn_ids) if self._layout.num_text_used and self._turn_ids is not None else 0
+        spoken = min((self._layout.num_speech_of_text + in_turn) // MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, self._layout.num_text_used)
         return self._places.until(max(spoken, self._layout.num_text_ended))
 
     def _mark_closed(self, end: Message) -> bool:

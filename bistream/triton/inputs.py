@@ -220,6 +220,7 @@ def upstream_request(inputs: RequestInputs, offline: bool) -> BistreamRequest:
         is_cross_lingual=inputs.flag("is_cross_lingual", False),
         source_wav=source_wav,
         source_wav_len=inputs.integer("source_wav_len"),
+        text_normalization=inputs.text("text_normalization"),
         offline=offline,
     )
 

@@ -16,7 +16,7 @@ from interfaces.core.speech import Speech, SpeechOptions
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values, check_values
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import MARKDOWN, Limits
 
 DRAIN_RETRY_AFTER_S = 5
 NOT_INSTRUCTED = "The voice takes no instructions; they had no effect."
@@ -66,12 +66,15 @@ class Counts:
 
 
 class SpeechService:
-    def __init__(self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0) -> None:
+    def __init__(
+        self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0, text_normalization: str = MARKDOWN
+    ) -> None:
         self.servers = servers
         voices.follow(lambda: servers.voices)
         self.voices = voices
         self.limits = limits
         self.speak_after_s = speak_after_s
+        self.text_normalization = text_normalization  # of utterances that do not say it
         self.counts = Counts()
         self.drains = asyncio.Event()
         self._open: set[Speech] = set()
@@ -107,7 +110,7 @@ class SpeechService:
             refused.fail(error)
             self._ended(refused, caller.trace, 0)
             raise
-        known, warnings = self._taken_by_servers(values or {})
+        known, warnings = self._taken_by_servers({"text_normalization": self.text_normalization, **(values or {})})
         options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bistream.client.exchange import Chunk, silent_chunk
 from bistream.client.pause_timer import PauseTimer
-from bistream.client.segments import SILENCE_S, Segment, Segments, means_silence, room_in
+from bistream.client.segments import Segment, Segments, room_in
 from bistream.errors import BistreamError, CancelledError, InvalidInputError
 from bistream.rates import SAMPLE_RATE
 from interfaces.core.errors import UnreachableError
@@ -179,7 +179,7 @@ class Speech:
         """On one server, or on another one where the first refuses before any audio."""
         if segment.is_silence:
             if segment.text.strip():
-                yield silent_chunk(SILENCE_S, len(segment.text))
+                yield silent_chunk(len(segment.text))
             return
         tried: list[Server] = []
         is_heard = False  # and so not said again elsewhere
@@ -197,9 +197,6 @@ class Speech:
                     raise CancelledError("The utterance was cancelled.") from None
                 self._servers.refused(server, error)
                 refusal = error
-                if means_silence(error):
-                    yield silent_chunk(SILENCE_S, len(segment.text))
-                    return
                 if is_heard or not may_go_elsewhere(error):
                     break
         raise as_answer(refusal) if refusal is not None else UnreachableError("There is no speech server; start one.")

@@ -49,6 +49,7 @@ class SpeechRequest(Body):
     temperature: float | None = None
     top_k: Annotated[int, Field(lt=2**31)] | None = None
     top_p: float | None = None
+    text_normalization: str | None = None
 
     @property
     def voice_name(self) -> str:
@@ -57,8 +58,8 @@ class SpeechRequest(Body):
     @property
     def values(self) -> Values:
         """For the core."""
-        names = ("seed", "temperature", "top_k", "top_p", "speed")
-        given: dict[str, int | float | None] = {name: getattr(self, name) for name in names}
+        names = ("seed", "temperature", "top_k", "top_p", "speed", "text_normalization")
+        given: dict[str, int | float | str | None] = {name: getattr(self, name) for name in names}
         numbers = {name: value for name, value in given.items() if value is not None and (name, value) != ("speed", 1.0)}
         return {**numbers, **instructed(None if self.model in UNINSTRUCTED_MODELS else self.instructions)}
 
@@ -73,11 +74,13 @@ class ElevenLabsRequest(Body):
     text: Annotated[str, StringConstraints(min_length=1)]
     voice_settings: VoiceSettings | None = None
     seed: int | None = None
+    text_normalization: str | None = None
 
     @property
     def values(self) -> Values:
         speed = None if self.voice_settings is None else self.voice_settings.speed
-        given: dict[str, int | float | None] = {"seed": self.seed, "speed": None if speed == 1.0 else speed}
+        given: dict[str, int | float | str | None] = {"seed": self.seed, "speed": None if speed == 1.0 else speed}
+        given["text_normalization"] = self.text_normalization
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -96,6 +99,7 @@ class CartesiaRequest(Body):
     generation_config: dict[str, Any] | None = None
     add_timestamps: bool | None = None
     context_id: VoiceName | None = None
+    text_normalization: str | None = None
 
 
 def parse(kind: type[Model], body: bytes) -> Model:

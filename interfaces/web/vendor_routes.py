@@ -104,6 +104,8 @@ def _add_deepgram(router: APIRouter, service: SpeechService) -> None:
         target = deepgram_file_format(query.get("encoding", "linear16"), container, sample_rate, bit_rate)
         speed = at("speed", lambda: deepgram_speed(query.get("speed", "1")))
         values: Values = {} if speed == 1 else {"speed": speed}
+        if "text_normalization" in query:
+            values["text_normalization"] = query["text_normalization"]
         check_text(service, "text", given.text, values)
         return await spoken(service, request, query.get("model", ""), given.text, target, values)
 
@@ -114,6 +116,8 @@ def _add_cartesia(router: APIRouter, service: SpeechService) -> None:
         message = given.model_dump(exclude_none=True)
         at("voice", lambda: cartesia_voice(message))
         values, gain = at("generation_config", lambda: cartesia_values(message))
+        if given.text_normalization is not None:
+            values["text_normalization"] = given.text_normalization
         check_text(service, "transcript", given.transcript, values)
         return message, values, gain
 

@@ -44,7 +44,6 @@ BAD_VOICES: dict[str, tuple[dict[str, Any], str]] = {
 }
 BAD_REQUESTS: dict[str, dict[str, Any]] = {
     "empty text and no more to follow": {"target_text": ""},
-    "blank text and no more to follow": {"target_text": " \n "},
     "no text at all": {"is_end": True},
     "text over the limit": {"target_text": "x" * 401},
     "invalid UTF-8 at the end": {"target_text": b"Hello \xe4\xbd"},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import soundfile
 from numpy.typing import NDArray
 
@@ -68,6 +69,12 @@ def test_text_is_appended_while_audio_is_generated(grpc_url: str, voice: Voice) 
         ended = stream.receive(stream.send(MODEL, session_id=session_id, target_text="", is_start=False, is_end=True))
         assert ended.error is None
         check_audio(stream.receive(start), len("".join(pieces)))
+
+
+@pytest.mark.parametrize("text", ["...", " \n ", "\u3002\u3002\u3002", "\U0001f600", "<speak></speak>"])
+def test_a_text_without_anything_to_speak_is_a_short_silence(grpc_url: str, voice: Voice, text: str) -> None:
+    answer = ask(grpc_url, MODEL, target_text=text, **voice)
+    assert answer.error is None and answer.waveform.size == 2400 and not answer.waveform.any()
 
 
 def test_a_session_chooses_whether_numbers_are_read_out(grpc_url: str, voice: Voice) -> None:

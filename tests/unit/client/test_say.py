@@ -118,6 +118,13 @@ def test_an_error_of_the_server_is_exit_code_1(output: Path, capsys: pytest.Capt
     assert json.loads(captured.out)["error"].startswith("BUSY")
 
 
+def test_an_end_without_audio_is_an_error(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = FakeServer(lambda request, stream: stream.final(request.id))
+    assert run(server, output, "--text", "Hi.", "--speaker-id", "anna") == 1
+    server.stop()
+    assert "without any audio" in capsys.readouterr().err
+
+
 def test_a_missing_voice_is_told_in_options(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The server names its tensors, and means whoever writes a client."""
     line = "error: INVALID_INPUT: The voice is missing; give --speaker-id, or --reference-audio with --reference-text.\n"

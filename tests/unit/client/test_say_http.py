@@ -122,6 +122,13 @@ def test_optional_inputs_are_sent_where_they_are_given(good_server: Server, tmp_
     }
 
 
+def test_text_normalization_goes_along(good_server: Server, tmp_path: Path) -> None:
+    arguments = ["--server", good_server.address, "--output", str(tmp_path / "out.wav"), "--text", "5 km", "--text-normalization", "auto"]
+    assert main(arguments) == 0
+    inputs = {one["name"]: one["data"] for one in good_server.requests[-1][1]["inputs"]}
+    assert inputs["text_normalization"] == ["auto"]
+
+
 def test_six_seconds_fit_and_what_does_not_is_refused_before_it_is_sent(good_server: Server, tmp_path: Path) -> None:
     loud = np.random.default_rng(0).uniform(-1, 1, 8 * 16000).astype(np.float32)
     assert len(request_body("Hello.", loud[: 6 * 16000], "Words.")) <= MAX_BODY_BYTES

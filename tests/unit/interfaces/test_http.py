@@ -120,6 +120,13 @@ def test_extensions_reach_the_server(server: FakeServer, front: Running) -> None
     assert inputs["speaker_id"] == b"anna"
 
 
+def test_texts_are_markdown_unless_the_request_says_otherwise(server: FakeServer, front: Running) -> None:
+    speech(front)
+    assert server.received[-1].inputs["text_normalization"] == b"+markdown"
+    speech(front, text_normalization="raw")
+    assert server.received[-1].inputs["text_normalization"] == b"raw"
+
+
 @pytest.mark.parametrize(
     ("model", "instructions", "told"),
     [
@@ -158,6 +165,7 @@ def test_instructions_reach_the_server(
         ({"seed": 2**70}, 400, "seed", None),
         ({"top_k": 2**40}, 400, "top_k", None),
         ({"temperature": 1e308}, 400, "temperature", None),
+        ({"text_normalization": "fr"}, 400, "text_normalization", None),
     ],
 )
 def test_wrong_fields_are_named(front: Running, fields: dict[str, Any], status: int, param: str, code: str | None) -> None:

@@ -233,3 +233,20 @@ def test_a_client_of_events_that_vanishes_frees_its_session() -> None:
             assert server.stream_gone.wait(WAIT_S)
     finally:
         server.stop()
+
+
+def test_text_normalization_is_chosen_with_each_vendor(server: FakeServer, front: Running) -> None:
+    path = "/v1/text-to-speech/anna"
+    for answer in (
+        deepgram(front, "&text_normalization=auto"),
+        cartesia(front, text_normalization="auto"),
+        ask(front, "POST", path, {"text": TEXT, "text_normalization": "auto"}),
+    ):
+        assert answer[0] == 200
+        assert server.received[-1].inputs["text_normalization"] == b"auto"
+    for answer in (
+        deepgram(front, "&text_normalization=fr"),
+        cartesia(front, text_normalization="fr"),
+        ask(front, "POST", path, {"text": TEXT, "text_normalization": "fr"}),
+    ):
+        assert answer[0] == 400 and b"text_normalization must be one of" in answer[2]

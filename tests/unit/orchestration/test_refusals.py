@@ -36,7 +36,6 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
     ("changes", "word"),
     [
         ({"target_text": b""}, "empty"),
-        ({"target_text": b" \n"}, "empty"),
         ({"target_text": None}, "empty"),
         ({"target_text": b"x" * 101}, "100 characters"),
         ({"target_text": "Zo\u00eb".encode()[:-1]}, "inside a UTF-8 character"),

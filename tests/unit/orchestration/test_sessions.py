@@ -13,7 +13,7 @@ from bistream.errors import (
     EngineError,
 )
 from bistream.orchestration.speaking import ANSWER_TIMEOUT_S
-from bistream.rates import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
+from bistream.rates import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, SILENCE_S
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import FinishReason, Sampling, SpeechTokens
 from tests.unit.orchestration.fakes import (
@@ -134,12 +134,15 @@ def test_the_first_chunk_is_as_small_as_configured() -> None:
     house.orchestrator.close()
 
 
-def test_a_text_without_speech_succeeds_without_audio(house: House) -> None:
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_text_without_speech_is_a_short_silence(house: House, offline: bool) -> None:
     house.models.language_model.silent = True
-    sender = house.send(start_request("Hm"))
+    sender = house.send(start_request("...", session_id=None, offline=offline))
     assert sender.wait() is None
-    assert sender.chunks == []
-    assert house.models.token2wav.hops == []
+    (chunk,) = sender.chunks
+    assert len(chunk.waveform) == round(SILENCE_S * SAMPLE_RATE) and not chunk.waveform.any()
+    assert (chunk.text_consumed, chunk.text_position) == (3, 3)
+    assert house.models.token2wav.hops == house.models.token2wav.speeds == []
 
 
 def test_a_voice_is_prepared_once_and_shared(house: House) -> None:

@@ -112,6 +112,9 @@ def ends_in_time(view: TurnView) -> Iterator[int]:
         yield token_id
 
 
+MARKS_ALONE = ("...", "\u3002\u3002", "!!!", " \n", "\U0001f600", "###", "<strong>.</strong>", "<>")
+
+
 @dataclass
 class Bench:
     """A service on a scripted engine with a clock that the test moves."""
@@ -819,12 +822,24 @@ class TestSpecialTokens:
         assert mailbox.reason is not None
         assert len(mailbox.tokens) <= 20 * (MAX_SPECIAL_RUN + 10)
 
-    @pytest.mark.parametrize("token", sorted(MARKS))
-    @pytest.mark.parametrize("text", ["{}", " {} {}", "{}{}{}"])
-    def test_marks_alone_are_nothing_to_speak(self, bench: Bench, token: str, text: str) -> None:
-        with pytest.raises(InvalidInputError, match="nothing that can be spoken"):
-            bench.start(text.replace("{}", token), is_end=True)
+    @pytest.mark.parametrize("mode", ["off", "raw"])
+    @pytest.mark.parametrize("text", [*sorted(MARKS - {END_OF_SYSTEM}), *MARKS_ALONE])
+    def test_marks_alone_end_at_once_without_the_model(self, tokenizer: TextTokenizer, text: str, mode: str) -> None:
+        bench = Bench(tokenizer, config=replace(CONFIG, text_normalization=mode))
+        whole, pieces = bench.start(text, is_end=True), bench.start("")
+        for character in text:
+            bench.append(character)
+        bench.append("", is_end=True)
+        for mailbox in (whole, pieces):
+            assert (mailbox.reason, mailbox.tokens) == (FinishReason.EOS, [])
         bench.check_free()
+
+    def test_marks_before_the_first_word_wait_for_it(self, bench: Bench) -> None:
+        mailbox = bench.start("")
+        bench.append("\u00bf... (")
+        assert all(session.turns_started == [] for session in bench.engine.opened)
+        bench.append("word) and more words", is_end=True)
+        assert mailbox.reason is not None and mailbox.tokens
 
     @pytest.mark.parametrize("token", [token for token in SPECIAL_TOKENS if token not in MARKS])
     def test_a_sound_alone_is_spoken_and_bounded(self, pumped: Bench, token: str) -> None:
