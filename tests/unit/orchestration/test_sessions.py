@@ -142,7 +142,7 @@ def test_a_text_without_speech_is_a_short_silence(house: House, offline: bool) -
     (chunk,) = sender.chunks
     assert len(chunk.waveform) == round(SILENCE_S * SAMPLE_RATE) and not chunk.waveform.any()
     assert (chunk.text_consumed, chunk.text_position) == (3, 3)
-    assert house.models.token2wav.hops == house.models.token2wav.speeds == []
+    assert not house.models.token2wav.hops and not house.models.token2wav.speeds
 
 
 def test_a_voice_is_prepared_once_and_shared(house: House) -> None:
