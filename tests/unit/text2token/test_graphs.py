@@ -285,6 +285,7 @@ def test_a_larger_top_k_sorts_more_candidates_from_then_on(plain_attention: None
     assert len(caplog.records) == 1, "once, whatever comes"
 
 
+@pytest.mark.slow  # the price of a start on a GPU host, and nothing of what is spoken
 def test_every_function_compiles_whole_and_once_per_shape(plain_attention: None) -> None:
     """No graph breaks; the layer compiles once per row count although its weights, memory and residual stream differ."""
     runner = make_runner()
