@@ -277,7 +277,12 @@ class ScriptedEngine:
             return self._end(session, running, TurnResult(TurnEnd.STOP, stop_id=chosen))
         session.sequence.append(chosen)
         running.num_new_ids += 1
-        running.sink.on_ids((chosen,))
+        try:
+            running.sink.on_ids((chosen,))
+        except AssertionError:  # of a test
+            raise
+        except Exception as error:
+            return self._end(session, running, TurnResult(TurnEnd.ERROR, error=str(error)))
         if running.num_new_ids < running.max_new_ids:
             return False
         if running.view.limits.record_on_length is not None:

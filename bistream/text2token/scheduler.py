@@ -11,6 +11,8 @@ first served; decoding sequences take turns (round robin) where not all fit.
 Admission reserves the worst case: ``open`` allocates the blocks of ``max_ids`` positions, so none can run out later.
 Steps may be planned before ``apply`` of an earlier plan: rows that turn out to lie after a stop id come back as ``INACTIVE``
 and are ignored, as are ids of turns that were cancelled in the meantime.
+
+An exception in the work for one sequence ends that sequence; the others of the step are planned, and their ids applied, as without it.
 """
 
 from __future__ import annotations

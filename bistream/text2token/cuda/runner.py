@@ -78,7 +78,8 @@ class CudaRunner:
             self._events[entry].synchronize()  # the entry's previous step has finished long ago, unless the device hangs
         bucket = next(size for size in self.buckets if size >= plan.num_rows)
         sampling = write_rows(self._ring[entry, :bucket], plan.segments, self.filler_slot)
-        write_starts(self._start_numbers[entry].numpy(), self._start_blocks[entry].numpy(), plan.starts, self.space)
+        if plan.starts:
+            write_starts(self._start_numbers[entry].numpy(), self._start_blocks[entry].numpy(), plan.starts, self.space)
         self._number += 1  # with the device's count, and so not for a step that the host could not write
         with on_device(), torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             if plan.copies:

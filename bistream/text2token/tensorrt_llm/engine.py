@@ -224,11 +224,16 @@ class TensorRtLlmEngine:
         self._end(turn, result)
 
     def deliver(self, turn: RunningTurn, ids: Sequence[int]) -> None:
-        """Add decoded ids to the sequence and pass them to the sink."""
+        """Add decoded ids to the sequence and pass them to the sink. Raises ``TurnFailed`` if the sink raises."""
         with self._lock:
             self._sequences.add_decoded(turn.state, ids)
             self.metrics.decoded(turn.state, len(ids))
-        _call_sink(lambda: turn.sink.on_ids(ids))
+        try:
+            turn.sink.on_ids(ids)
+        except Exception as error:
+            logger.exception("a sink raised")
+            turn.abort()
+            raise TurnFailed("its sink raised") from error
 
     def count_response(self, turn: RunningTurn, num_prompt: int, num_cached: int) -> None:
         """The first response of a request: what its prompt cost."""
@@ -251,7 +256,10 @@ class TensorRtLlmEngine:
             del self._turns[turn.state]
             self._sequences.end_turn(turn.state, result.end in (TurnEnd.CANCELLED, TurnEnd.ERROR))
             self.metrics.turn_ended(turn.rules.num_rejected)
-        _call_sink(lambda: turn.sink.on_end(result))
+        try:
+            turn.sink.on_end(result)
+        except Exception:
+            logger.exception("a sink raised")
 
     def _stop_turn(self, turn: RunningTurn, result: TurnResult) -> None:
         """End a turn from outside its task, and its request with it."""
@@ -289,10 +297,3 @@ class TensorRtLlmEngine:
         for turn in stalled:
             logger.error("TensorRT-LLM has not answered session %s for %.0f s", turn.state.session_id, self._stall_s)
             self._stop_turn(turn, TurnResult(TurnEnd.ERROR, error=STALLED_SENTENCE))
-
-
-def _call_sink(call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception:
-        logger.exception("a sink raised; its turn continues without this call")

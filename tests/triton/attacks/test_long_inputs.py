@@ -39,12 +39,12 @@ def test_long_first_requests_end_nobodys_session(busy: Served, attack: Attack) -
     before, url = named(busy.keeper.pid), busy.grpc_url
     talking, recording = busy.callers(), long_voice()
     short = Caller(url, recording, SHORT, is_end=True)
-    long = [
-        Caller(url, voice, LONGEST, is_end) for voice, is_end in ((busy.new_voice(), True), (busy.new_voice(), False), (recording, True))
-    ]
+    long = [Caller(url, busy.new_voice(), LONGEST, is_end=True), Caller(url, recording, LONGEST, is_end=False)]
     refused = Caller(url, busy.new_voice(), LONGEST + ".", is_end=True)
     for caller in long:
         caller.wait_audio()
+        assert not caller.codes
+        caller.close()
     for caller in talking:
         caller.say(SHORT)
     ended = [*talking, short, refused]
@@ -52,8 +52,7 @@ def test_long_first_requests_end_nobodys_session(busy: Served, attack: Attack) -
         assert caller.wait_end(END_S)
     attack.got(caller.outcome for caller in ended)
     assert [caller.outcome for caller in ended] == ["audio"] * (len(talking) + 1) + ["INVALID_INPUT"]
-    assert not [code for caller in long for code in caller.codes]
-    for caller in (*ended, *long):
+    for caller in ended:
         caller.close()
     wait_free(busy)
     attack.processes = described(before, named(busy.keeper.pid))

@@ -175,6 +175,22 @@ class EngineConformance:
         assert [len(sink.ids) for sink in sinks] == [5, 10, 15, 20]
         assert bench.engine.stats().sessions == 4 and bench.engine.stats().running_turns == 0
 
+    def test_a_sink_that_raises_ends_its_turn_and_no_other(self, bench: Bench) -> None:
+        def fail() -> None:
+            raise ValueError("a mistake of the caller")
+
+        bad, good = ChainSink(at_first_id=fail), RecordingSink()
+        sessions = [bench.engine.open(name, GREEDY, 200) for name in ("bad", "good")]
+        for session, sink in zip(sessions, (bad, good), strict=True):
+            session.turn(prompt(1), NO_STOP, sink)
+        bench.drive([bad, good])
+        assert bad.result is not None and bad.result.end is TurnEnd.ERROR and bad.result.error and bad.late == 0
+        assert good.result == TurnResult(TurnEnd.LENGTH) and len(good.ids) == 10 and bench.engine.healthy
+        with pytest.raises(UnknownSessionError):
+            sessions[0].turn([1], NO_STOP, RecordingSink())
+        sessions[0].close()
+        bench.engine.check_integrity()
+
     def test_next_turn_may_start_from_the_end_of_the_last(self, bench: Bench) -> None:
         session = bench.engine.open("a", GREEDY, 200)
         second = RecordingSink()

@@ -289,18 +289,6 @@ def look(bench: PortBench) -> None:
     bench.settle()
 
 
-def test_a_sink_that_raises_does_not_end_the_turn(bench: PortBench, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(RecordingSink):
-        def on_ids(self, ids: Sequence[int]) -> None:
-            super().on_ids(ids)
-            raise RuntimeError("out of luck")
-
-    sink = Broken()
-    bench.engine.open("a", GREEDY, 400).turn(PROMPT, FILL_OR_LENGTH, sink)
-    bench.drive([sink])
-    assert len(sink.ids) == 15 and "a sink raised" in caplog.text
-
-
 def test_it_says_at_its_start_what_it_ignores(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         bench = PortBench()
