@@ -117,6 +117,7 @@ def _scientific(match: re.Match[str], context: str) -> str | None:
 
 
 AMOUNTS: tuple[Reader, ...] = (
+    whole(r"\d{1,2}(?:,\d\d)+,\d{3}", lambda match, context: number(match[0])),  # 1,00,000 of India
     whole(r"\d{1,3}(?:'\d{3})+|[1-9]\d{0,2}(?: \d{3}){2,}", lambda match, context: cardinal(re.sub("[ ']", "", match[0]))),
     whole(r"(\d{1,3}(?:\.\d{3})+),(\d\d)", lambda match, context: number(f"{match[1].replace('.', '')}.{match[2]}")),
     whole(r"(\d{1,2})'(\d{1,2})", lambda match, context: f"{cardinal(match[1])} foot {cardinal(match[2])}"),

@@ -10,7 +10,7 @@ import re
 
 from bistream.text.front_end import number_to_words
 
-NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|(?<![.\d])\.\d+)"
 _LONGEST_VALUE = 7  # digits without groups; longer ones are identifiers, unless they end in zeros
 _IRREGULAR = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
 _CHINESE_DIGITS = "零一二三四五六七八九"

@@ -37,7 +37,7 @@ _BEGINS_NUMBER = frozenset("+-=.$€£¥￥")
 _AREA_CODE = re.compile(r"[(（]\+?\d{1,5}[)）]")
 _DASHES = frozenset("–—‒‑")
 _DRIVE = re.compile(r"[A-Za-z]:(?:\\|\Z)")
-_OPEN_END = re.compile(r"\s+[-–—−~/×*÷+=<>]+\Z")  # a mark that no number followed
+_OPEN_END = re.compile(r"(?:\s+[-–—−~/×*÷+=<>]+|[<>]+)\Z")  # a mark that no number followed
 _NO_BEGINNING = _SEPARATORS | frozenset(_OPENING)
 _CLOSING = "')]}*_"  # after a word and not part of it
 _TAIL = re.compile(rf"[{re.escape(_CLOSING)}–—-][{re.escape(_CLOSING)}.,;:!?–—-]*\Z")
@@ -77,8 +77,12 @@ class SpanCutter:
         if _is_word_character(character, self._word, bool(self._expression)):
             self._word += character
         else:
+            is_compared = character in _MAY_OPEN_NUMBER and self._word[-1:].isnumeric()  # 5>3
             self._end_word()
-            self._take_separator(character)
+            if is_compared:
+                self._word = character
+            else:
+                self._take_separator(character)
         if len(self._expression) + len(self._blank) + len(self._word) >= MAX_HELD_CHARS:
             self._end_word()
             self._close()

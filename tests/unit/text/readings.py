@@ -152,6 +152,8 @@ a score of 21:18 => a score of twenty one to eighteen
 0.1% => zero point one percent
 1,234,567 => one million two hundred thirty four thousand five hundred sixty seven
 10000 => ten thousand
+1,00,000 => one hundred thousand
+wait...5 => wait...five
 1000 => one thousand
 1500 people => one thousand five hundred people | fifteen hundred people
 1.5 million => one point five million
@@ -165,6 +167,7 @@ a score of 21:18 => a score of twenty one to eighteen
 x^2 - 5x + 6 = 0 => x squared minus five x plus six equals zero
 350 5th Ave. => three hundred fifty fifth Avenue
 step 2/3 => step two of three
+5>3 => five is greater than three | five greater than three
 x > 5 => x greater than five | x is greater than five
 5x => five times | five x
 1024x768 => one thousand twenty four by seven hundred sixty eight | ten twenty four by seven sixty eight
