@@ -12,6 +12,7 @@ import pytest
 from websockets.sync.client import connect
 
 from bistream.voice_list import PRESET, ListedVoice
+from gateway.keys import Keys
 from interfaces.core.voices import VoiceStore
 from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 from tests.unit.interfaces.test_http import ask, multipart
@@ -238,3 +239,10 @@ def test_a_preset_speaks_under_its_name_on_every_socket(server: ReadyServer, fro
         while len(server.received) == before:
             socket.recv()
     assert server.received[before].inputs["speaker_id"] == b"felix"
+
+
+@pytest.mark.parametrize("path", ["/v1/voices", "/v2/voices", "/v1/voices/nora", "/v1/user", "/v1/models", "/voices", "/voices/nora"])
+def test_with_keys_nothing_is_told_without_one(server: ReadyServer, path: str) -> None:
+    with running(server.address, voices=VoiceStore(), keys=Keys({"secret-of-ann": "ann"})) as front:
+        assert ask(front, "GET", path)[0] == 401
+        assert ask(front, "GET", path, headers={"xi-api-key": "secret-of-ann"})[0] == 200
