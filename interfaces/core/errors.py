@@ -17,6 +17,9 @@ from gateway.refusals import TooLargeError, UnauthenticatedError
 __all__ = ["SlowReaderError", "TooLargeError", "UnauthenticatedError", "UnreachableError", "unknown_voice"]
 
 
+NO_SERVER = "No speech server answers at the moment; try again in a few seconds."
+
+
 class UnreachableError(BistreamError):
     code = "UNREACHABLE"
     retryable = True

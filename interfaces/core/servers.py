@@ -24,7 +24,7 @@ from bistream.errors import BistreamError, BusyError, ShuttingDownError
 from bistream.voice_list import ListedVoice
 from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.http2.client import CallFailed, ClientCall, Tls
-from interfaces.core.errors import UnreachableError
+from interfaces.core.errors import NO_SERVER, UnreachableError
 from interfaces.core.facts import ServerFacts, ask_facts, with_voices
 from interfaces.core.link import Link, error_of
 from interfaces.core.load import ServerLoad, parse_load
@@ -165,6 +165,10 @@ class Servers:
     def any_ready(self) -> bool:
         return any(server.is_ready is True for server in self.all)
 
+    def have_failed(self) -> bool:
+        """Whether each was asked and takes no sessions."""
+        return all(server.is_ready is False for server in self.all)
+
     @property
     def voices(self) -> list[ListedVoice]:
         """That some server has by name, each once; the default of the first server that has one comes first."""
@@ -285,4 +289,4 @@ def as_answer(error: BaseException) -> BistreamError:
         return error
     if isinstance(error, TimeoutError):
         return UnreachableError("The speech server has stopped answering; try again.")
-    return UnreachableError("No speech server answers at the moment; try again in a few seconds.")
+    return UnreachableError(NO_SERVER)

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from bistream.errors import BistreamError, BusyError, ShuttingDownError
+from bistream.errors import BistreamError, BusyError, ShuttingDownError, UnknownSpeakerError
+from interfaces.core.errors import NO_SERVER, UnreachableError
 from interfaces.core.record import Ending, SpeechRecord, log_line
 from interfaces.core.servers import Servers
 from interfaces.core.speech import Speech, SpeechOptions
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values, check_values
-from interfaces.core.voices import VoiceStore
+from interfaces.core.voices import Voice, VoiceStore
 from interfaces.settings import MARKDOWN, Limits
 
 DRAIN_RETRY_AFTER_S = 5
@@ -104,7 +105,7 @@ class SpeechService:
             self.check_serving()
             self._check_room(caller)
             check_values(values or {}, self.servers.max_text_chars)
-            found = self.voices.find(voice, caller.key)
+            found = self.find_voice(voice, caller)
         except BistreamError as error:
             refused = SpeechRecord()
             refused.fail(error)
@@ -119,6 +120,15 @@ class SpeechService:
         self._by_address[caller.address] += 1
         self.counts.speeches += 1
         return speech
+
+    def find_voice(self, name: str, caller: Caller) -> Voice:
+        """As ``VoiceStore.find``. Raises ``UnreachableError`` for a voice that may be one of the servers' where none has answered."""
+        try:
+            return self.voices.find(name, caller.key)
+        except UnknownSpeakerError:
+            if self.servers.have_failed():
+                raise UnreachableError(NO_SERVER) from None
+            raise
 
     @contextlib.asynccontextmanager
     async def opened(self, voice: str, caller: Caller, values: Values) -> AsyncIterator[Speech]:

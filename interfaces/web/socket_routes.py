@@ -70,7 +70,7 @@ class _Runner:
         try:
             protocol = make()
             if voice is not None and known is not None:
-                await asyncio.to_thread(self._service.voices.find, voice, caller.key)
+                await asyncio.to_thread(self._service.find_voice, voice, caller)
             self._access.enter(caller)
         except BistreamError as error:
             answer = error_answer(error)

@@ -75,12 +75,12 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService, uploads: Uploads)
 
     @router.get("/v1/voices/{voice_id}/settings")
     async def settings(request: Request, voice_id: str) -> dict[str, Any]:
-        service.voices.find(voice_id, caller_of(request).key)
+        service.find_voice(voice_id, caller_of(request))
         return _ELEVENLABS_SETTINGS
 
     @router.get("/v1/voices/{voice_id}")
     async def voice(request: Request, voice_id: str) -> dict[str, Any]:
-        return _elevenlabs_voice(service.voices.find(voice_id, caller_of(request).key))
+        return _elevenlabs_voice(service.find_voice(voice_id, caller_of(request)))
 
     @router.post("/v1/voices/add")
     async def add(request: Request) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _add_cartesia(router: APIRouter, service: SpeechService, uploads: Uploads) -
 
     @router.get("/voices/{voice_id}")
     async def voice(request: Request, voice_id: str) -> dict[str, Any]:
-        return told(service.voices.find(voice_id, caller_of(request).key))
+        return told(service.find_voice(voice_id, caller_of(request)))
 
     @router.post("/voices/clone")
     async def clone(request: Request) -> dict[str, Any]:

@@ -106,6 +106,13 @@ def test_the_manner_goes_along(server: FakeServer, output: Path) -> None:
     assert request.flag("is_cross_lingual")
 
 
+@pytest.mark.parametrize("nothing", ["None", "null"])
+def test_a_manner_that_says_nothing_is_not_sent(server: FakeServer, output: Path, nothing: str) -> None:
+    assert run(server, output, "--text", "Hi.", "--speaker-id", "anna", "--instruct-text", nothing) == 0
+    (request,) = server.received
+    assert "instruct_text" not in request.inputs
+
+
 def test_an_error_of_the_server_is_exit_code_1(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(request: Received, stream: Stream) -> None:
         stream.error(request.id, "BUSY: All 4 sessions are taken; try again later. [session s]")

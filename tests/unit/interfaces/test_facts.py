@@ -171,3 +171,9 @@ def test_an_instruction_that_says_nothing_is_none_and_no_warning(nothing: str | 
         status, headers, _ = speech(front, model="gpt-4o-mini-tts", instructions=nothing)
         assert status == 200 and "x-bistream-warning" not in headers
         assert "instruct_text" not in server.received[-1].inputs
+
+
+def test_a_voice_of_servers_that_have_never_answered_is_no_unknown_voice() -> None:
+    with running("127.0.0.1:1", voices=VoiceStore()) as front:
+        for voice in ("felix", "alloy"):
+            assert speech(front, voice=voice)[0] == 503

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.sync.client import connect
 
 from bistream.voice_list import PRESET, ListedVoice
+from gateway.keys import Keys
 from interfaces.core.voices import VoiceStore
 from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 from tests.unit.interfaces.test_http import ask, multipart
-from tests.unit.interfaces.test_vendor_http import cartesia
+from tests.unit.interfaces.test_vendor_http import RAW, cartesia
 
 KEY = {"xi-api-key": "any"}
 RECORDING = (Path(__file__).resolve().parents[3] / "assets/reference.wav").read_bytes()
@@ -207,3 +209,40 @@ def test_other_unknown_names_stay_unknown(front: Running, name: str) -> None:
 def test_a_preset_speaks_under_its_name_at_every_door(server: ReadyServer, front: Running, path: str, body: dict[str, Any]) -> None:
     assert ask(front, "POST", path, body)[0] == 200
     assert server.received[-1].inputs["speaker_id"] == b"felix"
+
+
+CARTESIA_MESSAGE = {
+    "context_id": "c",
+    "model_id": "sonic-3",
+    "transcript": "Hello.",
+    "voice": {"mode": "id", "id": "felix"},
+    "output_format": RAW,
+}
+DASHSCOPE_TASK = {"parameters": {"voice": "felix", "format": "pcm", "sample_rate": 24000}, "input": {"text": "Hello."}}
+
+
+@pytest.mark.parametrize(
+    ("path", "messages"),
+    [
+        ("/v1/text-to-speech/felix/stream-input?output_format=pcm_24000", [{"text": "Hello. "}, {"text": ""}]),
+        ("/v1/speak?model=felix", [{"type": "Speak", "text": "Hello."}, {"type": "Flush"}]),
+        ("/v2/speak?model=felix", [{"type": "Speak", "text": "Hello."}, {"type": "Flush"}]),
+        ("/tts/websocket?cartesia_version=2025-04-16", [CARTESIA_MESSAGE]),
+        ("/api-ws/v1/inference", [{"header": {"action": "run-task", "task_id": "t", "streaming": "out"}, "payload": DASHSCOPE_TASK}]),
+    ],
+)
+def test_a_preset_speaks_under_its_name_on_every_socket(server: ReadyServer, front: Running, path: str, messages: list[Any]) -> None:
+    before = len(server.received)
+    with connect(f"{front.ws}{path}") as socket:
+        for message in messages:
+            socket.send(json.dumps(message))
+        while len(server.received) == before:
+            socket.recv()
+    assert server.received[before].inputs["speaker_id"] == b"felix"
+
+
+@pytest.mark.parametrize("path", ["/v1/voices", "/v2/voices", "/v1/voices/nora", "/v1/user", "/v1/models", "/voices", "/voices/nora"])
+def test_with_keys_nothing_is_told_without_one(server: ReadyServer, path: str) -> None:
+    with running(server.address, voices=VoiceStore(), keys=Keys({"secret-of-ann": "ann"})) as front:
+        assert ask(front, "GET", path)[0] == 401
+        assert ask(front, "GET", path, headers={"xi-api-key": "secret-of-ann"})[0] == 200
