@@ -25,9 +25,9 @@ from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
 # Shares of a sequence's room. What the first segment has at least where it ends; that is decided there, for its text is spoken at once:
-FIRST = {Place.SENTENCE: 0.25, Place.CLAUSE: 0.6, Place.WORD: 0.85, Place.INSIDE_WORD: 1.0}
+FIRST = {Place.SENTENCE: 0.25, Place.CLAUSE: 0.6, Place.WORD: 1.0, Place.INSIDE_WORD: 1.1}
 # A later one ends with the first sentence after LATER_SENTENCE, or else, at LATER_MOST, with the best place after LATER_LEAST.
-LATER_LEAST, LATER_SENTENCE, LATER_MOST = 0.1, 0.25, 0.85
+LATER_LEAST, LATER_SENTENCE, LATER_MOST = 0.1, 0.25, 1.0
 LEAST_ROOM = 0.5  # of the longest utterance: a long prompt leaves at least so much
 POSITIONS_PER_SPEECH_TOKEN = 2  # itself, its share of the text, and some more where speech is slower than estimated
 PRIOR_PACE = 4 * SPEECH_TOKENS_PER_SECOND  # speech tokens of ordinary pace that a prompt's own pace is mixed with: it may be short

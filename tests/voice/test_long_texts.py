@@ -17,7 +17,7 @@ from tests.voice.judges import Judge
 from tests.voice.speaking import VOICE, VoiceUnderTest, words_with_blanks
 from training.normalise import words_of
 
-MOST_WORD_ERRORS = 0.08  # 6 % on the mean of many texts; of a hundred words two are by chance
+MOST_WORD_ERRORS = 0.1  # 5 % on the mean of many texts
 LEAST_S_A_CHARACTER, MOST_S_A_CHARACTER = 0.055, 0.095  # the teacher: 0.063
 REPEATED_WORDS = 4
 STORY = (
