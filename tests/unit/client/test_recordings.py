@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -26,7 +27,7 @@ def resampled(rate: int) -> FloatArray:
 
 def encode(path: Path, codec: str) -> Path:
     with av.open(str(path), "w", format={"m4a": "ipod", "aac": "adts"}.get(path.suffix[1:])) as container:
-        stream = container.add_stream(codec, rate=48_000, layout="mono")
+        stream: Any = container.add_stream(codec, rate=48_000, layout="mono")
         frame = av.AudioFrame.from_ndarray((resampled(48_000) * 32_767).astype(np.int16)[None], format="s16", layout="mono")
         frame.sample_rate = 48_000
         for made in av.AudioResampler(format=stream.format, layout="mono", rate=48_000, frame_size=960).resample(frame):
