@@ -27,6 +27,7 @@ from bistream.token2wav.renderer import Outcome, RendererHop, Rendering, sizes_o
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, Sampling, SpeechTokens, VoicePrompt
 from bistream.voice.build import join_voice_prompt
+from bistream.voice.conditioning import condition_reference
 from bistream.voice.manner import LanguagePrompt, language_prompt
 
 Tokens = tuple[int, ...]
@@ -57,6 +58,7 @@ class Stages:
     def __init__(self, config: RuntimeConfig, with_language_model: bool = True) -> None:
         """Raises ``ConfigError`` and ``CheckpointError``."""
         checkpoint = read_config(config.model_dir)
+        self._config = config
         self._voices = open_voices(config)
         with ExitStack() as stack:
             self._voice = LocalVoice(config, StageTimes())
@@ -73,7 +75,7 @@ class Stages:
         if choice.speaker_id is not None:
             return self._voices.load(choice.speaker_id)
         assert choice.reference_wav is not None, "a voice"
-        wav = choice.reference_wav
+        wav = condition_reference(choice.reference_wav, self._config)
         tokens, speaker = self._voice.prompt_speech_tokens(wav), self._voice.speaker_features(wav)
         prompt = join_voice_prompt(choice.reference_text or "", speaker.mel, tokens, speaker.embedding)
         check_prompt(self.renderer, prompt)

@@ -20,13 +20,13 @@ from bistream.token2mel.state_budget import AUTO_SESSION_S
 from scripts import _chunk_strategy, offline_inference, streaming_inference
 from scripts._dataset import read_manifest
 from scripts._inference import Utterance
+from tests.sounds import speech_like
 
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
     """Two utterances, with an empty line between them."""
-    seconds = np.arange(16000) / 16000
-    soundfile.write(tmp_path / "voice.wav", 0.3 * np.sin(2 * np.pi * 150 * seconds), 16000)
+    soundfile.write(tmp_path / "voice.wav", speech_like(), 16000)
     path = tmp_path / "meta.lst"
     path.write_text("a|A tone.|voice.wav|Hi.\n\nb|A tone.|voice.wav|You.\n", encoding="utf-8")
     return path

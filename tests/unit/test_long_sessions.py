@@ -22,6 +22,7 @@ from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import VoicePrompt
 from scripts._seam_meter import joints_of, measure_seams
+from tests.sounds import speech_like
 
 CONTEXT_S = 5.0
 HOPS = 20  # of a second each
@@ -48,8 +49,7 @@ def pipeline(tiny_model_dir: Path) -> Iterator[LocalPipeline]:
 
 
 def voice() -> VoiceChoice:
-    seconds = np.arange(16000, dtype=np.float32) / 16000
-    return VoiceChoice(0.3 * np.sin(2 * np.pi * 150 * seconds, dtype=np.float32), "A tone.")
+    return VoiceChoice(speech_like(), "A tone.")
 
 
 def flow_pages(pipeline: LocalPipeline) -> PoolUse:

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import soundfile
+
+from tests.sounds import speech_like
 
 
 def write_recording(path: Path, seconds: float = 1.0, pitch_hz: float = 150.0) -> Path:
-    """A voice-like tone, 16 kHz."""
-    time_s = np.arange(int(16000 * seconds)) / 16000
-    soundfile.write(path, 0.1 * sum(np.sin(2 * np.pi * pitch_hz * harmonic * time_s) / harmonic for harmonic in range(1, 6)), 16000)
+    """A voice of its own for each pitch, 16 kHz."""
+    soundfile.write(path, speech_like(int(16000 * seconds), seed=int(pitch_hz)), 16000)
     return path
 
 

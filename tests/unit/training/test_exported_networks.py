@@ -25,6 +25,7 @@ from bistream.token2mel.weights import load_network
 from bistream.types import Sampling
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
+from tests.sounds import speech_like
 from training.adopt import adopt, write_record
 from training.bpe import num_special_tokens, write_tokenizer
 from training.export import export
@@ -168,9 +169,8 @@ def test_pipeline_speaks(model_dir: Path) -> None:
     config = RuntimeConfig(
         model_dir=str(model_dir), device="cpu", num_threads=1, max_sessions=1, kv_cache_tokens=2048, flow_state_mb=64, left_context_chunks=4
     )
-    reference = (0.1 * np.sin(np.arange(16_000) / 10)).astype(np.float32)
     with LocalPipeline(config) as pipeline:
-        chunks = list(pipeline.stream(["the river ", "is quiet"], VoiceChoice(reference, "the house"), Sampling(seed=1)))
+        chunks = list(pipeline.stream(["the river ", "is quiet"], VoiceChoice(speech_like(), "the house"), Sampling(seed=1)))
     assert sum(len(chunk.waveform) for chunk in chunks) % 960 == 0 and chunks and all(np.isfinite(chunk.waveform).all() for chunk in chunks)
 
 

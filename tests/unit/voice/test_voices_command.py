@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,15 +15,18 @@ import pytest
 import soundfile
 import torch
 
+from bistream.commands.recording_advice import advice
 from bistream.commands.voice_making import read_recording, text_decoder
 from bistream.commands.voices import main
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, InvalidInputError
 from bistream.text.tokenizer import TextTokenizer
+from bistream.types import FloatArray
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE, open_registry
 from bistream.voice.registry import VoiceRegistry
 from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from scripts.make_checkpoint import make_checkpoint
+from tests.sounds import speech_like
 from tests.unit.interfaces.rig import reading
 
 ROOT = Path(__file__).parents[3]
@@ -184,3 +189,72 @@ def test_a_voice_remembers_its_networks(tiny_model_dir: Path, tmp_path: Path) ->
     assert open_registry(same).load("001").speech_tokens.size
     with pytest.raises(CheckpointError, match=r"'001' .*\(campplus\.onnx "):
         open_registry(replace(same, model_dir=str(other))).load("001")
+
+
+def test_listing_and_removing_need_no_package_of_the_server(tiny_model_dir: Path, tmp_path: Path) -> None:
+    assert run("--model-dir", tiny_model_dir, "--voices-dir", tmp_path / "voices", "--import-spk2info", tiny_model_dir / "spk2info.pt") == 0
+    blocked = "yaml torch onnx onnxruntime safetensors tokenizers tqdm wetext av"
+    code = (
+        f"import sys\nsys.modules.update(dict.fromkeys({blocked!r}.split()))\n"
+        "from bistream.commands.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def voices(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, "voices", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert voices("list").stdout.startswith("001: 2.00 s"), "of the folder that run.sh serves"
+    assert voices("remove", "001").returncode == 0 and not list((tmp_path / "voices").iterdir())
+    adding = voices("add", "anna", "--model-dir", str(tiny_model_dir), "--reference-audio", str(REFERENCE), "--reference-text", "Hi.")
+    assert adding.returncode == 2 and re.fullmatch(r"error: The package \w+ is not installed; .*\[server\]'\n", adding.stderr)
+
+
+SPEECH = speech_like(5 * 16_000)
+SAID = "x" * 75  # 15 letters a second
+
+
+def advised(speech: FloatArray, transcript: str = SAID) -> str:
+    return "; ".join(advice(speech.astype(np.float32), transcript))
+
+
+def test_a_good_recording_needs_no_advice() -> None:
+    assert advised(SPEECH) == ""
+    assert advised(SPEECH + 1e-3 * np.random.default_rng(0).standard_normal(len(SPEECH))) == ""
+
+
+@pytest.mark.parametrize("gain", [2.0, 5.0, 20.0])
+@pytest.mark.parametrize("level", [0.1, 1.0])
+def test_clipping_is_told_at_any_level(gain: float, level: float) -> None:
+    peak = np.abs(SPEECH).max()
+    assert "is clipped" in advised(np.clip(gain * SPEECH, -peak, peak) * level)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 3e-3])
+def test_a_long_pause_is_told(noise: float) -> None:
+    with_pause = np.concatenate([SPEECH[:40_000], np.zeros(20_000), SPEECH[40_000:]])
+    with_pause += noise * np.random.default_rng(0).standard_normal(len(with_pause))
+    assert "nobody speaks for 1." in advised(with_pause)
+
+
+@pytest.mark.parametrize(
+    ("transcript", "words"),
+    [
+        ("x" * 36, "too short"),
+        ("x" * 39, ""),
+        ("x" * 149, ""),
+        ("x" * 152, "too long"),
+        ("你" * 11, "too short"),
+        ("你" * 12, ""),
+        ("你" * 45, ""),
+        ("你" * 46, "too long"),
+    ],
+)
+def test_a_transcript_that_cannot_belong_to_the_recording_is_told(transcript: str, words: str) -> None:
+    told = advised(SPEECH, transcript)
+    assert ("the transcript is" in told) == bool(words) and words in told
+
+
+def test_too_short_and_too_long_are_told() -> None:
+    assert "less than 3 s" in advised(SPEECH[: 2 * 16_000], "x" * 30)
+    assert "more than 20 s" in advised(speech_like(21 * 16_000), "x" * 315)
