@@ -21,6 +21,7 @@ from bistream.text.characters import GAP, PAUSE, RETRACT, Emit, is_chinese
 MAX_MARKS = 8
 MAX_LISTED_LINE = 50  # characters of a line that is an item or a verse; longer ones were wrapped by a width
 _DASH, _SHORT_DASH = "\u2014", "\u2013"
+_PRONOUN = "I"
 _RULERS = frozenset("#=*_-~" + _SHORT_DASH)
 _SINGLE = frozenset(".!?,;:\u3002\uff01\uff1f\uff0c\u3001\uff1b\uff1a")  # a run of one of these is one
 _ASKING = frozenset("!?\uff01\uff1f")
@@ -43,16 +44,16 @@ class BlankJoiner:
         self._leading: tuple[str, int] | None = None  # the sign right before, which a text does not begin with unless a number does
         self._blank = False  # a blank was given out after ``_last``
         self._gap = self._owed = False  # something without a sound stood there; a blank that has not been given out
-        self._pauses = self._trails = False  # for one that is no line end; for an ellipsis
+        self._pauses = self._trails = self._ranges = False  # for one that is no line end; for an ellipsis; for a dash after a digit
         self._lines = 0  # line ends since ``_last``
         self._line_length = 0
         self._marks = 0  # since the last word
         self._run = 0  # of the mark ``_last``
 
     def feed(self, character: str, count: int) -> None:
-        if self._ruler and character != self._ruler[0][0]:
+        if self._ruler and (character != (mark := self._ruler[0][0]) or mark == _PRONOUN):
             self._end_ruler(character)
-        if character in _RULERS:
+        if character in _RULERS or (character == _PRONOUN and self._lines == 1):
             if len(self._ruler) < _MANY_DOTS:
                 self._ruler.append((character, count))
             else:
@@ -72,7 +73,7 @@ class BlankJoiner:
         if self._blank and is_end:
             self._emit(RETRACT, 0)
         self._covered = self._lines = self._marks = 0
-        self._blank = self._gap = self._owed = self._pauses = self._trails = False
+        self._blank = self._gap = self._owed = self._pauses = self._trails = self._ranges = False
         self._leading = None
         self._last, self._before = self._last and GAP, ""
 
@@ -82,6 +83,8 @@ class BlankJoiner:
         """following: the character after it, which is another one; empty at an end."""
         ruler, self._ruler = self._ruler, []
         mark, length = ruler[0][0], len(ruler)
+        if mark == _PRONOUN and not following.isalpha():
+            self._lines = 0  # its capital says nothing about the line
         instead = self._meaning(mark, length, following)
         if instead is None:
             for character, count in ruler:
@@ -91,6 +94,8 @@ class BlankJoiner:
 
     def _meaning(self, mark: str, length: int, following: str) -> str | None:
         """What is spoken instead of so many of a mark: a pause, a gap, nothing at all; None: the marks themselves."""
+        if mark == _PRONOUN:
+            return None
         begins_line = self._lines > 0 or not self._last
         is_after_word = self._last.isalnum() and not self._blank
         is_inside = is_after_word and following.isalnum()
@@ -98,7 +103,7 @@ class BlankJoiner:
             return GAP  # a ruler, a heading, a bullet
         if mark in "-\u2013" and not (is_inside and length == 1 and (mark == "-" or self._last.isdigit())):
             is_pause = length > 1 or mark == _SHORT_DASH or (self._blank and following == " " and not self._last.isdigit())
-            return PAUSE if is_pause else None
+            return self._dash() if is_pause else None
         if mark in "*_":
             is_operator = mark == "*" and (self._last.isdigit() or (self._blank and following == " "))
             if length == 1 and (is_operator or (mark == "_" and is_inside)):
@@ -110,13 +115,18 @@ class BlankJoiner:
             return None if length == 1 and (following.isalnum() or is_after_word) else GAP
         return None if length < _MANY_DOTS else GAP
 
+    def _dash(self) -> str:
+        """A pause, unless numbers stand on both sides."""
+        self._ranges = self._last.isdigit()
+        return PAUSE
+
     def _take(self, character: str, count: int) -> None:
         if character == _DASH and not (is_chinese(self._last) or self._last == _DASH):
-            character = PAUSE
+            character = self._dash()
         if character in (" ", "\n", GAP, PAUSE):
             self._leading = None
             self._space(character, count)
-        elif not character or not self._admits(character, count):
+        elif character in ("", "`") or not self._admits(character, count):
             self._covered += count
         else:
             self._give(character, count)
@@ -189,6 +199,9 @@ class BlankJoiner:
                 self._flush({",": "\uff0c", ".": "\u3002"}[pause])
             elif not (is_chinese(following) or self._lines):
                 self._flush(" ")
+        elif self._ranges and self._lines == 0 and following.isdigit():
+            self._flush(_SHORT_DASH)
+            self._flush(" ")
         elif pause:
             self._emit(RETRACT, 0)
             self._flush(pause)
@@ -197,7 +210,7 @@ class BlankJoiner:
             self._emit(RETRACT, 0)
         if self._lines:
             self._line_length = 0
-        self._blank = self._gap = self._owed = self._pauses = self._trails = False
+        self._blank = self._gap = self._owed = self._pauses = self._trails = self._ranges = False
         self._lines = 0
 
     def _pause(self, following: str) -> str:

@@ -154,27 +154,6 @@ def test_text_without_anything_to_speak_is_a_short_silence_without_a_server() ->
     assert run(speak("  ")) == [] and run(speak("")) == []
 
 
-def test_marks_that_the_server_alone_knows_are_silence_too() -> None:
-    def behave(request: Received, stream: Stream) -> None:
-        sentence = (
-            "The text is empty, or holds nothing that can be spoken, although is_end is true; send words, or is_end false if text follows."
-        )
-        stream.error(request.id, f"INVALID_INPUT: {sentence} [session s]")
-
-    server = FakeServer(behave)
-
-    async def speak() -> list[Audio | Flushed]:
-        speech = service_for(server.address).open("anna", CALLER)
-        await speech.end("<strong></strong>")
-        return await heard(speech)
-
-    try:
-        (silence,) = run(speak())
-        assert isinstance(silence, Audio) and not silence.samples.any()
-    finally:
-        server.stop()
-
-
 def refusing(sentence: str) -> FakeServer:
     return FakeServer(lambda request, stream: stream.error(request.id, sentence))
 

@@ -246,6 +246,7 @@ VARIANTS = {
     "emphasis": PLAIN.replace("cat", "**cat**").replace("thief", "_thief_"),
     "a ruler": PLAIN.replace(". ", ".\n\n---\n\n"),
     "bullets": PLAIN.replace("It", "\n- It"),
+    "code": PLAIN.replace("cat", "`cat`"),
     "many marks": PLAIN.replace(",", ",,,,"),
 }
 
@@ -301,6 +302,7 @@ def test_text_that_means_something_is_unchanged(text: str) -> None:
         ("The NASA API and an IBM PC", "The NASA API and an IBM PC"),
         ("It is VERY important, IMPORTANT even", "It is very important, important even"),
         ("Apples\nPears\nBananas", "Apples, Pears, Bananas"),
+        ("when\nI\nsaid I'd go\nIn or\nI'd stay\nIIII", "when I said I'd go, In or I'd stay, IIII"),
         ("A heading\n\nthe text", "A heading. the text"),
         ("wrapped at a width\nin the middle", "wrapped at a width in the middle"),
         ("\u4f60\u597d\n\u4e16\u754c\n\n\u518d\u89c1\u3002\n\u597d", "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u518d\u89c1\u3002\u597d"),
@@ -310,6 +312,7 @@ def test_text_that_means_something_is_unchanged(text: str) -> None:
         ("Wait... what? Well\u2026 The end. I see....", "Wait, what? Well. The end. I see."),
         ("\u597d... \u7684", "\u597d\uff0c\u7684"),
         ("10\u201320, 5 - 3, x-y, \u2014 so", "10\u201320, 5 - 3, x-y, so"),
+        ("5 \u2013 7 and 2020 \u2014 2024, 5 \u2013 so", "5 \u2013 7 and 2020 \u2013 2024, 5, so"),
         ("\u597d\u2014\u2014\u7684", "\u597d\u2014\u2014\u7684"),
         ("\u2460 \u2776 \u2162 \ufb01 1\ufe0f\u20e3", "1 1 III fi 1"),
         ("Really\u2753 Yes\u203c\ufe0f", "Really? Yes!"),
