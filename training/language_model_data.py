@@ -20,7 +20,7 @@ from training.layouts import IGNORED, can_interleave, interleaved, one_shot
 from training.letters import spoken_bytes
 
 MOST_SENTENCES = 6
-# Rows have 1 to 6 sentences of 2.9 s on the mean, and each number of sentences has as many positions: 91 % of the positions are within
+# Rows have 1 to 6 sentences of 2.9 s on the mean, and each number of sentences has as many positions: 90 % of the positions are within
 # so many seconds from the beginning of their row. With two seconds more, one sentence in ten of a story was said twice (96 sentences, by
 # the attention head that follows the text); with so many, or less, none.
 LONGEST_UTTERANCE_S = 12.0
