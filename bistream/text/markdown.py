@@ -20,11 +20,11 @@ MAX_LABEL_CHARS = 40
 _ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 # At the beginning of a line, without the blanks and the quotation signs before it: what is complete, and what may become it.
 _BLOCK = re.compile(
-    r"(?P<heading>#{1,6}[ \n])|(?P<item>[-*+\x1c][ \x1c](?=[^ \x1c]))|(?P<box>\[[ xX]\] )|(?P<row>\|)|(?P<fence>`{3,}|~{3,})(?=[^`~])"
+    r"(?P<heading>#{1,6}[ \n])|(?P<item>[-*+\x1c][ \x1c](?=[^ \x1c]))|(?P<box>\[[ xX]\] )|(?P<row>\|)|(?P<fence>`{3,8}|~{3,8})(?=[^`~])"
     rf"|(?P<note>\[\^[^\]\n]{{1,{MAX_LABEL_CHARS}}}\]: )|(?P<definition>\[[^\]\n]{{1,{MAX_LABEL_CHARS}}}\]:[ ]?(?=https?://|/|#|<))"
 )
 _BLOCK_BEGINNING = re.compile(
-    r"#{1,6}|[-*+\x1c](?:[ \x1c]+)?|`+|~+"
+    r"#{1,6}|[-*+\x1c](?:[ \x1c]+)?|`{1,8}|~{1,8}"
     rf"|\[[^\]\n]{{0,{MAX_LABEL_CHARS}}}(?:\](?::(?: ?(?:h(?:t(?:t(?:ps?:?/?)?)?)?)?)?)?)?"
 )
 _NUMBER = re.compile(r"\d{1,4}[.)] ")
@@ -205,7 +205,7 @@ class MarkdownReader:
         if is_closed:
             self._brackets.pop()
             self._drop()
-        elif character == "\n" or len(self._held) > most:
+        elif (character in "\n[]" and len(self._held) > 2) or len(self._held) > most:  # an address has no brackets
             self._brackets.pop()
             self._release()
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.text.characters import RETRACT
+from bistream.text.characters import RETRACT, Emit
+from bistream.text.markdown import MarkdownReader
 from bistream.text.normalization import TextNormalizer
 from bistream.text.preparation import TextPreparation, chosen_normalization, make_preparation, prepare_prompt
 from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS
@@ -359,6 +360,23 @@ def test_what_is_held_is_bounded() -> None:
         preparation = TextPreparation(reads_markdown=True)
         preparation.push(f"Hello {beginning}")
         assert any(preparation.push("a" * index) for index in range(1, most)), beginning
+
+
+def test_the_work_is_bounded_by_the_text() -> None:
+    """What is released is read again once or twice, not for each character: a stage that is given its characters counts them."""
+    for text in ("[a](" * 1000, "`" * 4000, "](" * 2000, "[" * 4000 + "](" * 1000, "<a b='" * 700, "&a" * 2000, "[^" * 2000):
+        reader = MarkdownReader(lambda character, count: None)
+        calls, feed = [0], reader._feed_inline
+
+        def counted(character: str, count: int, calls: list[int] = calls, feed: Emit = feed) -> None:
+            calls[0] += 1
+            feed(character, count)
+
+        reader._feed_inline = counted  # type: ignore[method-assign]
+        for character in text:
+            reader.feed(character, 1)
+        reader.finish(is_end=True)
+        assert calls[0] <= 50 * len(text), text[:8]
 
 
 def test_modes() -> None:
