@@ -39,6 +39,7 @@ def configuration(model_dir: Path) -> RuntimeConfig:
         kv_cache_tokens=16384,
         flow_state_mb=256,
         flow_context_s=CONTEXT_S,
+        condition_recordings=False,  # the state of a longer voice would stay in the pages that are counted
     )
 
 
