@@ -24,13 +24,16 @@ class FakeOrchestrator:
         self.ended = threading.Event()
         self.failures: list[tuple[str, float]] = []
         self.told = threading.Event()
+        self.is_draining, self.is_telling = threading.Event(), threading.Event()
 
     def drain(self, deadline_s: float) -> None:
         self.deadlines.append(deadline_s)
+        self.is_draining.set()
         assert self.ended.wait(WAIT_S)
 
     def fail(self, model: str, patience_s: float) -> None:
         self.failures.append((model, patience_s))
+        self.is_telling.set()
         assert self.told.wait(WAIT_S)
 
 
@@ -46,7 +49,12 @@ class House:
         self.drain = Drain(directory, 30.0, clock=lambda: self.now)
 
     def look(self) -> list[bool]:
-        return [door.look() for door in self.doors]
+        """What the doors say; what they have begun in threads of their own is under way afterwards."""
+        seen = [door.look() for door in self.doors]
+        for door, sessions in zip(self.doors, self.sessions, strict=True):
+            assert door._drain is None or sessions.is_draining.wait(WAIT_S)
+            assert door._failure is None or sessions.is_telling.wait(WAIT_S)
+        return seen
 
     def end(self, number: int) -> None:
         """All sessions of this door end, and thereby its drain."""
@@ -188,12 +196,12 @@ def test_a_model_finds_its_keeper_in_the_environment(tmp_path: Path, monkeypatch
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
     follow_keeper("model", FakeOrchestrator(0))  # no keeper: nothing happens
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
-    sessions = FakeOrchestrator(0)
+    sessions, others = FakeOrchestrator(0), set(threading.enumerate())
     sessions.ended.set()
     follow_keeper("model", sessions)
+    (follower,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "bistream-front-door")
     door = tmp_path / f"model-{os.getpid()}.door"
     assert door.read_text(encoding="utf-8") == "serving", "known to the keeper when the model has loaded"
     Drain(tmp_path, 0.0).start()
-    (follower,) = (thread for thread in threading.enumerate() if thread.name == "bistream-front-door")
     follower.join(WAIT_S)
     assert door.read_text(encoding="utf-8") == "drained" and sessions.deadlines == [0.0]
