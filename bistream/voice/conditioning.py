@@ -2,7 +2,7 @@
 
 The released models' own page prepares recordings before they become a voice (upstream's webui.py up to December 2025, ``postprocess``):
 silence at both ends goes (librosa's trim: 60 dB below the loudest frame), peaks above 0.8 are scaled down to it, and 0.2 s of silence
-follow. Real rooms are louder than -60 dB, so noise before and after the speech goes as well, where there is half a second of it or more:
+follow; here only where something was taken away. Real rooms are louder than -60 dB, so noise before and after the speech goes as well, where there is half a second of it or more:
 1.5 s of it make the model lose words, 0.4 s do not.
 """
 
@@ -34,6 +34,8 @@ def condition_reference(waveform: FloatArray, config: RuntimeConfig) -> FloatArr
     if not config.condition_recordings:
         return waveform
     speech = speech_of(waveform, config)
+    if len(speech) == len(waveform):
+        return speech  # its maker has cut it; silence behind it costs words where the recording is short
     most = int(config.max_reference_s * REFERENCE_SAMPLE_RATE)  # the networks take no more
     silence = max(0, min(round(SILENCE_AFTER_S * REFERENCE_SAMPLE_RATE), most - len(speech)))
     return np.concatenate([speech, np.zeros(silence, np.float32)])

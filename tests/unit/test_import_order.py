@@ -94,7 +94,7 @@ IMPORT_TRITON = {
     "compile_worker",
 }  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"client", "wire", "errors", "limits", "rates", "reference_hash", "refusals", "resample"}
+CLIENT_MAY_IMPORT = {"client", "wire", "errors", "limits", "rates", "reference_hash", "refusals", "resample", "voice_list"}
 KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
 GATEWAY_MAY_IMPORT = {"wire", "errors", "rates", "process_limits", "refusals", "ended_sessions"}
 # Modules of the gate, in the manner of ORDER; a package stands for all of its modules.

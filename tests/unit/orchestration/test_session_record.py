@@ -104,7 +104,7 @@ def test_cancels_are_counted_by_their_origin(house: House, lines: Any, by: str) 
 
 def test_refusals_are_counted_by_code_and_start_nothing(house: House, lines: Any) -> None:
     house.refused(append_request("more"))
-    house.refused(start_request(" "))
+    house.refused(start_request(""))
     for number in range(4):
         house.send(start_request("Wait", session_id=f"s{number}", is_end=False))
     house.refused(start_request("No room.", session_id="s4"))

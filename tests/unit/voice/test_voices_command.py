@@ -45,7 +45,7 @@ def test_recording(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     voice = VoiceRegistry(tmp_path).load("anna")
     assert voice.prompt_text == "The morning train."
-    assert abs(voice.speech_tokens.shape[0] / 25 - soundfile.info(REFERENCE).duration - 0.2) < 0.05  # silence after it
+    assert abs(voice.speech_tokens.shape[0] / 25 - soundfile.info(REFERENCE).duration) < 0.05
     assert "it has 1.8 s of speech" in finished.stderr
     assert np.unique(voice.speech_tokens).size > 20
     assert f"{voice.speech_tokens.shape[0] / 25:.2f} s" in finished.stdout
@@ -61,8 +61,6 @@ def test_the_voices_of_a_server_are_listed_the_default_first(capsys: pytest.Capt
         assert "no voice by name" in capsys.readouterr().err
     assert main(["list", "--server", server.address]) == 1
     assert "error: " in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["list"])
 
 
 def test_voices_are_listed_and_removed(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
