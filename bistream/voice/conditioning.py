@@ -2,8 +2,8 @@
 
 The released models' own page prepares recordings before they become a voice (upstream's webui.py up to December 2025, ``postprocess``):
 silence at both ends goes (librosa's trim: 60 dB below the loudest frame), peaks above 0.8 are scaled down to it, and 0.2 s of silence
-follow; here only where something was taken away. Real rooms are louder than -60 dB, so noise before and after the speech goes as well, where there is half a second of it or more:
-1.5 s of it make the model lose words, 0.4 s do not.
+follow; here only where something was taken away. Real rooms are louder than -60 dB, so noise before and after the speech goes as well,
+where there is half a second of it or more: 1.5 s of it make the model lose words, 0.4 s do not.
 """
 
 from __future__ import annotations
