@@ -26,12 +26,14 @@ class ModelCard:
     languages: lower-case ISO 639-1 codes of what the checkpoint speaks; empty: no restriction is known.
     can_be_instructed: whether ``instruct_text`` changes how it speaks; where not, the model would read it aloud.
     title: what it is, for people; empty: a released checkpoint or one of somebody's own.
+    unknown_marks: punctuation that its training text lacks; it is dropped before the model, which would stumble over it.
     """
 
     longest_utterance_s: float = 30.0
     languages: frozenset[str] = frozenset()
     can_be_instructed: bool = True
     title: str = ""
+    unknown_marks: frozenset[str] = frozenset()
 
 
 def read_model_card(model_dir: str | Path) -> ModelCard:
@@ -60,4 +62,7 @@ def _parse(found: dict[str, Any]) -> ModelCard:
     title = found.get("title", card.title)
     if not isinstance(title, str):
         raise ValueError("title is no text")
-    return ModelCard(longest, frozenset(one.lower() for one in languages), can_be_instructed, title)
+    marks = found.get("unknown_marks", "")
+    if not isinstance(marks, str) or any(one.isalnum() or one.isspace() for one in marks):
+        raise ValueError("unknown_marks has more than marks")
+    return ModelCard(longest, frozenset(one.lower() for one in languages), can_be_instructed, title, frozenset(marks))

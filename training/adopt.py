@@ -27,6 +27,7 @@ from training.loop import Folders
 from training.sizes import Sizes, size_name
 
 TITLE = "a demonstration, trained in training/ on synthetic speech; no product voice"
+UNKNOWN_MARKS = '"()[]{}'  # training/wordnet.py and texts.py have none
 RECORD = MODEL_CARD_FILE  # beside the networks: which sizes, which steps
 _VOCABULARY = (f"{QWEN_DIRECTORY}/vocab.json", f"{QWEN_DIRECTORY}/merges.txt")
 _CPU = torch.device("cpu")
@@ -35,7 +36,13 @@ _CPU = torch.device("cpu")
 def write_record(directory: Path, sizes: Sizes, steps: dict[str, int], voices: tuple[str, ...]) -> None:
     """voices: names of those that were trained on."""
     # bistream/model_card.py: the corpus is English and has no instructions
-    card = {"title": TITLE, "languages": ["en"], "can_be_instructed": False, "longest_utterance_s": LONGEST_UTTERANCE_S}
+    card = {
+        "unknown_marks": UNKNOWN_MARKS,
+        "title": TITLE,
+        "languages": ["en"],
+        "can_be_instructed": False,
+        "longest_utterance_s": LONGEST_UTTERANCE_S,
+    }
     text = json.dumps({"size": size_name(sizes), "steps": steps, "voices": list(voices), **card}, indent=1)
     (directory / RECORD).write_text(f"{text}\n", encoding="utf-8")
 

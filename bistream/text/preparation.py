@@ -34,11 +34,16 @@ class _Stage(Protocol):
 class TextPreparation:
     """One text, special tokens excepted."""
 
-    def __init__(self, normalizer: TextNormalizer | None = None, reads_markdown: bool = False) -> None:
+    def __init__(
+        self, normalizer: TextNormalizer | None = None, reads_markdown: bool = False, unknown_marks: frozenset[str] = frozenset()
+    ) -> None:
+        """unknown_marks: see ``ModelCard``."""
         self._out: list[NormalizedCharacter] = []
         self._stages: list[_Stage] = []  # the last one first
+        if unknown_marks:
+            self._stages.append(_MarkDropper(unknown_marks, self._emit))
         if normalizer is not None:
-            self._stages.append(_Reading(normalizer, self._emit))
+            self._stages.append(_Reading(normalizer, self._next))
         self._stages.append(CapitalReader(self._next))
         self._stages.append(BlankJoiner(self._next))
         self._stages.append(TagDropper(self._next))
@@ -70,6 +75,20 @@ class TextPreparation:
     def _take(self) -> list[NormalizedCharacter]:
         taken, self._out = self._out, []
         return taken
+
+
+class _MarkDropper:
+    """The last stage, because the marks mean something to those before it."""
+
+    def __init__(self, marks: frozenset[str], emit: Emit) -> None:
+        self._marks = marks
+        self._emit = emit
+
+    def feed(self, character: str, count: int) -> None:
+        self._emit("" if character in self._marks else character, count)
+
+    def finish(self, is_end: bool) -> None:
+        pass
 
 
 class _Reading:
@@ -109,12 +128,13 @@ def chosen_normalization(requested: str | None, server: str) -> str:
     return server.removesuffix(MARKDOWN) + MARKDOWN if requested == MARKDOWN else requested
 
 
-def make_preparation(text_normalization: str, transcript: str) -> TextPreparation | None:
-    """Of a session's text; None for raw. Raises ``InvalidInputError`` where the package that reads numbers is missing."""
+def make_preparation(text_normalization: str, transcript: str, unknown_marks: frozenset[str] = frozenset()) -> TextPreparation | None:
+    """Of a session's text; None for raw. unknown_marks: see ``ModelCard``. Raises ``InvalidInputError`` where the package that reads
+    numbers is missing."""
     if text_normalization == RAW:
         return None
     mode = text_normalization.removesuffix(MARKDOWN)
-    return TextPreparation(make_normalizer(mode, transcript), reads_markdown=mode != text_normalization)
+    return TextPreparation(make_normalizer(mode, transcript), mode != text_normalization, unknown_marks)
 
 
 @functools.lru_cache(maxsize=256)

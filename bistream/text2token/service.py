@@ -112,7 +112,7 @@ class SpeechTokenService:
         try:
             normalization = chosen_normalization(request.text_normalization, self._config.text_normalization)
             prompt = self._check_prompt(request, normalization)
-            preparation = make_preparation(normalization, request.prompt_text)
+            preparation = make_preparation(normalization, request.prompt_text, self._parts.card.unknown_marks)
             spec = make_sampling_spec(request.sampling, self._parts.sizes)
         except InvalidInputError as error:
             error.session_id = session_id

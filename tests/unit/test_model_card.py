@@ -27,6 +27,12 @@ def test_the_shipped_voice_says_what_its_training_says() -> None:
     assert read_model_card(SHIPPED).longest_utterance_s == LONGEST_UTTERANCE_S < ModelCard().longest_utterance_s
 
 
+def test_marks_that_a_checkpoint_does_not_know(tmp_path: Path) -> None:
+    assert '"' in read_model_card(SHIPPED).unknown_marks
+    (tmp_path / MODEL_CARD_FILE).write_text(json.dumps({"unknown_marks": "()"}))
+    assert read_model_card(tmp_path).unknown_marks == frozenset("()")
+
+
 def test_keys_of_the_training_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / MODEL_CARD_FILE).write_text(json.dumps({"size": "voice", "steps": {"flow": 3}, "longest_utterance_s": 12}))
     assert read_model_card(tmp_path) == ModelCard(longest_utterance_s=12.0)
@@ -42,6 +48,7 @@ def test_keys_of_the_training_are_left_alone(tmp_path: Path) -> None:
         '{"languages": "en"}',
         '{"languages": [1]}',
         '{"can_be_instructed": "no"}',
+        '{"unknown_marks": "a b"}',
     ],
 )
 def test_a_file_that_cannot_be_understood_is_refused_by_name(text: str, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ SNIPPETS = (
 )
 TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.characters(exclude_categories=["Cs"])), max_size=24).map("".join)
 CUTS = st.lists(st.integers(0, 400), max_size=30)
-MODES = st.sampled_from(["off", "off+markdown", "numbers", "numbers+markdown"])
+MODES = st.sampled_from(["off", "off+markdown", "numbers", "numbers+markdown", "numbers+unknown marks"])
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 def preparation_of(mode: str) -> TextPreparation:
     normalizer = TextNormalizer("auto", "zh", lambda text, language: f"({language} {text})") if "numbers" in mode else None
-    return TextPreparation(normalizer, reads_markdown="markdown" in mode)
+    return TextPreparation(normalizer, "markdown" in mode, frozenset('"(.!') if "unknown" in mode else frozenset())
 
 
 def prepared(text: str, is_markdown: bool = False) -> str:
@@ -204,6 +204,22 @@ def test_every_character_of_the_caller_is_covered_once(text: str, mode: str) -> 
     fenced = "```" in text or "~~~" in text
     if not (fenced and "markdown" in mode):  # what a code block holds is covered when it ends
         assert sum(one.source_characters for one in characters) == len(text)
+
+
+def test_marks_that_the_checkpoint_does_not_know_are_not_spoken() -> None:
+    """They are there for the readers of numbers."""
+    read: list[str] = []
+
+    def as_written(text: str, language: str) -> str:
+        read.append(text)
+        return text
+
+    normalizer = TextNormalizer("en", "en", as_written)
+    preparation = TextPreparation(normalizer, False, frozenset('"()'))
+    text = "She said: “Why?” and (then) called (555) 010-4477."
+    made = "".join(one.character for one in (*preparation.push(text), *preparation.finish(is_end=True)))
+    assert made == "She said: Why? and then called 555 010-4477."
+    assert any(one.startswith("(555)") for one in read)
 
 
 @given(
