@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
+from tests.sounds import speech_like
 from tests.triton.attacks.gauges import wait_free
 from tests.triton.callers import Caller
 from tests.triton.conftest import LIMITS
@@ -23,11 +23,9 @@ SHORT = "Yes."
 
 
 def long_voice() -> dict[str, Any]:
-    """A recording of the longest duration, loud and quiet four times a second as speech is, and a transcript."""
+    """A recording of the longest duration, and a transcript."""
     count = int(MAX_RECORDING_S * RATE)
-    loudness = 0.1 * (1 + np.sin(np.arange(count) * (8 * np.pi / RATE)))
-    wave = (loudness * np.random.default_rng(0).standard_normal(count)).clip(-0.9, 0.9).astype(np.float32)
-    return {"reference_wav": wave.reshape(1, -1), "reference_wav_len": count, "reference_text": LONGEST}
+    return {"reference_wav": speech_like(count).reshape(1, -1), "reference_wav_len": count, "reference_text": LONGEST}
 
 
 @pytest.mark.attack(
