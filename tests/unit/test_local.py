@@ -87,7 +87,7 @@ def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model
     with LocalPipeline(config) as short:
         chunks, expected = (list(short.stream(list(each), tone(), Sampling(seed=1))) for each in (text, written_out))
         stats = short._language_model._service._parts.engine.stats()
-    assert chunks[-1].text_position == len(text)
+    assert chunks[-1].text_consumed == len(text)
     assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
     assert len(audio(chunks)) == len(audio(expected)) > 96 * SAMPLES_PER_TOKEN, "more speech than one sequence holds"
     assert stats.sessions == 0
