@@ -264,10 +264,10 @@ class TextSession:
         return self._message(reason=reason)
 
     def _message(self, token_ids: tuple[int, ...] = (), reason: FinishReason | None = None, is_resting: bool = False) -> SpeechTokens:
-        fed = 0 if self._layout is None else self._layout.num_text_used
-        covered = self._places.until(fed)
-        consumed = self._num_chars if reason is FinishReason.EOS else covered if reason is FinishReason.LENGTH else self._text_consumed()
-        return SpeechTokens(token_ids, consumed, reason, is_resting, covered, fed, self._places.attended)
+        fed, pushed = (0, 0) if self._layout is None else (self._layout.num_text_used, self._layout.num_text_pushed)
+        is_spoken = reason is FinishReason.EOS or (reason is FinishReason.LENGTH and fed == pushed)
+        consumed = self._num_chars if is_spoken else self._text_consumed()
+        return SpeechTokens(token_ids, consumed, reason, is_resting, self._places.until(fed), fed, self._places.attended)
 
     def _text_consumed(self) -> int:
         """Lower bound of the characters spoken so far: a text token takes at most ``MAX_SPEECH_TOKENS_PER_TEXT_TOKEN`` speech tokens."""
