@@ -18,8 +18,8 @@ SESSION_SECRET_PARAMETER = "session_secret"
 SESSION_SECRET_PATTERN = SESSION_ID_PATTERN
 SPEAKER_ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")  # of a voice that is registered: the name of a file
 SPEAKER_NAME_PATTERN = re.compile(r"[\w-]{1,64}\Z")  # of any voice: presets have names of their own, such as 中文女
-# How a text is prepared: raw: not at all; off: what has no sound is dropped; the others: numbers are read out too (auto: the language is
-# found out). Each but raw may go on with "+markdown".
+# Preparation of a text. raw: none; off: characters without a sound are dropped; auto, zh, en: numbers are read out as well, with auto in
+# the language of the sentence. Each but raw may have "+markdown" behind it.
 _READINGS = ("off", "auto", "zh", "en")
 SERVER_TEXT_NORMALIZATIONS = ("raw", *_READINGS, *(f"{reading}+markdown" for reading in _READINGS))
 TEXT_NORMALIZATIONS = (*SERVER_TEXT_NORMALIZATIONS, "+markdown")  # of a request; the last one: as the server has it, with Markdown

@@ -1,7 +1,7 @@
 """Single characters as a voice can use them: the first stage of the text preparation (``preparation.py``).
 
 Compatibility forms of letters and digits become plain ones, typographic hyphens and quotes too, and all blanks and line ends are one of
-each. What has no sound is dropped; where it stood for something to the eye (an emoji, an arrow), a ``GAP`` keeps the words apart.
+each. Characters without a sound are dropped; an emoji or an arrow leaves a ``GAP``, which keeps the words beside it apart.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CharacterCleaner:
 
 @functools.lru_cache(maxsize=4096)
 def cleaned(character: str) -> str:
-    """What stands for it wherever it is: itself, a plain form of one or more characters, ``GAP``, or nothing."""
+    """Its plain form, which does not depend on its place: itself, one or more other characters, ``GAP``, or nothing."""
     if " " <= character <= "~":
         return character
     if (plain := _PLAIN.get(character)) is not None:

@@ -6,7 +6,7 @@ and definitions of links. Stars and underscores of emphasis, rulers and bullets 
 without Markdown.
 
 Held are the beginning of a line while it may mark a block, a bracket until the character behind it, and the address of a link, at most
-``MAX_ADDRESS_CHARS``; what was held and is none of these is spoken.
+``MAX_ADDRESS_CHARS``. Held text that turns out to be none of these is spoken.
 """
 
 from __future__ import annotations

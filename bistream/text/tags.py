@@ -1,7 +1,7 @@
 """Tags of SSML and HTML are dropped, and entities are the characters that they stand for: a stage of the text preparation.
 
-Only what has the form of a tag is held, at most ``MAX_TAG_CHARS``: ``3 < 5``, ``a<b`` and ``if (a<b)`` go on with the character that shows
-that they are none. A name alone in brackets (``List<String>``, ``Dear <name>``) is a tag only where SSML or HTML know it.
+Text in the form of a tag is held, at most ``MAX_TAG_CHARS``; ``3 < 5``, ``a<b`` and ``if (a<b)`` are released by the first character that
+cannot stand in a tag. A name alone in brackets (``List<String>``, ``Dear <name>``) is a tag only where SSML or HTML know it.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Speech:
         self._end_segment(is_flush=False)
 
     async def close(self) -> None:
-        """Stops at once. Idempotent. One that has no ending yet was left by its client; whoever knows better says so in ``record``."""
+        """Stops at once. Idempotent. Counts as left by its client unless ``record`` has another ending."""
         if self._is_closed:
             return
         self._is_closed = True
