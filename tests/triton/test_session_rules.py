@@ -89,11 +89,7 @@ def test_places_cannot_be_hoarded(url: str, voice: Voice) -> None:
 @pytest.mark.parametrize("token", ["<|endofprompt|>", "[laughter]", "[mn]", "<strong>"])
 def test_special_tokens_without_end_are_refused_and_one_ends(url: str, voice: Voice, token: str) -> None:
     assert ask(url, MODEL, target_text=token * (12000 // len(token)), **voice).code == "INVALID_INPUT"
-    answer = ask(url, MODEL, target_text=token, **voice)
-    if token.startswith("["):
-        check_audio(answer, len(token))
-    else:
-        assert answer.code == "INVALID_INPUT"
+    check_audio(ask(url, MODEL, target_text=token, **voice), len(token))  # silence where it stands for no sound
 
 
 def test_all_special_tokens_between_words_are_spoken(url: str, voice: Voice) -> None:
