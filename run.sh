@@ -531,7 +531,7 @@ run_tests() {
   fi
   say "unit and parity tests"
   # shellcheck disable=SC2086  # several arguments
-  "$VENV/bin/python" -m pytest -q -n auto --dist worksteal --durations 10 tests/unit tests/parity $PYTEST_ARGUMENTS
+  "$VENV/bin/python" -m pytest -q -n auto --dist worksteal --reruns 1 -rfER --durations 10 tests/unit tests/parity $PYTEST_ARGUMENTS
   [ -z "$judges_made" ] || wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
   # Up to twenty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
   say "tests on the real server"

@@ -219,7 +219,8 @@ def test_random_bytes_and_random_frames_end_nobody_else(rig: GateRig) -> None:
                 for _ in range(choose.randrange(1, 6)):
                     kind, flags = choose.randrange(11), choose.choice((0, 1, 4, 5, 8, 0x2D))
                     peer.send(frame(kind, flags, choose.choice((0, 1, 3)), choose.randbytes(choose.randrange(20))))  # type: ignore[arg-type]
-    while not is_answered(rig):  # as long as the gate has not noticed that twenty of these have gone, it lets nobody in
+    rig.wait_for(lambda: rig.grpc_door.connections == 0)  # until the gate has noticed that twenty of these have gone, it lets nobody in
+    while not is_answered(rig):
         pass
     rig.wait_for(lambda: rig.gate.admission.streams == 0)
 
