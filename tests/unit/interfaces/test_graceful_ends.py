@@ -1,4 +1,4 @@
-"""Flushes and graceful ends in any order, at once or not: what was flushed is spoken, and a socket that shall close does."""
+"""Flushes and graceful ends in any order, together or apart: all flushed text is spoken, and the socket closes if asked to."""
 
 from __future__ import annotations
 

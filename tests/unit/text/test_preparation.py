@@ -379,7 +379,7 @@ def test_what_is_held_is_bounded() -> None:
 
 
 def test_the_work_is_bounded_by_the_text() -> None:
-    """What is released is read again once or twice, not for each character: a stage that is given its characters counts them."""
+    """Released text is read again once or twice, not once per character; a stage that counts its characters shows it."""
     for text in ("[a](" * 1000, "`" * 4000, "](" * 2000, "[" * 4000 + "](" * 1000, "<a b='" * 700, "&a" * 2000, "[^" * 2000):
         reader = MarkdownReader(lambda character, count: None)
         calls, feed = [0], reader._feed_inline
