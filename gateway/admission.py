@@ -1,4 +1,4 @@
-"""Who may do how much: live sessions, new sessions per second, and streams, per API key and per address. Decisions only, no waiting."""
+"""Who may do how much: live sessions, new sessions per second, and calls, per API key and per address. Decisions only, no waiting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from bistream.errors import BusyError
 from gateway.settings import Limits
 
-REQUEST_BURST = 1000.0  # of a holder, before its requests are read at the steady rate only
 MAX_BUCKETS = 10_000  # beyond it, those that are full again are forgotten
 
 
@@ -23,8 +22,13 @@ class Caller:
     key: str | None = None
 
     @property
+    def holder(self) -> str:
+        """Who is counted for its calls and their bytes."""
+        return f"address {self.address}" if self.key is None else f"key {self.key}"
+
+    @property
     def holders(self) -> tuple[str, ...]:
-        """Who is counted for it."""
+        """Who is counted for its sessions."""
         address = f"address {self.address}"
         return (address,) if self.key is None else (f"key {self.key}", address)
 
@@ -58,25 +62,25 @@ class Admission:
         self._limits = limits
         self._clock = clock
         self._sessions: Counter[str] = Counter()
-        self._streams: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
         self._buckets: dict[str, _Bucket] = {}
-        self._paces: dict[str, float] = {}  # when each holder's requests so far are paid for at the steady rate
         self.sessions = 0
-        self.streams = 0
+        self.calls = 0
 
-    def open_stream(self, caller: Caller) -> None:
+    def open_call(self, caller: Caller) -> None:
         """Raises ``BusyError``."""
         limit = self._limits.streams_per_address
-        if self.streams >= self._limits.max_streams:
+        if self.calls >= self._limits.max_streams:
             raise BusyError("All streams of the gate are taken; try again later.")
-        if limit and self._streams[caller.address] >= limit:
-            raise BusyError(f"Your address has {limit} streams open; close some, or try again later.")
-        self._streams[caller.address] += 1
-        self.streams += 1
+        if limit and self._calls[caller.holder] >= limit:
+            whose = "address" if caller.key is None else "API key"
+            raise BusyError(f"Your {whose} has {limit} streams open; close some, or try again later.")
+        self._calls[caller.holder] += 1
+        self.calls += 1
 
-    def close_stream(self, caller: Caller) -> None:
-        self.streams -= 1
-        _release(self._streams, caller.address)
+    def close_call(self, caller: Caller) -> None:
+        self.calls -= 1
+        _release(self._calls, caller.holder)
 
     def open_session(self, caller: Caller) -> None:
         """Raises ``BusyError``; what is refused is not counted."""
@@ -97,20 +101,6 @@ class Admission:
         self.sessions -= 1
         for holder in caller.holders:
             _release(self._sessions, holder)
-
-    def delay_s(self, caller: Caller) -> float:
-        """How long to wait before one more request of this caller is handled; the request is counted."""
-        rate = self._limits.requests_per_second
-        if not rate:
-            return 0.0
-        now, delay = self._clock(), 0.0
-        if len(self._paces) >= MAX_BUCKETS:
-            self._paces = {name: paid_at for name, paid_at in self._paces.items() if paid_at + REQUEST_BURST / rate > now}
-        for holder in caller.holders:
-            paid_at = max(self._paces.get(holder, 0.0), now - REQUEST_BURST / rate) + 1 / rate
-            self._paces[holder] = paid_at
-            delay = max(delay, paid_at - now)
-        return delay
 
     def _take_start(self, caller: Caller) -> None:
         rate, burst = self._limits.starts_per_second, self._limits.start_burst

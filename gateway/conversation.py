@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gateway.gate import Gate
 
 
+FIRST_REQUEST_TIMEOUT_S = 60.0  # of a stream that has asked nothing yet, perhaps with half a message
+
+
 class Conversation:
     """Made by ``Gate.converse``; ``close`` must be called at its end, whatever the end is."""
 
@@ -35,11 +38,11 @@ class Conversation:
         self._room: asyncio.Future[None] | None = None  # who waits to send
         self._sessions: set[Session] = set()  # started here
         self._unfinished = 0  # requests without their final response
+        self._has_asked = False  # anything
         self._requests_ended = False
         self._is_closed = False
         self._moved_at = gate.clock()  # when a request or an answer last went through
         self.on_close: Callable[[], None] = lambda: None  # the door ends the stream
-        self.send_at_once: Callable[[Answer], bool] = lambda answer: False  # the door's short way, while nobody writes
 
     # Requests
 
@@ -86,6 +89,7 @@ class Conversation:
         if not self._answers:  # a client that takes nothing is not patient because it asks for more
             self._moved_at = self._gate.clock()
         self._gate.metrics.requests += 1
+        self._has_asked = True
         self._unfinished += 1
         return not self._is_closed
 
@@ -106,11 +110,7 @@ class Conversation:
         if answer.is_final:
             self._unfinished -= 1
             self._wake_sender()
-        is_idle = self._taker is not None and not self._taker.done()
-        if not is_idle or not self.send_at_once(answer):
-            self._answers.append(answer)
-        elif self._unfinished or not self._requests_ended:
-            return  # sent, and more will come
+        self._answers.append(answer)
         self._wake_taker()
 
     def drop_audio(self, session: Session) -> None:
@@ -158,7 +158,7 @@ class Conversation:
         limits, quiet_s = self._gate.limits, now - self._moved_at
         if self._answers or self._taken is not None:
             return quiet_s > limits.stall_timeout_s
-        return not self._sessions and quiet_s > limits.idle_stream_timeout_s
+        return not self._sessions and quiet_s > (limits.idle_stream_timeout_s if self._has_asked else FIRST_REQUEST_TIMEOUT_S)
 
     def close(self) -> None:
         """The client has gone or is done: its sessions are ended and nothing is kept. Idempotent."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
 from bistream.wire import COSYVOICE2
-from gateway.admission import Admission, Caller
-from gateway.budget import Budget
+from gateway.admission import Admission, Caller, host_of
+from gateway.budget import Budget, InputBudget
 from gateway.conversation import Conversation
 from gateway.keys import Keys
 from gateway.messages import request_bytes
@@ -26,6 +26,7 @@ from gateway.upstream import LOST, UNREACHABLE, Upstream
 
 logger = logging.getLogger(__name__)
 
+CLIENT_ADDRESS = "x-client-address"  # the header in which the proxy before the gate says who its client is
 SWEEP_INTERVAL_S = 0.5
 CLOSING_S = 1.0  # at the end, for Triton to answer the cancels
 _DRAINING = "The server is shutting down and takes no new sessions; connect to another one."
@@ -47,7 +48,7 @@ class Gate:
         self.admission = Admission(settings.limits, clock)
         self.is_draining = False
         self._keys = keys
-        self.input_budget = Budget(settings.limits.max_input_bytes)
+        self.input_budget = InputBudget(settings.limits.max_input_bytes)
         self.output_budget = Budget(settings.limits.max_output_bytes)
         self._around = SessionSurroundings(settings.limits, clock, self._on_session_end, self._count_error, self._loss, self.output_budget)
         self._conversations: set[Conversation] = set()
@@ -60,6 +61,10 @@ class Gate:
         """Whether a new session would be taken."""
         return self.upstream.is_ready and not self.is_draining
 
+    def address_of(self, headers: Mapping[str, str], peer: str) -> str:
+        """The address that counts for a request. headers: with lower-case names; peer: the host at the other end of the connection."""
+        return host_of(headers.get(CLIENT_ADDRESS, peer) if self.settings.behind_proxy else peer)
+
     def caller(self, headers: Mapping[str, str], address: str) -> Caller:
         """Who sends a request. Raises ``UnauthenticatedError``."""
         try:
@@ -71,39 +76,27 @@ class Gate:
     # Work
 
     def converse(self, caller: Caller) -> Conversation:
-        """Open a stream for a client. Raises ``BusyError``."""
-        try:
-            self.admission.open_stream(caller)
-        except BusyError as error:
-            self._count_error(error, True)
-            raise
+        """Open a stream for a client."""
         conversation = Conversation(self, caller)
         self._conversations.add(conversation)
         self.metrics.streams += 1
         return conversation
 
-    async def pace(self, caller: Caller) -> None:
-        """Wait until a request of this caller may be handled."""
-        delay_s = self.admission.delay_s(caller)
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-
     @contextmanager
-    def unary(self, caller: Caller) -> Iterator[None]:
-        """Counts a unary call as a stream of its caller, from its first byte to its last. Raises ``BusyError``."""
+    def call(self, caller: Caller) -> Iterator[None]:
+        """Counts a call of its caller, from its first byte to its last. Raises ``BusyError``."""
         try:
-            self.admission.open_stream(caller)
+            self.admission.open_call(caller)
         except BusyError as error:
             self._count_error(error, True)
             raise
         try:
             yield
         finally:
-            self.admission.close_stream(caller)
+            self.admission.close_call(caller)
 
     def forget(self, conversation: Conversation) -> None:
         self._conversations.discard(conversation)
-        self.admission.close_stream(conversation.caller)
 
     def start_session(self, owner: Hashable, caller: Caller, home: Home, request: FrontDoorRequest) -> Session:
         """Admit a session and open its stream to Triton; the request itself is not sent yet. Raises ``BistreamError``."""
@@ -216,11 +209,11 @@ class Gate:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.upstream.close()
+        await self.upstream.close()
 
     def gauges(self) -> dict[str, float]:
         return {
-            "open_streams": self.admission.streams,
+            "open_streams": self.admission.calls,
             "open_sessions": self.admission.sessions,
             "ready": float(self.is_ready),
         }

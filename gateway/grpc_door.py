@@ -1,176 +1,273 @@
-"""Triton's own gRPC protocol, as far as it is public. Calls come from ``http2.server`` as raw bytes; everything about them is decided here.
+"""Triton's own gRPC protocol, as far as it is public, and gRPC's health protocol, on ``grpc.aio``. Messages are raw bytes here.
 
-No header of a client is read but those with an API key, and none is passed on.
+Every call is taken as a stream of messages, so that it is judged before anything of it is read: who calls, how many calls are open, and how
+many messages a unary call has. No header of a client is read but those with an API key and, behind a proxy, its address; none is passed on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
-from bistream.errors import BistreamError, BusyError, InvalidInputError, ShuttingDownError
+from bistream.errors import BistreamError, BusyError, ConfigError, InvalidInputError, ShuttingDownError
 from bistream.wire import format_error
 from gateway import public
-from gateway.acceptor import Acceptor
 from gateway.admission import Caller
 from gateway.conversation import Conversation
 from gateway.gate import Gate
-from gateway.http2.server import CallError, Http2Server, ServerCall, ServerSettings
-from gateway.keys import HEADERS
-from gateway.listening import listening_socket, server_context
+from gateway.listening import server_credentials
 from gateway.messages import data_bytes, error_bytes, final_bytes, parse_request, read_request, wants_empty_final
 from gateway.refusals import TooLargeError, grpc_status
 from gateway.requests import PUBLIC, served_name
 from gateway.session import Answer
-from gateway.settings import TlsSettings
+from gateway.settings import Limits, TlsSettings
 from gateway.upstream import SERVICE
 
-MAX_STREAMS = 1024  # of one connection, where addresses have no limit
-SPARE_STREAMS = 64  # so that a stream too much is told so, and does not wait in the client's library
+logger = logging.getLogger(__name__)
+
+HEALTH = "grpc.health.v1.Health"
+SPARE_CALLS = 1024  # beyond the streams of the gate, so that one too many is told so in words
+MAX_METADATA_BYTES = 16 * 1024
 MAX_QUESTION_BYTES = 64 * 1024
+MAX_DETAILS = 512  # characters of a status: all of its fields must fit into what clients take
 BODY_TIMEOUT_S = 60.0  # for the message of a unary call
-REQUESTS_PER_TURN = 8  # of one stream, before the event loop sees to the others
-OPEN_TO_ALL = ("ServerLive", "ServerReady")  # answered without an API key: load balancers have none
-_USELESS = "The stream was not used, or its answers were not taken, for too long; open another one."
+KEEPALIVE_S = 30  # a client that has vanished is noticed after once or twice this time
+IDLE_CONNECTION_S = 60  # without a call
+HEALTH_INTERVAL_S = 0.5  # at which a watcher of the health hears of a change
+CLOSING_S = 1.0  # after their last words, before calls that are left are cancelled
+OPEN_TO_ALL = (SERVICE, "ServerLive"), (SERVICE, "ServerReady"), (HEALTH, "Check"), (HEALTH, "Watch")  # load balancers have no key
+USELESS = "The stream was not used, or its answers were not taken, for too long; open another one."
 Question = Callable[[Any], Awaitable[Any]]
+Context = Any  # grpc.aio.ServicerContext with bytes as messages
 
 
-class GrpcDoor:
+class CallError(Exception):
+    """Ends a call with a status other than OK."""
+
+    def __init__(self, status: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.status = status
+        self.details = details[:MAX_DETAILS].encode("utf-8", "replace").decode()
+
+
+def server_options(limits: Limits) -> list[tuple[str, int]]:
+    """Of gRPC's own server. The names are those of ``grpc/impl/channel_arg_names.h``."""
+    return [
+        ("grpc.so_reuseport", 0),  # a port in use is an error
+        ("grpc.max_receive_message_length", limits.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", limits.max_streams + SPARE_CALLS),  # of a connection: a proxy has one for many clients
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message could become a large one
+        ("grpc.http2.bdp_probe", 0),  # windows stay small; a message that is being read may be as large as its limit all the same
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_ping_strikes", 0),  # clients may keep their connections alive as often as they like
+        ("grpc.max_connection_idle_ms", IDLE_CONNECTION_S * 1000),
+        # A burst of new calls waits for the event loop instead of being cancelled without a word.
+        ("grpc.server.max_pending_requests", limits.max_streams + SPARE_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * (limits.max_streams + SPARE_CALLS)),
+    ]
+
+
+class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """``start`` once, ``stop`` once."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        limits = gate.limits
-        streams, busy = limits.streams_per_address, format_error(BusyError("Too many calls are open; close some, or try again later."))
-        settings = ServerSettings(
-            max_streams=(streams or MAX_STREAMS) + SPARE_STREAMS,
-            calls_per_address=streams + SPARE_STREAMS if streams else 0,
-            max_calls=limits.max_streams + SPARE_STREAMS,
-            max_message_bytes=limits.max_message_bytes,
-            busy=busy,
-            kept_headers=frozenset(name.encode() for name in HEADERS),
-        )
-        self._server = Http2Server(self._handle, settings, gate.input_budget)
-        self._acceptor: Acceptor | None = None
         self._questions = _questions(gate)
-
-    @property
-    def port(self) -> int:
-        return 0 if self._acceptor is None else self._acceptor.port
-
-    @property
-    def connections(self) -> int:
-        return self._server.connections
+        self._server: Any = None
+        self._streams: set[asyncio.Future[CallError]] = set()  # set: how the gate ends the stream
+        self.port = 0
 
     async def start(self, address: str, port: int, tls: TlsSettings | None) -> None:
         """Raises ``ConfigError`` when the port cannot be had, or the certificate not be used."""
-        context = None if tls is None else server_context(tls, ["h2"])
-        self._acceptor = Acceptor(listening_socket(address, port, "gRPC"), self._server.connection, context, self._gate.limits)
+        credentials = None if tls is None else server_credentials(tls)
+        limits = self._gate.limits
+        self._server = grpc.aio.server(
+            handlers=[self], options=server_options(limits), maximum_concurrent_rpcs=limits.max_streams + SPARE_CALLS
+        )
+        where = f"{f'[{address}]' if ':' in address else address}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(where) if credentials is None else self._server.add_secure_port(where, credentials)
+        except RuntimeError:
+            raise ConfigError(f"gRPC port {port} at {address} cannot be used; choose another one.") from None
+        await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Connections are told to go; calls that are left after ``grace_s`` end with ``SHUTTING_DOWN``."""
-        if self._acceptor is None:
+        """Connections are told to go; calls that are left after ``grace_s`` end with ``SHUTTING_DOWN``. Idempotent."""
+        server, self._server = self._server, None
+        if server is None:
             return
-        self._acceptor.stop()
-        await self._server.stop(grace_s, format_error(ShuttingDownError("The server is shutting down; connect to another one.")))
+        stopping = asyncio.create_task(server.stop(grace_s + CLOSING_S))
+        await asyncio.wait({stopping}, timeout=grace_s)
+        farewell = ShuttingDownError("The server is shutting down; connect to another one.")
+        for stream in self._streams:
+            _end(stream, CallError(grpc.StatusCode.UNAVAILABLE, format_error(farewell)))
+        await stopping
 
-    async def _handle(self, call: ServerCall) -> None:
-        """Every call of every client. Raises ``CallError`` and ``StreamLost``."""
-        service, _, method = call.path.removeprefix("/").partition("/")
+    def service(self, handler_call_details: Any) -> Any:
+        """As gRPC asks: how a call is handled."""
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._handle, handler_call_details.method))
+
+    async def _handle(self, path: str, _: Any, context: Context) -> None:
+        """Every call of every client."""
+        service, _, method = path.removeprefix("/").partition("/")
         try:
-            if service == SERVICE and method == "ModelStreamInfer":
-                await self._stream(call)
-            elif service == SERVICE and method == "ModelInfer":
-                await self._infer(call)
-            elif service == SERVICE and method in self._questions:
-                await self._answer(call, method)
-            else:
-                raise CallError(grpc.StatusCode.UNIMPLEMENTED, "This call is not served here.")
+            await self._answer(service, method, context)
+        except CallError as error:
+            await context.abort(error.status, error.details)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError:
+            return  # the client has gone
+        except Exception:
+            logger.exception("a call failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "ENGINE_ERROR: The gate failed; try again.")
+
+    async def _answer(self, service: str, method: str, context: Context) -> None:
+        """Raises ``CallError``."""
+        try:
+            caller = self._caller((service, method), context)
+            with self._gate.call(caller):
+                if service == SERVICE and method == "ModelStreamInfer":
+                    await self._converse(caller, context)
+                elif service == SERVICE and method == "ModelInfer":
+                    await self._infer(caller, context)
+                elif (service, method) == (HEALTH, "Watch"):
+                    await self._watch(context)
+                elif (service, method) in self._questions:
+                    await self._reply(*self._questions[service, method], context)
+                else:
+                    raise CallError(grpc.StatusCode.UNIMPLEMENTED, "This call is not served here.")
         except BistreamError as error:
             raise CallError(grpc_status(error), format_error(error)) from None
 
-    async def _answer(self, call: ServerCall, method: str) -> None:
-        with contextlib.ExitStack() as stack:
-            if method not in OPEN_TO_ALL:
-                caller = self._caller(call)
-                stack.enter_context(self._gate.unary(caller))
-                await self._gate.pace(caller)
-            request_type, question = self._questions[method]
-            data = await call.read_one(BODY_TIMEOUT_S)
-            if len(data) > MAX_QUESTION_BYTES:
-                raise TooLargeError(f"The message has more than {MAX_QUESTION_BYTES} bytes; a question needs a name only.")
-            answer = await question(_parsed(request_type, data))
-            await call.write(answer.SerializeToString(), self._gate.limits.stall_timeout_s)
+    def _caller(self, call: tuple[str, str], context: Context) -> Caller:
+        headers = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
+        address = self._gate.address_of(headers, peer_host(context.peer()))
+        return Caller(f"health {address}") if call in OPEN_TO_ALL else self._gate.caller(headers, address)
 
-    def _caller(self, call: ServerCall) -> Caller:
-        return self._gate.caller({name: call.headers[name] for name in HEADERS if name in call.headers}, call.peer)
+    # Unary calls
 
-    async def _infer(self, call: ServerCall) -> None:
-        gate, caller = self._gate, self._caller(call)
-        with gate.unary(caller):
-            await gate.pace(caller)
-            data = await call.read_one(BODY_TIMEOUT_S)
-            gate.metrics.bytes_in += len(data)
-            response: bytes = (await gate.infer(caller, read_request(parse_request(data), gate.limits))).SerializeToString()
-            await call.write(response, gate.limits.stall_timeout_s)
-            gate.metrics.bytes_out += len(response)
+    async def _reply(self, request_type: Any, question: Question, context: Context) -> None:
+        data = await _read_one(context)
+        if len(data) > MAX_QUESTION_BYTES:
+            raise TooLargeError(f"The message has more than {MAX_QUESTION_BYTES} bytes; a question needs a name only.")
+        answer = await question(_parsed(request_type, data))
+        await self._write_one(answer.SerializeToString(), context)
 
-    async def _stream(self, call: ServerCall) -> None:
-        conversation = self._gate.converse(self._caller(call))
-        closed = asyncio.get_running_loop().create_future()
-        conversation.send_at_once = lambda answer: _send_at_once(conversation, call, answer)
-        conversation.on_close = lambda: None if closed.done() else closed.set_result(None)
-        reader = asyncio.create_task(self._read(conversation, call))
-        writer = asyncio.create_task(_write(conversation, call))
+    async def _infer(self, caller: Caller, context: Context) -> None:
+        gate = self._gate
+        data = await _read_one(context)
+        gate.metrics.bytes_in += len(data)
+        response: bytes = (await gate.infer(caller, read_request(parse_request(data), gate.limits))).SerializeToString()
+        await self._write_one(response, context)
+        gate.metrics.bytes_out += len(response)
+
+    async def _write_one(self, data: bytes, context: Context) -> None:
+        limit_s = self._gate.limits.stall_timeout_s
         try:
-            await asyncio.wait({reader, writer, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():
-                reader.result()
-                await asyncio.wait({writer, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if closed.done():  # the gate has closed it, and with it woken the writer
-                raise CallError(grpc.StatusCode.UNAVAILABLE, _USELESS)
-            writer.result()
-        finally:
-            reader.cancel()
-            writer.cancel()
-            conversation.close()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            async with asyncio.timeout(limit_s):
+                await context.write(data)
+        except TimeoutError:
+            raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"The answer was not taken within {limit_s:g} s.") from None
 
-    async def _read(self, conversation: Conversation, call: ServerCall) -> None:
+    # Streams
+
+    @contextlib.contextmanager
+    def _ended_by_gate(self) -> Any:
+        """A future whose result is the end that the gate makes of a stream."""
+        ended: asyncio.Future[CallError] = asyncio.get_running_loop().create_future()
+        self._streams.add(ended)
+        try:
+            yield ended
+        finally:
+            self._streams.discard(ended)
+
+    async def _watch(self, context: Context) -> None:
+        """gRPC's health: its state, and every change of it."""
+        name = _parsed(health_pb2.HealthCheckRequest, await _read_message(context)).service
+        told = None
+        with self._ended_by_gate() as ended:
+            while not ended.done():
+                status = health_of(self._gate, name)
+                if status != told:
+                    await self._write_one(health_pb2.HealthCheckResponse(status=status).SerializeToString(), context)
+                    told = status
+                await asyncio.wait({ended}, timeout=HEALTH_INTERVAL_S)
+            raise ended.result()
+
+    async def _converse(self, caller: Caller, context: Context) -> None:
+        conversation = self._gate.converse(caller)
+        with self._ended_by_gate() as ended:
+            conversation.on_close = lambda: _end(ended, CallError(grpc.StatusCode.UNAVAILABLE, USELESS))
+            reader = asyncio.create_task(self._read(conversation, context))
+            writer = asyncio.create_task(_write(conversation, context))
+            try:
+                await asyncio.wait({reader, writer, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if reader.done():
+                    reader.result()
+                    await asyncio.wait({writer, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    raise ended.result()
+                writer.result()
+            finally:
+                reader.cancel()
+                writer.cancel()
+                conversation.close()
+                await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, conversation: Conversation, context: Context) -> None:
         """Requests until the client half-closes."""
-        gate, count = self._gate, 0
-        while (data := await call.read()) is not None:
-            count += 1
-            if count % REQUESTS_PER_TURN == 0:  # those that have come already are read without a turn of the event loop
-                await asyncio.sleep(0)
-            await gate.pace(conversation.caller)
+        gate = self._gate
+        while (data := await context.read()) is not grpc.aio.EOF:
             gate.metrics.bytes_in += len(data)
             message: Any = None
-            try:
-                message = parse_request(data)
-                request = read_request(message, gate.limits)
-            except InvalidInputError as error:
-                await _refuse_message(conversation, message, error)
-            else:
-                del data, message  # a recording may have to wait for room, and the request has it
-                await conversation.send(request)
+            with gate.input_budget.holding(conversation.caller.holder) as hold:
+                try:
+                    hold(len(data))
+                    message = parse_request(data)
+                    request = read_request(message, gate.limits)
+                except (InvalidInputError, BusyError) as error:
+                    await _refuse_message(conversation, message, error)
+                else:
+                    del data, message  # a recording may have to wait for room, and the request has it
+                    await conversation.send(request)
         conversation.end_of_requests()
 
 
-def _questions(gate: Gate) -> dict[str, tuple[Any, Question]]:
-    """The unary calls that are answered, by method: type of the request, and the answer."""
+def _end(stream: asyncio.Future[CallError], how: CallError) -> None:
+    if not stream.done():
+        stream.set_result(how)
+
+
+def _questions(gate: Gate) -> dict[tuple[str, str], tuple[Any, Question]]:
+    """The unary calls that are answered, by service and method: type of the request, and the answer."""
 
     async def live(request: Any) -> Any:
         return service_pb2.ServerLiveResponse(live=True)
 
     async def ready(request: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=gate.is_ready)
+
+    async def health(request: Any) -> Any:
+        status = health_of(gate, request.service)
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            raise CallError(grpc.StatusCode.NOT_FOUND, "This service is not known here; ask for the empty name.")
+        return health_pb2.HealthCheckResponse(status=status)
 
     def of_model(ask: Callable[[Gate, str, str], Awaitable[Any]]) -> Question:
         return lambda request: ask(gate, served_name(request.name), request.version)
@@ -179,7 +276,7 @@ def _questions(gate: Gate) -> dict[str, tuple[Any, Question]]:
         is_ready = await public.model_ready(gate, served_name(request.name), request.version)
         return service_pb2.ModelReadyResponse(ready=is_ready)
 
-    return {
+    triton = {
         "ServerLive": (service_pb2.ServerLiveRequest, live),
         "ServerReady": (service_pb2.ServerReadyRequest, ready),
         "ModelReady": (service_pb2.ModelReadyRequest, model_ready),
@@ -188,6 +285,42 @@ def _questions(gate: Gate) -> dict[str, tuple[Any, Question]]:
         "ModelConfig": (service_pb2.ModelConfigRequest, of_model(public.model_config)),
         "ModelStatistics": (service_pb2.ModelStatisticsRequest, of_model(public.statistics)),
     }
+    asked: dict[tuple[str, str], tuple[Any, Question]] = {(SERVICE, method): question for method, question in triton.items()}
+    asked[HEALTH, "Check"] = health_pb2.HealthCheckRequest, health
+    return asked
+
+
+def health_of(gate: Gate, service: str) -> int:
+    """A status of gRPC's health protocol. service: empty, or Triton's; others are unknown."""
+    known = health_pb2.HealthCheckResponse
+    if service not in ("", SERVICE):
+        return int(known.SERVICE_UNKNOWN)
+    return int(known.SERVING if gate.is_ready else known.NOT_SERVING)
+
+
+async def _read_message(context: Context) -> bytes:
+    """The first message of a call whose client sends one. Raises ``CallError``."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            data = await context.read()
+    except TimeoutError:
+        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"No message came within {BODY_TIMEOUT_S:g} s.") from None
+    if data is grpc.aio.EOF:
+        raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT: The call has no message; send one.")
+    return bytes(data)
+
+
+async def _read_one(context: Context) -> bytes:
+    """The message of a unary call. Raises ``CallError`` for none, and for more than one."""
+    data = await _read_message(context)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            more = await context.read()
+    except TimeoutError:
+        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"The call was not half-closed within {BODY_TIMEOUT_S:g} s.") from None
+    if more is not grpc.aio.EOF:
+        raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT: The call has more than one message; send one.")
+    return data
 
 
 async def _refuse_message(conversation: Conversation, message: Any, error: BistreamError) -> None:
@@ -198,21 +331,12 @@ async def _refuse_message(conversation: Conversation, message: Any, error: Bistr
     await conversation.refuse(model if model in PUBLIC else "", message.id[:1024], wants_empty_final(message), error)
 
 
-async def _write(conversation: Conversation, call: ServerCall) -> None:
+async def _write(conversation: Conversation, context: Context) -> None:
     while (answer := await conversation.next_answer()) is not None:
         data = answer_bytes(answer)
         if data is not None:
-            await call.write(data)
+            await context.write(data)
         conversation.sent(answer, len(data or b""))
-
-
-def _send_at_once(conversation: Conversation, call: ServerCall, answer: Answer) -> bool:
-    """Without waking the task that writes; false when there is no room."""
-    data = answer_bytes(answer)
-    if data is not None and not call.try_write(data):
-        return False
-    conversation.sent(answer, len(data or b""))
-    return True
 
 
 def answer_bytes(answer: Answer) -> bytes | None:
@@ -228,4 +352,9 @@ def _parsed(request_type: Any, data: bytes) -> Any:
     try:
         return request_type.FromString(data)
     except DecodeError:
-        raise InvalidInputError(f"The message is no {request_type.DESCRIPTOR.name}; send one of Triton's inference protocol.") from None
+        raise InvalidInputError(f"The message is no {request_type.DESCRIPTOR.name}; send one of the protocol's.") from None
+
+
+def peer_host(peer: str) -> str:
+    """The host in the name that gRPC gives a peer: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711``."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

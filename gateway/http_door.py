@@ -16,11 +16,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bistream.errors import BistreamError, BusyError, InvalidInputError
+from bistream.errors import BistreamError, InvalidInputError
 from bistream.wire import format_error
 from gateway import public
-from gateway.admission import Caller, host_of
-from gateway.budget import Budget
+from gateway.admission import Caller
 from gateway.gate import Gate
 from gateway.http_json import HEADER_LENGTH, HttpInfer, read_infer, write_answer
 from gateway.http_server import HttpServer
@@ -57,7 +56,7 @@ class HttpDoor:
         self._gate = gate
         self._metrics = Exposition(gate.metrics, gate.gauges)
         self._parsers = asyncio.Semaphore(PARSERS)
-        self._server = HttpServer(_impatient(Starlette(routes=self._routes()), gate.limits.stall_timeout_s), gate.limits)
+        self._server = HttpServer(_impatient(Starlette(routes=self._routes()), gate.limits.stall_timeout_s))
 
     @property
     def port(self) -> int:
@@ -74,11 +73,9 @@ class HttpDoor:
         gate = self._gate
 
         async def live(request: Request) -> Response:
-            await gate.pace(Caller(_host(request)))
             return Response(status_code=200)
 
         async def ready(request: Request) -> Response:
-            await gate.pace(Caller(_host(request)))
             return Response(status_code=200 if gate.is_ready else 503)
 
         async def metrics(request: Request) -> Response:
@@ -124,7 +121,6 @@ class HttpDoor:
         async def guarded(request: Request) -> Response:
             try:
                 request.state.caller = self._caller(request)
-                await self._gate.pace(request.state.caller)
                 return await handler(request)
             except BistreamError as error:
                 headers = {"connection": "close", **retry_after(error)}
@@ -136,22 +132,23 @@ class HttpDoor:
 
     def _caller(self, request: Request) -> Caller:
         headers = {name: value for name in HEADERS if (value := request.headers.get(name)) is not None}
-        return self._gate.caller(headers, _host(request))
+        address = self._gate.address_of(request.headers, request.client.host if request.client else "")
+        return self._gate.caller(headers, address)
 
     async def _infer(self, request: Request) -> Response:
         gate, caller = self._gate, request.state.caller
-        gate.admission.open_stream(caller)  # whoever sends or takes slowly is counted all the time
+        gate.admission.open_call(caller)  # until its answer is taken
         try:
             infer = await self._read(request)
             response = await _unless_gone(request, gate.infer(caller, infer.request))
             answer = write_answer(response, infer)
         except BaseException:
-            gate.admission.close_stream(caller)
+            gate.admission.close_call(caller)
             raise
         headers, media_type = {}, "application/json"
         if answer.json_bytes is not None:
             headers, media_type = {HEADER_LENGTH: str(answer.json_bytes)}, "application/octet-stream"
-        done = functools.partial(gate.admission.close_stream, caller)
+        done = functools.partial(gate.admission.close_call, caller)
         return _CountedResponse(done, self._sending(answer.pieces), headers=headers, media_type=media_type)
 
     async def _sending(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -166,8 +163,8 @@ class HttpDoor:
         limits = self._gate.limits
         json_bytes = _json_length(request)
         limit = limits.max_json_bytes if json_bytes is None else limits.max_message_bytes
-        with _Held(self._gate.input_budget) as held:
-            return await self._parse(request, await _body(request, limit, held), json_bytes)
+        with self._gate.input_budget.holding(request.state.caller.holder) as hold:
+            return await self._parse(request, await _body(request, limit, hold), json_bytes)
 
     async def _parse(self, request: Request, body: bytes, json_bytes: int | None) -> HttpInfer:
         limits = self._gate.limits
@@ -184,10 +181,6 @@ class HttpDoor:
             raise
 
 
-def _host(request: Request) -> str:
-    return host_of(request.client.host if request.client else "")
-
-
 def _model(request: Request) -> tuple[str, str]:
     return served_name(request.path_params.get("model", "")), request.path_params.get("version", "")
 
@@ -201,28 +194,7 @@ def _json_length(request: Request) -> int | None:
     return int(text)
 
 
-class _Held:
-    """A context: bytes of a body, counted until it was parsed."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._size = 0
-
-    def add(self, size: int) -> None:
-        """Raises ``BusyError``."""
-        self._size += size
-        self._budget.add(size)
-        if self._budget.is_exceeded and self._size > _SMALL_BODY:
-            raise BusyError("The server holds too many unfinished requests; try again later.")
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._budget.add(-self._size)
-
-
-async def _body(request: Request, limit: int, held: _Held) -> bytes:
+async def _body(request: Request, limit: int, hold: Callable[[int], None]) -> bytes:
     """Raises ``TooLargeError`` before a byte too much is kept, ``BusyError``, ``TimeoutError`` when it comes too slowly."""
     announced = request.headers.get("content-length", "0")
     too_large = TooLargeError(f"The body has more than {limit} bytes; send a shorter recording, or a long one as a binary tensor.")
@@ -234,7 +206,7 @@ async def _body(request: Request, limit: int, held: _Held) -> bytes:
             body += piece
             if len(body) > limit:
                 raise too_large
-            held.add(len(piece))
+            hold(len(piece))
     return bytes(body)
 
 

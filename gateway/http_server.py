@@ -1,38 +1,31 @@
-"""uvicorn inside the gate's event loop: its signals left alone, and connections bounded in number and in patience."""
+"""uvicorn inside the gate's event loop: its signals left alone, and the heads of requests bounded in size and time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.acceptor import Acceptor
 from gateway.listening import listening_socket, server_context
-from gateway.settings import Limits, TlsSettings
+from gateway.settings import TlsSettings
 
 HEADER_TIMEOUT_S = 10.0  # for the head of a request
 KEEP_ALIVE_S = 5
 MAX_HEAD_BYTES = 32 * 1024  # of a request: its line and its fields
 HEADER_OVERHEAD_BYTES = 64  # what a field takes beside its contents
+MAX_CONNECTIONS = 1024  # beyond it, requests are answered 503
 MAX_PIPELINED = 8  # requests that wait for the answer of one before them
 
 
 class _Server(uvicorn.Server):
-    """Serves connections that it is given: it listens nowhere itself."""
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.servers = []
-        self.started = True
 
 
 class _TooMuch(Exception):
@@ -42,7 +35,6 @@ class _TooMuch(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection whose request head is too long or does not come to its end in time, and one with many requests at once."""
 
-    on_end: Callable[[], None]  # set for each connection, or defined by a subclass
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _fields_bytes = 0
@@ -87,7 +79,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
-        self.on_end()
 
     def _await_head(self) -> None:
         self._head_bytes = 0
@@ -102,16 +93,11 @@ class BoundedProtocol(HttpToolsProtocol):
 class HttpServer:
     """``start`` once, ``stop`` once. app: an ASGI application."""
 
-    def __init__(self, app: Any, limits: Limits) -> None:
+    def __init__(self, app: Any) -> None:
+        self.port = 0
         self._app = app
-        self._limits = limits
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
-        self._acceptor: Acceptor | None = None
-
-    @property
-    def port(self) -> int:
-        return 0 if self._acceptor is None else self._acceptor.port
 
     async def start(self, address: str, port: int, tls: TlsSettings | None) -> None:
         """Raises ``ConfigError`` when the port cannot be had, or the certificate not be used."""
@@ -128,24 +114,18 @@ class HttpServer:
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=16384,
+            limit_concurrency=MAX_CONNECTIONS,
         )
         config.load()
+        config.ssl = context
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for each request that is no HTTP
-        server = self._server = _Server(config)
-
-        def connection(peer: str, on_end: Callable[[], None]) -> asyncio.Protocol:
-            made = BoundedProtocol(config, server.server_state, {})
-            made.on_end = on_end
-            return made
-
-        self._task = asyncio.create_task(server.serve())
-        self._acceptor = Acceptor(listener, connection, context, self._limits)
+        self._server = _Server(config)
+        self.port = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self, grace_s: float) -> None:
-        if self._server is None or self._task is None or self._acceptor is None:
+        if self._server is None or self._task is None:
             return
-        self._acceptor.stop()
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
         self._server.force_exit = grace_s <= 0
         self._server.should_exit = True

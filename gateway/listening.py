@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import ssl
 
+import grpc
+
 from bistream.errors import ConfigError
 from gateway.settings import TlsSettings
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BACKLOG = 256
 
 
@@ -36,3 +39,11 @@ def server_context(tls: TlsSettings, protocols: list[str]) -> ssl.SSLContext:
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"The TLS files cannot be used ({error.strerror or error}); name PEM files that belong together.") from None
     return context
+
+
+def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials:
+    """The same for gRPC, which takes TLS 1.2 and later. Raises ``ConfigError``."""
+    server_context(tls, ["h2"])  # says what is wrong with the files
+    authority = None if tls.client_ca is None else tls.client_ca.read_bytes()
+    pair = tls.private_key.read_bytes(), tls.certificate.read_bytes()
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)

@@ -26,13 +26,10 @@ _LIMIT_HELP = {
     "sessions_per_address": "live sessions of one address; 0: no limit",
     "starts_per_second": "new sessions of one key or address, steadily; 0: no limit",
     "start_burst": "new sessions of one key or address at once",
-    "requests_per_second": "of one key or address, steadily; more are read later; 0: no limit",
-    "streams_per_address": "open gRPC streams and calls of one address; 0: no limit",
-    "max_streams": "open gRPC streams and calls of the gate",
+    "streams_per_address": "open calls of one API key, or of one address without a key; 0: no limit",
+    "max_streams": "open calls of the gate",
     "stall_timeout_s": "a stream whose client takes nothing is ended after it",
     "idle_stream_timeout_s": "a stream without a session is ended after it",
-    "max_connections": "open connections of each door",
-    "connections_per_address": "open connections of one address, of each door; 0: no limit",
 }
 _NOTE = """The first SIGTERM or SIGINT drains: new sessions are refused with SHUTTING_DOWN, those that run may end for --drain-timeout-s.
 The second ends everything at once. Exit codes: 0 ended as asked, 1 the gate cannot start (the last line says why), 2 wrong usage."""
@@ -63,6 +60,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> GateSettings:
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """What the gate asks of its clients: keys, TLS and limits. Whoever starts a gate offers the same options under the same names."""
     parser.add_argument("--keys-file", type=Path, help="API keys, one per line with an optional name; without it everybody is let in")
+    parser.add_argument(
+        "--behind-proxy", action="store_true", help="clients come through a proxy, which says their addresses (x-client-address)"
+    )
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="serve TLS with this certificate chain, on both doors")
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     parser.add_argument(
@@ -105,6 +105,7 @@ def _settings(options: argparse.Namespace) -> GateSettings:
         http=None if options.http_port is None else Listen(options.http_address, options.http_port),
         tls=tls_of(options),
         keys_file=options.keys_file,
+        behind_proxy=options.behind_proxy,
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
     )
@@ -127,6 +128,8 @@ def command(settings: GateSettings) -> list[str]:
             words += ["--tls-client-ca", settings.tls.client_ca]
     if settings.keys_file is not None:
         words += ["--keys-file", settings.keys_file]
+    if settings.behind_proxy:
+        words += ["--behind-proxy"]
     if settings.upstream.hold_file is not None:
         words += ["--hold-file", settings.upstream.hold_file]
     if settings.ready_file is not None:

@@ -178,7 +178,7 @@ class Session:
         """Until Triton has ended the stream, or is lost."""
         try:
             with contextlib.suppress(UpstreamLost):
-                await self._stream.wait()
+                await self._stream.receive()
         finally:
             self.fail(self._loss())
             self._stream.close()

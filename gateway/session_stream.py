@@ -36,22 +36,19 @@ class SessionStream:
         self._consumer = consumer
         self._turn = asyncio.Lock()  # of the messages that wait for room, first come, first served
         self._unsent: set[asyncio.Task[None]] = set()
-        self._has_sent = False  # a whole message
+        self._has_begun = False  # to send
         self._is_finished = False
         self._deadline: asyncio.TimerHandle | None = None
         self._moved_at = 0.0  # when it last carried something, by the clock of the event loop
-        stream.listen(self._on_response)
 
     async def write(self, request: FrontDoorRequest, request_id: str) -> None:
         """Returns when there is room for more. Raises ``UpstreamLost``. Who no longer waits for it does not take it back."""
         tensors = {**request.tensors, "session_id": self._own_id} if self._takes_id else request.tensors
-        sending = self._send(request_bytes(request, request_id, tensors))
-        if sending is not None:
-            await asyncio.shield(sending)
+        await asyncio.shield(self._send(request_bytes(request, request_id, tensors)))
 
-    async def wait(self) -> None:
-        """Until the server has ended the stream properly. Raises ``UpstreamLost``."""
-        await self._stream.wait()
+    async def receive(self) -> None:
+        """Take responses until the server has ended the stream properly. Raises ``UpstreamLost``."""
+        await self._stream.receive(self._on_response)
 
     def finish(self) -> None:
         """No more requests than those that wait for room. Idempotent."""
@@ -61,7 +58,7 @@ class SessionStream:
 
     def leave(self, is_unanswered: bool) -> None:
         """End it; what still comes does not count. is_unanswered: the session has not ended by itself."""
-        if not self._has_sent:
+        if not self._has_begun:
             self.close()
             return
         self.limit_time()
@@ -91,11 +88,8 @@ class SessionStream:
     def _moved(self) -> None:
         self._moved_at = asyncio.get_running_loop().time()
 
-    def _send(self, data: bytes) -> asyncio.Task[None] | None:
-        """After what waits for room. The task that does it; ``None`` when it is done."""
-        if not self._unsent and self._stream.try_write(data):
-            self._on_sent()
-            return None
+    def _send(self, data: bytes) -> asyncio.Task[None]:
+        """After what waits for room. The task that does it: who waits for it may be cancelled, and the message must go to its end."""
         task = asyncio.create_task(self._send_in_turn(data))
         self._unsent.add(task)
         task.add_done_callback(self._end_sending)
@@ -103,8 +97,9 @@ class SessionStream:
 
     async def _send_in_turn(self, data: bytes) -> None:
         async with self._turn:
+            self._has_begun = True
             await self._stream.write(data)
-        self._on_sent()
+        self._moved()
 
     def _end_sending(self, task: asyncio.Task[None]) -> None:
         self._unsent.discard(task)
@@ -112,10 +107,6 @@ class SessionStream:
             task.exception()  # nobody may wait for it any more
         if self._is_finished and not self._unsent:
             self._stream.finish()
-
-    def _on_sent(self) -> None:
-        self._has_sent = True
-        self._moved()
 
     def _reset_when_quiet(self) -> None:
         """Within the time that the deadline leaves."""

@@ -32,13 +32,10 @@ class Limits:
     sessions_per_address: int = 256  # live ones; 0: no limit
     starts_per_second: float = 64.0  # new sessions per holder, steadily; 0: no limit
     start_burst: int = 256  # new sessions per holder at once
-    requests_per_second: float = 4000.0  # of a holder, steadily; then its requests are read later. 0: no limit
-    streams_per_address: int = 512
-    max_streams: int = 8192  # of the gate
+    streams_per_address: int = 512  # open calls of an API key, or of an address without one; 0: no limit
+    max_streams: int = 8192  # open calls of the gate
     stall_timeout_s: float = 120.0  # a stream whose client takes nothing for so long is ended
     idle_stream_timeout_s: float = 600.0  # a stream without a session is ended after this time
-    max_connections: int = 1024  # of each door
-    connections_per_address: int = 512  # of each door; 0: no limit
 
     @property
     def max_recording_samples(self) -> int:
@@ -81,5 +78,6 @@ class GateSettings:
     http: Listen | None = None  # None: no HTTP door
     tls: TlsSettings | None = None
     keys_file: Path | None = None
+    behind_proxy: bool = False  # addresses of clients are what the proxy says
     drain_timeout_s: float = 30.0
     ready_file: Path | None = None

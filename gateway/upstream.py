@@ -1,4 +1,4 @@
-"""The link to Triton: one HTTP/2 connection, a stream on it for each session, and a watch on the server's readiness. Raw bytes only.
+"""The link to Triton: one gRPC channel, a stream on it for each session, and a watch on the server's readiness. Raw bytes only.
 
 Nothing of a client's call but checked bytes goes through here: no header, no deadline, no compression.
 """
@@ -17,7 +17,6 @@ from tritonclient.grpc import service_pb2
 
 from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
 from bistream.wire import parse_error
-from gateway.http2.client import CallFailed, ClientCall, ClientConnection, connect
 from gateway.refusals import WrongCallError
 from gateway.settings import UpstreamSettings
 
@@ -28,6 +27,22 @@ UNREACHABLE = "The speech server cannot be reached at the moment; try again in a
 LOST = "The speech server was lost; start the session again."
 FAILED = "The speech server failed; try again."
 UNARY_TIMEOUT_S = 10.0
+# The names are those of grpc/impl/channel_arg_names.h.
+CHANNEL_OPTIONS = [
+    ("grpc.primary_user_agent", "bistream-gate"),
+    ("grpc.enable_http_proxy", 0),  # Triton is on this machine, whatever http_proxy says
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 512 * 1024 * 1024),  # an hour and a half of audio
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 1024 * 1024),  # Triton's words about a failure
+    ("grpc.absolute_max_metadata_size", 1024 * 1024),
+    ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),  # of audio on its way in a stream; all of it is read as it comes
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # also the time for a connection to be made
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 
 
 class UpstreamLost(Exception):
@@ -37,65 +52,73 @@ class UpstreamLost(Exception):
 class UpstreamStream(Protocol):
     """One ``ModelStreamInfer`` call."""
 
-    def listen(self, consumer: Callable[[bytes], None]) -> None:
-        """Have every response taken by ``consumer`` as it comes. It raises nothing."""
+    async def receive(self, consumer: Callable[[bytes], None]) -> None:
+        """Give every response to ``consumer`` as it comes, until the server has ended the stream properly. Raises ``UpstreamLost``.
 
-    async def wait(self) -> None:
-        """Until the server has ended the stream properly. Raises ``UpstreamLost``."""
+        consumer: raises nothing.
+        """
 
     async def write(self, data: bytes) -> None:
-        """Returns when there is room for more. Raises ``UpstreamLost``."""
-
-    def try_write(self, data: bytes) -> bool:
-        """Send it if all of it has room now. False: nothing was sent. Not while ``write`` is under way."""
+        """Returns when there is room for more. Raises ``UpstreamLost``. One at a time; a task that is cancelled here cancels the stream."""
 
     def finish(self) -> None:
-        """No more requests."""
+        """No more requests. Idempotent; not while ``write`` is under way."""
 
     def cancel(self) -> None:
         """Idempotent, and without effect on a stream that has ended."""
 
 
 class _Stream:
-    """call: ``None`` where there is no connection."""
-
-    def __init__(self, call: ClientCall | None) -> None:
+    def __init__(self, call: Any) -> None:
         self._call = call
+        self._finishing: asyncio.Task[None] | None = None
 
-    def listen(self, consumer: Callable[[bytes], None]) -> None:
-        if self._call is not None:
-            self._call.listen(consumer)
-
-    async def wait(self) -> None:
-        if self._call is None:
-            raise UpstreamLost
+    async def receive(self, consumer: Callable[[bytes], None]) -> None:
         try:
-            await self._call.read()
-        except CallFailed:
-            raise UpstreamLost from None
+            while (data := await self._call.read()) is not grpc.aio.EOF:
+                consumer(data)
+        except BaseException as error:
+            raise _loss(error) from None
 
     async def write(self, data: bytes) -> None:
-        if self._call is None:
-            raise UpstreamLost
         try:
             await self._call.write(data)
-        except CallFailed:
-            raise UpstreamLost from None
-
-    def try_write(self, data: bytes) -> bool:
-        return self._call is not None and self._call.try_write(data)
+        except BaseException as error:
+            raise _loss(error) from None
 
     def finish(self) -> None:
-        if self._call is not None:
-            self._call.finish()
+        if self._finishing is None:
+            self._finishing = asyncio.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        try:
+            await self._call.done_writing()
+        except (grpc.aio.BaseError, grpc.aio.AioRpcError, asyncio.CancelledError):
+            return  # the reading side says why
 
     def cancel(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
+        self._call.cancel()
+
+
+def _loss(error: BaseException) -> BaseException:
+    """What to raise: gRPC says a call that was cancelled here as if the waiting task were cancelled."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError):
+        return error if task is not None and task.cancelling() else UpstreamLost()
+    return UpstreamLost() if isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError) else error
+
+
+class CallFailed(Exception):
+    """The server ended a call with this status, or could not be reached (``UNAVAILABLE``)."""
+
+    def __init__(self, status: grpc.StatusCode, details: str = "") -> None:
+        super().__init__(details)
+        self.status = status
+        self.details = details
 
 
 class Upstream:
-    """``watch`` must run as a task: it makes the connection, and makes it again when it is lost.
+    """Made in the running event loop. ``watch`` must run as a task.
 
     on_silence: called once Triton has not answered for ``max_silence_s``.
     """
@@ -103,19 +126,14 @@ class Upstream:
     def __init__(self, settings: UpstreamSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._connection: ClientConnection | None = None
+        self._channel = grpc.aio.insecure_channel(settings.address, options=CHANNEL_OPTIONS)
+        self._open = self._channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
         self.is_ready = False
         self.on_silence: Callable[[], None] = lambda: None
 
-    @property
-    def _usable(self) -> ClientConnection | None:
-        """``None`` also from Triton's GOAWAY until the watch has connected anew: a call would never be answered."""
-        return None if self._connection is None or self._connection.is_leaving else self._connection
-
     def open_stream(self) -> UpstreamStream:
         """Never waits: that Triton cannot be reached shows when the stream is read."""
-        connection = self._usable
-        return _Stream(None if connection is None else connection.call(f"/{SERVICE}/ModelStreamInfer"))
+        return _Stream(self._open())
 
     async def infer(self, data: bytes) -> Any:
         """One ``ModelInfer`` call: a ``ModelInferResponse``. Raises ``BistreamError``. Cancelling the task cancels the call."""
@@ -135,34 +153,24 @@ class Upstream:
 
     async def _call(self, method: str, data: bytes, timeout_s: float | None) -> bytes:
         """Raises ``CallFailed`` and ``TimeoutError``."""
-        connection = self._usable
-        if connection is None:
-            raise CallFailed(grpc.StatusCode.UNAVAILABLE)
-        call = connection.call(f"/{SERVICE}/{method}")
         try:
             async with asyncio.timeout(timeout_s):
-                await call.write(data)
-                call.finish()
-                answer = await call.read()
-                while await call.read() is not None:
-                    pass
-            return answer or b""
-        finally:
-            call.cancel()
+                return bytes(await self._channel.unary_unary(f"/{SERVICE}/{method}")(data))
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(error.code(), error.details() or "") from None
 
     async def watch(self) -> None:
-        """Keep the connection, and ``is_ready`` true to the server's own word, and the hold file's. Runs until it is cancelled."""
+        """Keep ``is_ready`` true to the server's own word, and the hold file's. Runs until it is cancelled."""
         settings, silent_s, failures = self._settings, 0.0, 0
         longest_s = settings.poll_timeout_s + 2 * settings.poll_interval_s  # of one round; more is this process standing still
         began, has_answered = self._clock(), False
         while True:
             was_silent_s = silent_s
             try:
-                await self._reconnect()
                 is_ready, silent_s, failures = await self._ask_ready(), 0.0, 0
                 has_answered = True
             except Exception as failure:  # whatever a server does, the watch goes on
-                if not isinstance(failure, CallFailed | OSError):  # TimeoutError is an OSError
+                if not isinstance(failure, CallFailed | TimeoutError):
                     logger.exception("the server at %s could not be asked", settings.address)
                 failures += 1
                 is_ready = self.is_ready and failures < 2 and isinstance(failure, TimeoutError)
@@ -179,10 +187,6 @@ class Upstream:
             began = self._clock()
             await asyncio.sleep(settings.poll_interval_s)
 
-    async def _reconnect(self) -> None:
-        if self._connection is None or self._connection.is_leaving:
-            self._connection = await connect(self._settings.address, self._on_lost)
-
     async def _ask_ready(self) -> bool:
         question = service_pb2.ServerReadyRequest().SerializeToString()
         answer = await self._call("ServerReady", question, self._settings.poll_timeout_s)
@@ -192,14 +196,9 @@ class Upstream:
         except DecodeError:
             return False
 
-    def _on_lost(self, connection: ClientConnection) -> None:
-        if self._connection is connection:
-            self._connection = None
-            self.is_ready = False
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+    async def close(self) -> None:
+        """With all calls."""
+        await self._channel.close()
 
 
 def public_error(message: str) -> BistreamError:

@@ -16,7 +16,11 @@ class HttpProtocol(BoundedProtocol):
     open_by_address: Counter[str]
     _address: str | None = None
 
-    def on_end(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_end()
+
+    def _on_end(self) -> None:
         """Of the connection, or of it as one of HTTP."""
         address, self._address = self._address, None
         if address is not None:
@@ -32,7 +36,7 @@ class HttpProtocol(BoundedProtocol):
             transport.abort()
 
     def handle_websocket_upgrade(self) -> None:
-        self.on_end()
+        self._on_end()
         super().handle_websocket_upgrade()
 
 

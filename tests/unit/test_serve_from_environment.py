@@ -49,7 +49,7 @@ def test_the_setting_reaches_its_model_alone() -> None:
 
 def test_every_option_of_serve_and_of_the_gate_has_a_variable() -> None:
     options = {option for action in serve_variables().values() for option in action.option_strings}
-    assert {"--grpc-port", "--drain-timeout-s", "--keys-file", "--tls-key", "--sessions-per-address", "--max-connections"} <= options
+    assert {"--grpc-port", "--drain-timeout-s", "--keys-file", "--tls-key", "--sessions-per-address", "--max-sessions"} <= options
 
 
 @given(st.sampled_from(sorted(serve_variables())), st.integers(1, 9))

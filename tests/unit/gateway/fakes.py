@@ -19,32 +19,62 @@ from gateway.upstream import UpstreamLost
 SAMPLES_BYTES = 4 * 24_000  # a second of audio
 
 
-class FakeStream:
-    """One stream to the server. ``sent``: what the gate wrote; the test answers with ``audio``, ``error``, ``final`` and ``lose``."""
+class MovedLoop(asyncio.SelectorEventLoop):
+    """Its clock, ``moved_s``, stands still until the test moves it: what a bound lets through does not depend on the machine's speed."""
 
-    def __init__(self) -> None:
+    moved_s = 0.0
+
+    def time(self) -> float:
+        return self.moved_s
+
+
+class FakeStream:
+    """One stream to the server. ``sent``: what the gate wrote; the test answers with ``audio``, ``error``, ``final`` and ``lose``.
+
+    room: bytes that the server still takes; None: any number. ends_itself: the server ends the stream when the gate has finished.
+    """
+
+    def __init__(self, room: int | None = None, ends_itself: bool = True) -> None:
         self.sent: list[Any] = []
         self.is_cancelled = False
         self.is_finished = False
+        self.is_writing = False
+        self._consumer: Callable[[bytes], None] | None = None
+        self._early: list[bytes] = []  # that came before anybody receives
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # whether properly
+        self.ends_itself = ends_itself
+        self._room = room
+        self._roomier = asyncio.Event()
 
-    def listen(self, consumer: Callable[[bytes], None]) -> None:
+    async def receive(self, consumer: Callable[[bytes], None]) -> None:
         self._consumer = consumer
-
-    async def wait(self) -> None:
+        for data in self._early:
+            consumer(data)
         if not await asyncio.shield(self._ended):
             raise UpstreamLost
 
     async def write(self, data: bytes) -> None:
+        assert not self.is_finished and not self.is_writing
+        self.is_writing = True
+        try:
+            while not self.is_cancelled and self._room is not None and self._room < len(data):
+                self._roomier.clear()
+                await self._roomier.wait()
+        except asyncio.CancelledError:
+            self.cancel()  # as gRPC's
+            raise
+        finally:
+            self.is_writing = False
         if self.is_cancelled:
             raise UpstreamLost
+        if self._room is not None:
+            self._room -= len(data)
         self.sent.append(service_pb2.ModelInferRequest.FromString(data))
 
-    def try_write(self, data: bytes) -> bool:
-        if self.is_cancelled:
-            return False
-        self.sent.append(service_pb2.ModelInferRequest.FromString(data))
-        return True
+    def give_room(self, room: int) -> None:
+        assert self._room is not None
+        self._room += room
+        self._roomier.set()
 
     @property
     def is_asked_to_cancel(self) -> bool:
@@ -53,11 +83,14 @@ class FakeStream:
 
     def finish(self) -> None:
         self.is_finished = True
-        self._end(True)
+        if self.ends_itself:
+            self._end(True)
 
     def cancel(self) -> None:
-        self.is_cancelled = True
-        self.lose()
+        if not self._ended.done():
+            self.is_cancelled = True
+            self._roomier.set()
+            self.lose()
 
     # What the server does
 
@@ -89,8 +122,13 @@ class FakeStream:
         return {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
 
     def _put(self, response: Any) -> None:
-        if not self._ended.done():
-            self._consumer(response.SerializeToString())
+        data = response.SerializeToString()
+        if self._ended.done():
+            return
+        if self._consumer is None:
+            self._early.append(data)
+        else:
+            self._consumer(data)
 
     def _end(self, properly: bool) -> None:
         if not self._ended.done():
@@ -108,13 +146,14 @@ class FakeUpstream:
     def __init__(self) -> None:
         self.is_ready = True
         self.streams: list[FakeStream] = []
+        self.make: Callable[[], FakeStream] = FakeStream
         self.on_silence: Callable[[], None] = lambda: None
 
     def open_stream(self) -> FakeStream:
-        self.streams.append(FakeStream())
+        self.streams.append(self.make())
         return self.streams[-1]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         pass
 
 
@@ -153,9 +192,31 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def settle() -> None:
+def run_moved(test: Callable[[], Awaitable[None]]) -> None:
+    """One test in a loop whose clock ``wait`` moves; no task may be left."""
+
+    async def bounded() -> None:
+        await test()
+        await settle()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, left
+
+    with asyncio.Runner(loop_factory=MovedLoop) as runner:
+        runner.run(bounded())
+
+
+async def wait(seconds: float, step: float = 1.0) -> None:
+    """Move the clock, in steps so small that no timer is late."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, MovedLoop)
+    for _ in range(round(seconds / step)):
+        loop.moved_s += step
+        await settle(3)
+
+
+async def settle(turns: int = 20) -> None:
     """Let every task go as far as it can."""
-    for _ in range(20):
+    for _ in range(turns):
         await asyncio.sleep(0)
 
 

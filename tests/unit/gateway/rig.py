@@ -91,11 +91,16 @@ class GateRig:
     """A context: the gate and the server behind it. ``server`` may be stopped by the test."""
 
     def __init__(
-        self, behave: Behaviour | None = None, limits: Limits | None = None, keys: Keys | None = None, tls: TlsSettings | None = None
+        self,
+        behave: Behaviour | None = None,
+        limits: Limits | None = None,
+        keys: Keys | None = None,
+        tls: TlsSettings | None = None,
+        behind_proxy: bool = False,
     ) -> None:
         self.server = FakeTriton(behave or Speakers())
         upstream = UpstreamSettings(self.server.address, poll_interval_s=0.05, poll_timeout_s=TIMEOUT_S, max_silence_s=2 * TIMEOUT_S)
-        self._settings = GateSettings(upstream, limits or Limits())
+        self._settings = GateSettings(upstream, limits or Limits(), behind_proxy=behind_proxy)
         self._keys = keys
         self._tls = tls
         self._started = threading.Event()
@@ -118,7 +123,6 @@ class GateRig:
         await http_door.start("127.0.0.1", 0, self._tls)
         self.grpc_url, self.http_url = f"127.0.0.1:{grpc_door.port}", f"127.0.0.1:{http_door.port}"
         self.grpc_port = grpc_door.port
-        self.grpc_door = grpc_door
         self._started.set()
         await self._end.wait()
         await grpc_door.stop(0.0)

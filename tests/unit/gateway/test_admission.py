@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bistream.errors import BusyError
-from gateway.admission import REQUEST_BURST, Admission, Caller, host_of
+from gateway.admission import Admission, Caller, host_of
 from gateway.settings import Limits
 from tests.unit.gateway.fakes import Clock
 
@@ -71,47 +71,30 @@ def test_a_refused_start_costs_the_other_holder_nothing() -> None:
     admission.open_session(Caller("10.0.0.2", "bert"))
 
 
-def test_requests_beyond_the_rate_are_handled_later_and_those_of_others_are_not() -> None:
-    clock = Clock()
-    admission = Admission(Limits(requests_per_second=100.0), clock)
-    assert sum(admission.delay_s(HOME) for _ in range(int(REQUEST_BURST))) == pytest.approx(0.0, abs=1e-6)
-    assert [admission.delay_s(HOME) for _ in range(3)] == pytest.approx([0.01, 0.02, 0.03], abs=1e-6)
-    assert admission.delay_s(Caller("10.0.0.2")) == 0.0
-    clock.now += 0.05
-    assert admission.delay_s(HOME) == 0.0
-    clock.now += 1000
-    assert sum(admission.delay_s(HOME) for _ in range(int(REQUEST_BURST))) == pytest.approx(0.0, abs=1e-6)  # never more than the burst
-    assert admission.delay_s(HOME) > 0
-
-
-def test_requests_count_for_the_key_over_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.admission.MAX_BUCKETS", 50)
-    clock = Clock()
-    admission = Admission(Limits(requests_per_second=100.0), clock)
-    for number in range(int(REQUEST_BURST)):
-        admission.delay_s(Caller(f"10.0.{number // 256}.{number % 256}", "anna"))
-    assert admission.delay_s(Caller("10.9.9.9", "anna")) > 0 and admission.delay_s(Caller("10.9.9.9", "bert")) == 0
-    clock.now += 100
-    admission.delay_s(HOME)
-    assert len(admission._paces) <= 2  # those that are quiet again are forgotten
-
-
 def test_streams_of_the_gate_are_bounded() -> None:
     admission = Admission(Limits(max_streams=2))
     for number in range(2):
-        admission.open_stream(Caller(f"10.0.0.{number}"))
+        admission.open_call(Caller(f"10.0.0.{number}"))
     with pytest.raises(BusyError, match="All streams"):
-        admission.open_stream(HOME)
+        admission.open_call(HOME)
 
 
 def test_streams_of_an_address_are_bounded() -> None:
     admission = Admission(Limits(streams_per_address=1))
-    admission.open_stream(HOME)
+    admission.open_call(HOME)
     with pytest.raises(BusyError, match="streams"):
-        admission.open_stream(HOME)
-    admission.close_stream(HOME)
-    admission.open_stream(HOME)
-    assert admission.streams == 1
+        admission.open_call(HOME)
+    admission.close_call(HOME)
+    admission.open_call(HOME)
+    assert admission.calls == 1
+
+
+def test_calls_of_a_key_do_not_count_for_the_address_that_it_shares_with_strangers() -> None:
+    admission = Admission(Limits(streams_per_address=1))
+    admission.open_call(HOME)
+    admission.open_call(Caller(HOME.address, "anna"))
+    with pytest.raises(BusyError, match="API key"):
+        admission.open_call(Caller("10.0.0.9", "anna"))
 
 
 def test_addresses_that_are_quiet_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ NAME = re.compile(r"\bbistream_gate_\w+")
 
 def families() -> dict[str, str]:
     """Names as queries have them, and kinds."""
-    nothing = SimpleNamespace(admission=SimpleNamespace(streams=0, sessions=0), is_ready=True)
+    nothing = SimpleNamespace(admission=SimpleNamespace(calls=0, sessions=0), is_ready=True)
     page = Exposition(Metrics(), lambda: Gate.gauges(nothing)).text().decode()  # type: ignore[arg-type]
     return {name: kind for name, kind in re.findall(r"^# TYPE (bistream_gate_\w+) (counter|gauge)$", page, re.MULTILINE)}
 

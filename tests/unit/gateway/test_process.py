@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +14,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from bistream.client.client import BistreamClient
-from bistream.errors import BistreamError, ConfigError
-from gateway.open_files import RESERVE, ensure_open_files, needed_files
+from bistream.errors import BistreamError
 from gateway.options import command, parse_arguments
 from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
 from tests.unit.client.fake_server import Speakers
@@ -29,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[3]
 class Process:
     """A context: a gate that is open."""
 
-    def __init__(self, folder: Path, server: FakeTriton, **options: Any) -> None:
+    def __init__(self, folder: Path, server: FakeTriton, address: str = "127.0.0.1", **options: Any) -> None:
         self._ready = folder / "ready.json"
         upstream = UpstreamSettings(server.address, poll_interval_s=0.05)
-        settings = GateSettings(upstream, grpc=Listen(port=0), http=Listen(port=0), ready_file=self._ready, **options)
+        settings = GateSettings(upstream, grpc=Listen(address, 0), http=Listen(port=0), ready_file=self._ready, **options)
         self._command = command(settings)
 
     def __enter__(self) -> Self:
@@ -54,6 +51,10 @@ class Process:
         self.grpc_url, self.http_url = addresses["grpc"], addresses["http"]
         self.client = self.connect()
         self.wait_for_readiness(True)
+
+    @property
+    def heartbeat(self) -> int:
+        return self._ready.stat().st_mtime_ns
 
     def connect(self) -> triton.InferenceServerClient:
         return triton.InferenceServerClient(self.grpc_url)
@@ -126,6 +127,7 @@ def test_the_command_of_settings_gives_the_settings_back() -> None:
         Listen("127.0.0.2", 6),
         TlsSettings(Path("c"), Path("k"), Path("a")),
         Path("keys"),
+        True,
         3.0,
         Path("ready"),
     )
@@ -142,14 +144,26 @@ def test_wrong_usage_is_exit_code_2(wrong: list[str], capsys: pytest.CaptureFixt
     assert ended.value.code == 2 and wrong[0] in capsys.readouterr().err
 
 
-def test_open_files_are_checked_against_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = replace(GateSettings(), http=Listen(), limits=Limits(max_connections=500))
-    assert needed_files(settings) == 1000 + RESERVE
-    raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: raised.append(values))
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 4096))
-    ensure_open_files(settings)
-    assert raised == [(1000 + RESERVE, 4096)]
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
-    with pytest.raises(ConfigError, match=f"ulimit -n {1000 + RESERVE}"):
-        ensure_open_files(settings)
+def test_the_ready_file_stays_young_while_the_gate_turns(tmp_path: Path) -> None:
+    server = FakeTriton(Speakers())
+    with Process(tmp_path, server) as gate:
+        for _ in range(2):
+            before = gate.heartbeat
+            deadline = time.monotonic() + TIMEOUT_S
+            while gate.heartbeat == before:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    server.stop()
+
+
+def test_an_address_of_other_machines_without_a_proxy_is_warned_of(tmp_path: Path) -> None:
+    server = FakeTriton(Speakers())
+    for behind_proxy in (False, True):
+        with Process(tmp_path, server, behind_proxy=behind_proxy) as gate:
+            gate.process.terminate()
+            _, errors = gate.process.communicate(timeout=TIMEOUT_S)
+            assert "open to other machines" not in errors
+    with Process(tmp_path, server, address="0.0.0.0") as gate:
+        gate.process.terminate()
+        gate.check_end("open to other machines")
+    server.stop()

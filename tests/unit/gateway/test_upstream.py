@@ -28,7 +28,7 @@ def watched(address: str, test: Callable[[Upstream], Awaitable[None]]) -> None:
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-            upstream.close()
+            await upstream.close()
 
     run(beside)
 
@@ -56,7 +56,7 @@ def test_a_server_that_accepts_and_never_answers_is_told_of_once(caplog: pytest.
             await asyncio.sleep(0.01)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-        upstream.close()
+        await upstream.close()
         silent.close()
         for writer in connections:
             writer.close()
@@ -75,10 +75,10 @@ def test_a_server_that_dies_is_noticed_and_calls_fail() -> None:
         stream = upstream.open_stream()
         await asyncio.to_thread(server.stop)
         with pytest.raises(UpstreamLost):
-            await stream.wait()
+            await stream.receive(lambda data: None)
         await until(lambda: not upstream.is_ready)
         with pytest.raises(UpstreamLost):
-            await upstream.open_stream().wait()
+            await upstream.open_stream().receive(lambda data: None)
         with pytest.raises(EngineError, match="cannot be reached"):
             await upstream.infer(b"")
 
@@ -90,16 +90,16 @@ def test_a_server_that_comes_later_is_found() -> None:
         number = port()
         upstream = Upstream(UpstreamSettings(f"127.0.0.1:{number}", poll_interval_s=0.01, poll_timeout_s=TIMEOUT_S))
         failures: list[Exception] = []
-        reconnect = upstream._reconnect
+        ask = upstream._ask_ready
 
-        async def note() -> None:
+        async def note() -> bool:
             try:
-                await reconnect()
+                return await ask()
             except Exception as failure:
                 failures.append(failure)
                 raise
 
-        upstream._reconnect = note  # type: ignore[method-assign]
+        upstream._ask_ready = note  # type: ignore[method-assign]
         watch = asyncio.create_task(upstream.watch())
         await until(lambda: len(failures) > 2)
         assert not upstream.is_ready
@@ -107,7 +107,7 @@ def test_a_server_that_comes_later_is_found() -> None:
         await until(lambda: upstream.is_ready)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-        upstream.close()
+        await upstream.close()
         await asyncio.to_thread(server.stop)
 
     run(test)
@@ -144,7 +144,7 @@ def test_a_server_that_is_held_takes_no_sessions(tmp_path: Path) -> None:
         await until(lambda: not upstream.is_ready)
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
-        upstream.close()
+        await upstream.close()
 
     run(test)
     server.stop()
