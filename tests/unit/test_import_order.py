@@ -110,6 +110,7 @@ GATEWAY_ORDER = tuple(
     gate
     public http_json http_server
     grpc_door http_door
+    process
     __main__
     """.strip().splitlines()
 )
