@@ -6,11 +6,12 @@ BistreamError
 │   └── TooLargeError      INVALID_INPUT      a body, message or upload is beyond its limit       (the gate's)
 ├── UnknownSpeakerError    UNKNOWN_SPEAKER    there is no voice of this name: ``unknown_voice``
 ├── UnreachableError       UNREACHABLE        no server answers                                   (retryable)
-└── SlowReaderError        SLOW_READER        the client does not read what it asked for
+└── SlowReaderError        SLOW_READER        the client does not read what it asked for           (the client library's)
 """
 
 from __future__ import annotations
 
+from bistream.client.server_errors import SlowReaderError
 from bistream.errors import BistreamError, UnknownSpeakerError
 from gateway.refusals import TooLargeError, UnauthenticatedError
 
@@ -23,10 +24,6 @@ NO_SERVER = "No speech server answers at the moment; try again in a few seconds.
 class UnreachableError(BistreamError):
     code = "UNREACHABLE"
     retryable = True
-
-
-class SlowReaderError(BistreamError):
-    code = "SLOW_READER"
 
 
 def unknown_voice(name: str) -> UnknownSpeakerError:

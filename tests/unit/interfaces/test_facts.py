@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from interfaces.core import servers as servers_module
 from interfaces.core.servers import Servers
@@ -103,11 +104,11 @@ def test_a_server_that_comes_back_is_asked_for_everything_anew(server: ReadyServ
         async with known(server) as servers:
             assert servers.languages == {"en"} and not servers.can_be_instructed
             (one,) = servers.all
-            real, one.link.address = one.link.address, "127.0.0.1:1"
-            await one.link.close()
+            real, one.client = one.client, AsyncBistreamClient("127.0.0.1:1", keeps_channel=True)
             await servers.check()
             assert not servers.any_ready() and [voice.name for voice in servers.voices] == ["felix", "nora", "anna"]
-            one.link.address, server.card, server.voices = real, {}, (NORA,)
+            await one.client.close()
+            one.client, server.card, server.voices = real, {}, (NORA,)
             await servers.check()
             assert servers.languages == frozenset() and servers.can_be_instructed
             assert [voice.name for voice in servers.voices] == ["nora"]

@@ -9,19 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from bistream.client.exchange import Request
 from bistream.client.segments import MAX_CHARS
-from bistream.client.translation import infer_request
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
-from bistream.wire import COSYVOICE2_BISTREAM
 from interfaces.core.errors import SlowReaderError, UnreachableError
 from interfaces.core.servers import Servers
 from interfaces.core.service import Caller, SpeechService
-from interfaces.core.session import RequestMessages
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.values import Values
 from interfaces.core.voices import VoiceStore
@@ -341,7 +335,7 @@ def test_sessions_of_one_server_share_a_connection_and_leave_nothing(server: Fak
             speech = service.open("anna", CALLER)
             await speech.end("Hi")
             await heard(speech)
-        assert len(service.servers.all[0].link.connections) == 1
+        assert len(service.servers.all[0].client.channels) == 1
         await service.servers.close()
         while len(asyncio.all_tasks()) > tasks:
             await asyncio.sleep(0.001)
@@ -358,23 +352,6 @@ def test_servers_are_ready_only_when_they_have_said_so(server: FakeServer) -> No
         await service.servers.close()
 
     run(ask())
-
-
-@given(
-    pieces=st.lists(
-        st.fixed_dictionaries({"target_text": st.binary(max_size=20), "is_start": st.just(False), "is_end": st.booleans()})
-        | st.just({"is_cancel": True}),
-        max_size=6,
-    ),
-    secrets=st.lists(st.sampled_from(["a", "b"]), min_size=6, max_size=6),
-)
-def test_messages_of_a_session_are_those_of_the_client_library(pieces: list[dict[str, Any]], secrets: list[str]) -> None:
-    """However they are put together; a session that begins anew gets another secret."""
-    messages = RequestMessages()
-    for number, (values, secret) in enumerate(zip(pieces, secrets, strict=False)):
-        request = Request(values, f"r{number}", {"session_secret": secret})
-        expected = infer_request(COSYVOICE2_BISTREAM.name, request.request_id, values, request.parameters, wants_empty_final=False)
-        assert service_pb2.ModelInferRequest.FromString(messages.encoded(request)) == expected
 
 
 def test_audio_that_is_not_read_is_bounded() -> None:
