@@ -24,9 +24,10 @@ from bistream.wire import COSYVOICE2_BISTREAM
 from interfaces.core.errors import NO_SERVER, UnreachableError
 from interfaces.core.facts import ServerFacts, ask_facts, with_voices
 from interfaces.core.load import ServerLoad, parse_load
+from interfaces.core.quiet_log import Lines
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values
-from interfaces.core.voices import Voice
+from interfaces.core.voice import Voice
 
 logger = logging.getLogger("interfaces")
 
@@ -37,6 +38,7 @@ BUSY_S = 0.5  # for which a server that was full is asked last, where it names n
 MAX_BUSY_S = 5.0
 MAX_UNREAD_S = 90.0  # of audio kept for a client that reads more slowly than it is made, as the gate's; the models run 60 s ahead
 MAX_PAGE_BYTES = 4 * 1024 * 1024
+_REFUSALS = Lines(1)
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -262,7 +264,8 @@ def as_answer(error: BaseException) -> BistreamError:
     """An error of the client library in a form for our own clients: without the address of a server, and without its words about what
     is between this process and it."""
     if isinstance(error, UnauthenticatedError | NotServedError | WrongCallError):
-        logger.error("a server refuses what this process sends: %s", _for_operator(error))
+        if _REFUSALS.take("") is not None:  # each utterance meets it
+            logger.error("a server refuses what this process sends: %s", _for_operator(error))
         return UnreachableError("The speech servers do not accept this gateway; its operator finds the reason in its log.")
     if isinstance(error, BistreamError):
         return error

@@ -26,7 +26,7 @@ from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
 from interfaces.core.text import PieceJoiner
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values
-from interfaces.core.voices import Voice
+from interfaces.core.voice import Voice
 
 _OVER = "The utterance is over; start another one for more text."
 

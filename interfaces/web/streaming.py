@@ -16,8 +16,10 @@ from bistream.errors import BistreamError, CancelledError, EngineError, Shutting
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
+from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
+from interfaces.core.shares import ShareError
 from interfaces.core.speech import Audio, Speech
 from interfaces.core.values import Values
 from interfaces.web.answers import error_answer
@@ -107,8 +109,10 @@ async def speak(
     encoder = Encoder(target, gain)
     try:
         speech = service.open(voice, caller, values)
-    except BaseException:
+    except BaseException as error:
         encoder.close()
+        if isinstance(error, ShareError):
+            await asyncio.sleep(error.pause_s)
         raise
     spoken = SpokenText(service, speech, encoder)
     try:

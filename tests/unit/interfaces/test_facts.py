@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from bistream.client.asyncio_client import AsyncBistreamClient
+from bistream.errors import InvalidInputError
 from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from interfaces.core import servers as servers_module
+from interfaces.core.caller import Caller
 from interfaces.core.servers import Servers
 from interfaces.core.service import NOT_INSTRUCTED
-from interfaces.core.voices import Voice, VoiceStore
+from interfaces.core.voice import Voice
+from interfaces.core.voices import VoiceStore
 from tests.unit.client.fake_server import Reader
 from tests.unit.interfaces.rig import ReadyServer, Running, reading, running
 from tests.unit.interfaces.test_http import ask, speech
@@ -69,12 +72,14 @@ def test_a_recording_of_the_command_line_stays_the_default_and_hides_a_preset_of
         assert [voice["name"] for voice in voices_of(front)] == ["anna", "nora", "felix"]
 
 
-def test_an_upload_under_the_name_of_a_preset_is_the_one_that_speaks(server: ReadyServer) -> None:
+def test_a_voice_of_the_servers_speaks_under_its_name_whatever_was_uploaded_before(server: ReadyServer) -> None:
     store = VoiceStore()
+    uploaded = store.add("nora", np.zeros(16000, np.float32), "Words.", Caller(None, "10.0.0.1"))
     with running(server.address, voices=store) as front:
-        uploaded = store.add("nora", np.zeros(16000, np.float32), "Words.", None)
-        assert store.find("nora", None) == uploaded
-        assert [voice["kind"] for voice in voices_of(front)] == ["preset", "registered", "upload"]
+        assert store.find("nora", None).speaker_id == "nora" and store.find(uploaded.id, None) == uploaded
+        assert [voice["kind"] for voice in voices_of(front)] == ["preset", "preset", "registered", "upload"]
+        with pytest.raises(InvalidInputError, match="built-in"):
+            store.add("Nora", np.zeros(16000, np.float32), "Words.", Caller(None, "10.0.0.1"))
 
 
 def test_a_voice_that_is_registered_while_the_server_runs_is_found(server: ReadyServer, monkeypatch: pytest.MonkeyPatch) -> None:

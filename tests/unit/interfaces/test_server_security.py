@@ -15,9 +15,10 @@ from bistream.client.connection import API_KEY_VARIABLE, INSECURE, ClientSecurit
 from gateway.keys import Keys
 from gateway.settings import TlsSettings
 from interfaces.core import servers
+from interfaces.core.caller import Caller
 from interfaces.core.errors import UnreachableError
 from interfaces.core.servers import Server, Servers
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio
 from interfaces.core.voices import VoiceStore
 from interfaces.options import parse_arguments

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError
+from interfaces.core.caller import Caller
 from interfaces.core.load import UNKNOWN_CAPACITY, ServerLoad, parse_load
 from interfaces.core.servers import Servers
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 from tests.unit.client.fake_server import Reader

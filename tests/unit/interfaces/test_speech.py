@@ -13,9 +13,10 @@ from tritonclient.grpc import service_pb2
 
 from bistream.client.segments import MAX_CHARS
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
+from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError, UnreachableError
 from interfaces.core.servers import Servers
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.values import Values
 from interfaces.core.voices import VoiceStore
@@ -256,17 +257,17 @@ def test_close_frees_the_session_on_the_server(server: FakeServer) -> None:
 
 def test_limits_of_a_key_of_an_address_and_of_a_text(server: FakeServer) -> None:
     async def speak() -> None:
-        service = service_for(server.address, speeches_per_key=1, speeches_per_address=2, max_text_chars=5)
-        first = service.open("anna", CALLER)
-        with pytest.raises(BusyError):
-            service.open("anna", CALLER)
-        second = service.open("anna", Caller("other", CALLER.address))
-        with pytest.raises(BusyError):
+        service = service_for(server.address, max_speeches=8, max_text_chars=5)
+        first, second = service.open("anna", CALLER), service.open("anna", Caller(CALLER.key, "10.0.0.2"))
+        with pytest.raises(BusyError, match="API key has 2 utterances"):
+            service.open("anna", Caller(CALLER.key, "10.0.0.3"))
+        third = service.open("anna", Caller("other", CALLER.address))
+        with pytest.raises(BusyError, match="address has 2 utterances"):
             service.open("anna", Caller("third", CALLER.address))
         await first.append("12345")
         with pytest.raises(InvalidInputError):
             await first.append("6")
-        await asyncio.gather(first.close(), second.close())
+        await asyncio.gather(first.close(), second.close(), third.close())
         await service.open("anna", CALLER).close()
 
     run(speak())
