@@ -46,7 +46,7 @@ TURN_S = 4.0
 MP3_PACE = 0.1
 CHARACTERS_PER_S = 12.5  # of the stub
 BYTES_PER_S = 48000  # PCM16
-NO_LIMITS = ("--speeches-per-address", "0", "--sockets-per-address", "0", "--connections-per-address", "0")
+NO_LIMITS = ("--share", "1", "--starts-per-second", "0")
 
 
 @dataclass(frozen=True)

@@ -2,3 +2,7 @@
 
 A process of its own (``python -m interfaces``), which reaches the servers over gRPC as any client does; docs/interfaces.md.
 """
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpc is imported: its core writes a line for each attempt to reach a lost server

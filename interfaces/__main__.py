@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,15 @@ import uvloop
 
 from bistream.errors import BistreamError, ConfigError
 from bistream.limits import check_speaker_name
+from bistream.process_limits import raise_soft_limit
 from bistream.voice_list import REGISTERED
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
-from interfaces.core.voices import Voice, VoiceStore
+from interfaces.core.voice import Voice
+from interfaces.core.voices import VoiceStore
 from interfaces.options import parse_arguments
 from interfaces.settings import Settings
 from interfaces.web.access import Access
@@ -33,6 +36,7 @@ from interfaces.web.socket_protocol import PING_TIMEOUT_S, SocketProtocol
 logger = logging.getLogger("interfaces")
 
 EXIT_OK, EXIT_FAILED = 0, 1
+RESERVED_FILES = 256  # connections to the servers, uploads, libraries
 FAREWELL_S = 3  # for sockets and responses, after the last utterance
 
 
@@ -57,9 +61,14 @@ def make_voices(settings: Settings) -> VoiceStore:
     for speaker in settings.speakers:
         check_speaker_name(speaker)
         fixed.append(Voice(speaker, speaker, speaker_id=speaker, kind=REGISTERED))
-    return VoiceStore(
-        tuple(fixed), settings.voices_folder, settings.default_voice, settings.aliases, settings.accepts_any_voice, limits.max_voices
-    )
+    return VoiceStore(tuple(fixed), settings.voices_folder, settings.default_voice, settings.aliases, settings.accepts_any_voice, limits)
+
+
+def hosts_of(settings: Settings) -> tuple[str, ...]:
+    """By which clients may call it, beside the names of loopback."""
+    is_concrete = settings.address not in ("0.0.0.0", "::")
+    own = (f"[{settings.address}]" if ":" in settings.address else settings.address,) if is_concrete else ()
+    return (*settings.allowed_hosts, *own)
 
 
 async def serve(settings: Settings) -> None:
@@ -68,7 +77,8 @@ async def serve(settings: Settings) -> None:
     limits = settings.limits
     servers = Servers(settings.servers, settings.server_security)
     service = SpeechService(servers, make_voices(settings), limits, settings.speak_after_s, settings.text_normalization)
-    access = Access(keys, settings.allowed_origins, limits.max_sockets, limits.sockets_per_address)
+    access = Access(keys, limits, settings.allowed_origins, hosts_of(settings), settings.behind_proxy)
+    raise_soft_limit(resource.RLIMIT_NOFILE, limits.max_sockets + limits.max_connections + RESERVED_FILES)
     listener = listening_socket(settings.address, settings.port, "HTTP")
     server = _Server(_config(settings, make_app(service, access, limits, settings.allowed_origins)))
     first, second = _signals()
@@ -115,7 +125,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 def _config(settings: Settings, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=http_protocol(settings.limits.connections_per_address),
+        http=http_protocol(settings),
         ws=SocketProtocol,
         ws_max_size=settings.limits.max_message_bytes,
         ws_ping_timeout=PING_TIMEOUT_S,
@@ -155,7 +165,8 @@ def _log_utterances() -> None:
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s interfaces: %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for name in ("uvicorn", "python_multipart"):  # they have a line for each request that is none
+        logging.getLogger(name).setLevel(logging.ERROR)
     _log_utterances()
     gc.freeze()  # what the imports made is never garbage, and messages come and go without cycles: look for them seldom
     gc.set_threshold(20_000, 20, 50)

@@ -21,13 +21,13 @@ _LIMIT_HELP = {
     "max_upload_bytes": "of an uploaded recording",
     "max_recording_s": "of an uploaded recording",
     "min_recording_s": "of an uploaded recording",
-    "max_voices": "uploaded voices, of all keys",
-    "max_speeches": "utterances under way",
-    "speeches_per_key": "utterances under way of one API key; 0: no limit",
-    "speeches_per_address": "utterances under way of one address; 0: no limit",
+    "share": "of each of the next five, for one API key and for one address; 1: all",
+    "max_voices": "uploaded voices",
+    "max_voices_bytes": "of their recordings, 64 kB a second",
+    "max_speeches": "utterances under way; 0: no limit",
     "max_sockets": "open WebSockets; 0: no limit",
-    "sockets_per_address": "open WebSockets of one address; 0: no limit",
-    "connections_per_address": "open HTTP connections of one address; 0: no limit",
+    "max_connections": "open HTTP connections; 0: no limit",
+    "starts_per_second": "new utterances of one API key and of one address, steadily; 0: no limit",
     "contexts_per_socket": "ElevenLabs or Cartesia contexts beside each other",
     "idle_socket_s": "a WebSocket without utterance and messages is closed after it; 0: never",
     "body_timeout_s": "for the body of a request; 0: no limit",
@@ -74,6 +74,8 @@ def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, s
         speak_after_s=options.speak_after_s,
         text_normalization=options.text_normalization,
         allowed_origins=tuple(options.allow_origin),
+        allowed_hosts=tuple(name for given in options.allowed_hosts for name in given.split(",") if name),
+        behind_proxy=options.behind_proxy,
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
         limits=Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)}),
@@ -101,6 +103,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "how texts are prepared whose request does not say it (default %(default)s: as the servers do, and Markdown is read)"
     parser.add_argument("--text-normalization", choices=TEXT_NORMALIZATIONS, default=Settings.text_normalization, help=text)
     parser.add_argument("--allow-origin", metavar="URL", help="web pages of this origin may use the gateway; * for all", **several)
+    text = "names by which clients may call it (Host), beside localhost, 127.0.0.1, [::1] and a concrete --address; *.NAME; * for all"
+    parser.add_argument("--allowed-hosts", metavar="NAME", nargs="+", action="extend", default=[], help=text)
+    parser.add_argument("--behind-proxy", action="store_true", help="a client's address is what the proxy says in x-client-address")
     parser.add_argument("--drain-timeout-s", type=float, default=Settings.drain_timeout_s, metavar="S", help="default %(default)s")
     parser.add_argument("--ready-file", type=Path, help="holds the address once the port is open")
 
@@ -115,6 +120,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     negative = [field.name for field in fields(Limits) if getattr(options, field.name) < 0]
     if negative:
         parser.error(f"{_flag(negative[0])} must be 0 or more")
+    if not 0 < options.share <= 1:
+        parser.error("--share must be above 0 and at most 1")
     if options.speak_after_s < 0 or options.drain_timeout_s < 0:
         parser.error("times must be 0 or more")
 

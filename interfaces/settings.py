@@ -20,13 +20,13 @@ class Limits:
     max_upload_bytes: int = 10 * 1024 * 1024
     max_recording_s: float = 30.0
     min_recording_s: float = 0.5
+    share: float = 0.25  # of each of the next five, for one API key and for one address
     max_voices: int = 1000
+    max_voices_bytes: int = 512 * 1024 * 1024
     max_speeches: int = 1024
-    speeches_per_key: int = 256
-    speeches_per_address: int = 256
     max_sockets: int = 4096
-    sockets_per_address: int = 512
-    connections_per_address: int = 512
+    max_connections: int = 2048
+    starts_per_second: float = 64.0  # of one API key and of one address
     contexts_per_socket: int = 16
     idle_socket_s: float = 600.0
     body_timeout_s: float = 60.0
@@ -60,6 +60,8 @@ class Settings:
     speak_after_s: float = 2.0  # 0: never
     text_normalization: str = MARKDOWN  # of ``bistream.wire.TEXT_NORMALIZATIONS``, where a request does not say it
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # beside the names of loopback and the address above
+    behind_proxy: bool = False  # the header ``x-client-address`` tells who calls
     drain_timeout_s: float = 30.0
     ready_file: Path | None = None
     limits: Limits = Limits()

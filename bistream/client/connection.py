@@ -21,13 +21,15 @@ API_KEY_VARIABLE = "BISTREAM_API_KEY"
 @dataclass(frozen=True)
 class ClientSecurity:
     """tls: also without files of its own, with the authorities of the system. ca, certificate, key: PEM files; the latter two for servers
-    that let in only clients with a certificate."""
+    that let in only clients with a certificate. server_name: in the server's certificate, where it is not the host of the address; the
+    asyncio client alone looks at it."""
 
     api_key: str | None = field(default=None, repr=False)
     tls: bool = False
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    server_name: str | None = None
 
     def headers(self) -> dict[str, str]:
         """Of every call."""
@@ -46,16 +48,13 @@ class ClientSecurity:
         ca, key, certificate = (None if file is None else Path(file).read_bytes() for file in (self.ca, self.key, self.certificate))
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
-    def tls_context(self, *protocols: str) -> ssl.SSLContext | None:
-        """For connections that this program makes itself; protocols: that it speaks on them (ALPN). None: without TLS. Raises ``OSError``
-        for a file that cannot be used."""
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For connections that this program makes itself. None: without TLS. Raises ``OSError`` for a file that cannot be used."""
         if not self.tls:
             return None
         context = ssl.create_default_context(cafile=self.ca)
         if self.certificate is not None:
             context.load_cert_chain(self.certificate, self.key)
-        if protocols:
-            context.set_alpn_protocols(protocols)
         return context
 
 

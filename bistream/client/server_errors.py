@@ -29,6 +29,12 @@ class WrongCallError(BistreamError):
     code = "WRONG_CALL"
 
 
+class SlowReaderError(BistreamError):
+    """Audio was not taken as it came."""
+
+    code = "SLOW_READER"
+
+
 _OTHERS: dict[str, type[BistreamError]] = {error.code: error for error in (UnauthenticatedError, NotServedError, WrongCallError)}
 HAS_CODE = re.compile(rf"({'|'.join((*ERRORS_BY_CODE, *_OTHERS))}): ")  # at the start of a message
 _CODE = re.compile(rf"(?P<code>{'|'.join(_OTHERS)}): (?P<sentence>.*)", re.DOTALL)

@@ -17,6 +17,7 @@ from bistream.client.server_errors import HAS_CODE, server_error
 from bistream.wire import COSYVOICE2_BISTREAM, TensorSpec
 
 _NUMPY_TYPES: dict[str, type] = {"BYTES": np.object_, "BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32}
+_DISTRUST = re.compile(r"CERTIFICATE_VERIFY_FAILED: (?P<why>[^:]+)|Hostname Verification Check failed")  # in gRPC's reasons
 _SPECS: dict[str, TensorSpec] = {spec.name: spec for spec in COSYVOICE2_BISTREAM.inputs}
 
 
@@ -80,9 +81,19 @@ def stream_error(error: InferenceServerException, address: str) -> BaseException
     return no_answer(address, message)
 
 
+def call_error(error: Any, address: str) -> BaseException:
+    """As ``stream_error``. error: a ``grpc.RpcError``."""
+    return stream_error(InferenceServerException(msg=error.details() or error.code().name, status=str(error.code())), address)
+
+
 def no_answer(address: str, reason: str) -> ConnectionError:
     """In a sentence. reason: in the words of gRPC or of the system, or a line of something that is no server."""
     reason = " ".join(reason.split())
+    if (found := _DISTRUST.search(reason)) is not None:
+        why = found["why"] or "it is of another host"
+        return ConnectionError(
+            f"The server at {address} is not let in: its certificate is not trusted ({why}); name its authority and its host."
+        )
     if re.search(r"[Cc]onnection refused|failed to connect to all addresses|[Dd]eadline [Ee]xceeded|timed out", reason):
         return ConnectionError(
             f"No server answers at {address} ({_brief(reason)}); start it, or check the address and whether it wants TLS."
@@ -94,4 +105,4 @@ def no_answer(address: str, reason: str) -> ConnectionError:
 
 def _brief(reason: str) -> str:
     """The last part of gRPC's chain of causes."""
-    return reason.rstrip(". ").rpartition(": ")[2]
+    return reason.removesuffix(": OK").rstrip(". ").rpartition(": ")[2]

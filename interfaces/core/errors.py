@@ -3,30 +3,32 @@
 BistreamError
 ├── UnauthenticatedError   UNAUTHENTICATED    no valid API key                                    (the gate's)
 ├── InvalidInputError
-│   └── TooLargeError      INVALID_INPUT      a body, message or upload is beyond its limit       (the gate's)
+│   ├── TooLargeError      INVALID_INPUT      a body, message or upload is beyond its limit       (the gate's)
+│   └── ForbiddenError     FORBIDDEN          what is not the caller's; a page or a host that is not let in
 ├── UnknownSpeakerError    UNKNOWN_SPEAKER    there is no voice of this name: ``unknown_voice``
 ├── UnreachableError       UNREACHABLE        no server answers                                   (retryable)
-└── SlowReaderError        SLOW_READER        the client does not read what it asked for
+└── SlowReaderError        SLOW_READER        the client does not read what it asked for           (the client library's)
 """
 
 from __future__ import annotations
 
-from bistream.errors import BistreamError, UnknownSpeakerError
+from bistream.client.server_errors import SlowReaderError
+from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
 from gateway.refusals import TooLargeError, UnauthenticatedError
 
-__all__ = ["SlowReaderError", "TooLargeError", "UnauthenticatedError", "UnreachableError", "unknown_voice"]
+__all__ = ["ForbiddenError", "SlowReaderError", "TooLargeError", "UnauthenticatedError", "UnreachableError", "unknown_voice"]
 
 
 NO_SERVER = "No speech server answers at the moment; try again in a few seconds."
 
 
+class ForbiddenError(InvalidInputError):
+    code = "FORBIDDEN"
+
+
 class UnreachableError(BistreamError):
     code = "UNREACHABLE"
     retryable = True
-
-
-class SlowReaderError(BistreamError):
-    code = "SLOW_READER"
 
 
 def unknown_voice(name: str) -> UnknownSpeakerError:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from tritonclient.grpc import service_pb2
 
+from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.segments import MAX_CHARS
 from bistream.client.translation import infer_request
 from bistream.voice_list import ListedVoice, parse_voices
 from bistream.wire import COSYVOICE2_BISTREAM
-from interfaces.core.link import Link
 
 LIST_INPUT = "is_voice_list"
 
@@ -30,24 +30,24 @@ class ServerFacts:
         return speaker_id is not None and self.lists_voices and all(voice.name != speaker_id for voice in self.voices)
 
 
-async def ask_facts(link: Link, timeout_s: float) -> ServerFacts:
-    """Raises as ``Link.ask`` does, and ``ValueError``."""
+async def ask_facts(client: AsyncBistreamClient, timeout_s: float) -> ServerFacts:
+    """Raises as ``AsyncBistreamClient.ask`` does, and ``ValueError``."""
     question = service_pb2.ModelConfigRequest(name=COSYVOICE2_BISTREAM.name)
-    config = (await link.ask("ModelConfig", question, service_pb2.ModelConfigResponse, timeout_s)).config
+    config = (await client.ask("ModelConfig", question, service_pb2.ModelConfigResponse, timeout_s)).config
     told = {name: parameter.string_value for name, parameter in config.parameters.items()}
     languages = frozenset(code for code in told.get("languages", "").split(",") if code)
     lists_voices = any(tensor.name == LIST_INPUT for tensor in config.input)  # earlier servers have no such input
     max_chars = max(1, int(told.get("max_text_chars", MAX_CHARS)))
     facts = ServerFacts(languages, told.get("can_be_instructed", "true") == "true", lists_voices, max_chars)
-    return await with_voices(facts, link, timeout_s)
+    return await with_voices(facts, client, timeout_s)
 
 
-async def with_voices(facts: ServerFacts, link: Link, timeout_s: float) -> ServerFacts:
+async def with_voices(facts: ServerFacts, client: AsyncBistreamClient, timeout_s: float) -> ServerFacts:
     """With the voices of this moment. Raises as ``ask_facts`` does."""
     if not facts.lists_voices:
         return facts
     question = infer_request(COSYVOICE2_BISTREAM.name, "voices", {LIST_INPUT: True}, {})
-    answer = await link.ask("ModelStreamInfer", question, service_pb2.ModelStreamInferResponse, timeout_s)
+    answer = await client.ask("ModelStreamInfer", question, service_pb2.ModelStreamInferResponse, timeout_s)
     contents = answer.infer_response.raw_output_contents
     if answer.error_message or len(contents) != 1:
         raise ValueError(answer.error_message or "the answer has no list of voices")

@@ -83,7 +83,8 @@ class SpeechRecord:
         return "cancelled" if self.code is None else self.code.lower()
 
 
-def log_line(record: SpeechRecord, trace: Trace, characters: int) -> None:
+def log_line(record: SpeechRecord, trace: Trace, characters: int, left_out: int = 0) -> None:
+    """left_out: lines of this client without audio that were not written before this one."""
     if not logger.isEnabledFor(logging.INFO):
         return
     line = {
@@ -98,4 +99,6 @@ def log_line(record: SpeechRecord, trace: Trace, characters: int) -> None:
         "ending": record.ending,
         "reason": record.reason,
     }
+    if left_out:
+        line["left_out"] = left_out
     logger.info(json.dumps(line))

@@ -7,31 +7,27 @@ import logging
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
 from bistream.client.connection import INSECURE, ClientSecurity
-from bistream.client.exchange import SessionExchange
-from bistream.client.known_voices import KnownVoices
-from bistream.client.opening import SessionStarts
 from bistream.client.segments import MAX_CHARS
 from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
 from bistream.voice_list import ListedVoice
 from bistream.wire import COSYVOICE2_BISTREAM
-from gateway.http2.client import CallFailed, ClientCall, Tls
 from interfaces.core.errors import NO_SERVER, UnreachableError
 from interfaces.core.facts import ServerFacts, ask_facts, with_voices
-from interfaces.core.link import Link, error_of
 from interfaces.core.load import ServerLoad, parse_load
-from interfaces.core.session import ServerSession
+from interfaces.core.quiet_log import Lines
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values
-from interfaces.core.voices import Voice
+from interfaces.core.voice import Voice
 
 logger = logging.getLogger("interfaces")
 
@@ -40,48 +36,33 @@ CHECK_TIMEOUT_S = 2.0
 VOICES_INTERVAL_S = 5.0  # voices may be registered while a server runs
 BUSY_S = 0.5  # for which a server that was full is asked last, where it names no time
 MAX_BUSY_S = 5.0
+MAX_UNREAD_S = 90.0  # of audio kept for a client that reads more slowly than it is made, as the gate's; the models run 60 s ahead
 MAX_PAGE_BYTES = 4 * 1024 * 1024
+_REFUSALS = Lines(1)
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-class _SessionOn(SessionStarts[ServerSession]):
-    """A session that begins on one stream."""
-
-    def __init__(self, call: ClientCall, address: str, known_voices: KnownVoices) -> None:
-        self.known_voices = known_voices
-        self._call = call
-        self._address = address
-
-    def _open(self, exchange: SessionExchange, start: dict[str, Any]) -> ServerSession:
-        return ServerSession(self._call, self._address, exchange, start)
 
 
 class Server:
     """One server: its client, and what is known of it."""
 
-    def __init__(self, address: str, metadata: Mapping[str, str] | None = None, tls: Tls | None = None) -> None:
-        """address: HOST:PORT of gRPC, and /PORT of the keeper's health port where it is known. metadata, tls: as of ``Link``."""
+    def __init__(self, address: str, security: ClientSecurity = INSECURE) -> None:
+        """address: HOST:PORT of gRPC, and /PORT of the keeper's health port where it is known."""
         self.name = address
         self.address, _, health_port = address.partition("/")
         self._metrics_url = f"http://{self.address.rpartition(':')[0]}:{health_port}/metrics" if health_port else None
         self.load: ServerLoad | None = None  # None: not known
-        self.link = Link(self.address, metadata, tls)
+        self.client = AsyncBistreamClient(self.address, security=security, keeps_channel=True, max_unread_s=MAX_UNREAD_S)
         self.open_sessions = 0
         self.is_ready: bool | None = None  # None: not asked yet
         self.reason = ""  # why it is not ready, for the operator
         self.busy_until = 0.0
         self.facts = ServerFacts()
         self._facts_at_s: float | None = None  # None: to be asked for anew
-        self._known_voices = KnownVoices()
 
-    async def open_stream(self, trace: Trace) -> ClientCall:
-        """For one session. Raises ``ConnectionError``."""
-        return await self.link.call("ModelStreamInfer", trace.metadata())
-
-    def session(self, call: ClientCall, trace: Trace, voice: Voice, text: str, is_end: bool, options: Values) -> ServerSession:
+    def session(self, trace: Trace, voice: Voice, text: str, is_end: bool, options: Values) -> AsyncClientSession:
         """The session begins where it is entered. options: as ``SpeechOptions.values``."""
         more: dict[str, Any] = dict(options)
-        return _SessionOn(call, self.address, self._known_voices).start(
+        session = self.client.start(
             reference_wav=voice.samples,
             reference_text=voice.transcript,
             speaker_id=voice.speaker_id,
@@ -90,6 +71,8 @@ class Server:
             session_id=trace.session_id(),
             **more,
         )
+        session.metadata.update(trace.metadata())
+        return session
 
     @property
     def expected_load(self) -> float:
@@ -112,11 +95,13 @@ class Server:
         now = time.monotonic()
         if self._facts_at_s is not None and now - self._facts_at_s < VOICES_INTERVAL_S:
             return
-        asked = ask_facts(self.link, CHECK_TIMEOUT_S) if self._facts_at_s is None else with_voices(self.facts, self.link, CHECK_TIMEOUT_S)
+        asked = (
+            ask_facts(self.client, CHECK_TIMEOUT_S) if self._facts_at_s is None else with_voices(self.facts, self.client, CHECK_TIMEOUT_S)
+        )
         self._facts_at_s = now
         try:
             self.facts = await asked
-        except (CallFailed, OSError, TimeoutError, DecodeError, ValueError) as error:
+        except (BistreamError, OSError, ValueError) as error:  # TimeoutError is an OSError
             logger.debug("the server %s does not say what it has: %s", self.address, error)
 
     async def _read_load(self) -> ServerLoad | None:
@@ -132,14 +117,12 @@ class Server:
         """Why it takes no sessions; empty: it does. The model is asked for, because every gate answers for itself without an API key."""
         question, kind = service_pb2.ModelReadyRequest(name=COSYVOICE2_BISTREAM.name), service_pb2.ModelReadyResponse
         try:
-            is_ready = bool((await self.link.ask("ModelReady", question, kind, CHECK_TIMEOUT_S)).ready)
+            is_ready = bool((await self.client.ask("ModelReady", question, kind, CHECK_TIMEOUT_S)).ready)
             return "" if is_ready else "it is starting, restarting or draining"
-        except CallFailed as failed:
-            return _for_operator(error_of(failed, self.address))
         except TimeoutError:
             return "it has not answered in time"
-        except (OSError, DecodeError) as error:
-            return str(error)
+        except (BistreamError, OSError) as error:
+            return _for_operator(error)
 
 
 class Servers:
@@ -149,18 +132,16 @@ class Servers:
     """
 
     def __init__(self, addresses: Sequence[str], security: ClientSecurity = INSECURE, now: Callable[[], float] = time.monotonic) -> None:
-        """addresses: as of ``Server``. security: towards all of them. Raises ``OSError`` for a TLS file that cannot be used."""
+        """addresses: as of ``Server``. security: towards all of them."""
         self._names = tuple(addresses)
-        self._metadata = security.headers()
-        self._tls = security.tls_context("h2")
+        self._security = security
         self.all = [self._server(address, address) for address in addresses]
         self._leaving: list[Server] = []  # no longer under their name, with sessions that go on
         self._now = now
 
     def _server(self, address: str, name: str) -> Server:
         """name: of the command line, whose host a certificate must have."""
-        tls = None if self._tls is None else Tls(self._tls, _host_of(name))
-        return Server(address, self._metadata, tls)
+        return Server(address, replace(self._security, server_name=_host_of(name)))
 
     def any_ready(self) -> bool:
         return any(server.is_ready is True for server in self.all)
@@ -230,7 +211,7 @@ class Servers:
             self._leaving += [server for server in known.values() if server not in self.all]
         for server in [server for server in self._leaving if not server.open_sessions]:
             self._leaving.remove(server)
-            await server.link.close()
+            await server.client.close()
 
     async def _check(self, server: Server) -> None:
         was_ready, before = server.is_ready, server.reason
@@ -241,7 +222,7 @@ class Servers:
             logger.warning("the server %s takes no sessions: %s", server.address, server.reason.rstrip("."))
 
     async def close(self) -> None:
-        await asyncio.gather(*(server.link.close() for server in (*self.all, *self._leaving)))
+        await asyncio.gather(*(server.client.close() for server in (*self.all, *self._leaving)))
 
 
 async def addresses_of(name: str) -> list[str]:
@@ -283,7 +264,8 @@ def as_answer(error: BaseException) -> BistreamError:
     """An error of the client library in a form for our own clients: without the address of a server, and without its words about what
     is between this process and it."""
     if isinstance(error, UnauthenticatedError | NotServedError | WrongCallError):
-        logger.error("a server refuses what this process sends: %s", _for_operator(error))
+        if _REFUSALS.take("") is not None:  # each utterance meets it
+            logger.error("a server refuses what this process sends: %s", _for_operator(error))
         return UnreachableError("The speech servers do not accept this gateway; its operator finds the reason in its log.")
     if isinstance(error, BistreamError):
         return error

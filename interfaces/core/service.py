@@ -5,32 +5,30 @@ from __future__ import annotations
 import asyncio
 import bisect
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from bistream.errors import BistreamError, BusyError, ShuttingDownError, UnknownSpeakerError
+from bistream.errors import BistreamError, ShuttingDownError, UnknownSpeakerError
+from interfaces.core.caller import Caller
 from interfaces.core.errors import NO_SERVER, UnreachableError
+from interfaces.core.quiet_log import Lines, QuietLog
 from interfaces.core.record import Ending, SpeechRecord, log_line
 from interfaces.core.servers import Servers
+from interfaces.core.shares import Places, ShareError, Starts
 from interfaces.core.speech import Speech, SpeechOptions
-from interfaces.core.trace import Trace
 from interfaces.core.values import Values, check_values
-from interfaces.core.voices import Voice, VoiceStore
+from interfaces.core.voice import Voice
+from interfaces.core.voices import VoiceStore
 from interfaces.settings import MARKDOWN, Limits
 
+logger = logging.getLogger("interfaces")
+
 DRAIN_RETRY_AFTER_S = 5
+LINES_WITHOUT_AUDIO = 10  # of one client in ten seconds: utterances that were refused, or ended before their audio, cost next to nothing
 NOT_INSTRUCTED = "The voice takes no instructions; they had no effect."
 FIRST_AUDIO_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Who asks. key: the name of its API key, None where none are wanted; address: its network address; trace: of this request."""
-
-    key: str | None
-    address: str
-    trace: Trace = field(default_factory=Trace, compare=False)
 
 
 @dataclass
@@ -78,9 +76,11 @@ class SpeechService:
         self.text_normalization = text_normalization  # of utterances that do not say it
         self.counts = Counts()
         self.drains = asyncio.Event()
+        self.starts = Starts(limits.starts_per_second)
+        self.log = QuietLog(logger)
+        self._lines = Lines(LINES_WITHOUT_AUDIO)
         self._open: set[Speech] = set()
-        self._by_key: Counter[str] = Counter()
-        self._by_address: Counter[str] = Counter()
+        self._places = Places("utterances", limits.max_speeches, limits.share)
         self._all_closed = asyncio.Event()
         self._all_closed.set()
 
@@ -103,21 +103,21 @@ class SpeechService:
         """
         try:
             self.check_serving()
-            self._check_room(caller)
+            self.starts.take(caller.holders)
             check_values(values or {}, self.servers.max_text_chars)
             found = self.find_voice(voice, caller)
+            self._places.take(caller.holders)
         except BistreamError as error:
+            self.tell(error, caller)
             refused = SpeechRecord()
             refused.fail(error)
-            self._ended(refused, caller.trace, 0)
+            self._ended(refused, caller, 0)
             raise
         known, warnings = self._taken_by_servers({"text_normalization": self.text_normalization, **(values or {})})
         options = SpeechOptions(known, self.speak_after_s if speak_after_s is None else speak_after_s, warnings)
         speech = Speech(self.servers, found, options, self.limits.max_text_chars, lambda: self._closed(speech, caller), caller.trace)
         self._open.add(speech)
         self._all_closed.clear()
-        self._by_key[caller.key or ""] += 1
-        self._by_address[caller.address] += 1
         self.counts.speeches += 1
         return speech
 
@@ -145,28 +145,22 @@ class SpeechService:
             return dict(values), ()
         return {name: value for name, value in values.items() if name != "instruct_text"}, (NOT_INSTRUCTED,)
 
-    def _check_room(self, caller: Caller) -> None:
-        limits = self.limits
-        for taken, limit in (
-            (len(self._open), limits.max_speeches),
-            (self._by_key[caller.key or ""] if caller.key else 0, limits.speeches_per_key),
-            (self._by_address[caller.address], limits.speeches_per_address),
-        ):
-            if limit and taken >= limit:
-                raise BusyError(f"All {limit} places for utterances are taken; try again in 1.0 s.")
+    def tell(self, error: BistreamError, caller: Caller) -> None:
+        """The log says who takes more than its share."""
+        if isinstance(error, ShareError):
+            self.log.warn(caller.address, error.sentence)
 
-    def _ended(self, record: SpeechRecord, trace: Trace, characters: int) -> None:
+    def _ended(self, record: SpeechRecord, caller: Caller, characters: int) -> None:
         """The one place where an ending is counted and written down, whatever it is."""
         self.counts.add(record, characters)
-        log_line(record, trace, characters)
+        left_out = 0 if record.audio_s else self._lines.take(caller.address)
+        if left_out is not None:
+            log_line(record, caller.trace, characters, left_out)
 
     def _closed(self, speech: Speech, caller: Caller) -> None:
         self._open.discard(speech)
-        self._ended(speech.record, speech.trace, speech.characters)
-        for counter, name in ((self._by_key, caller.key or ""), (self._by_address, caller.address)):
-            counter[name] -= 1
-            if counter[name] <= 0:
-                del counter[name]
+        self._places.give_back(caller.holders)
+        self._ended(speech.record, caller, speech.characters)
         if not self._open:
             self._all_closed.set()
 

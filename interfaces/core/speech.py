@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.client.asyncio_client import AsyncClientSession
 from bistream.client.exchange import Chunk, silent_chunk
 from bistream.client.pause_timer import PauseTimer
 from bistream.client.segments import Segment, Segments, room_in
@@ -22,11 +23,10 @@ from bistream.rates import SAMPLE_RATE
 from interfaces.core.errors import UnreachableError
 from interfaces.core.record import Ending, SpeechRecord
 from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
-from interfaces.core.session import ServerSession
 from interfaces.core.text import PieceJoiner
 from interfaces.core.trace import Trace
 from interfaces.core.values import Values
-from interfaces.core.voices import Voice
+from interfaces.core.voice import Voice
 
 _OVER = "The utterance is over; start another one for more text."
 
@@ -79,7 +79,7 @@ class Speech:
         self._max_text_chars = max_text_chars
         self._on_close = on_close
         self._joiner = PieceJoiner()
-        self._segments: Segments[ServerSession] = Segments(options.wants_whole_text)
+        self._segments: Segments[AsyncClientSession] = Segments(options.wants_whole_text)
         self._changed = asyncio.Event()
         self._has_ended = False  # no more text
         self._is_closed = False
@@ -135,7 +135,7 @@ class Speech:
         sessions = [segment.session for segment in self._segments if segment.session is not None]
         try:
             for session in sessions:
-                session.close()
+                await session.close()
         finally:
             self._on_close()
 
@@ -161,11 +161,11 @@ class Speech:
             if segment.is_flushed:
                 yield Flushed()
 
-    def _heard(self, segment: Segment[ServerSession], spoken: int) -> int:
+    def _heard(self, segment: Segment[AsyncClientSession], spoken: int) -> int:
         """Characters of the utterance, given those of the segment that is spoken now."""
         return self._joiner.heard(segment.place_of(spoken))
 
-    async def _next_segment(self) -> Segment[ServerSession] | None:
+    async def _next_segment(self) -> Segment[AsyncClientSession] | None:
         """The oldest one, once it can be spoken or has ended; None: all is spoken."""
         while True:
             if self._is_closed:
@@ -175,7 +175,7 @@ class Speech:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _speak(self, segment: Segment[ServerSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
         """On one server, or on another one where the first refuses before any audio."""
         if segment.is_silence:
             if segment.text.strip():
@@ -201,15 +201,11 @@ class Speech:
                     break
         raise as_answer(refusal) if refusal is not None else UnreachableError("There is no speech server; start one.")
 
-    async def _speak_on(self, server: Server, segment: Segment[ServerSession]) -> AsyncGenerator[Chunk, None]:
+    async def _speak_on(self, server: Server, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
         server.open_sessions += 1
         try:
-            call = await server.open_stream(self.trace)
-            if self._is_closed:  # while the connection was made
-                call.cancel()
-                raise CancelledError("The utterance was cancelled.")
             # Nothing waits from here to the assignment: a piece is in the text of the start, or is pushed.
-            session = server.session(call, self.trace, self.voice, segment.text, segment.is_ended, self._options.values)
+            session = server.session(self.trace, self.voice, segment.text, segment.is_ended, self._options.values)
             self.record.sessions.append(session.session_id)
             async with session:
                 segment.session = session
@@ -237,14 +233,14 @@ class Speech:
             self._changed.set()
         else:
             with contextlib.suppress(BistreamError, ConnectionError):  # the iteration raises it
-                segment.session.push_text(text)
+                segment.session.put_text(text)
 
     def _end_segment(self, is_flush: bool) -> None:
         self._timer.stop()
         segment = self._segments.end(is_flush)
         if segment is not None and segment.session is not None:
             with contextlib.suppress(BistreamError, ConnectionError):
-                segment.session.end_text()
+                segment.session.put_text("", is_end=True)
         self._changed.set()
 
     def _time_pause(self) -> None:

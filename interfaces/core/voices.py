@@ -1,19 +1,16 @@
 """Voices by name: recordings with their transcripts, and what the servers have: presets of the checkpoint, and voices registered there.
 
-A folder may be shared by several processes: a voice is one file, written whole or not at all, and found by the next look-up. Without a
-folder uploads are kept in memory.
+Uploads belong to who made them: an API key, or without keys whoever has the secret that the answer to the upload told.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
+import secrets
+import threading
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,32 +18,16 @@ from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError, UnknownSpeakerError
 from bistream.voice_list import ListedVoice
-from interfaces.core.errors import unknown_voice
+from interfaces.core.caller import Caller, digest_of
+from interfaces.core.errors import ForbiddenError, unknown_voice
+from interfaces.core.shares import QuotaError, share_of, whose
+from interfaces.core.upload_store import UploadStore
+from interfaces.core.voice import UPLOAD, Voice
+from interfaces.core.voice_names import is_reserved, is_vendors, plain_name
+from interfaces.settings import Limits
 
-OPENAI_VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
-# Voices of the vendors by the form of their names: ElevenLabs', Cartesia's, Deepgram's and DashScope's.
-_VENDORS_VOICE = re.compile(
-    r"(?=.*[A-Z])(?=.*[a-z])(?=.*\d)[A-Za-z0-9]{20}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(aura|flux)(-[a-z0-9]+)+|long[a-z]+(_v\d)?"
-)
 MAX_NAME_CHARS = 64
 MAX_TRANSCRIPT_CHARS = 1000
-RECORDING, UPLOAD = "recording", "upload"  # kinds beside those of ``ListedVoice``
-_ID = re.compile(r"voice_[0-9a-f]{32}\Z")
-
-
-@dataclass(frozen=True)
-class Voice:
-    """samples: float32 [N], 16 kHz mono, with what is said in them; or speaker_id, a voice of the servers. owner: the key that may delete
-    it and alone may use it; None: everybody's, and not deleted."""
-
-    id: str
-    name: str
-    samples: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
-    transcript: str | None = field(default=None, repr=False)
-    speaker_id: str | None = None
-    owner: str | None = None
-    created_at: int = 0
-    kind: str = RECORDING
 
 
 class VoiceStore:
@@ -59,17 +40,17 @@ class VoiceStore:
         default: str | None = None,
         aliases: tuple[tuple[str, str], ...] = (),
         accepts_any: bool = False,
-        max_voices: int = 1000,
+        limits: Limits | None = None,
     ) -> None:
         """fixed: of the command line. accepts_any: unknown names speak with the default voice."""
         self._fixed = {voice.id: voice for voice in fixed}
         self._listed: Callable[[], Sequence[ListedVoice]] = tuple
-        self._folder = folder
         self._default = default
         self._aliases = dict(aliases)
         self._accepts_any = accepts_any
-        self._max_voices = max_voices
-        self._uploads: dict[str, Voice] = {}
+        self._limits = limits or Limits()
+        self._uploads = UploadStore(folder)
+        self._changing = threading.Lock()
 
     @property
     def aliases(self) -> list[str]:
@@ -82,13 +63,12 @@ class VoiceStore:
         self._listed = listed
 
     def all_of(self, owner: str | None) -> list[Voice]:
-        """The default first; then those of the command line, of the servers, and uploads. A recording hides a voice of the servers that has
-        its name."""
-        uploads = [voice for voice in self._uploaded() if voice.owner == owner]
-        taken = {*self._fixed, *(voice.name for voice in self._fixed.values()), *(voice.name for voice in uploads)}
+        """The default first; then those of the command line, of the servers, and uploads. By name the first one is found: a recording of
+        the command line hides a voice of the servers, an upload hides nothing."""
+        taken = {*self._fixed, *(voice.name for voice in self._fixed.values())}
         others = [voice for voice in self._of_servers() if voice.name not in taken]
-        voices = [*self._fixed.values(), *others, *sorted(uploads, key=lambda voice: (voice.created_at, voice.id))]
-        default = _named(self._default, voices) if self._default else None
+        voices = [*self._fixed.values(), *others, *(voice for voice in self._uploads.all() if voice.owner == owner)]
+        default = self._default_in(voices)
         return voices if default is None else [default, *(voice for voice in voices if voice is not default)]
 
     def default_of(self, owner: str | None) -> Voice | None:
@@ -96,10 +76,10 @@ class VoiceStore:
         return self._default_in(self.all_of(owner))
 
     def _default_in(self, voices: list[Voice]) -> Voice | None:
-        """voices: of ``all_of``."""
+        """What somebody uploaded is nobody else's default, unless the command line says so."""
         if self._default:
             return _named(self._default, voices)
-        return voices[0] if voices else None
+        return next((voice for voice in voices if voice.kind != UPLOAD or voice.owner is not None), None)
 
     def _of_servers(self) -> list[Voice]:
         return [Voice(voice.name, voice.name, speaker_id=voice.name, kind=voice.kind) for voice in self._listed()]
@@ -107,18 +87,31 @@ class VoiceStore:
     def find(self, name: str, owner: str | None) -> Voice:
         """By id, name or alias; the empty name and those of the vendors' voices are the default voice. Raises ``UnknownSpeakerError``."""
         voices = self.all_of(owner)
-        if (found := _named(self._aliases.get(name, name), voices)) is not None:
+        wanted = self._aliases.get(name, name)
+        is_theirs = is_vendors(wanted)  # and so no upload's, whenever that was made
+        if (found := _named(wanted, [voice for voice in voices if not is_theirs or voice.kind != UPLOAD])) is not None:
             return found
-        if not name or name in OPENAI_VOICES or _VENDORS_VOICE.fullmatch(name) or self._accepts_any:
+        if not name or is_vendors(name) or self._accepts_any:
             if (default := self._default_in(voices)) is not None:
                 return default
-            raise UnknownSpeakerError("This gateway has no voice yet; upload one with POST /v1/audio/voices.")
+            raise UnknownSpeakerError("This gateway has no voice of its own; upload one with POST /v1/audio/voices and ask for it by name.")
         raise unknown_voice(name)
 
-    def add(self, name: str, samples: NDArray[np.float32], transcript: str | None, owner: str | None) -> Voice:
+    def check_room(self, caller: Caller, size: int = 0, replaced: Voice | None = None) -> None:
+        """Whether the caller may add a recording of ``size`` bytes. Raises ``QuotaError``."""
+        uploads, limits = [voice for voice in self._uploads.all() if voice is not replaced], self._limits
+        for holder in (*caller.holders, None):  # None: all of them
+            held = [voice for voice in uploads if holder is None or voice.is_held_by(holder)]
+            share = 1.0 if holder is None else limits.share
+            count, most = share_of(limits.max_voices, share), share_of(limits.max_voices_bytes, share)
+            if len(held) >= count or sum(map(_size_of, held)) + size > most:
+                whole = "The gateway has" if holder is None else f"Your {whose(holder)} has"
+                raise QuotaError(f"{whole} as many uploaded voices as there may be ({count}, or {most} bytes); delete one.")
+
+    def add(self, name: str, samples: NDArray[np.float32], transcript: str | None, caller: Caller) -> Voice:
         """samples: float32 [N], 16 kHz. transcript: None where it is not known: the voice speaks then as for a text in another language.
 
-        Raises ``InvalidInputError``, also where there are too many: trying again does not help.
+        With the caller's secret of an upload of this name, that one is replaced. Raises ``InvalidInputError`` and ``QuotaError``.
         """
         name, transcript = name.strip(), None if transcript is None else transcript.strip()
         if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
@@ -127,35 +120,53 @@ class VoiceStore:
             raise InvalidInputError(
                 f"A voice needs what is said in the recording, in 1 to {MAX_TRANSCRIPT_CHARS} characters; send it as `transcript`."
             )
-        if len(self._uploaded()) >= self._max_voices:
-            raise InvalidInputError(f"There are {self._max_voices} voices already; delete one.")
-        voice = Voice(f"voice_{uuid.uuid4().hex}", name, samples, transcript, None, owner, int(time.time()), UPLOAD)
-        if self._folder is None:
-            self._uploads[voice.id] = voice
-        else:
-            _write(self._folder, voice)
-        return voice
+        with self._changing:
+            replaced = self._check_name(name, caller)
+            self.check_room(caller, samples.nbytes, replaced)
+            secret = secrets.token_urlsafe(24) if caller.key is None else None
+            voice = Voice(
+                f"voice_{uuid.uuid4().hex}",
+                name,
+                samples,
+                transcript,
+                None,
+                caller.key,
+                int(time.time()),
+                UPLOAD,
+                "" if secret is None else digest_of(secret),
+                caller.address,
+            )
+            self._uploads.put(voice)
+            if replaced is not None:
+                self._uploads.remove(replaced.id)
+        return replace(voice, secret=secret)
 
-    def delete(self, voice_id: str, owner: str | None) -> None:
-        """Raises ``UnknownSpeakerError`` for one that is not this owner's upload."""
-        found = next((voice for voice in self._uploaded() if voice.id == voice_id and voice.owner == owner), None)
-        if found is None:
-            raise unknown_voice(voice_id)
-        self._uploads.pop(voice_id, None)
-        if self._folder is not None:
-            (self._folder / f"{voice_id}.npz").unlink(missing_ok=True)
+    def _check_name(self, name: str, caller: Caller) -> Voice | None:
+        """The upload that one of this name replaces. Raises ``InvalidInputError`` for a name that is not free."""
+        plain = plain_name(name)
+        ours = {*self._aliases, *self._aliases.values(), self._default or ""}
+        ours |= {text for voice in (*self._fixed.values(), *self._of_servers()) for text in (voice.id, voice.name)}
+        if is_reserved(name) or plain in {plain_name(one) for one in ours if one}:
+            raise InvalidInputError(f"{name!r} is the name of a built-in voice; choose another.")
+        if caller.key is not None:
+            return None
+        others = [voice for voice in self._uploads.all() if voice.owner is None and plain_name(voice.name) == plain]
+        replaced = next((voice for voice in others if voice.is_of(caller)), None)
+        if others and replaced is None:
+            raise InvalidInputError(f"There is a voice {name!r} of somebody else; choose another name, or send its secret to replace it.")
+        return replaced
 
-    def _uploaded(self) -> list[Voice]:
-        """Another process may have written or deleted files of the folder since."""
-        if self._folder is None:
-            return list(self._uploads.values())
-        names = {path.stem for path in self._folder.glob("voice_*.npz") if _ID.match(path.stem)} if self._folder.is_dir() else set()
-        for gone in set(self._uploads) - names:
-            self._uploads.pop(gone, None)  # another thread may have looked as well
-        for name in names - set(self._uploads):
-            if (voice := _read(self._folder / f"{name}.npz")) is not None:
-                self._uploads[name] = voice
-        return list(self._uploads.values())
+    def delete(self, voice_id: str, caller: Caller) -> None:
+        """Raises ``UnknownSpeakerError`` where the caller sees no such upload, ``ForbiddenError`` where it is not the caller's."""
+        with self._changing:
+            found = next((voice for voice in self._uploads.all() if voice.id == voice_id and voice.owner == caller.key), None)
+            if found is None:
+                raise unknown_voice(voice_id)
+            if not found.is_of(caller):
+                raise ForbiddenError(
+                    "This voice belongs to who uploaded it; send the secret of the answer to the upload as `x-voice-secret`."
+                )
+            self._uploads.remove(voice_id)
 
 
 def _named(name: str, voices: list[Voice]) -> Voice | None:
@@ -163,27 +174,5 @@ def _named(name: str, voices: list[Voice]) -> Voice | None:
     return by_id or next((voice for voice in voices if voice.name == name), None)
 
 
-def _write(folder: Path, voice: Voice) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-        assert voice.samples is not None, "an upload"
-        np.savez(
-            file,
-            samples=voice.samples,
-            texts=np.array([voice.name, voice.transcript or "", "" if voice.owner is None else f"key:{voice.owner}"]),
-            created_at=np.array(voice.created_at),
-        )
-    os.replace(file.name, folder / f"{voice.id}.npz")
-
-
-def _read(path: Path) -> Voice | None:
-    """None: deleted meanwhile, or not a file of ours."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            name, transcript, owner = (str(text) for text in stored["texts"])
-            samples = stored["samples"].astype(np.float32).reshape(-1)
-            return Voice(
-                path.stem, name, samples, transcript or None, None, owner.removeprefix("key:") or None, int(stored["created_at"]), UPLOAD
-            )
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
-        return None
+def _size_of(voice: Voice) -> int:
+    return 0 if voice.samples is None else voice.samples.nbytes

@@ -15,11 +15,13 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSpeakerError,
 )
-from interfaces.core.errors import SlowReaderError, TooLargeError, UnauthenticatedError, UnreachableError
+from interfaces.core.errors import ForbiddenError, SlowReaderError, TooLargeError, UnauthenticatedError, UnreachableError
 from interfaces.core.service import DRAIN_RETRY_AFTER_S
+from interfaces.core.shares import QuotaError
 
 _STATUS: tuple[tuple[type[BistreamError], int, str, str | None], ...] = (  # class, status, type, code
     (TooLargeError, 413, "invalid_request_error", "too_large"),
+    (ForbiddenError, 403, "permission_error", "forbidden"),
     (InvalidInputError, 400, "invalid_request_error", None),
     (UnknownSpeakerError, 404, "invalid_request_error", "voice_not_found"),
     (UnauthenticatedError, 401, "authentication_error", "invalid_api_key"),
@@ -45,8 +47,8 @@ def error_answer(error: BistreamError, param: str | None = None) -> ErrorAnswer:
     status, kind, code = next(
         ((status, kind, code) for cls, status, kind, code in _STATUS if isinstance(error, cls)), (500, "server_error", None)
     )
-    headers = {"x-should-retry": "true" if status in _RETRYABLE else "false"}
-    if isinstance(error, BusyError):
+    headers = {"x-should-retry": "true" if status in _RETRYABLE and not isinstance(error, QuotaError) else "false"}
+    if isinstance(error, BusyError) and error.retryable:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1)))
     elif status == 503:
         headers["retry-after"] = str(DRAIN_RETRY_AFTER_S if isinstance(error, ShuttingDownError) else 2)

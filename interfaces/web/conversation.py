@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import functools
 import json
-import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError
 from bistream.rates import SAMPLE_RATE
 from interfaces.audio.encoder import Encoder
+from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError
 from interfaces.core.record import Ending
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
+from interfaces.core.shares import ShareError
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.protocols.actions import Action, Append, Cancel, Close, End, Flush, Made, Open, Send, SocketProtocol
 
-logger = logging.getLogger("interfaces")
-
+MESSAGES_IN_A_TURN = 4  # of one socket, before others have theirs
 MAX_PIECE_S = 0.5  # of audio in one message: clients bound the size of a message
 GOING_AWAY = 1001
 GOODBYE = Close(GOING_AWAY, "the gateway is shutting down")
@@ -56,6 +56,7 @@ class Conversation:
         self._turn = asyncio.Lock()  # the state machine and the socket's order of messages
         self._closed = asyncio.Event()
         self._heard_at = 0.0  # the time of the last message
+        self._pause_s = 0.0  # before the next one is read
 
     async def run(self) -> None:
         self._heard_at = asyncio.get_running_loop().time()
@@ -70,17 +71,22 @@ class Conversation:
                 await utterance.speech.close()
             for result in await asyncio.gather(*tasks, *pumps, return_exceptions=True):
                 if isinstance(result, Exception):
-                    logger.error("a conversation failed: %s", type(result).__name__, exc_info=result)
+                    self._service.log.warn(self._caller.address, "a conversation has failed.", result)
 
     async def _read(self) -> None:
         async with self._turn:
             await self._carry_out(self._protocol.opened())
+        count = 0
         while (message := await self._socket.receive()) is not None:
             self._heard_at = asyncio.get_running_loop().time()
             async with self._turn:
                 await self._carry_out(self._protocol.received(message))
             if self._closed.is_set():
                 return
+            count += 1
+            if self._pause_s or count % MESSAGES_IN_A_TURN == 0:
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = 0.0
 
     async def _watch(self) -> None:
         """Until the socket is closed, from here or because it is idle. One timer for the socket: one for each message would cost as much
@@ -114,6 +120,8 @@ class Conversation:
             except SlowReaderError:
                 return  # the socket is given up
             except BistreamError as error:
+                if isinstance(error, ShareError):
+                    self._pause_s = error.pause_s
                 await self._fail(getattr(action, "speech", ""), error)
                 return
 
@@ -181,8 +189,8 @@ class Conversation:
         except BistreamError as error:
             reason = ShuttingDownError("The gateway is shutting down.") if self._ends_by_drain(error) else error
             await self._give_up(name, utterance, reason)
-        except Exception:
-            logger.exception("an utterance failed")
+        except Exception as error:
+            self._service.log.warn(self._caller.address, "an utterance has failed.", error)
             await self._give_up(name, utterance, EngineError("The gateway failed while it made the audio; try again."))
         finally:
             utterance.encoder.close()

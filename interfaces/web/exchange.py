@@ -9,7 +9,8 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from bistream.errors import BistreamError
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.caller import Caller
+from interfaces.core.service import SpeechService
 from interfaces.protocols.actions import INTERNAL_ERROR, Action, Close, Made, SocketProtocol
 from interfaces.web.answers import error_answer
 from interfaces.web.conversation import Conversation

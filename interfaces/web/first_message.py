@@ -6,8 +6,9 @@ import asyncio
 import json
 from dataclasses import replace
 
+from bistream.errors import BistreamError
+from interfaces.core.caller import Caller
 from interfaces.core.errors import UnauthenticatedError
-from interfaces.core.service import Caller
 from interfaces.protocols.actions import POLICY_VIOLATION
 from interfaces.protocols.elevenlabs import key_headers, refusal
 from interfaces.web.access import Access
@@ -34,6 +35,12 @@ class _Begun:
         await self._socket.close(code, reason)
 
 
+async def turn_away(socket: Socket, error: BistreamError) -> None:
+    """In the form of the protocol, whose socket was accepted before it was known whose it is."""
+    await socket.send(json.dumps(refusal(error)))
+    await socket.close(POLICY_VIOLATION, error.code.lower())
+
+
 async def identified(socket: Socket, access: Access, stranger: Caller, timeout_s: float = KEY_TIMEOUT_S) -> tuple[Socket, Caller] | None:
     """The socket to go on with, and who the stranger is; None: it was refused, or is gone."""
     try:
@@ -45,7 +52,6 @@ async def identified(socket: Socket, access: Access, stranger: Caller, timeout_s
     try:
         caller = replace(access.identify(key_headers(first), stranger.address).caller, trace=stranger.trace)
     except UnauthenticatedError as error:
-        await socket.send(json.dumps(refusal(error)))
-        await socket.close(POLICY_VIOLATION, "invalid API key")
+        await turn_away(socket, error)
         return None
     return _Begun(socket, first), caller

@@ -11,8 +11,9 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from bistream.errors import BistreamError, InvalidInputError, SessionTimeoutError, ShuttingDownError
+from interfaces.core.caller import Caller
 from interfaces.core.errors import TooLargeError
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
 from interfaces.core.trace import trace_of
 from interfaces.settings import Limits
 from interfaces.web.access import Access
@@ -23,6 +24,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 OPEN_PATHS = ("/", "/health/live", "/health/ready", "/favicon.ico")
+PROBED_PATHS = ("/health/live", "/health/ready", "/metrics")  # orchestrators call a process by its address
 OPEN_PREFIX = "/page/"
 KEY_IN_MESSAGE = re.compile(r"/v1/text-to-speech/[^/]+/(multi-)?stream-input\Z")  # WebSockets whose first message may have the key
 UPLOADS = "/v1/audio/voices"
@@ -50,6 +52,8 @@ class Guard:
             if state["caller"] is not None:
                 state["caller"] = replace(state["caller"], trace=trace)
         except BistreamError as error:
+            if isinstance(error, _ForeignError):
+                self._service.log.warn(state["address"], error.sentence)
             answer = error_answer(error)
             await refuse(scope, receive, named, JSONResponse(answer.body, answer.status, answer.headers))
             return
@@ -59,10 +63,13 @@ class Guard:
             await self._app(scope, receive, named)
 
     def _check(self, scope: Scope, headers: dict[str, str], state: dict[str, Any]) -> None:
-        if not self._access.allows_origin(headers.get("origin"), headers.get("host")):
-            raise _ForeignOriginError("Pages of this origin may not use the gateway; start it with --allow-origin to let them.")
-        address = (scope.get("client") or ("unknown", 0))[0]
         path = scope["path"]
+        address = state["address"] = self._access.address_of(headers, (scope.get("client") or ("unknown", 0))[0])
+        hosts = [value for name, value in scope["headers"] if name.lower() == b"host"]
+        if path not in PROBED_PATHS and (len(hosts) > 1 or not self._access.allows_host(headers.get("host"))):
+            raise _ForeignError("The gateway is not called by this host name; start it with --allowed-hosts to let it.")
+        if not self._access.allows_origin(headers.get("origin"), headers.get("host")):
+            raise _ForeignError("Pages of this origin may not use the gateway; start it with --allow-origin to let them.")
         is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
         if is_open:
             state["caller"] = Caller(None, address)
@@ -85,8 +92,10 @@ class Guard:
         return self._limits.max_upload_bytes + FORM_BYTES if path == UPLOADS else self._limits.max_body_bytes
 
 
-class _ForeignOriginError(InvalidInputError):
-    code = "FOREIGN_ORIGIN"
+class _ForeignError(InvalidInputError):
+    """A page of another site, or one whose name stands for this machine's address."""
+
+    code = "FOREIGN"
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, response: Response) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import contextlib
 
+from bistream.errors import BusyError
+from gateway.admission import host_of
 from gateway.http_server import BoundedProtocol
-from interfaces.web.access import network_of
+from interfaces.core.caller import holders_of
+from interfaces.core.shares import Places
+from interfaces.settings import Settings
 
 
 class HttpProtocol(BoundedProtocol):
     """WebSockets leave it with their upgrade; ``Access`` counts them from there."""
 
-    connections_per_address = 0
-    open_by_address: Counter[str]
-    _address: str | None = None
+    places: Places
+    counts_addresses: bool
+    _holders: tuple[str, ...] | None = None  # of the place that it has
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -22,17 +26,17 @@ class HttpProtocol(BoundedProtocol):
 
     def _on_end(self) -> None:
         """Of the connection, or of it as one of HTTP."""
-        address, self._address = self._address, None
-        if address is not None:
-            self.open_by_address[address] -= 1
-            if not self.open_by_address[address]:
-                del self.open_by_address[address]
+        holders, self._holders = self._holders, None
+        if holders is not None:
+            self.places.give_back(holders)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._address = network_of(self.client[0] if self.client else "unknown")
-        self.open_by_address[self._address] += 1
-        if 0 < self.connections_per_address < self.open_by_address[self._address]:
+        holders = holders_of(None, host_of(self.client[0] if self.client else "unknown")) if self.counts_addresses else ()
+        with contextlib.suppress(BusyError):
+            self.places.take(holders)
+            self._holders = holders
+        if self._holders is None:
             transport.abort()
 
     def handle_websocket_upgrade(self) -> None:
@@ -40,6 +44,8 @@ class HttpProtocol(BoundedProtocol):
         super().handle_websocket_upgrade()
 
 
-def http_protocol(limit: int) -> type[HttpProtocol]:
-    """limit: connections of one address; 0: any number."""
-    return type("CountedHttpProtocol", (HttpProtocol,), {"connections_per_address": limit, "open_by_address": Counter()})
+def http_protocol(settings: Settings) -> type[HttpProtocol]:
+    """Behind a proxy all connections have its address, and it bounds those of one client."""
+    limits = settings.limits
+    places = Places("connections", limits.max_connections, limits.share)
+    return type("CountedHttpProtocol", (HttpProtocol,), {"places": places, "counts_addresses": not settings.behind_proxy})

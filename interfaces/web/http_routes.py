@@ -10,9 +10,11 @@ from starlette.responses import JSONResponse
 
 from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
 from interfaces.audio.formats import AudioFormat, openai_format
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.caller import Caller
+from interfaces.core.service import SpeechService
 from interfaces.core.values import Values, check_values
-from interfaces.core.voices import OPENAI_VOICES, Voice
+from interfaces.core.voice import Voice
+from interfaces.core.voice_names import OPENAI_VOICES
 from interfaces.web.answers import error_answer
 from interfaces.web.requests import FieldError, SpeechRequest, parse
 from interfaces.web.streaming import SpokenResponse, speak
@@ -55,11 +57,12 @@ def _add_voices(router: APIRouter, service: SpeechService, uploads: Uploads) -> 
 
     @router.post("/v1/audio/voices")
     async def add_voice(request: Request) -> dict[str, Any]:
-        return _voice(await uploads.take(request, ("audio_sample",), is_said_needed=True))
+        added = await uploads.take(request, ("audio_sample",), is_said_needed=True)
+        return {**_voice(added), **told_secret(added)}
 
     @router.delete("/v1/audio/voices/{voice_id}")
     async def delete_voice(request: Request, voice_id: str) -> dict[str, Any]:
-        await asyncio.to_thread(service.voices.delete, voice_id, caller_of(request).key)
+        await asyncio.to_thread(service.voices.delete, voice_id, caller_of(request))
         return {"id": voice_id, "object": "audio.voice.deleted", "deleted": True}
 
 
@@ -107,6 +110,11 @@ def at(param: str, act: Any) -> Any:
 def caller_of(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
+
+
+def told_secret(added: Voice) -> dict[str, str]:
+    """In the answer to an upload without an API key, and nowhere else."""
+    return {} if added.secret is None else {"secret": added.secret}
 
 
 def _voice(voice: Voice) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame
 
 MAX_WAITING = 16
 SMALL_BYTES = 4096
@@ -32,10 +32,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
-        size, was_paused = sum(map(len, self.frames)), self.read_paused
-        self.read_paused = True  # else the base class stops reading
-        super().send_receive_event_to_app()
-        self.read_paused = was_paused
-        if not was_paused and (size > SMALL_BYTES or self.queue.qsize() >= MAX_WAITING):
+        data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+        self.frames = []
+        if self.close_sent:
+            return  # as the base class: the peer's close is still to be read
+        if self.curr_msg_data_type == "bytes":
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+        else:
+            try:
+                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+            except UnicodeDecodeError:  # the base class writes a trace
+                self.conn.send_close(CloseCode.INVALID_DATA)
+                self.handle_parser_exception()
+                return
+        if not self.read_paused and (len(data) > SMALL_BYTES or self.queue.qsize() >= MAX_WAITING):
             self.read_paused = True
             self.transport.pause_reading()

@@ -10,9 +10,10 @@ from fastapi import APIRouter, WebSocket
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, BusyError
 from interfaces.audio.formats import deepgram_format, elevenlabs_format
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.caller import Caller
+from interfaces.core.service import SpeechService
 from interfaces.protocols.actions import SocketProtocol
 from interfaces.protocols.cartesia import Cartesia
 from interfaces.protocols.dashscope import DashScope
@@ -20,10 +21,10 @@ from interfaces.protocols.deepgram import Deepgram, DeepgramOptions, deepgram_sp
 from interfaces.protocols.deepgram_v1 import DeepgramV1
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
 from interfaces.settings import Limits
-from interfaces.web.access import Access, network_of
+from interfaces.web.access import Access
 from interfaces.web.answers import error_answer
 from interfaces.web.conversation import GOODBYE, Conversation, Socket
-from interfaces.web.first_message import identified
+from interfaces.web.first_message import identified, turn_away
 from interfaces.web.guard import refuse
 
 logger = logging.getLogger("interfaces")
@@ -65,38 +66,48 @@ class _Runner:
 
     async def run(self, websocket: WebSocket, make: Callable[[], SocketProtocol], voice: str | None = None) -> None:
         """voice: refused before the socket opens where there is none of this name, unless it is not known yet who asks."""
-        known: Caller | None = websocket.state.caller
-        caller = known or Caller(None, network_of(websocket.client.host if websocket.client else "unknown"), websocket.state.trace)
+        state = websocket.state
+        known: Caller | None = state.caller
+        caller = known or Caller(None, state.address, state.trace)
         try:
             protocol = make()
             if voice is not None and known is not None:
                 await asyncio.to_thread(self._service.find_voice, voice, caller)
             self._access.enter(caller)
         except BistreamError as error:
+            self._service.tell(error, caller)
             answer = error_answer(error)
             response = JSONResponse(answer.body, answer.status, answer.headers)
             await refuse(websocket.scope, websocket.receive, websocket.send, response)
             return
+        entered = [caller]
         try:
-            await websocket.accept(websocket.state.subprotocol)
-            await self._converse(FastApiSocket(websocket), protocol, known, caller)
+            await websocket.accept(state.subprotocol)
+            accepted = FastApiSocket(websocket)
+            socket = accepted if known is not None else await self._identify(accepted, entered)
+            if socket is not None:
+                await Conversation(socket, protocol, self._service, entered[0]).run()
         finally:
-            self._access.leave(caller)
+            self._access.leave(entered[0])
 
-    async def _converse(self, socket: Socket, protocol: SocketProtocol, known: Caller | None, stranger: Caller) -> None:
-        found = (socket, known) if known is not None else await self._identified(socket, stranger)
-        if found is not None:
-            await Conversation(found[0], protocol, self._service, found[1]).run()
-
-    async def _identified(self, socket: Socket, stranger: Caller) -> tuple[Socket, Caller] | None:
-        """As ``identified``; a drain does not wait for a first message."""
-        asking = asyncio.ensure_future(identified(socket, self._access, stranger))
+    async def _identify(self, socket: Socket, entered: list[Caller]) -> Socket | None:
+        """As ``identified``; a drain does not wait for a first message. entered: for whom the socket is counted."""
+        asking = asyncio.ensure_future(identified(socket, self._access, entered[0]))
         draining = asyncio.ensure_future(self._service.drains.wait())
         try:
             await asyncio.wait([asking, draining], return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-            await socket.close(GOODBYE.code, GOODBYE.reason)
+            if not asking.done():
+                await socket.close(GOODBYE.code, GOODBYE.reason)
+                return None
+            if (found := asking.result()) is None:
+                return None
+            self._access.enter(found[1])
+            self._access.leave(entered[0])
+            entered[0] = found[1]
+            return found[0]
+        except BusyError as error:  # the key has its sockets
+            self._service.tell(error, entered[0])
+            await turn_away(socket, error)
             return None
         finally:
             asking.cancel()

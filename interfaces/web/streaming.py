@@ -16,8 +16,11 @@ from bistream.errors import BistreamError, CancelledError, EngineError, Shutting
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
+from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.quiet_log import Lines
+from interfaces.core.service import SpeechService
+from interfaces.core.shares import ShareError
 from interfaces.core.speech import Audio, Speech
 from interfaces.core.values import Values
 from interfaces.web.answers import error_answer
@@ -31,12 +34,21 @@ class ClientGoneError(CancelledError):
     """Nobody is left to answer."""
 
 
-class _NoTraceOfCuts(logging.Filter):
+class _QuietServer(logging.Filter):
+    """Of uvicorn's lines: none for what clients cause, and one in ten seconds for each kind of fault of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._faults = Lines(1)
+
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], CutConnectionError)
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return "without completing handshake" not in record.getMessage()  # the client has gone meanwhile
+        return not isinstance(error, CutConnectionError) and self._faults.take(repr(error)[:200]) is not None
 
 
-logging.getLogger("uvicorn.error").addFilter(_NoTraceOfCuts())
+logging.getLogger("uvicorn.error").addFilter(_QuietServer())
 
 
 class SpokenText:
@@ -107,8 +119,10 @@ async def speak(
     encoder = Encoder(target, gain)
     try:
         speech = service.open(voice, caller, values)
-    except BaseException:
+    except BaseException as error:
         encoder.close()
+        if isinstance(error, ShareError):
+            await asyncio.sleep(error.pause_s)
         raise
     spoken = SpokenText(service, speech, encoder)
     try:

@@ -10,14 +10,18 @@ from fastapi import Request
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 
-from bistream.errors import InvalidInputError
+from bistream.errors import BistreamError, InvalidInputError
 from interfaces.audio.recordings import decode_recording
+from interfaces.core.caller import Caller
 from interfaces.core.errors import TooLargeError
-from interfaces.core.service import Caller, SpeechService
-from interfaces.core.voices import Voice
+from interfaces.core.service import SpeechService
+from interfaces.core.shares import Places
+from interfaces.core.voice import Voice
+from interfaces.settings import Limits
 from interfaces.web.requests import FieldError
 
 MAX_DECODING = 2  # recordings in memory and decoded at once
+MAX_UPLOADS = 16  # under way; those that are decoded among them
 MAX_FILES = 25  # as many as ElevenLabs takes
 
 
@@ -25,6 +29,7 @@ class Uploads:
     def __init__(self, service: SpeechService) -> None:
         self._service = service
         self._decoding = asyncio.Semaphore(MAX_DECODING)
+        self._places = Places("uploads under way", MAX_UPLOADS, service.limits.share)
 
     async def take(self, request: Request, fields: Sequence[str], is_said_needed: bool) -> Voice:
         """The voice of the form's ``name``, of the first file under one of these fields, and of ``transcript`` or ``ref_text``.
@@ -34,12 +39,24 @@ class Uploads:
         self._service.check_serving()
         limits, caller = self._service.limits, request.state.caller
         assert isinstance(caller, Caller)
-        async with _form(request, fields, is_said_needed) as (name, transcript, file), self._decoding:
-            data = await file.read(limits.max_upload_bytes + 1)
-            if len(data) > limits.max_upload_bytes:
-                raise TooLargeError(f"The recording is larger than {limits.max_upload_bytes} bytes; upload a shorter or compressed one.")
-            samples = await asyncio.to_thread(decode_recording, data, limits.min_recording_s, limits.max_recording_s)
-        return await asyncio.to_thread(self._service.voices.add, name, samples, transcript, caller.key)
+        try:
+            return await self._taken(request, fields, is_said_needed, limits, caller)
+        except BistreamError as error:
+            self._service.tell(error, caller)
+            raise
+
+    async def _taken(self, request: Request, fields: Sequence[str], is_said_needed: bool, limits: Limits, caller: Caller) -> Voice:
+        self._service.starts.take(caller.holders)
+        await asyncio.to_thread(self._service.voices.check_room, caller)  # before the body is read
+        with self._places.taken_by(caller.holders):
+            async with _form(request, fields, is_said_needed) as (name, transcript, file), self._decoding:
+                data = await file.read(limits.max_upload_bytes + 1)
+                if len(data) > limits.max_upload_bytes:
+                    raise TooLargeError(
+                        f"The recording is larger than {limits.max_upload_bytes} bytes; upload a shorter or compressed one."
+                    )
+                samples = await asyncio.to_thread(decode_recording, data, limits.min_recording_s, limits.max_recording_s)
+            return await asyncio.to_thread(self._service.voices.add, name, samples, transcript, caller)
 
 
 @contextlib.asynccontextmanager

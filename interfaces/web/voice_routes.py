@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request, Response
 
 from bistream.errors import InvalidInputError
 from interfaces.core.service import SpeechService
-from interfaces.core.voices import UPLOAD, Voice
-from interfaces.web.http_routes import caller_of
+from interfaces.core.voice import UPLOAD, Voice
+from interfaces.web.http_routes import caller_of, told_secret
 from interfaces.web.model_routes import languages_of
 from interfaces.web.uploads import Uploads
 
@@ -86,11 +86,11 @@ def _add_elevenlabs(router: APIRouter, service: SpeechService, uploads: Uploads)
     async def add(request: Request) -> dict[str, Any]:
         """Of several files the first one counts; without a transcript, the voice speaks as another language's would."""
         added = await uploads.take(request, ("files", "files[]"), is_said_needed=False)
-        return {"voice_id": added.id, "requires_verification": False}
+        return {"voice_id": added.id, "requires_verification": False, **told_secret(added)}
 
     @router.delete("/v1/voices/{voice_id}")
     async def delete(request: Request, voice_id: str) -> dict[str, Any]:
-        await asyncio.to_thread(service.voices.delete, voice_id, caller_of(request).key)
+        await asyncio.to_thread(service.voices.delete, voice_id, caller_of(request))
         return {"status": "ok"}
 
 
@@ -137,11 +137,11 @@ def _add_cartesia(router: APIRouter, service: SpeechService, uploads: Uploads) -
     @router.post("/voices/clone")
     async def clone(request: Request) -> dict[str, Any]:
         added = await uploads.take(request, ("clip",), is_said_needed=False)
-        return {**told(added), "user_id": caller_of(request).key or "everybody"}
+        return {**told(added), "user_id": caller_of(request).key or "everybody", **told_secret(added)}
 
     @router.delete("/voices/{voice_id}")
     async def delete(request: Request, voice_id: str) -> Response:
-        await asyncio.to_thread(service.voices.delete, voice_id, caller_of(request).key)
+        await asyncio.to_thread(service.voices.delete, voice_id, caller_of(request))
         return Response(status_code=204)
 
 
@@ -176,7 +176,7 @@ def _named_like(voices: Sequence[Voice], words: str) -> list[Voice]:
 
 def _page(voices: Sequence[Voice], size: str, after: str | None, before: str | None) -> tuple[Sequence[Voice], bool]:
     """Those behind, or before, the voice of an id; and whether there are more in this direction. Raises ``InvalidInputError``."""
-    if not size.isascii() or not size.isdecimal() or not 1 <= int(size) <= MOST_ON_A_PAGE:
+    if len(size) > 3 or not size.isascii() or not size.isdecimal() or not 1 <= int(size) <= MOST_ON_A_PAGE:
         raise InvalidInputError(f"The size of a page is a number from 1 to {MOST_ON_A_PAGE}; correct it.")
     ids, count = [voice.id for voice in voices], int(size)
     for cursor in (after, before):

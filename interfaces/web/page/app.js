@@ -5,6 +5,7 @@ import { SNIPPETS } from "/page/snippets.js";
 import { pieces, Speech } from "/page/speech.js";
 import { Timeline } from "/page/timeline.js";
 import { Transcript } from "/page/transcript.js";
+import { headersFor, keep as keepSecret } from "/page/secrets.js";
 import { sampleOf, VoiceCards } from "/page/voices.js";
 import { Waveform } from "/page/waveform.js";
 
@@ -340,11 +341,13 @@ function keep(blob) {
 async function save(event) {
   event.preventDefault();
   const form = new FormData();
-  form.set("name", at("voice-name").value);
+  const name = at("voice-name").value.trim();
+  form.set("name", name);
   form.set("transcript", at("transcript-said").value);
   form.set("audio_sample", recorded, "recording.wav");
   try {
-    const voice = await fetchJson("/v1/audio/voices", { method: "POST", body: form });
+    const voice = await fetchJson("/v1/audio/voices", { method: "POST", body: form, headers: headersFor(name) });
+    keepSecret(voice);
     await listVoices(voice.id);
     show("voice-message", `${voice.name} is saved and chosen.`);
   } catch (error) {

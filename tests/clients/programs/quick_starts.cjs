@@ -58,7 +58,7 @@ async function elevenlabs() {
   found.settings = (await client.voices.settings.get(found.search[0])).speed;
   const added = await client.voices.ivc.create({ name: "Alex", files: [fs.createReadStream("assets/reference.wav")] });
   found.cloned = await length(await client.textToSpeech.convert(added.voiceId, given));
-  await client.voices.delete(added.voiceId);
+  await client.voices.delete(added.voiceId, { headers: { "x-voice-secret": added.secret } }); // ours: who uploaded it
   found.user = (await client.user.get()).subscription.status;
   found.models = (await client.models.list()).map((model) => model.modelId);
 }
@@ -83,7 +83,7 @@ async function cartesia() {
   found.status = response.status;
   const cloned = await client.voices.clone({ clip: fs.createReadStream("assets/reference.wav"), name: "Alex", language: "en" });
   found.cloned = (await (await client.tts.generate({ ...given, voice: cloned.id })).blob()).size;
-  await client.voices.delete(cloned.id);
+  await client.voices.delete(cloned.id, { headers: { "x-voice-secret": cloned.secret } });
   const raw = { container: "raw", encoding: "pcm_s16le", sample_rate: 24000 };
   const socket = new TTSWS(client);
   await socket.connect();

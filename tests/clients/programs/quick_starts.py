@@ -45,7 +45,7 @@ def elevenlabs() -> None:
         added = client.voices.ivc.create(name="Alex", description="A voice for news.", files=[file])
     found["cloned"] = sum(len(part) for part in client.text_to_speech.convert(text="Hello.", voice_id=added.voice_id))
     found["category"] = client.voices.get(voice_id=added.voice_id).category
-    client.voices.delete(voice_id=added.voice_id)
+    client.voices.delete(voice_id=added.voice_id, request_options={"additional_headers": {"x-voice-secret": added.secret}})  # ours
     found["user"] = client.user.get().subscription.status
     found["subscription"] = client.user.subscription.get().tier
 
@@ -86,7 +86,7 @@ def cartesia() -> None:
     with open("assets/reference.wav", "rb") as file:
         cloned = client.voices.clone(clip=file, name="Alex", language="en")
     found["cloned"] = len(client.tts.generate(**{**given, "voice": cloned.id}).read())
-    client.voices.delete(cloned.id)
+    client.voices.delete(cloned.id, extra_headers={"x-voice-secret": cloned.secret})
 
 
 def deepgram() -> None:

@@ -169,13 +169,17 @@ def test_probes_and_metrics_of_the_interfaces_are_theirs() -> None:
     probed = [container[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")]
     probed.append(found.one("ServiceMonitor", "demo-bistream-interfaces")["spec"]["endpoints"][0]["path"])
     assert probed == ["/health/ready", "/health/live", "/metrics"]
+    assert "--allowed-hosts=demo-bistream-interfaces,demo-bistream-interfaces.speech,demo-bistream-interfaces.speech.svc,demo" in str(
+        container["args"]
+    )
     with running() as front:  # before no server
         assert [status(front.http + path) for path in probed] == [503, 200, 200]
+        assert [status(front.http + path, "10.1.2.3:8080") for path in (*probed, "/")] == [503, 200, 200, 400]
 
 
-def status(url: str) -> int:
+def status(url: str, host: str = "localhost") -> int:
     try:
-        with urllib.request.urlopen(url, timeout=240) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"host": host}), timeout=240) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()

@@ -19,7 +19,8 @@ from gateway.keys import Keys
 from interfaces.__main__ import _config
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
-from interfaces.core.voices import Voice, VoiceStore
+from interfaces.core.voice import Voice
+from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits, Settings
 from interfaces.web.access import Access
 from interfaces.web.app import make_app
@@ -66,8 +67,10 @@ def running(
     async def serve() -> None:
         servers = Servers(addresses)
         await servers.check()
-        service = SpeechService(servers, voices or VoiceStore((ANNA,)), limits, speak_after_s)
-        access = Access(keys, origins, limits.max_sockets, limits.sockets_per_address)
+        service = SpeechService(servers, voices or VoiceStore((ANNA,), limits=limits), limits, speak_after_s)
+        access = Access(
+            keys, limits, origins, () if settings is None else settings.allowed_hosts, settings is not None and settings.behind_proxy
+        )
         config = _config(settings or Settings(port=0, limits=limits), make_app(service, access, limits, origins))
         config.port = 0
         server = uvicorn.Server(config)

@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 import gateway.http_server
 from gateway.http_server import MAX_HEAD_BYTES
 from gateway.keys import Keys
-from interfaces.core.service import Caller
+from interfaces.core.caller import Caller
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 from tests.unit.client.fake_server import FakeServer
@@ -64,18 +64,19 @@ def statuses(answer: bytes) -> set[bytes]:
 
 
 UPGRADE = (
-    b"Host: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    b"Host: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
 HUGE = 64 * MAX_HEAD_BYTES
 HEADS = {
-    "a field without end": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + HUGE * b"a",
-    "many fields": b"GET / HTTP/1.1\r\nHost: x\r\n" + (HUGE // 6) * b"a: b\r\n",
+    "a field without end": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + HUGE * b"a",
+    "many fields": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + (HUGE // 6) * b"a: b\r\n",
     "a long line": b"GET /" + HUGE * b"a",
     "many fields of a socket": b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE + (HUGE // 6) * b"a: b\r\n",
     "a long field of a socket": b"GET " + SPEAK.encode() + b" HTTP/1.1\r\n" + UPGRADE + b"X: " + 2 * MAX_HEAD_BYTES * b"a" + b"\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + 500 * b"\xff",
-    "a body of two lengths": b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
-    "a length that is none": b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n{}",
+    "a body of two lengths": b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 50\r\n\r\n{}",
+    "a length that is none": b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n{}",
 }
 
 
@@ -94,26 +95,27 @@ def test_a_head_that_does_not_come_to_its_end_is_given_up(server: FakeServer, mo
 def test_a_body_that_does_not_come_to_its_end_is_a_408(server: FakeServer) -> None:
     with running(server.address, limits=Limits(body_timeout_s=0.05)) as front:
         for path, kind in ((SPEECH, "application/json"), ("/v1/audio/voices", "multipart/form-data; boundary=b")):
-            head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: 100\r\n\r\n--b\r\n"
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            head += f"content-type: {kind}\r\ncontent-length: 100\r\n\r\n--b\r\n"
             assert statuses(exchange(front, head.encode())) == {b"408"}
         body = json.dumps({"model": "tts-1", "voice": "anna", "input": "x" * 400, "response_format": "pcm"}).encode()
         with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as peer:
-            peer.sendall(f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)  # at once
+            peer.sendall(f"POST {SPEECH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)  # at once
             with http.client.HTTPResponse(peer, method="POST") as response:
                 response.begin()
                 assert len(response.read()) == 400 * 960  # the answer may take longer than the body
 
 
 def test_connections_of_an_address_are_bounded_and_given_back(server: FakeServer) -> None:
-    with running(server.address, limits=Limits(connections_per_address=2)) as front:
+    with running(server.address, limits=Limits(max_connections=8)) as front:
         for _ in range(3):
             idle = [socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) for _ in range(2)]
             wait_in_loop(front, lambda: len(front.server.server_state.connections) == 2)
-            assert exchange(front, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == b""
+            assert exchange(front, b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n") == b""
             for one in idle:
                 one.close()
             wait_in_loop(front, lambda: not front.server.server_state.connections)
-            assert statuses(exchange(front, b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")) == {b"200"}
+            assert statuses(exchange(front, b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")) == {b"200"}
         with (
             connect(front.ws + SPEAK, open_timeout=WAIT_S),
             connect(front.ws + SPEAK, open_timeout=WAIT_S),
@@ -162,9 +164,9 @@ def test_compression_is_not_spoken(front: Running) -> None:
 
 
 def test_utterances_and_voices_of_different_keys_cannot_touch_each_other(server: FakeServer) -> None:
-    limits = Limits(speeches_per_key=1, speeches_per_address=0)
+    limits = Limits(max_speeches=4)  # one of a key
     voices = VoiceStore((ANNA,))
-    voice = voices.add("mine", np.zeros(16000, np.float32), "What is said.", "one")
+    voice = voices.add("mine", np.zeros(16000, np.float32), "What is said.", Caller("one", "10.0.0.1"))
     with running(server.address, limits=limits, voices=voices, keys=Keys({MINE: "one", THEIRS: "two"})) as front:
 
         def ask(method: str, path: str, key: str, body: Any = None) -> tuple[int, Any]:
@@ -207,10 +209,12 @@ def test_keys_texts_and_paths_are_in_no_log_and_no_answer(server: FakeServer, ca
     secret_text = b'{"model": "m", "voice": "../../etc", "input": "A secret text."}'
     with caplog.at_level(logging.INFO), running(server.address, keys=Keys({MINE: "one"})) as front:
         for key, body in ((MINE, b'{"model": 1'), (MINE, secret_text), (THEIRS, b"{}")):
-            head = f"POST {SPEECH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n"
+            head = f"POST {SPEECH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {key}\r\n"
             answers += exchange(front, f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         for path in ("/page/../../../../etc/passwd", "/page/%2e%2e/%2e%2e/app.py", "/v1/text-to-speech/..%2f..%2fetc/stream"):
-            answers += exchange(front, f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nxi-api-key: {MINE}\r\n\r\n".encode())
+            answers += exchange(
+                front, f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nxi-api-key: {MINE}\r\n\r\n".encode()
+            )
         with connect(front.ws + SPEAK, open_timeout=WAIT_S, subprotocols=["token", MINE]) as client:  # type: ignore[list-item]
             client.send('{"type": "Speak", "text": "A secret text."}')
             client.send("no JSON")

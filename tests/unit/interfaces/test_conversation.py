@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from bistream.errors import EngineError
 from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
+from interfaces.core.caller import Caller
 from interfaces.core.servers import Servers
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.voices import VoiceStore
 from interfaces.protocols.actions import Made

@@ -123,7 +123,7 @@ def test_an_http_client_that_leaves(front: Running, written: pytest.LogCaptureFi
     path = "/v1/text-to-speech/anna/stream/with-timestamps?output_format=pcm_24000" if how == "timed" else "/v1/audio/speech"
     body = json.dumps({"text": text} if how == "timed" else given).encode()
     with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as client:
-        client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        client.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         wait_in_loop(front, lambda: front.service.open_speeches == 1)
         if text == "hold":
             assert client.recv(100).startswith(b"HTTP/1.1 200")

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bistream.client.asyncio_client import AsyncBistreamClient
+from bistream.errors import InvalidInputError
 from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from interfaces.core import servers as servers_module
+from interfaces.core.caller import Caller
 from interfaces.core.servers import Servers
 from interfaces.core.service import NOT_INSTRUCTED
-from interfaces.core.voices import Voice, VoiceStore
+from interfaces.core.voice import Voice
+from interfaces.core.voices import VoiceStore
 from tests.unit.client.fake_server import Reader
 from tests.unit.interfaces.rig import ReadyServer, Running, reading, running
 from tests.unit.interfaces.test_http import ask, speech
@@ -68,12 +72,14 @@ def test_a_recording_of_the_command_line_stays_the_default_and_hides_a_preset_of
         assert [voice["name"] for voice in voices_of(front)] == ["anna", "nora", "felix"]
 
 
-def test_an_upload_under_the_name_of_a_preset_is_the_one_that_speaks(server: ReadyServer) -> None:
+def test_a_voice_of_the_servers_speaks_under_its_name_whatever_was_uploaded_before(server: ReadyServer) -> None:
     store = VoiceStore()
+    uploaded = store.add("nora", np.zeros(16000, np.float32), "Words.", Caller(None, "10.0.0.1"))
     with running(server.address, voices=store) as front:
-        uploaded = store.add("nora", np.zeros(16000, np.float32), "Words.", None)
-        assert store.find("nora", None) == uploaded
-        assert [voice["kind"] for voice in voices_of(front)] == ["preset", "registered", "upload"]
+        assert store.find("nora", None).speaker_id == "nora" and store.find(uploaded.id, None) == uploaded
+        assert [voice["kind"] for voice in voices_of(front)] == ["preset", "preset", "registered", "upload"]
+        with pytest.raises(InvalidInputError, match="built-in"):
+            store.add("Nora", np.zeros(16000, np.float32), "Words.", Caller(None, "10.0.0.1"))
 
 
 def test_a_voice_that_is_registered_while_the_server_runs_is_found(server: ReadyServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,11 +109,11 @@ def test_a_server_that_comes_back_is_asked_for_everything_anew(server: ReadyServ
         async with known(server) as servers:
             assert servers.languages == {"en"} and not servers.can_be_instructed
             (one,) = servers.all
-            real, one.link.address = one.link.address, "127.0.0.1:1"
-            await one.link.close()
+            real, one.client = one.client, AsyncBistreamClient("127.0.0.1:1", keeps_channel=True)
             await servers.check()
             assert not servers.any_ready() and [voice.name for voice in servers.voices] == ["felix", "nora", "anna"]
-            one.link.address, server.card, server.voices = real, {}, (NORA,)
+            await one.client.close()
+            one.client, server.card, server.voices = real, {}, (NORA,)
             await servers.check()
             assert servers.languages == frozenset() and servers.can_be_instructed
             assert [voice.name for voice in servers.voices] == ["nora"]

@@ -156,7 +156,7 @@ def test_over_http(server: Server, front: Running, how: str, state: str) -> None
     path = "/v1/text-to-speech/anna/stream?output_format=pcm_24000" if how == "elevenlabs" else "/v1/audio/speech"
     body = json.dumps({"text": text} if how == "elevenlabs" else {**BODY, "input": text, "stream_format": how}).encode()
     with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as client:
-        client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        client.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         assert server.heard_text.wait(WAIT_S)
         if state != "before the first audio":
             assert client.recv(100).startswith(b"HTTP/1.1 200")
@@ -168,7 +168,7 @@ def test_over_http(server: Server, front: Running, how: str, state: str) -> None
 
 def test_over_http_in_the_middle_of_its_body(front: Running) -> None:
     with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as client:
-        client.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        client.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         wait_in_loop(front, lambda: len(front.server.server_state.tasks) == 1)
         vanish(client)
     wait_in_loop(front, lambda: not front.server.server_state.tasks and not front.server.server_state.connections)

@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from gateway.keys import Keys
-from interfaces.core.voices import Voice, VoiceStore
+from interfaces.core.caller import Caller
+from interfaces.core.voice import Voice
+from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 from interfaces.web.access import Access
 from tests.unit.client.fake_server import FakeServer, Received, Stream
@@ -251,12 +253,14 @@ def test_a_voice_is_uploaded_spoken_with_and_deleted(server: FakeServer, front: 
     assert speech(front, voice="mine")[0] == speech(front, voice={"id": voice["id"]})[0] == 200
     start = next(one for one in reversed(server.received) if "reference_wav" in one.inputs)
     assert start.inputs["reference_wav"].shape == (1, 16000) and start.inputs["reference_text"] == b"What I say."
-    assert json.loads(ask(front, "DELETE", f"/v1/audio/voices/{voice['id']}")[2]) == {
+    path, mine = f"/v1/audio/voices/{voice['id']}", {"x-voice-secret": voice["secret"]}
+    assert ask(front, "DELETE", path)[0] == ask(front, "DELETE", path, headers={"x-voice-secret": "x"})[0] == 403
+    assert json.loads(ask(front, "DELETE", path, headers=mine)[2]) == {
         "id": voice["id"],
         "object": "audio.voice.deleted",
         "deleted": True,
     }
-    assert speech(front, voice="mine")[0] == 404 and ask(front, "DELETE", f"/v1/audio/voices/{voice['id']}")[0] == 404
+    assert speech(front, voice="mine")[0] == 404 and ask(front, "DELETE", path, headers=mine)[0] == 404
     assert ask(front, "DELETE", "/v1/audio/voices/anna")[0] == 404  # the command line's
 
 
@@ -297,7 +301,7 @@ def test_keys_in_all_headers_and_none_of_the_others(server: FakeServer) -> None:
     ("origin", "is_allowed"), [(None, True), ("http://a:1", True), ("http://b:1", False), ("http://[", False), ("", False)]
 )
 def test_an_origin_is_the_pages_own_or_none(origin: str | None, is_allowed: bool) -> None:
-    assert Access(None, (), 1, 1).allows_origin(origin, "a:1") == is_allowed
+    assert Access(None, Limits()).allows_origin(origin, "a:1") == is_allowed
 
 
 def test_pages_of_other_sites_are_kept_out_unless_they_are_allowed(server: FakeServer, front: Running) -> None:
@@ -376,7 +380,7 @@ def test_a_client_that_vanishes_frees_its_session() -> None:
         with running(server.address) as front:
             raw = socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S)
             body = json.dumps({"model": "m", "voice": "anna", "input": "Hello", "response_format": "pcm"}).encode()
-            raw.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            raw.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
             assert front.service.open_speeches == 1
             raw.close()
@@ -409,13 +413,16 @@ def test_a_drain_answers_503_and_ends_what_does_not_end_itself() -> None:
         server.stop()
 
 
+OWNER = Caller("key", "10.0.0.1")
+
+
 def test_voices_in_a_shared_folder_are_seen_by_another_process(tmp_path: Any) -> None:
     first, second = (VoiceStore((ANNA,), tmp_path / "voices") for _ in range(2))
-    made = first.add("mine", np.zeros(16000, np.float32), "Hello.", "key")
+    made = first.add("mine", np.zeros(16000, np.float32), "Hello.", OWNER)
     (found,) = [voice for voice in second.all_of("key") if voice.id == made.id]
-    assert (found.name, found.transcript, found.owner) == ("mine", "Hello.", "key")
+    assert (found.name, found.transcript, found.owner) == ("mine", "Hello.", OWNER.key)
     assert found.samples is not None and made.samples is not None and np.array_equal(found.samples, made.samples)
-    second.delete(made.id, "key")
+    second.delete(made.id, OWNER)
     assert [voice.id for voice in first.all_of("key")] == ["anna"]
     (tmp_path / "voices" / f"voice_{'0' * 32}.npz").write_bytes(b"damaged")
     assert [voice.id for voice in first.all_of(None)] == ["anna"]
@@ -430,10 +437,10 @@ def test_other_names_of_voices_are_listed(server: FakeServer) -> None:
 
 
 def test_too_many_voices_are_an_error_that_no_client_retries(server: FakeServer) -> None:
-    with running(server.address, voices=VoiceStore((ANNA,), max_voices=1)) as front:
+    with running(server.address, limits=Limits(max_voices=1)) as front:
         assert upload(front, recording(), name="first", transcript="x")[0] == 200
         answer = upload(front, recording(), name="second", transcript="x")
-        assert answer[0] == 400 and answer[1]["x-should-retry"] == "false" and "delete one" in error_of(answer)["message"]
+        assert answer[0] == 429 and answer[1]["x-should-retry"] == "false" and "delete one" in error_of(answer)["message"]
 
 
 def test_aliases_and_the_default_voice() -> None:

@@ -14,9 +14,11 @@ import pytest
 from bistream.client.connection import API_KEY_VARIABLE, INSECURE, ClientSecurity
 from gateway.keys import Keys
 from gateway.settings import TlsSettings
+from interfaces.core import servers
+from interfaces.core.caller import Caller
 from interfaces.core.errors import UnreachableError
-from interfaces.core.servers import Servers
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.servers import Server, Servers
+from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio
 from interfaces.core.voices import VoiceStore
 from interfaces.options import parse_arguments
@@ -101,7 +103,7 @@ def test_sessions_pass_a_gate_with_keys_and_mutual_tls(gate: GateRig, pem: TlsSe
             assert servers.any_ready()
             for _ in range(3):
                 assert await spoken(servers, "Hello") == 5
-            assert len(servers.all[0].link.connections) == 1
+            assert len(servers.all[0].client.channels) == 1
         finally:
             await servers.close()
 
@@ -137,11 +139,11 @@ def test_certificates_that_do_not_fit_are_told_the_operator(gate: GateRig, pem: 
 
 
 def test_a_certificate_of_another_name_is_refused(gate: GateRig, pem: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def look_up(host: str, port: int, **_: object) -> list[object]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+    def another(address: str, security: ClientSecurity) -> Server:
+        return Server(address, replace(security, server_name="speech.example"))
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", lambda self, *given, **more: look_up(*given))
-    assert "certificate is not trusted" in refusal(f"speech.example:{gate.grpc_port}", security(pem))
+    monkeypatch.setattr(servers, "Server", another)
+    assert "certificate is not trusted" in refusal(gate.grpc_url, security(pem))
 
 
 def test_tls_on_one_side_only_is_told_the_operator(gate: GateRig, open_gate: GateRig, pem: TlsSettings) -> None:
@@ -176,7 +178,7 @@ def test_servers_of_one_name_have_its_certificate(pem: TlsSettings, monkeypatch:
         servers = Servers(["speech.example:8001/8003"], security(pem))
         await servers._look_up()
         assert [one.address for one in servers.all] == ["10.0.0.2:8001", "10.0.0.3:8001"]
-        return [None if one.link.tls is None else one.link.tls.name for one in servers.all]
+        return [one.client.security.server_name for one in servers.all]
 
     assert asyncio.run(names()) == ["speech.example"] * 2
 

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from gateway.keys import Keys
-from interfaces.core.service import Caller
+from interfaces.core.caller import Caller
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits
 from interfaces.web.access import Access
@@ -297,7 +297,7 @@ def test_a_first_message_without_a_valid_key_ends_the_connection(server: FakeSer
 def test_a_voice_of_a_key_in_the_first_message_is_that_keys(server: FakeServer) -> None:
     voices = VoiceStore((ANNA,))
     samples = np.zeros(16000, np.float32)
-    mine, theirs = (voices.add(name, samples, "Hello.", name) for name in ("mine", "theirs"))
+    mine, theirs = (voices.add(name, samples, "Hello.", Caller(name, "10.0.0.1")) for name in ("mine", "theirs"))
     with running(server.address, keys=Keys({KEY: "mine"}), voices=voices) as front:
         for voice, word in ((mine, "audio"), (theirs, "error")):
             with opened(front, MULTI.replace("anna", voice.id)) as socket:
@@ -321,7 +321,7 @@ def test_a_client_that_never_says_who_it_is_is_sent_away() -> None:
             self.code = code
 
     silent = Silent()
-    access = Access(Keys({KEY: "mine"}), (), 0, 0)
+    access = Access(Keys({KEY: "mine"}), Limits())
     assert run_at_once(identified(silent, access, Caller(None, "127.0.0.1"), timeout_s=10.0)) is None
     assert silent.code == 1008 and "No valid API key" in silent.sent[0]
 
@@ -368,7 +368,7 @@ def test_text_beyond_the_limit_is_the_protocols_own_error(server: FakeServer) ->
 
 
 def test_sockets_of_an_address_are_bounded(server: FakeServer) -> None:
-    with running(server.address, limits=Limits(sockets_per_address=1)) as front:
+    with running(server.address, limits=Limits(max_sockets=4)) as front:
         with opened(front, DEEPGRAM), pytest.raises(InvalidStatus) as caught:
             opened(front, DEEPGRAM)
         assert caught.value.response.status_code == 429

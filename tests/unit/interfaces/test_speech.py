@@ -9,19 +9,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from bistream.client.exchange import Request
 from bistream.client.segments import MAX_CHARS
-from bistream.client.translation import infer_request
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
-from bistream.wire import COSYVOICE2_BISTREAM
+from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError, UnreachableError
 from interfaces.core.servers import Servers
-from interfaces.core.service import Caller, SpeechService
-from interfaces.core.session import RequestMessages
+from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.values import Values
 from interfaces.core.voices import VoiceStore
@@ -262,17 +257,17 @@ def test_close_frees_the_session_on_the_server(server: FakeServer) -> None:
 
 def test_limits_of_a_key_of_an_address_and_of_a_text(server: FakeServer) -> None:
     async def speak() -> None:
-        service = service_for(server.address, speeches_per_key=1, speeches_per_address=2, max_text_chars=5)
-        first = service.open("anna", CALLER)
-        with pytest.raises(BusyError):
-            service.open("anna", CALLER)
-        second = service.open("anna", Caller("other", CALLER.address))
-        with pytest.raises(BusyError):
+        service = service_for(server.address, max_speeches=8, max_text_chars=5)
+        first, second = service.open("anna", CALLER), service.open("anna", Caller(CALLER.key, "10.0.0.2"))
+        with pytest.raises(BusyError, match="API key has 2 utterances"):
+            service.open("anna", Caller(CALLER.key, "10.0.0.3"))
+        third = service.open("anna", Caller("other", CALLER.address))
+        with pytest.raises(BusyError, match="address has 2 utterances"):
             service.open("anna", Caller("third", CALLER.address))
         await first.append("12345")
         with pytest.raises(InvalidInputError):
             await first.append("6")
-        await asyncio.gather(first.close(), second.close())
+        await asyncio.gather(first.close(), second.close(), third.close())
         await service.open("anna", CALLER).close()
 
     run(speak())
@@ -341,7 +336,7 @@ def test_sessions_of_one_server_share_a_connection_and_leave_nothing(server: Fak
             speech = service.open("anna", CALLER)
             await speech.end("Hi")
             await heard(speech)
-        assert len(service.servers.all[0].link.connections) == 1
+        assert len(service.servers.all[0].client.channels) == 1
         await service.servers.close()
         while len(asyncio.all_tasks()) > tasks:
             await asyncio.sleep(0.001)
@@ -358,23 +353,6 @@ def test_servers_are_ready_only_when_they_have_said_so(server: FakeServer) -> No
         await service.servers.close()
 
     run(ask())
-
-
-@given(
-    pieces=st.lists(
-        st.fixed_dictionaries({"target_text": st.binary(max_size=20), "is_start": st.just(False), "is_end": st.booleans()})
-        | st.just({"is_cancel": True}),
-        max_size=6,
-    ),
-    secrets=st.lists(st.sampled_from(["a", "b"]), min_size=6, max_size=6),
-)
-def test_messages_of_a_session_are_those_of_the_client_library(pieces: list[dict[str, Any]], secrets: list[str]) -> None:
-    """However they are put together; a session that begins anew gets another secret."""
-    messages = RequestMessages()
-    for number, (values, secret) in enumerate(zip(pieces, secrets, strict=False)):
-        request = Request(values, f"r{number}", {"session_secret": secret})
-        expected = infer_request(COSYVOICE2_BISTREAM.name, request.request_id, values, request.parameters, wants_empty_final=False)
-        assert service_pb2.ModelInferRequest.FromString(messages.encoded(request)) == expected
 
 
 def test_audio_that_is_not_read_is_bounded() -> None:

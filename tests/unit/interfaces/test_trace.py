@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.limits import check_session_id
+from interfaces.core.caller import Caller
 from interfaces.core.servers import Servers
-from interfaces.core.service import Caller, SpeechService
+from interfaces.core.service import SpeechService
 from interfaces.core.trace import Trace, trace_of
 from interfaces.core.voices import VoiceStore
 from interfaces.settings import Limits

@@ -225,7 +225,7 @@ def test_a_client_of_events_that_vanishes_frees_its_session() -> None:
         with running(server.address) as front:
             raw = socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S)
             body = json.dumps({"transcript": "Hello", "voice": "anna", "output_format": RAW}).encode()
-            raw.sendall(b"POST /tts/sse HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            raw.sendall(b"POST /tts/sse HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
             assert front.service.open_speeches == 1
             raw.close()

@@ -122,7 +122,9 @@ def test_a_cloned_voice_of_elevenlabs_speaks_without_a_transcript_and_is_deleted
     assert ask(front, "POST", f"/v1/text-to-speech/{added['voice_id']}?output_format=pcm_24000", {"text": "Hello."})[0] == 200
     given = server.received[-1].inputs
     assert "reference_wav" in given and "reference_text" not in given
-    assert json.loads(ask(front, "DELETE", f"/v1/voices/{added['voice_id']}")[2]) == {"status": "ok"}
+    assert json.loads(ask(front, "DELETE", f"/v1/voices/{added['voice_id']}", headers={"xi-api-key": added["secret"]})[2]) == {
+        "status": "ok"
+    }
     assert ask(front, "GET", f"/v1/voices/{added['voice_id']}")[0] == 404
 
 
@@ -170,7 +172,10 @@ def test_cartesia_tells_of_one_voice_clones_and_deletes(server: ReadyServer, fro
     assert status == 200 and cloned["is_owner"] is True
     check(cloned, {**CARTESIA_VOICE, "user_id": TEXT})
     assert cartesia(front, voice={"mode": "id", "id": cloned["id"]})[0] == 200
-    assert ask(front, "DELETE", f"/voices/{cloned['id']}")[0] == 204 and ask(front, "GET", f"/voices/{cloned['id']}")[0] == 404
+    assert (
+        ask(front, "DELETE", f"/voices/{cloned['id']}", headers={"x-api-key": cloned["secret"]})[0] == 204
+        and ask(front, "GET", f"/voices/{cloned['id']}")[0] == 404
+    )
 
 
 @pytest.mark.parametrize(
