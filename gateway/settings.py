@@ -83,3 +83,4 @@ class GateSettings:
     keys_file: Path | None = None
     drain_timeout_s: float = 30.0
     ready_file: Path | None = None
+    behind_proxy: bool = False  # callers have the address that the proxy tells in x-client-address

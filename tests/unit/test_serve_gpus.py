@@ -15,6 +15,7 @@ from scripts.serve import make_parser
 from scripts.serve_gpus import (
     check_ports,
     find_envoy,
+    gpus_of_servers,
     main,
     parse_arguments,
     proxy_settings,
@@ -30,10 +31,10 @@ def test_every_server_has_ports_of_its_own_and_all_options(tmp_path: Path) -> No
     for number in range(3):
         command = server_command(options, number, tmp_path / "ready.json")
         parsed = make_parser().parse_args(command[2:])
-        address = server_address(options.first_port, number)
+        address = server_address(options, number)
         assert (parsed.grpc_port, parsed.http_port, parsed.health_port) == (address.grpc_port, address.http_port, address.health_port)
         assert parsed.model_repository == Path("repo").absolute() and parsed.grpc_address == parsed.http_address == "127.0.0.1"
-        assert (parsed.sessions_per_key, parsed.drain_timeout_s, parsed.sessions_per_address) == (5, 60.0, 0)
+        assert (parsed.sessions_per_key, parsed.drain_timeout_s, parsed.behind_proxy) == (5, 60.0, True)
         ports += [parsed.grpc_port, parsed.http_port, parsed.health_port, parsed.metrics_port]
     assert len(set(ports)) == 12
 
@@ -45,9 +46,13 @@ def test_every_server_has_a_log_of_its_own(words: list[str], folder: str, tmp_pa
     assert logs == [Path(folder).absolute() / f"server-{number}.log" for number in range(2)]
 
 
-def test_an_option_after_the_dashes_wins_over_what_a_proxy_needs(tmp_path: Path) -> None:
-    options = parse_arguments(["--", "--max-connections", "99"])
-    assert make_parser().parse_args(server_command(options, 0, tmp_path / "ready.json")[2:]).max_connections == 99
+def test_one_server_sees_all_gpus_and_may_have_its_own_health_port_and_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(DEVICES_VARIABLE, "GPU-a,GPU-b")
+    options = parse_arguments(["--servers", "1", "--", "--health-port", "8003", "--health-address", "0.0.0.0", "--log-file", "-"])
+    assert gpus_of_servers(options) == [None]
+    parsed = make_parser().parse_args(server_command(options, 0, tmp_path / "ready.json")[2:])
+    assert (parsed.health_port, parsed.health_address, parsed.log_file) == (8003, "0.0.0.0", Path("-"))
+    assert server_address(options, 0).health_port == 8003
 
 
 def test_a_server_sees_one_gpu_and_forgets_the_ready_file_of_the_one_before(tmp_path: Path) -> None:
@@ -68,6 +73,8 @@ def test_a_server_sees_one_gpu_and_forgets_the_ready_file_of_the_one_before(tmp_
         (["--", "--grpc-port", "1"], "--grpc-port is not an option for all servers"),
         (["--", "--direct"], "--direct is not an option for all servers"),
         (["--", "--tls-key", "k.pem"], "--tls-key is not an option for all servers"),
+        (["--servers", "2", "--", "--health-port", "1"], "--health-port is not an option for all servers"),
+        (["--servers", "1", "--", "--health-address", "10.0.0.7"], "--health-address must be 127.0.0.1 or 0.0.0.0 after --"),
         (["--", "echo"], "echo is not an option of serve.py"),
         (["--", "--sessions-per-kex", "1"], "unrecognized arguments: --sessions-per-kex"),
     ],

@@ -1,4 +1,4 @@
-"""Attackers in a process of their own: ``python -m tests.unit.edge.attackers KIND PORT ADDRESS SECONDS``. The last line says what they did."""
+"""Attackers in a process of their own: ``python -m tests.unit.edge.attackers KIND PORT ADDRESS SECONDS``. Prints how often they did it."""
 
 from __future__ import annotations
 
@@ -136,4 +136,4 @@ if __name__ == "__main__":
     kind, port, address, seconds = sys.argv[1:]
     attack = Attack(int(port), address, float(seconds))
     asyncio.run(getattr(attack, kind)())
-    print(attack.count)
+    sys.stdout.write(str(attack.count))

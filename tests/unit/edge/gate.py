@@ -1,7 +1,7 @@
 """A server in the place of the gate, for Envoy before it: ``python -m tests.unit.edge.gate PORT``.
 
-Every stream answers each message that is not empty with itself, and ``pour N`` with N messages of 400 ms of audio. Unary calls answer with the address
-that Envoy has put into the headers. Its own HTTP/2 is grpc's, as the gate's.
+Every stream answers each message that is not empty with itself, and ``pour N`` with N messages of 400 ms of
+audio. Unary calls answer with the address that Envoy has put into the headers. Its own HTTP/2 is grpc's, as the gate's.
 """
 
 from __future__ import annotations

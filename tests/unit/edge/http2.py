@@ -64,7 +64,7 @@ def head(stream: int, path: str = STREAM, flags: int = 0, extra: Iterable[tuple[
 
 
 class Connection:
-    """``received``: per stream, what came in DATA frames; ``ended``: per stream, its last HEADERS or RST_STREAM. reads: gives windows back."""
+    """``received``: per stream, what came in DATA frames. ``ended``: per stream, how. reads: gives windows back."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reads: bool = True) -> None:
         self.writer = writer

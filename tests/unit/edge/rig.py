@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ PATIENCE_S = 60.0  # for an answer under attack; decides nothing else
 
 @dataclass
 class Served:
-    """waits_s: of every answer to a live session. starts_s: of every new session on a new connection. refused: sessions that got no answer."""
+    """waits_s: of every answer to a live session. starts_s: of every new session, on a connection of its own. refused: those without."""
 
     waits_s: list[float] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
@@ -136,8 +137,6 @@ class Edge:
 
 
 def stat(admin_port: int, name: str) -> int:
-    import urllib.request
-
     with urllib.request.urlopen(f"http://{LOOPBACK}:{admin_port}/stats?usedonly&filter={name}") as page:
         lines = page.read().decode().splitlines()
     return sum(int(line.rpartition(" ")[2]) for line in lines if line.rpartition(": ")[0].endswith(name))
