@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
+from bistream.keeper.envoy_config import TEMPLATE, ProxySettings, ProxyTls, ServerAddress, envoy_config
 from bistream.keeper.health import HealthServer
 from scripts.serve_gpus import find_envoy, is_open
 from tests.ports import ports
@@ -22,7 +27,7 @@ from tests.unit.edge.http2 import Connection
 
 ROOT = Path(__file__).resolve().parents[3]
 LOOPBACK = "127.0.0.1"
-CALLERS, NEWCOMERS, ATTACKER = "127.0.0.9", "127.0.0.10", "127.0.0.2"
+CALLERS, NEWCOMERS = "127.0.0.9", "127.0.0.10"
 PIECE = b"text, " * 10
 PAUSE_S = 0.02
 PATIENCE_S = 60.0  # for an answer under attack; decides nothing else
@@ -38,27 +43,58 @@ class Served:
     attacks: list[str] = field(default_factory=list)
 
 
-class Edge:
-    """A context. template: of another configuration. server: false where the test has one of its own at ``grpc_inner``, ``http_inner``."""
+class Door(BaseHTTPRequestHandler):
+    """Says the path and the address that it was told."""
 
-    def __init__(self, folder: Path, tls: ProxyTls | None = None, template: str | None = None, gates: int = 1) -> None:
+    def do_GET(self) -> None:
+        body = json.dumps([self.path, self.headers.get_all("x-client-address")]).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def template(**changes: str) -> str:
+    """Ours, with other values of some fields."""
+    text = TEMPLATE.read_text(encoding="utf-8")
+    for name, value in changes.items():
+        text, count = re.subn(rf"\b{name}: [\w.]+", f"{name}: {value}", text)
+        assert count, name
+    return text
+
+
+class Edge:
+    """A context."""
+
+    def __init__(self, folder: Path, tls: ProxyTls | None = None, **changes: str) -> None:
         self._stack = ExitStack()
         self._folder = folder
         self._tls = tls
-        self._template = template
-        self.grpc_port, self.http_port, self.admin_port, self.http_inner, *self.gate_ports = ports(4 + gates)
+        self._template = template(**changes)
+        self.grpc_port, self.http_port, self.admin_port, self.http_inner, self.gate_port = ports(5)
 
     def __enter__(self) -> Self:
-        self.gates = [self._open([sys.executable, "-m", "tests.unit.edge.gate", str(port)]) for port in self.gate_ports]
+        self._open([sys.executable, "-m", "tests.unit.edge.gate", str(self.gate_port)])
         health = self._stack.enter_context(HealthServer(LOOPBACK, 0, lambda: True))
+        door = ThreadingHTTPServer((LOOPBACK, self.http_inner), Door)
+        threading.Thread(target=door.serve_forever, args=(PAUSE_S,), daemon=True).start()
+        self._stack.callback(door.server_close)
+        self._stack.callback(door.shutdown)
         settings = ProxySettings(LOOPBACK, self.grpc_port, LOOPBACK, self.http_port, self.admin_port, self._tls)
-        servers = [ServerAddress(LOOPBACK, port, self.http_inner, health.port) for port in self.gate_ports]
+        servers = [ServerAddress(LOOPBACK, self.gate_port, self.http_inner, health.port)]
         config = self._folder / "envoy.yaml"
         config.write_text(envoy_config(settings, servers, self._template), encoding="utf-8")
         words = ["-c", str(config), "--concurrency", "2", "--disable-hot-restart", "--log-level", "error"]
         self.envoy = self._open([str(find_envoy(None)), *words])
-        for port in (*self.gate_ports, self.grpc_port):
-            wait_for(lambda port=port: is_open(LOOPBACK, port), f"port {port} to be open")  # type: ignore[misc]
+        wait_for(lambda: is_open(LOOPBACK, self.gate_port) and is_open(LOOPBACK, self.grpc_port), "Envoy and the gate to be open")
+        wait_for(lambda: self.stat("cluster.grpc.membership_healthy") == 1, "Envoy to know that the server is ready")
         return self
 
     def _open(self, words: list[str]) -> subprocess.Popen[bytes]:
@@ -71,7 +107,9 @@ class Edge:
         self._stack.close()
 
     def stat(self, name: str) -> int:
-        return stat(self.admin_port, name)
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.admin_port}/stats?filter={name}") as page:
+            lines = page.read().decode().splitlines()
+        return sum(int(line.rpartition(" ")[2]) for line in lines if line.rpartition(": ")[0].endswith(name))
 
     @property
     def memory_mib(self) -> float:
@@ -82,30 +120,32 @@ class Edge:
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.envoy.pid}/fd").iterdir()))
 
-    def under(self, *attacks: tuple[str, str, float], sessions: int = 5, port: int | None = None) -> Served:
-        """Sessions that run, and new ones, while attackers (kind, address, seconds) are at work."""
-        return asyncio.run(self._under(attacks, sessions, port or self.grpc_port))
+    def under(self, *attacks: Sequence[str], sessions: int = 5) -> Served:
+        """Sessions that run, and new ones, while commands of attackers are at work."""
+        return asyncio.run(self._under(attacks, sessions))
 
-    async def _under(self, attacks: tuple[tuple[str, str, float], ...], sessions: int, port: int) -> Served:
+    def attack(self, kind: str, address: str, seconds: float) -> list[str]:
+        """The command of one."""
+        return [sys.executable, "-m", "tests.unit.edge.attackers", kind, str(self.grpc_port), address, str(seconds)]
+
+    async def _under(self, attacks: Sequence[Sequence[str]], sessions: int) -> Served:
         served, is_over = Served(), asyncio.Event()
         callers = [await Connection.open(self.grpc_port, CALLERS) for _ in range(sessions)]
         async with asyncio.TaskGroup() as group:
             for caller in callers:
                 group.create_task(self._talk(caller, served, is_over))
             group.create_task(self._come(served, is_over))
-            processes = [await self._attack(kind, port, address, seconds) for kind, address, seconds in attacks]
+            pipe = asyncio.subprocess.PIPE
+            processes = [await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=pipe, stderr=pipe) for words in attacks]
             for process in processes:
-                output, _ = await process.communicate()
+                output, errors = await process.communicate()
                 served.attacks.append(output.decode().strip())
-                assert process.returncode == 0
+                if process.returncode != 0:
+                    served.refused.append(f"the attacker has failed: {errors.decode()}")
             is_over.set()
         for caller in callers:
             await caller.close()
         return served
-
-    async def _attack(self, kind: str, port: int, address: str, seconds: float) -> asyncio.subprocess.Process:
-        words = ("-m", "tests.unit.edge.attackers", kind, str(port), address, str(seconds))
-        return await asyncio.create_subprocess_exec(sys.executable, *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
 
     async def _talk(self, caller: Connection, served: Served, is_over: asyncio.Event) -> None:
         stream, heard = caller.begin(), 0
@@ -134,9 +174,3 @@ class Edge:
             served.starts_s.append(time.monotonic() - began)
             await caller.close()
             await asyncio.sleep(10 * PAUSE_S)
-
-
-def stat(admin_port: int, name: str) -> int:
-    with urllib.request.urlopen(f"http://{LOOPBACK}:{admin_port}/stats?usedonly&filter={name}") as page:
-        lines = page.read().decode().splitlines()
-    return sum(int(line.rpartition(" ")[2]) for line in lines if line.rpartition(": ")[0].endswith(name))
