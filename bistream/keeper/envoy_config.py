@@ -63,8 +63,7 @@ def envoy_config(settings: ProxySettings, servers: Sequence[ServerAddress], temp
         "admin_port": settings.admin_port,
         "tls_grpc": _transport(settings.tls, "h2"),
         "tls_http": _transport(settings.tls, "http/1.1"),
-        "discovery": "STATIC" if all(_is_address(server.host) for server in servers) else "STRICT_DNS",
-        "dns_refresh": DNS_REFRESH_S,
+        "discovery": "type: STATIC" if all(_is_address(server.host) for server in servers) else _by_name(f"{DNS_REFRESH_S}s"),
         "grpc_endpoints": _endpoints(servers, [server.grpc_port for server in servers]),
         "http_endpoints": _endpoints(servers, [server.http_port for server in servers]),
         "health_interval": 0.5,
@@ -85,8 +84,7 @@ def chart_config() -> str:
         "admin_port": "{{ int .Values.envoy.adminPort }}",
         "tls_grpc": _chart_transport(files, "h2"),
         "tls_http": _chart_transport(files, "http/1.1"),
-        "discovery": "STRICT_DNS",
-        "dns_refresh": "{{ int .Values.envoy.dnsRefreshSeconds }}",
+        "discovery": _by_name("{{ int .Values.envoy.dnsRefreshSeconds }}s"),
         "grpc_endpoints": CHART_ENDPOINT.replace("NAME", "grpc"),
         "http_endpoints": CHART_ENDPOINT.replace("NAME", "http"),
         "health_interval": "{{ .Values.envoy.healthCheckSeconds }}",
@@ -100,6 +98,17 @@ def _chart_transport(files: ProxyTls, protocol: str) -> str:
     mutual, plain = _transport(files, protocol), _transport(replace(files, client_ca=None), protocol)
     conditions = "{{ if .Values.tls.clientCa }}", "{{ else if .Values.tls.existingSecret }}", "{{ else }}"
     return "".join(word for pair in zip(conditions, (mutual, plain, NOTHING), strict=True) for word in pair) + "{{ end }}"
+
+
+def _by_name(refresh: str) -> str:
+    """How the addresses of names are found. The servers listen on IPv4."""
+    config = {
+        "@type": "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster",
+        "dns_refresh_rate": refresh,
+        "dns_failure_refresh_rate": {"base_interval": "1s", "max_interval": "5s"},
+        "dns_lookup_family": "V4_PREFERRED",
+    }
+    return f"cluster_type: {json.dumps({'name': 'envoy.cluster.dns', 'typed_config': config})}"
 
 
 def _is_address(host: str) -> bool:
