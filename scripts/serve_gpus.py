@@ -5,8 +5,8 @@
     serve_gpus.py --servers 2 --grpc-address 0.0.0.0 -- --keys-file keys --drain-timeout-s 60
 
 What follows -- goes to every server (serve.py --help). Server N has the ports --first-port + 10 N of its own, on loopback: HTTP, gRPC (+1),
-Triton's metrics (+2), health and all metrics (+3). Limits by address do not apply to clients behind Envoy, which is the only one that the
-gates see; those by API key do, in each server.
+Triton's metrics (+2), health and all metrics (+3). Envoy tells the gates the address of each client, so limits by address and by API key
+hold, in each server. With --servers 1 the one server sees all GPUs: that is serve.py --edge.
 
 A server that ends is started again, and Envoy uses the others meanwhile: to exchange a server, send SIGTERM to its keeper (the log names
 its process). The first signal to this program drains all servers, the second ends all. Exit codes: 0 ended as requested, 1 nothing could be
@@ -30,6 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
+from bistream.keeper.gate_plan import LOOPBACK, ports_in_a_row
 from bistream.keeper.gpus import DEVICES_VARIABLE, deal_out, visible_gpus
 from bistream.keeper.group_member import Member, MemberPlan
 from bistream.keeper.health import HealthServer
@@ -40,33 +41,30 @@ from bistream.process_limits import raise_soft_limit
 from scripts.serve import BUILD, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
-LOOPBACK = "127.0.0.1"
-FILES_WANTED = 65_536  # Envoy holds two connections for each session
+ANYWHERE = "0.0.0.0"
+FILES_WANTED = 65_536  # Envoy lets 20,000 connections in
 MOST_PROXY_THREADS = 4
 PORTS_PER_SERVER = 10
 EXIT_FAILED = 1
-# All sessions come from one address, Envoy's. What bounds the clients then is the number of sessions, API keys, and the bounds on bytes; an
-# address may take a quarter of the input, so four times the default leaves Envoy all of it.
-BEHIND_PROXY = (
-    *("--sessions-per-address", "0", "--streams-per-address", "0", "--connections-per-address", "0"),
-    *("--starts-per-second", "0", "--requests-per-second", "0", "--max-connections", "8192", "--max-input-bytes", str(2048 * 2**20)),
-)
-# Options of serve.py that this program sets.
+# Options of serve.py that this program sets, and those that two servers cannot share.
 OWN = (
-    *("direct", "free_ports", "grpc_address", "http_address", "grpc_port", "http_port", "metrics_port", "health_port", "health_address"),
-    *("ready_file", "log_file", "model_repository", "tls_certificate", "tls_key", "tls_client_ca"),
+    *("edge", "direct", "free_ports", "grpc_address", "http_address", "grpc_port", "http_port"),
+    *("ready_file", "model_repository", "tls_certificate", "tls_key", "tls_client_ca"),
 )
+OF_ONE_SERVER = ("metrics_port", "health_port", "health_address", "log_file")
 
 
 def make_group_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="of all servers")
-    parser.add_argument("--servers", type=int, metavar="N", help="default: one for each visible GPU; more share the GPUs in turn")
+    parser.add_argument(
+        "--servers", type=int, metavar="N", help="default: one for each visible GPU; more share the GPUs in turn, 1 has all"
+    )
     parser.add_argument("--grpc-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 serves other machines")
     parser.add_argument("--http-address", default=LOOPBACK, help="default %(default)s")
     parser.add_argument("--grpc-port", type=int, default=8001)
     parser.add_argument("--http-port", type=int, default=8000)
-    parser.add_argument("--first-port", type=int, default=8100, help="ports of the servers (default %(default)s)")
+    parser.add_argument("--first-port", type=int, default=8100, help="ports of the servers (default %(default)s); 0: free ones")
     parser.add_argument("--admin-port", type=int, default=9901, help="Envoy's own, on loopback: /stats/prometheus (default %(default)s)")
     parser.add_argument("--health-port", type=int, help="answer /v2/health/ready there: a server takes sessions (default: nowhere)")
     parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s")
@@ -92,27 +90,31 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
     server_parser = make_parser()
     given = server_parser.parse_args(options.server_options)
-    wrong = [name for name in OWN if getattr(given, name) != server_parser.get_default(name)]
+    own = OWN if options.servers == 1 else OWN + OF_ONE_SERVER
+    wrong = [name for name in own if getattr(given, name) != server_parser.get_default(name)]
     if given.command:
         parser.error(f"{given.command[0]} is not an option of serve.py")
     if wrong:
         parser.error(f"--{wrong[0].replace('_', '-')} is not an option for all servers: give it to serve_gpus.py, before --, if it has it")
+    if given.health_address not in (LOOPBACK, ANYWHERE):
+        parser.error(f"--health-address must be {LOOPBACK} or {ANYWHERE} after --: Envoy asks there whether the server is ready")
+    options.one_health_port = given.health_port
     return options
 
 
-def server_address(first_port: int, number: int) -> ServerAddress:
-    port = first_port + PORTS_PER_SERVER * number
-    return ServerAddress(LOOPBACK, grpc_port=port + 1, http_port=port, health_port=port + 3)
+def server_address(options: argparse.Namespace, number: int) -> ServerAddress:
+    port = options.first_port + PORTS_PER_SERVER * number
+    return ServerAddress(LOOPBACK, grpc_port=port + 1, http_port=port, health_port=options.one_health_port or port + 3)
 
 
 def server_command(options: argparse.Namespace, number: int, ready_file: Path) -> list[str]:
-    address = server_address(options.first_port, number)
+    address = server_address(options, number)
     words: list[object] = [sys.executable, SERVE, "--model-repository", options.model_repository.absolute(), "--ready-file", ready_file]
     words += ["--http-port", address.http_port, "--grpc-port", address.grpc_port, "--metrics-port", address.http_port + 2]
     words += ["--health-port", address.health_port]
     log_folder = options.log_folder or options.model_repository.absolute().parent
     words += ["--log-file", log_folder.absolute() / f"server-{number}.log"]
-    return [str(word) for word in (*words, *BEHIND_PROXY, *options.server_options)]
+    return [str(word) for word in (*words, "--behind-proxy", *options.server_options)]
 
 
 def server_member(options: argparse.Namespace, number: int, gpu: str | None, folder: Path) -> Member:
@@ -160,7 +162,7 @@ def is_open(address: str, port: int) -> bool:
 
 
 def reachable(address: str) -> str:
-    return LOOPBACK if address in ("0.0.0.0", "::") else address
+    return LOOPBACK if address in (ANYWHERE, "::") else address
 
 
 def check_ports(options: argparse.Namespace) -> None:
@@ -172,7 +174,9 @@ def check_ports(options: argparse.Namespace) -> None:
 
 
 def gpus_of_servers(options: argparse.Namespace) -> list[str | None]:
-    """Raises ``ServerError`` where nobody has said how many servers there shall be."""
+    """``None``: all of them. Raises ``ServerError`` where nobody has said how many servers there shall be."""
+    if options.servers == 1:
+        return [None]
     gpus = deal_out(visible_gpus(os.environ), options.servers)
     if not gpus:
         raise ServerError("No GPU is visible to this process; give --servers N to serve without one, or from GPUs that it cannot count.")
@@ -182,8 +186,10 @@ def gpus_of_servers(options: argparse.Namespace) -> list[str | None]:
 def serve(options: argparse.Namespace, folder: Path) -> None:
     """Raises ``ServerError``."""
     gpus = gpus_of_servers(options)
+    if options.first_port == 0:
+        options.first_port = ports_in_a_row(PORTS_PER_SERVER * len(gpus))[0]
     config = folder / "envoy.yaml"
-    servers = [server_address(options.first_port, number) for number in range(len(gpus))]
+    servers = [server_address(options, number) for number in range(len(gpus))]
     config.write_text(envoy_config(proxy_settings(options), servers), encoding="utf-8")
     proxy = proxy_member(options, find_envoy(options.envoy), config)
     check_ports(options)
@@ -216,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve_gpus: %(message)s", stream=sys.stderr)
     try:
         if options.print_envoy:
-            servers = [server_address(options.first_port, number) for number in range(len(gpus_of_servers(options)))]
+            servers = [server_address(options, number) for number in range(len(gpus_of_servers(options)))]
             print(envoy_config(proxy_settings(options), servers), end="")
             return 0
         with tempfile.TemporaryDirectory(prefix="bistream-servers-") as folder:

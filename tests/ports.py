@@ -6,19 +6,9 @@ the system takes ports.
 
 from __future__ import annotations
 
-from bistream.keeper.gate_plan import LOOPBACK, inner_ports
-from bistream.keeper.host import is_free
+from bistream.keeper.gate_plan import ports_in_a_row as ports
 
-_ATTEMPTS = 100
-
-
-def ports(count: int) -> range:
-    """Ports in a row, all free."""
-    for _ in range(_ATTEMPTS):
-        first = inner_ports(None).http
-        if all(is_free(LOOPBACK, port) for port in range(first, first + count)):
-            return range(first, first + count)
-    raise AssertionError(f"there are no {count} free ports in a row")
+__all__ = ["port", "ports"]
 
 
 def port() -> int:

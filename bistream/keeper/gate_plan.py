@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from bistream.keeper.host import is_free
+from bistream.keeper.host import ServerError, is_free
 from bistream.keeper.server_process import Ports, free_ports
 from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
 from gateway.settings import Limits
@@ -39,6 +39,15 @@ def inner_ports(metrics: int | None, others: Collection[int] = ()) -> Ports:
         found = free_ports()
         chosen = [found.http, found.grpc, found.metrics]
     return Ports(chosen[0], chosen[1], chosen[2] if metrics is None else metrics)
+
+
+def ports_in_a_row(count: int) -> range:
+    """Free ones on loopback, of the same kind. Raises ``ServerError`` where there are none."""
+    for _ in range(_ATTEMPTS):
+        first = inner_ports(None).http
+        if all(is_free(LOOPBACK, port) for port in range(first, first + count)):
+            return range(first, first + count)
+    raise ServerError(f"There are no {count} free ports in a row; give the ports.")
 
 
 def fit_limits(limits: Limits, model_repository: Path) -> Limits:

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
 from bistream.keeper.server_process import ServerSettings
 from interfaces.options import parse_arguments
 from interfaces.settings import Settings
+from scripts.render_envoy import rendered
 from scripts.serve import make_parser
 from scripts.serve_from_environment import read_plan
-from scripts.serve_gpus import BEHIND_PROXY
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -83,7 +82,10 @@ def test_every_profile_has_what_it_needs() -> None:
     services = compose()["services"]
     assert {profile for one in services.values() for profile in one["profiles"]} == PROFILES
     assert {name for name, one in services.items() if "server-per-gpu" in one["profiles"]} == {"server-0", "server-1", "envoy"}
-    assert all("envoy" in services[name]["depends_on"] for name in ("server-0", "server-1"))  # it is stopped after them
+    assert all(set(one["profiles"]) <= set(services["envoy"]["profiles"]) for one in servers().values())
+    assert all("envoy" in one["depends_on"] for one in servers().values())  # it is stopped after them
+    published = [port for one in servers().values() for port in one.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:8003:") for port in published), "clients reach Envoy only"
 
 
 @pytest.mark.parametrize("name", sorted(servers()))
@@ -95,11 +97,7 @@ def test_a_server_of_the_compose_file_starts_as_the_entrypoint_reads_it(name: st
     needed_s = options.drain_timeout_s + ServerSettings.exit_timeout_s + MARGIN_S
     assert service["stop_grace_period"] == f"{needed_s:.0f}s"
     assert (options.grpc_address, options.health_address, options.health_port) == ("0.0.0.0", "0.0.0.0", 8003)
-    if "server-per-gpu" in service["profiles"]:
-        behind = make_parser().parse_args(list(BEHIND_PROXY))
-        defaults = make_parser().parse_args([])
-        changed = [key for key, value in vars(behind).items() if value != getattr(defaults, key)]
-        assert {key: getattr(options, key) for key in changed} == {key: getattr(behind, key) for key in changed}
+    assert options.behind_proxy
 
 
 def test_the_interfaces_start_with_their_options_and_find_the_servers() -> None:
@@ -124,10 +122,8 @@ def test_the_split_puts_the_language_model_on_a_gpu_of_its_own() -> None:
     assert plan.settings["device"] == "cuda:1" and plan.settings["llm_bistream.device"] == "cuda:0"
 
 
-def test_envoys_configuration_is_the_template_for_the_servers_by_name() -> None:
-    settings = ProxySettings("0.0.0.0", 8001, "0.0.0.0", 8000, 9901)
-    wanted = envoy_config(settings, [ServerAddress("bistream", 8001, 8000, 8003)])
-    assert (DEPLOY / "envoy/compose.yaml").read_text(encoding="utf-8") == wanted, "render deploy/envoy/compose.yaml again"
+def test_envoys_configurations_are_made_from_the_template() -> None:
+    assert all(path.read_text(encoding="utf-8") == text for path, text in rendered().items()), "run: python scripts/render_envoy.py"
 
 
 def test_mounted_files_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 from pathlib import Path
@@ -11,10 +12,13 @@ import yaml
 
 from bistream.keeper.gpus import DEVICES_VARIABLE
 from bistream.keeper.host import ServerError
+from scripts.edge_command import edge_command
 from scripts.serve import make_parser
+from scripts.serve import parse_arguments as parse_serve_arguments
 from scripts.serve_gpus import (
     check_ports,
     find_envoy,
+    gpus_of_servers,
     main,
     parse_arguments,
     proxy_settings,
@@ -30,10 +34,10 @@ def test_every_server_has_ports_of_its_own_and_all_options(tmp_path: Path) -> No
     for number in range(3):
         command = server_command(options, number, tmp_path / "ready.json")
         parsed = make_parser().parse_args(command[2:])
-        address = server_address(options.first_port, number)
+        address = server_address(options, number)
         assert (parsed.grpc_port, parsed.http_port, parsed.health_port) == (address.grpc_port, address.http_port, address.health_port)
         assert parsed.model_repository == Path("repo").absolute() and parsed.grpc_address == parsed.http_address == "127.0.0.1"
-        assert (parsed.sessions_per_key, parsed.drain_timeout_s, parsed.sessions_per_address) == (5, 60.0, 0)
+        assert (parsed.sessions_per_key, parsed.drain_timeout_s, parsed.behind_proxy) == (5, 60.0, True)
         ports += [parsed.grpc_port, parsed.http_port, parsed.health_port, parsed.metrics_port]
     assert len(set(ports)) == 12
 
@@ -45,9 +49,13 @@ def test_every_server_has_a_log_of_its_own(words: list[str], folder: str, tmp_pa
     assert logs == [Path(folder).absolute() / f"server-{number}.log" for number in range(2)]
 
 
-def test_an_option_after_the_dashes_wins_over_what_a_proxy_needs(tmp_path: Path) -> None:
-    options = parse_arguments(["--", "--max-connections", "99"])
-    assert make_parser().parse_args(server_command(options, 0, tmp_path / "ready.json")[2:]).max_connections == 99
+def test_one_server_sees_all_gpus_and_may_have_its_own_health_port_and_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(DEVICES_VARIABLE, "GPU-a,GPU-b")
+    options = parse_arguments(["--servers", "1", "--", "--health-port", "8003", "--health-address", "0.0.0.0", "--log-file", "-"])
+    assert gpus_of_servers(options) == [None]
+    parsed = make_parser().parse_args(server_command(options, 0, tmp_path / "ready.json")[2:])
+    assert (parsed.health_port, parsed.health_address, parsed.log_file) == (8003, "0.0.0.0", Path("-"))
+    assert server_address(options, 0).health_port == 8003
 
 
 def test_a_server_sees_one_gpu_and_forgets_the_ready_file_of_the_one_before(tmp_path: Path) -> None:
@@ -68,6 +76,8 @@ def test_a_server_sees_one_gpu_and_forgets_the_ready_file_of_the_one_before(tmp_
         (["--", "--grpc-port", "1"], "--grpc-port is not an option for all servers"),
         (["--", "--direct"], "--direct is not an option for all servers"),
         (["--", "--tls-key", "k.pem"], "--tls-key is not an option for all servers"),
+        (["--servers", "2", "--", "--health-port", "1"], "--health-port is not an option for all servers"),
+        (["--servers", "1", "--", "--health-address", "10.0.0.7"], "--health-address must be 127.0.0.1 or 0.0.0.0 after --"),
         (["--", "echo"], "echo is not an option of serve.py"),
         (["--", "--sessions-per-kex", "1"], "unrecognized arguments: --sessions-per-kex"),
     ],
@@ -76,6 +86,47 @@ def test_wrong_usage_is_refused(words: list[str], sentence: str, capsys: pytest.
     with pytest.raises(SystemExit) as ended:
         parse_arguments(words)
     assert ended.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def edge_options(*words: str) -> argparse.Namespace:
+    """What serve_gpus.py understands of ``serve.py --edge``."""
+    command = edge_command(make_parser(), parse_serve_arguments(["--edge", *words]))
+    assert Path(command[1]).name == "serve_gpus.py"
+    return parse_arguments(command[2:])
+
+
+def test_the_edge_of_one_server_has_the_public_side_and_its_server_the_rest(tmp_path: Path) -> None:
+    words = ["--grpc-address=0.0.0.0", "--grpc-port=7001", "--http-port=7000", "--metrics-port=7002", "--health-port=7003", "--log-file=-"]
+    words += [
+        "--tls-certificate=c.pem",
+        "--tls-key=k.pem",
+        "--keys-file=keys",
+        "--drain-timeout-s=60.0",
+        "--no-golden",
+        "--ready-file=ready",
+    ]
+    options = edge_options(*words)
+    assert (options.grpc_address, options.grpc_port, options.http_address, options.http_port) == ("0.0.0.0", 7001, "127.0.0.1", 7000)
+    assert (options.tls_certificate, options.tls_key, options.ready_file) == (Path("c.pem"), Path("k.pem"), Path("ready"))
+    assert (options.servers, options.first_port) == (1, 0)
+    options.first_port = 8100  # as the group chooses it
+    server = make_parser().parse_args(server_command(options, 0, tmp_path / "ready.json")[2:])
+    assert server.behind_proxy and not server.edge and server.grpc_address == server.http_address == "127.0.0.1"
+    assert (server.metrics_port, server.health_port, server.log_file) == (7002, 7003, Path("-"))
+    assert (server.keys_file, server.drain_timeout_s, server.no_golden, server.tls_certificate) == (Path("keys"), 60.0, True, None)
+
+
+def test_free_ports_of_the_edge_are_all_chosen() -> None:
+    options = edge_options("--free-ports")
+    chosen = {options.grpc_port, options.http_port, options.admin_port}
+    assert len(chosen) == 3 and not chosen & {8000, 8001, 9901} and options.server_options == []
+
+
+@pytest.mark.parametrize("words", [["--direct"], ["--", "echo"]])
+def test_the_edge_needs_a_gate_and_goes_on_until_it_is_ended(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_serve_arguments(["--edge", *words])
+    assert "--edge serves until it is ended, with the gate; leave out --direct and the command" in capsys.readouterr().err
 
 
 def test_without_a_gpu_somebody_must_say_how_many_servers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from bistream.keeper.host_limits import host_needs
 from bistream.keeper.server_process import ServerSettings
 from bistream.metrics.families import BY_NAME
 from gateway.options import limits_of
+from gateway.settings import Limits
 from scripts.fill_template import placeholders
 from scripts.make_model_repo import OF_THE_CHECKPOINT, make, model_names, model_values, read_template
 from scripts.serve import parse_arguments
@@ -81,7 +82,8 @@ def test_the_schema_knows_the_parameters_of_every_template() -> None:
 
 
 def test_every_value_is_in_the_schema_and_used() -> None:
-    templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
+    files = (*(CHART / "templates").iterdir(), CHART / "files" / "envoy.yaml")
+    templates = "".join(path.read_text(encoding="utf-8") for path in files)
     assert set(SCHEMA["properties"]) == {*VALUES, "global"}
     for name, value in VALUES.items():
         assert f".Values.{name}" in templates or f"$.Values.{name}" in templates, name
@@ -113,9 +115,7 @@ def test_the_arguments_are_options_of_serve(behind_envoy: bool) -> None:
     assert {given.grpc_address, given.http_address, given.health_address} == {"0.0.0.0"}
     assert given.keys_file == Path("/secrets/keys/keys") and given.sessions_per_key == 40
     assert given.tls_client_ca == (None if behind_envoy else Path("/secrets/tls/ca.crt"))
-    limits = limits_of(given)
-    by_address = (limits.sessions_per_address, limits.streams_per_address, limits.connections_per_address, limits.starts_per_second)
-    assert (by_address == (0, 0, 0, 0)) == behind_envoy
+    assert given.behind_proxy == behind_envoy and limits_of(given).sessions_per_address == Limits.sessions_per_address
 
 
 def test_the_default_start_timeout_is_that_of_serve() -> None:
@@ -203,7 +203,7 @@ def test_servers_follow_open_over_admitted_sessions(sessions: int, share: float,
 def test_envoy_neither_ends_nor_hides_a_session() -> None:
     config = release().envoy_config["static_resources"]
     for door in config["listeners"][:2]:
-        manager = door["filter_chains"][0]["filters"][0]["typed_config"]
+        manager = door["filter_chains"][0]["filters"][-1]["typed_config"]
         routes = [route["route"] for route in manager["route_config"]["virtual_hosts"][0]["routes"] if "route" in route]
         assert manager["stream_idle_timeout"] == "0s" and [route["timeout"] for route in routes] == ["0s"]
     for cluster in config["clusters"][:2]:

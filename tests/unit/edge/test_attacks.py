@@ -1,0 +1,92 @@
+"""Attacks on Envoy with our configuration: live sessions go on, new ones of others are taken, and what the attack took comes back.
+
+Where no report is written (``run.sh attack``) no time decides: the longest waits are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.triton.conftest import wait_for
+from tests.triton.reliability import Attack
+from tests.unit.edge.gate import UNARY
+from tests.unit.edge.rig import LOOPBACK, Edge, Served
+
+logger = logging.getLogger(__name__)
+
+SHORT = 2.0
+MUST = "live sessions go on and new ones begin, without a gap of 1 s; memory and connections come back"
+GROWTH_MIB = 256.0
+CONNECTIONS_TO_GATE = 100  # are kept for a minute
+# Each comes from addresses of its own: a bucket of calls is empty for a second.
+ATTACKS = {
+    "empty_messages": ["127.0.2.1"],
+    "resets": ["127.0.2.2"],
+    "calls": ["127.0.2.3"],
+    "idle": ["127.0.2.4", "127.0.2.5"],
+    "slow_heads": ["127.0.2.6"],
+    "unread": ["127.0.2.7"],
+    "pings": ["127.0.2.8"],
+    "settings": ["127.0.2.9"],
+    "empty_frames": ["127.0.2.10"],
+}
+LENGTHS = [SHORT, pytest.param(20.0, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    with Edge(tmp_path_factory.mktemp("edge")) as made:
+        yield made
+
+
+def check(edge: Edge, served: Served, descriptors: int, memory_mib: float, attack: Attack) -> None:
+    longest_ms, start_ms = (1000 * max(values) for values in (served.waits_s, served.starts_s))
+    attack.unit = "answers"
+    attack.got(["answer"] * len(served.waits_s) + ["new session"] * len(served.starts_s) + ["refused"] * len(served.refused))
+    attack.remarks.append(f"longest wait {longest_ms:.0f} ms, for a new session {start_ms:.0f} ms; Envoy had {edge.memory_mib:.0f} MiB")
+    logger.info("%s: %s", attack.name, attack.remarks[-1])
+    assert served.refused == []
+    assert edge.memory_mib < memory_mib + GROWTH_MIB
+    wait_for(lambda: edge.stat("http.grpc.downstream_cx_active") == 0, "the connections of the attackers to be gone")
+    assert edge.descriptors < descriptors + CONNECTIONS_TO_GATE
+    assert longest_ms < 1000 or not attack.is_reported
+
+
+@pytest.mark.parametrize("seconds", LENGTHS)
+@pytest.mark.parametrize("kind", ATTACKS)
+@pytest.mark.attack("{kind} at Envoy for {seconds:.0f} s, from addresses beside the callers'", must=MUST)
+def test_an_attack_costs_nobody_else_anything(kind: str, seconds: float, edge: Edge, attack: Attack) -> None:
+    before = edge.descriptors, edge.memory_mib
+    served = edge.under(*(edge.attack(kind, address, seconds) for address in ATTACKS[kind]))
+    check(edge, served, *before, attack)
+
+
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="needs h2load (nghttp2-client)")
+@pytest.mark.attack("h2load at Envoy: 16,000 calls, 16 connections of 128 at once", must=MUST)
+def test_h2load(edge: Edge, tmp_path: Path, attack: Attack) -> None:
+    body = tmp_path / "message"
+    body.write_bytes(bytes(5))
+    before = edge.descriptors, edge.memory_mib
+    words = [
+        "h2load",
+        "-n",
+        "16000",
+        "-c",
+        "16",
+        "-m",
+        "128",
+        "-d",
+        str(body),
+        "-H",
+        "content-type: application/grpc",
+        "-H",
+        "te: trailers",
+    ]
+    served = edge.under([*words, f"http://{LOOPBACK}:{edge.grpc_port}{UNARY}"])
+    assert "16000 succeeded" in served.attacks[0], "a refusal is an answer, too"
+    check(edge, served, *before, attack)
