@@ -7,8 +7,10 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import signal
 import sys
+from pathlib import Path
 
 import uvloop
 
@@ -25,6 +27,7 @@ from gateway.upstream import Upstream
 logger = logging.getLogger("gateway")
 
 EXIT_OK, EXIT_FAILED = 0, 1
+BEAT_INTERVAL_S = 0.5
 FAREWELL_S = 2.0  # after the last session, for what is still on its way to the clients
 
 
@@ -57,6 +60,7 @@ async def serve(settings: GateSettings) -> None:
         if http_door is not None and settings.http is not None:
             await http_door.start(settings.http.address, settings.http.port, settings.tls)
         _announce(settings, grpc_door, http_door)
+        tasks.append(asyncio.create_task(_beat(settings.ready_file)))
         await signals.first.wait()
         await gate.drain(settings.drain_timeout_s, signals.second)
         await _close_doors(grpc_door, http_door, 0.0 if signals.second.is_set() else FAREWELL_S)
@@ -66,6 +70,14 @@ async def serve(settings: GateSettings) -> None:
             task.cancel()
         await gate.close()
         await _close_doors(grpc_door, http_door, 0.0)
+
+
+async def _beat(ready_file: Path | None) -> None:
+    """Renew the time of the ready file while this event loop turns: the heartbeat by which the keeper tells a busy gate from a dead one."""
+    while ready_file is not None:
+        with contextlib.suppress(OSError):
+            os.utime(ready_file)
+        await asyncio.sleep(BEAT_INTERVAL_S)
 
 
 async def _close_doors(grpc_door: GrpcDoor, http_door: HttpDoor | None, grace_s: float) -> None:
