@@ -25,6 +25,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -43,6 +44,7 @@ SERVE = Path(__file__).resolve().with_name("serve.py")
 LOOPBACK = "127.0.0.1"
 FILES_WANTED = 65_536  # Envoy holds two connections for each session
 MOST_PROXY_THREADS = 4
+PROXY_END_TIMEOUT_S = 5.0  # its streams have ended before
 PORTS_PER_SERVER = 10
 EXIT_FAILED = 1
 # All sessions come from one address, Envoy's. What bounds the clients then is the number of sessions, API keys, and the bounds on bytes; an
@@ -150,7 +152,8 @@ def find_envoy(given: Path | None) -> Path:
 def proxy_member(options: argparse.Namespace, envoy: Path, config: Path) -> Member:
     threads = min(MOST_PROXY_THREADS, os.cpu_count() or 1)
     words = [str(envoy), "-c", str(config), "--concurrency", str(threads), "--disable-hot-restart", "--log-level", "warning"]
-    return Member(MemberPlan("envoy", words, lambda: is_open(options.grpc_address, options.grpc_port)))
+    is_ready = partial(is_open, options.grpc_address, options.grpc_port)
+    return Member(MemberPlan("envoy", words, is_ready, end_timeout_s=PROXY_END_TIMEOUT_S))
 
 
 def is_open(address: str, port: int) -> bool:
