@@ -6,17 +6,20 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
 
 from bistream.heartbeats import LONGEST_STOP_S
 from tests.triton.callers import Caller
 from tests.triton.conftest import wait_for
+from tests.triton.interfaces_process import Interfaces
 from tests.triton.processes import described, named, replaced
 from tests.triton.reliability import Attack
 from tests.triton.served import CALLERS, Served, end, serving
+from tests.triton.test_interfaces_servers import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,15 @@ def stop_for_good(served: Served, process: int, callers: list[Caller]) -> tuple[
         caller.say("And these are the last words.")
     outcomes = end(callers)
     return outcomes, max(caller.ended_at for caller in callers) - stopped_at
+
+
+def stand_still(process: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    os.kill(process, signal.SIGSTOP)
+    try:
+        meanwhile()
+        time.sleep(LONGEST_STOP_S)
+    finally:
+        os.kill(process, signal.SIGCONT)
 
 
 @pytest.mark.attack(
@@ -123,12 +135,7 @@ def test_a_front_end_that_hangs_costs_no_session(served: Served, attack: Attack)
 def test_a_stop_that_is_survived(served: Served, name: str, attack: Attack) -> None:
     """Every session ends, with its audio, also those that began meanwhile."""
     before, callers = named(served.keeper.pid), served.callers()
-    os.kill(before[name], signal.SIGSTOP)
-    try:
-        callers += [Caller(served.grpc_url, served.new_voice()) for _ in range(2)]
-        time.sleep(LONGEST_STOP_S)
-    finally:
-        os.kill(before[name], signal.SIGCONT)
+    stand_still(before[name], lambda: callers.extend(Caller(served.grpc_url, served.new_voice()) for _ in range(2)))
     for caller in callers:
         caller.say("And these are the last words.")
     heard = end(callers)
@@ -137,3 +144,22 @@ def test_a_stop_that_is_survived(served: Served, name: str, attack: Attack) -> N
     attack.processes = described(before, after)
     assert heard == ["audio"] * len(callers)
     assert replaced(before, after) == []
+
+
+@pytest.mark.slow
+@pytest.mark.attack(
+    f"SIGSTOP of the interfaces for {LONGEST_STOP_S:.0f} s, while a turn is spoken", must="the turn has all its audio, and so has the next"
+)
+def test_a_stop_of_the_interfaces_is_survived(served: Served, tmp_path: Path, attack: Attack) -> None:
+    interfaces = Interfaces(served.grpc_url, tmp_path, "--speak-after-s", "0")
+    try:
+        wait_for(lambda: interfaces.ask("GET", "/health/ready")[0] == 200, "their readiness")
+        url = f"ws://127.0.0.1:{interfaces.port}/v2/speak?model=reference&encoding=linear16&sample_rate=24000"
+        with connect(url, max_queue=None, ping_interval=None) as socket:
+            turn = Turn(socket)
+            stand_still(interfaces.process.pid)
+            heard = [turn.finish()["audio_duration_ms"] > 0, Turn(socket).finish()["audio_duration_ms"] > 0]
+    finally:
+        interfaces.kill()
+    attack.got("audio" if spoken else "nothing" for spoken in heard)
+    assert heard == [True, True]
