@@ -570,7 +570,7 @@ attack() {
   say "attacks on the real server, in their long forms -> docs/reliability.md"
   # shellcheck disable=SC2086  # several arguments
   "$VENV/bin/python" -m pytest -q tests/triton/attacks tests/triton/test_deaths.py tests/triton/test_hangs.py tests/triton/test_gate.py \
-    tests/triton/test_chaos.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md $PYTEST_ARGUMENTS
+    tests/triton/test_serve_all.py tests/triton/test_chaos.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md $PYTEST_ARGUMENTS
 }
 
 run_gpu_tests() {

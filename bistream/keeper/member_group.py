@@ -82,16 +82,16 @@ class MemberGroup:
 
     def _end(self, stage: Sequence[Member], later: Sequence[Member]) -> None:
         """Until every member has ended; what then still runs is killed. later: kept running meanwhile."""
-        give_up_at, is_asked, was_hurried = self._clock() + max(member.plan.end_timeout_s for member in stage), False, False
+        logger.info("asking %s to end", ", ".join(member.plan.name for member in stage))
+        for member in stage:
+            member.ask_to_end()
+        give_up_at, was_hurried = self._clock() + max(member.plan.end_timeout_s for member in stage), False
         try:
             while any(member.is_running for member in stage) and self._clock() < give_up_at:
-                if self._is_hurried and not was_hurried:
-                    was_hurried, give_up_at = True, min(give_up_at, self._clock() + HURRIED_TIMEOUT_S)
-                if self._is_hurried or not is_asked:  # again and again: two signals at once would be taken for one
-                    if not is_asked:
-                        logger.info("asking %s to end", ", ".join(member.plan.name for member in stage))
-                    is_asked = True
-                    for member in stage:
+                if self._is_hurried:
+                    give_up_at = give_up_at if was_hurried else min(give_up_at, self._clock() + HURRIED_TIMEOUT_S)
+                    was_hurried = True
+                    for member in stage:  # at each look: two signals at once may be taken for one
                         member.ask_to_end()
                 for member in later:
                     if not member.is_running and not self._is_hurried:

@@ -12,10 +12,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.ports import ports
 from tests.triton.callers import Caller
 from tests.triton.conftest import PATIENCE_S, ROOT, START_TIMEOUT_S, make_repository, wait_for
 from tests.triton.keeper import Keeper, processes_with, shared_memory_of
+from tests.triton.reliability import Attack
 
 REFERENCE = (str(ROOT / "assets/reference.wav"), (ROOT / "assets/reference.txt").read_text(encoding="utf-8").strip())
 
@@ -65,7 +68,11 @@ class Both(Keeper):
         )
 
 
-def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, tiny_model_dir: Path, voice: dict[str, Any]) -> None:
+@pytest.mark.attack(
+    "`serve-all`: SIGKILL of the interfaces during a session at the gate, then of the server's keeper",
+    must="the session has all its audio; each part is restarted alone, and texts are spoken through both again",
+)
+def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, tiny_model_dir: Path, voice: dict[str, Any], attack: Attack) -> None:
     with Both(make_repository(tmp_path, tiny_model_dir)) as both:
         wait_for(both.speaks, "speech through the interfaces")
         server, interfaces = both.server, both.interfaces
@@ -77,6 +84,7 @@ def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, tiny_model_d
         wait_for(lambda: both.interfaces != interfaces and both.ask("GET", "/") == 200, "the page of the next interfaces")
         caller.say("The end.")
         assert caller.wait_end(PATIENCE_S) and caller.outcome == "audio"
+        attack.got([caller.outcome])
         caller.close()
         wait_for(both.speaks, "speech through the next interfaces")
         assert both.server == server
@@ -86,6 +94,7 @@ def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, tiny_model_d
         os.kill(server, signal.SIGKILL)
         wait_for(lambda: both.server != server and both.is_announced(), "the next server", START_TIMEOUT_S)
         wait_for(both.speaks, "speech by the next server")
+        attack.processes = "each replaced once, alone"
         assert both.interfaces == interfaces
         assert both.ask("GET", "/") == 200
 
