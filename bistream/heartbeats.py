@@ -23,6 +23,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 0.25
+LONGEST_STOP_S = 12.0  # any process may stand still for so long, and its sessions go on afterwards: every time-out here is longer
 _SUFFIX = ".beat"
 _RECORD_BYTES = 160  # always written as a whole, so that a reader sees one record or another
 

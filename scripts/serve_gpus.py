@@ -25,6 +25,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -44,6 +45,7 @@ SERVE = Path(__file__).resolve().with_name("serve.py")
 ANYWHERE = "0.0.0.0"
 FILES_WANTED = 65_536  # Envoy lets 20,000 connections in
 MOST_PROXY_THREADS = 4
+PROXY_END_TIMEOUT_S = 5.0  # its streams have ended before
 PORTS_PER_SERVER = 10
 EXIT_FAILED = 1
 # Options of serve.py that this program sets, and those that two servers cannot share.
@@ -152,7 +154,8 @@ def find_envoy(given: Path | None) -> Path:
 def proxy_member(options: argparse.Namespace, envoy: Path, config: Path) -> Member:
     threads = min(MOST_PROXY_THREADS, os.cpu_count() or 1)
     words = [str(envoy), "-c", str(config), "--concurrency", str(threads), "--disable-hot-restart", "--log-level", "warning"]
-    return Member(MemberPlan("envoy", words, lambda: is_open(options.grpc_address, options.grpc_port)))
+    is_ready = partial(is_open, options.grpc_address, options.grpc_port)
+    return Member(MemberPlan("envoy", words, is_ready, end_timeout_s=PROXY_END_TIMEOUT_S))
 
 
 def is_open(address: str, port: int) -> bool:

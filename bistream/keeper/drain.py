@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bistream.control_files import DRAINED, DRAINING, read_statuses, write_drain, write_failure
+from bistream.heartbeats import LONGEST_STOP_S
 
-CLOSING_S = 8.0  # after the deadline, to notify the remaining clients and close their sessions
+CLOSING_S = LONGEST_STOP_S + 2.0  # after the deadline, to notify the remaining clients and close their sessions
 TELLING_S = 2.0  # after the deadline of a failure, to notify them; nothing is closed then
 
 

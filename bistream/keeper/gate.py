@@ -1,5 +1,6 @@
 """The gate beside the server: started first, restarted alone when it dies or hangs, drained with the models, ended last.
 
+A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still (``hang_watch.BusyWatch``).
 One thread owns the process, because the server's start and its probes may occupy the supervisor for minutes. A gate that is lost takes
 its clients' sessions with it and nothing else. Used by ``supervisor``; ``NoGate`` is for clients that reach Triton itself.
 """
@@ -12,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from bistream.keeper.drain import CLOSING_S
 from bistream.keeper.gate_process import GateProcess, ask_ready, url
+from bistream.keeper.hang_watch import BusyWatch
 from bistream.keeper.host import ServerError
 from bistream.keeper.server_process import Interrupted
 from gateway.settings import GateSettings
@@ -26,7 +29,8 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.1  # whether the process has ended, and while it is not ready, whether it is
 ASK_INTERVAL_S = 1.0  # of a gate that is ready
 ASK_TIMEOUT_S = 2.0
-MAX_UNANSWERED = 5  # questions in a row; a stop of 10 s is survived, as everywhere
+UNREADY_AFTER_S = 5.0  # without a heartbeat it takes no sessions, whatever it said before
+LAST_WORDS_S = 3.0  # for one that seems to be dead, to show that it drains
 CLOSE_TIMEOUT_S = 3.0  # for its last words to the clients
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0  # before a restart; the first one in a row has none
 STABLE_AFTER_S = 60.0
@@ -203,7 +207,8 @@ class KeptGate:
 
     def _watch(self, process: GateProcess) -> str:
         """Returns why the process is of no use any more."""
-        unanswered, ask_at, give_up_at = 0, 0.0, float("inf")
+        life = BusyWatch(LOOK_INTERVAL_S + ASK_INTERVAL_S + ASK_TIMEOUT_S, self._clock)
+        answers, ask_at, give_up_at = 0, 0.0, float("inf")
         while process.exit_code() is None:
             now = self._clock()
             if self._is_closing:
@@ -216,13 +221,15 @@ class KeptGate:
                 continue
             if not self._is_ready or now >= ask_at:
                 ask_at = now + ASK_INTERVAL_S
-                try:
+                with contextlib.suppress(TimeoutError):  # it may be busy
                     self._note(self._ask(self.settings, ASK_TIMEOUT_S))
-                    unanswered = 0
-                except TimeoutError:  # counted, not timed: the whole machine may have stood still
-                    unanswered += 1
-                if unanswered >= MAX_UNANSWERED:
-                    return f"The gate has not answered for {unanswered * ASK_TIMEOUT_S:.0f} s"
+                    answers += 1
+            vitals = process.vitals()
+            reason = life.look(replace(vitals, beat=(vitals.beat, answers)))
+            self._note_silence(life.silent_s)
+            if reason is not None:
+                self._end_silent(process)
+                return f"The gate {reason}"
             self._wake.wait(LOOK_INTERVAL_S)
         return f"The gate ended by itself with exit code {process.exit_code()}"
 
@@ -232,6 +239,21 @@ class KeptGate:
             self._is_ready = is_ready
         elif self.settings.tls is not None and self.settings.tls.client_ca is not None:
             self._is_ready = True
+
+    def _note_silence(self, silent_s: float) -> None:
+        if silent_s >= UNREADY_AFTER_S and self._is_ready:
+            logger.warning("the gate has given no sign of life for %.0f s", silent_s)
+            self._is_ready = False
+
+    def _end_silent(self, process: GateProcess) -> None:
+        """Before it is killed. If its loop turns again after the signal, it drains, and its sessions have the time of any drain."""
+        beat, asked_at = process.vitals().beat, self._clock()
+        process.ask_to_end()
+        give_up_at = asked_at + LAST_WORDS_S
+        while process.exit_code() is None and not self._is_closing and self._clock() < give_up_at:
+            if process.vitals().beat != beat:
+                give_up_at = asked_at + self.settings.drain_timeout_s + CLOSING_S
+            time.sleep(LOOK_INTERVAL_S)
 
     def _close(self, process: GateProcess) -> str:
         deadline = self._clock() + CLOSE_TIMEOUT_S

@@ -21,8 +21,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from bistream.keeper.hang_watch import Vitals
 from bistream.keeper.health import READY
 from bistream.keeper.host import DIE_WITH_PARENT, ServerError
+from bistream.keeper.model_processes import RUNNABLE, STOPPED, process_state, processor_s
 from bistream.keeper.server_process import Interrupted, never
 from gateway.options import command
 from gateway.settings import GateSettings, Listen
@@ -45,6 +47,7 @@ class GateProcess:
         assert settings.http is not None
         self.settings = settings
         self._process: subprocess.Popen[str] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="bistream-gate-")
         self._tail: deque[str] = deque(maxlen=100)
         self._pump: threading.Thread | None = None
         self._is_open = False
@@ -56,10 +59,9 @@ class GateProcess:
 
     def start(self, should_stop: Callable[[], bool] = never) -> None:
         """Returns when the doors are open. Raises ``ServerError`` with the gate's sentence, or ``Interrupted``; nothing runs then."""
-        with tempfile.TemporaryDirectory(prefix="bistream-gate-") as folder:
-            ready = Path(folder) / "ready.json"
+        try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", DIE_WITH_PARENT, *command(replace(self.settings, ready_file=ready))],
+                [sys.executable, "-c", DIE_WITH_PARENT, *command(replace(self.settings, ready_file=self._ready_file))],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -68,14 +70,13 @@ class GateProcess:
                 encoding="utf-8",
                 errors="backslashreplace",
             )
-            try:
-                pump = threading.Thread(target=self._copy_log, name="gate-log", daemon=True)
-                pump.start()
-                self._pump = pump
-                addresses = self._await_doors(ready, should_stop)
-            except BaseException:
-                self.kill()
-                raise
+            pump = threading.Thread(target=self._copy_log, name="gate-log", daemon=True)
+            pump.start()
+            self._pump = pump
+            addresses = self._await_doors(should_stop)
+        except BaseException:
+            self.kill()
+            raise
         self.settings = _with_ports(self.settings, addresses)
         self._is_open = True
 
@@ -83,13 +84,23 @@ class GateProcess:
         assert self._process is not None
         return self._process.poll()
 
+    def vitals(self) -> Vitals:
+        """Its heartbeat is the time of its ready file, which it renews (``gateway/__main__.py``)."""
+        try:
+            beat = self._ready_file.stat().st_mtime_ns
+        except OSError:  # it has begun to end, or somebody has cleaned up
+            beat = 0
+        return Vitals(beat, processor_s(self.pid), process_state(self.pid) in (*STOPPED, RUNNABLE))
+
     def ask_to_end(self) -> None:
         """The first time it drains, the second time it ends at once."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)  # of no effect on a process that has ended
+        for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process would not hear the first one alone
+            self._process.send_signal(number)  # of no effect on a process that has ended
 
     def kill(self) -> None:
         """Idempotent. Its clients' connections are reset."""
+        self._folder.cleanup()
         process = self._process
         if process is None:
             return
@@ -101,11 +112,15 @@ class GateProcess:
     def log_tail(self, lines: int = 20) -> str:
         return "".join(list(self._tail)[-lines:])
 
-    def _await_doors(self, ready: Path, should_stop: Callable[[], bool]) -> dict[str, str]:
+    @property
+    def _ready_file(self) -> Path:
+        return Path(self._folder.name) / "ready.json"
+
+    def _await_doors(self, should_stop: Callable[[], bool]) -> dict[str, str]:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             with contextlib.suppress(OSError, ValueError):  # not there yet, or not complete
-                addresses: dict[str, str] = json.loads(ready.read_text(encoding="utf-8"))
+                addresses: dict[str, str] = json.loads(self._ready_file.read_text(encoding="utf-8"))
                 return addresses
             if self.exit_code() is not None:
                 assert self._pump is not None

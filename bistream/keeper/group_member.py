@@ -1,12 +1,10 @@
-"""One process of a group of servers, started again when it ends: a server with its keeper, or the proxy before them.
-
-Its output goes to the standard error, each line with its name in front. Used by ``server_group``.
-"""
+"""One process of a group, started again when it ends: a server with its keeper, or what stands before it. Used by ``member_group``."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -30,13 +28,16 @@ JOIN_TIMEOUT_S = 5.0
 @dataclass(frozen=True)
 class MemberPlan:
     """command: an absolute path and its arguments. is_ready: whether the process, while it runs, is of use. environment: added to ours.
-    clear: removes what an earlier process has left that ``is_ready`` would find."""
+    clear: removes what an earlier process has left that ``is_ready`` would find. end_timeout_s: how long its end may take. has_label: the
+    lines of its output get its name in front."""
 
     name: str
     command: Sequence[str]
     is_ready: Callable[[], bool]
     environment: Mapping[str, str] = field(default_factory=dict)
     clear: Callable[[], None] = lambda: None
+    end_timeout_s: float = math.inf
+    has_label: bool = True
 
 
 class Process(Protocol):
@@ -53,8 +54,9 @@ class Process(Protocol):
 class OutputCopy:
     """Copies the lines of a process to our standard error and keeps the last ones."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self._name = name
+    def __init__(self, name: str, label: str, process: subprocess.Popen[str]) -> None:
+        """label: in front of each line."""
+        self._label = label
         self._process = process
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._thread = threading.Thread(target=self._copy, name=f"log of {name}", daemon=True)
@@ -71,7 +73,7 @@ class OutputCopy:
             for line in self._process.stdout:
                 self._lines.append(line)
                 with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
-                    sys.stderr.write(f"[{self._name}] {line}")
+                    sys.stderr.write(self._label + line)
                     sys.stderr.flush()
 
 
@@ -90,7 +92,7 @@ def spawn(plan: MemberPlan) -> tuple[Process, Callable[[], str]]:
         )
     except OSError as error:
         raise ServerError(f"{plan.name} cannot be started ({error.strerror}); see the limits in docs/serving.md.") from None
-    return process, OutputCopy(plan.name, process).last_line
+    return process, OutputCopy(plan.name, f"[{plan.name}] " if plan.has_label else "", process).last_line
 
 
 class Member:
@@ -139,14 +141,16 @@ class Member:
         self._process, self._last_line = self._spawn(self.plan)
 
     def look(self) -> None:
-        """Notice its end, and start it again when that is due."""
+        """Notice its end, and at a later look start it again when that is due."""
+        has_worked = self._process is not None and self.plan.is_ready()  # also one that has died a moment ago
+        self.was_ready = self.was_ready or has_worked
         if self.is_running:
-            if self.plan.is_ready():
-                self.was_ready, self.failure = True, ""
+            if has_worked:
+                self.failure = ""
             return
         if self._process is not None:
             self._note_end(self._process.poll())
-        if self._clock() >= self._restart_at:
+        elif self._clock() >= self._restart_at:
             try:
                 self.start()
             except ServerError as error:  # no process or file to be had for the moment
@@ -174,12 +178,6 @@ class Member:
         """A server drains the first time, and ends at once the second time."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)  # of no effect on a process that has ended
-
-    def wait(self, timeout_s: float) -> None:
-        """Until it has ended, or ``timeout_s`` is over."""
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
 
     def kill(self) -> None:
         """Idempotent. What it has started dies with it."""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 STUB = b"triton_python_backend_stub"
 STUB_FILE, STUB_REGION, STUB_PARENT, STUB_CONTROL = 1, 2, 5, 7  # indices into the stub's command line
-DEAD, STOPPED = ("Z", "X"), ("T", "t")  # state letters in /proc/PID/stat
+DEAD, STOPPED, RUNNABLE = ("Z", "X"), ("T", "t"), "R"  # state letters in /proc/PID/stat
+_USER_TICKS, _SYSTEM_TICKS = 11, 12  # fields there, after the state
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,22 @@ def model_of(arguments: list[bytes]) -> str:
 
 def process_state(pid: int) -> str | None:
     """State letter of a process; ``None`` when it does not exist."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    return None
+    fields = _stat(pid)
+    return fields[0] if fields else None
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of all threads of a process since its start; 0 when it does not exist."""
+    fields = _stat(pid)
+    return sum(int(fields[place]) for place in (_USER_TICKS, _SYSTEM_TICKS)) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the state on; empty when the process does not exist."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 class ModelProcesses:

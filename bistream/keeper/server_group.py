@@ -8,23 +8,19 @@ to act, and the group ends with the reason. Called by ``scripts/serve_gpus.py``.
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from bistream.keeper.group_member import Member
 from bistream.keeper.host import ServerError
+from bistream.keeper.member_group import LOOK_INTERVAL_S, MemberGroup
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.1
 PROXY_START_TIMEOUT_S = 60.0
-PROXY_END_TIMEOUT_S = 5.0  # its streams have ended before
-HURRIED_TIMEOUT_S = 20.0  # for servers that end at once, to tell their sessions
 
 
-class ServerGroup:
+class ServerGroup(MemberGroup):
     """on_change: called with the members that take sessions, whenever these are others. pause, clock: for tests."""
 
     def __init__(
@@ -35,13 +31,11 @@ class ServerGroup:
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__([servers, [proxy]], pause, clock)
         self._servers = servers
         self._proxy = proxy
         self._on_change = on_change
-        self._pause = pause
-        self._clock = clock
         self._ready: list[Member] = []
-        self._stops = 0
 
     @property
     def is_ready(self) -> bool:
@@ -58,35 +52,11 @@ class ServerGroup:
             f" {failure.rstrip('.')}." for failure in failures
         )
 
-    def stop(self) -> None:
-        """The first call ends ``run`` once the running sessions have ended, the second at once. For signal handlers and any thread."""
-        self._stops += 1
-
-    def handle_signals(self) -> None:
-        def handler(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, handler)
-
-    def run(self) -> None:
-        """Serve until ``stop``. Raises ``ServerError`` when the proxy cannot be opened, or no server has ever been ready."""
-        try:
-            self._open_proxy()
-            for server in self._servers:
-                if self._stops == 0:
-                    server.start()
-            while self._stops == 0:
-                self._look()
-                self._pause(LOOK_INTERVAL_S)
-            self._drain()
-        finally:
-            self._follow([])
-            for server in self._servers:
-                server.kill()
-            self._proxy.ask_to_end()
-            self._proxy.wait(PROXY_END_TIMEOUT_S)
-            self._proxy.kill()
+    def _start(self) -> None:
+        self._open_proxy()
+        for server in self._servers:
+            if self._stops == 0:
+                server.start()
 
     def _open_proxy(self) -> None:
         """Before the servers, whose start may take minutes: a port in use is told at once."""
@@ -115,21 +85,7 @@ class ServerGroup:
         logger.info("%s", "; ".join([f"{len(ready)} of {len(self._servers)} servers take sessions", *new]))
         self._on_change(ready)
 
-    def _drain(self) -> None:
-        """Until every server has ended; they bound it. The proxy goes on for the sessions that run."""
+    def _end(self, stage: Sequence[Member], later: Sequence[Member]) -> None:
+        """The servers bound their drain; the proxy goes on for the sessions that run."""
         self._follow([])
-        logger.info("draining all servers")
-        self._ask_servers()
-        asked, give_up_at = 1, float("inf")
-        while any(server.is_running for server in self._servers) and self._clock() < give_up_at:
-            if self._stops > asked:
-                asked = self._stops
-                give_up_at = self._clock() + HURRIED_TIMEOUT_S
-                self._ask_servers()
-            if not self._proxy.is_running:
-                self._proxy.look()
-            self._pause(LOOK_INTERVAL_S)
-
-    def _ask_servers(self) -> None:
-        for server in self._servers:
-            server.ask_to_end()
+        super()._end(stage, later)

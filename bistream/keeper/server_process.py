@@ -22,6 +22,7 @@ from pathlib import Path
 
 from bistream.control_files import CONTROL_VARIABLE
 from bistream.findings import STATE_VARIABLE
+from bistream.heartbeats import LONGEST_STOP_S
 from bistream.keeper.drain import Drain
 from bistream.keeper.file_watch import FileWatch
 from bistream.keeper.hidden_argument import hide_argument
@@ -45,6 +46,7 @@ BACKEND_THREADS = 32
 MODEL_LOAD_THREADS = 8  # all models at once; by default four, and token2wav, which takes longest, would wait for one of them
 PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds texts and audio
 LINES_OF_A_FAILURE = 200  # of the log, in which the reason is looked for
+KEEPALIVE_TIMEOUT_MS = int(1000 * (LONGEST_STOP_S + 8.0))  # a ping may be sent in the moment in which the gate is stopped
 POLL_INTERVAL_S = 0.05
 KILL_TIMEOUT_S = 10.0
 
@@ -259,8 +261,8 @@ class TritonServer:
             f"--http-restricted-api={key}",
             f"--grpc-restricted-protocol={key}",
             *CONTROL_ARGUMENTS,
-            "--grpc-keepalive-time=10000",  # detects a vanished client host in 15 s; the default is 2 h
-            "--grpc-keepalive-timeout=5000",
+            "--grpc-keepalive-time=10000",  # detects a vanished client host in half a minute; the default is 2 h
+            f"--grpc-keepalive-timeout={KEEPALIVE_TIMEOUT_MS}",
             "--grpc-http2-max-pings-without-data=0",
             *settings.extra_arguments,
         ]

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bistream.errors import BistreamError
+from bistream.heartbeats import LONGEST_STOP_S
 from bistream.triton.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.triton.channel_end import ChannelEnd, Handle, written
 from bistream.triton.inputs import CallInputs
@@ -25,7 +26,7 @@ from bistream.wire import ModelContract
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 2**18
-SEND_TIMEOUT_S = 10.0  # a front door that takes nothing for as long is about to be killed, and the others wait behind it
+SEND_TIMEOUT_S = LONGEST_STOP_S + 3.0  # a front door that takes nothing for as long is killed by the keeper; the others wait behind it
 STOP_TIMEOUT_S = 5.0
 RETRY_S = 0.1  # after a front door could not be taken: a process without descriptors or threads may have some again
 

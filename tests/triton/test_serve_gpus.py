@@ -26,6 +26,7 @@ from tests.ports import ports
 from tests.triton.callers import BROKEN, Caller
 from tests.triton.conftest import PATIENCE_S, PROBE_TIMEOUT_S, ROOT, TRITON_BACKENDS, TRITON_SERVER, make_repository, wait_for
 from tests.triton.keeper import processes_with
+from tests.triton.sockets import parents
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,12 @@ class Group:
         """The process of a server that has been ready."""
         return int(re.findall(rf"server {number} is process (\d+)", self._log.read_text(encoding="utf-8"))[-1])
 
+    @property
+    def envoy(self) -> int:
+        """Its process; 0 while there is none."""
+        parent_of = parents()
+        return next((pid for pid in processes_with("--disable-hot-restart") if parent_of.get(pid) == self._process.pid), 0)
+
     def live(self) -> list[int]:
         """Sessions of each server; -1 for one that does not answer."""
         return [self._live(self.first_port + 10 * number) for number in range(SERVERS)]
@@ -104,11 +111,13 @@ class Group:
 
     def is_avoided(self, number: int) -> bool:
         """Whether Envoy sends it no new sessions."""
-        with urllib.request.urlopen(f"{self._admin_url}/clusters", timeout=PATIENCE_S) as page:
-            flags = re.findall(
-                rf"^grpc::127.0.0.1:{self.first_port + 10 * number + 1}::health_flags::(.*)$", page.read().decode(), re.MULTILINE
-            )
-        return flags != ["healthy"]
+        try:
+            with urllib.request.urlopen(f"{self._admin_url}/clusters", timeout=PATIENCE_S) as page:
+                clusters = page.read().decode()
+        except OSError:  # Envoy starts
+            return True
+        address = f"127.0.0.1:{self.first_port + 10 * number + 1}"
+        return re.findall(rf"^grpc::{address}::health_flags::(.*)$", clusters, re.MULTILINE) != ["healthy"]
 
     def is_ready(self) -> bool:
         try:
@@ -231,6 +240,14 @@ def test_sessions_are_spread_and_a_server_that_drains_or_dies_loses_no_others(gr
     assert outcomes.count("audio") == len(callers) - lost, outcomes
     wait_for(lambda: group.keeper(0) != second, "the next successor", START_TIMEOUT_S)
     group.await_all()
+
+    # Envoy is killed: it alone is started again, on its ports.
+    envoy, keepers = group.envoy, [group.keeper(number) for number in range(SERVERS)]
+    os.kill(envoy, signal.SIGKILL)
+    wait_for(lambda: group.envoy not in (0, envoy), "the next Envoy")
+    group.await_all()
+    assert finish(begin(group, voice)) == ["audio"]
+    assert [group.keeper(number) for number in range(SERVERS)] == keepers
 
     # The end: all drain.
     callers = begin(group, voice, 2)

@@ -21,7 +21,6 @@ case "$*" in
     chmod +x "$VENV/bin/uv" ;;
   *convert_checkpoint.py*huggingface*) mkdir -p "$6" && touch "$6/config.json" ;;
   *make_checkpoint.py*) out="${*: -1}" && mkdir -p "$out" && touch "$out/llm.pt" ;;
-  "-m interfaces"*) while ! grep -q "${ENDS_AFTER:-.}" "$CALLS"; do sleep 0.01; done ;;
 esac
 """
 
@@ -312,16 +311,22 @@ def test_the_interfaces_reach_their_servers_as_the_clients_do(stages: Stages) ->
     assert " --tls-certificate" not in found, "that is the interfaces' own"
 
 
+def both_of(calls: list[str]) -> tuple[str, str]:
+    """The options of the server and of the interfaces."""
+    (found,) = [call for call in calls if call.startswith("scripts/serve_all.py ")]
+    server, _, interfaces = found.partition(" --interfaces ")
+    return server, interfaces
+
+
 def test_both_together_have_one_certificate_and_fitting_limits(stages: Stages) -> None:
-    given = {"TLS_CERTIFICATE": "door.pem", "TLS_KEY": "door.key", "KEYS_FILE": "keys", "ENDS_AFTER": "serve.py"}
+    given = {"TLS_CERTIFICATE": "door.pem", "TLS_KEY": "door.key", "KEYS_FILE": "keys"}
     status, calls, errors = stages.run("serve-all", **given)
-    assert status == 1 and "set BISTREAM_API_KEY" in errors and not any("-m interfaces" in call or "serve.py" in call for call in calls)
+    assert status == 1 and "set BISTREAM_API_KEY" in errors and not any("serve_all.py" in call for call in calls)
     _, calls, _ = stages.run("serve-all", **given, BISTREAM_API_KEY="0123456789abcdef", CLIENT_TLS_CA="ca.pem")
-    found = interfaces_of(calls)
-    (server,) = [call for call in calls if call.startswith("scripts/serve.py ")]
-    for call in (found, server):
+    server, interfaces = both_of(calls)
+    for call in (server, interfaces):
         assert "--tls-certificate door.pem --tls-key door.key" in call and "--keys-file keys" in call and "0123456789abcdef" not in call
-    assert "--server-tls --server-tls-ca ca.pem" in found
+    assert "--server-tls --server-tls-ca ca.pem" in interfaces
     assert "--sessions-per-address 0 --sessions-per-key 0" in server, "all callers have the interfaces' address and key"
-    _, calls, _ = stages.run("serve-all", GATE_LIMITS="--sessions-per-address 3", ENDS_AFTER="serve.py")
-    assert any("--sessions-per-address 3" in call and "--sessions-per-key" not in call for call in calls if "serve.py" in call)
+    server, _ = both_of(stages.run("serve-all", GATE_LIMITS="--sessions-per-address 3")[1])
+    assert "--sessions-per-address 3" in server and "--sessions-per-key" not in server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,8 @@ from hypothesis import strategies as st
 
 from bistream.keeper import gate as module
 from bistream.keeper.drain import CLOSING_S
-from bistream.keeper.gate import ASK_TIMEOUT_S, LONGEST_DELAY_S, MAX_UNANSWERED, KeptGate, restart_delay_s
+from bistream.keeper.gate import ASK_TIMEOUT_S, LAST_WORDS_S, LONGEST_DELAY_S, UNREADY_AFTER_S, KeptGate, restart_delay_s
+from bistream.keeper.hang_watch import DEAD_AFTER_S, STUCK_AFTER_S, Vitals
 from bistream.keeper.host import ServerError
 from bistream.keeper.server_process import Interrupted, never
 from gateway.settings import GateSettings, Listen, TlsSettings
@@ -27,7 +27,7 @@ OPEN = replace(SETTINGS, grpc=Listen(port=5001), http=Listen(port=5000))
 
 
 class FakeProcess:
-    """stubborn: signals do not end it."""
+    """stubborn: signals do not end it. Its vitals are those that the rig has for all."""
 
     def __init__(self, rig: Rig, settings: GateSettings) -> None:
         self.rig, self.settings = rig, settings
@@ -45,6 +45,11 @@ class FakeProcess:
 
     def exit_code(self) -> int | None:
         return self.code
+
+    def vitals(self) -> Vitals:
+        self.rig.beats += self.rig.is_beating or self.rig.wakes_when_asked and self.asked > 0
+        self.rig.processor_s += self.rig.is_computing
+        return Vitals(self.rig.beats, self.rig.processor_s, is_held=False)
 
     def ask_to_end(self) -> None:
         self.asked += 1
@@ -65,6 +70,8 @@ class Rig:
         self.failures: list[Exception] = []  # to start
         self.answers = list(answers) or [True]
         self.now = 0.0
+        self.beats, self.processor_s = 0, 0.0
+        self.is_beating, self.is_computing, self.wakes_when_asked = True, False, False
         self.silence_s = ASK_TIMEOUT_S
         self.asked = 0
         self.gate = KeptGate(settings, make=cast(Any, self._make), ask=self._ask, clock=lambda: self.now)
@@ -156,22 +163,76 @@ def test_a_restart_that_fails_is_tried_again_and_its_reason_logged(caplog: pytes
     assert all(f"Reason {number}; restarting" in caplog.text for number in range(5))
 
 
-def test_a_gate_that_does_not_answer_is_killed_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig(True, *itertools.repeat(TimeoutError, MAX_UNANSWERED), True)
+def fall_silent(rig: Rig) -> None:
+    """No heartbeat and no answer; each question takes ``silence_s`` of the clock."""
+    wait_for(lambda: rig.gate.is_ready)
+    rig.process.stubborn = True
+    rig.answers, rig.is_beating = [TimeoutError], False
+
+
+@pytest.mark.parametrize(("is_computing", "after_s"), [(False, DEAD_AFTER_S), (True, STUCK_AFTER_S)])
+def test_a_gate_whose_loop_stands_still_is_asked_to_end_and_replaced(
+    is_computing: bool, after_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    rig.is_computing = is_computing
     with rig.gate.opened(never):
+        began = rig.now
+        fall_silent(rig)
+        wait_for(lambda: rig.process.asked == 1)
+        assert after_s <= rig.now - began <= after_s + 2 * ASK_TIMEOUT_S and not rig.gate.is_ready
+        wait_for(lambda: _pass(rig, LAST_WORDS_S) or len(rig.started) == 2)
+        assert rig.started[0].code == -9 and rig.started[0].asked == 1
+        rig.answers, rig.is_beating = [True], True
         wait_for(lambda: rig.gate.is_ready)
+    assert "has given no sign of life for" in caplog.text and "restarting the gate" in caplog.text
+
+
+def test_a_gate_that_comes_to_itself_when_it_is_asked_to_end_has_the_time_of_a_drain() -> None:
+    rig = Rig()
+    rig.wakes_when_asked = True
+    with rig.gate.opened(never):
+        fall_silent(rig)
+        first = rig.process
+        wait_for(lambda: first.asked == 1)
+        beats = rig.beats
+        wait_for(lambda: rig.beats > beats + 1)  # it has been seen to beat
+        rig.now += LAST_WORDS_S + 1.0
+        beats = rig.beats
+        wait_for(lambda: rig.beats > beats + 1)
+        assert first.code is None and len(rig.started) == 1, "it drains"
+        first.code = 0
         wait_for(lambda: len(rig.started) == 2)
-        assert rig.started[0].code == -9
-    assert "has not answered for 10 s" in caplog.text
 
 
-def test_a_machine_that_stood_still_and_a_slow_gate_are_no_loss() -> None:
-    almost = list(itertools.repeat(TimeoutError, MAX_UNANSWERED - 1))
-    rig = Rig(*almost, None, *almost, True)
+def test_a_busy_gate_that_answers_nothing_is_not_replaced_but_takes_no_sessions_while_its_loop_stands_still() -> None:
+    rig = Rig()
+    rig.is_computing = True
+    with rig.gate.opened(never):
+        fall_silent(rig)
+        wait_for(lambda: not rig.gate.is_ready)
+        assert UNREADY_AFTER_S <= rig.now < STUCK_AFTER_S
+        rig.is_beating = True
+        asked = rig.asked
+        wait_for(lambda: rig.asked > asked + 100)  # unanswered for far longer than any limit
+        rig.answers = [True]
+        wait_for(lambda: rig.gate.is_ready)
+        assert len(rig.started) == 1 and rig.process.asked == 0
+        rig.process.stubborn = False
+
+
+def test_a_machine_that_stands_still_again_and_again_is_no_loss() -> None:
+    rig = Rig()
     rig.silence_s = 1000.0
     with rig.gate.opened(never):
-        wait_for(lambda: rig.gate.is_ready)
-        assert len(rig.started) == 1
+        for _ in range(3):
+            fall_silent(rig)
+            asked = rig.asked
+            wait_for(lambda asked=asked: rig.asked >= asked + 3)  # type: ignore[misc]
+            rig.answers = [True]
+            wait_for(lambda: rig.gate.is_ready)
+        assert len(rig.started) == 1 and rig.process.asked == 0
+        rig.process.stubborn = False
 
 
 def test_a_drain_asks_once_and_no_other_gate_follows() -> None:

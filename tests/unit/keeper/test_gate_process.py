@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,29 @@ def test_it_answers_and_a_successor_takes_its_ports(server: FakeTriton) -> None:
         assert first.exit_code() == -signal.SIGKILL
     finally:
         first.kill()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_its_heart_beats_while_its_loop_turns(server: FakeTriton) -> None:
+    gate = GateProcess(settings(server))
+    gate.start()
+    try:
+        first = gate.vitals()
+        wait_until(lambda: gate.vitals().beat != first.beat)
+        wait_until(lambda: gate.vitals().processor_s > first.processor_s > 0.0)  # it asks for Triton's readiness
+        os.kill(gate.pid, signal.SIGSTOP)
+        wait_until(lambda: gate.vitals().is_held)
+        gate.ask_to_end()
+        wait_until(lambda: gate.exit_code() == 0)  # it goes on, and ends
+    finally:
+        gate.kill()
+    assert gate.vitals().beat == 0
 
 
 def test_a_stopped_gate_is_silent(server: FakeTriton) -> None:

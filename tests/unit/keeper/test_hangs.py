@@ -49,13 +49,13 @@ def test_a_silent_model_process_is_killed_and_no_other(caplog: pytest.LogCapture
     server = FakeServer()
     assert server.pass_time(WARN_AFTER_S + 2.0) == [] and server.killed == []
     assert len(caplog.messages) == 1 and "token2wav" in caplog.messages[0] and "llm_bistream" not in caplog.messages[0]
-    assert server.pass_time(5.0) == []
+    assert server.pass_time(HANG_TIMEOUT_S - WARN_AFTER_S - 1.0) == []
     assert server.killed == [(PROCESS.pid, signal.SIGKILL)]
 
 
 def test_a_server_that_does_not_answer_is_reported() -> None:
     server = FakeServer()
-    reasons = server.pass_time(13.0, answers=False)
+    reasons = server.pass_time(HANG_TIMEOUT_S + 2.0, answers=False)
     assert reasons and "The server has not answered" in reasons[0]
 
 
@@ -66,4 +66,4 @@ def test_a_process_that_is_gone_before_it_could_be_killed_is_no_error() -> None:
         raise ProcessLookupError
 
     server.hangs._kill = gone
-    assert server.pass_time(13.0) == []
+    assert server.pass_time(HANG_TIMEOUT_S + 2.0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -72,8 +73,9 @@ class World:
         for event in due:
             event()
 
-    def member(self, name: str) -> Member:
-        return Member(MemberPlan(name, [name], lambda: name not in self.unready), None, self.spawn, lambda: self.now)
+    def member(self, name: str, end_timeout_s: float = math.inf) -> Member:
+        plan = MemberPlan(name, [name], lambda: name not in self.unready | self.broken, end_timeout_s=end_timeout_s)
+        return Member(plan, None, self.spawn, lambda: self.now)
 
     def group(self, servers: int = 2) -> ServerGroup:
         members = [self.member(f"server {number}") for number in range(servers)]
@@ -81,7 +83,7 @@ class World:
         def note(ready: list[Member]) -> None:
             self.changes.append([member.plan.name for member in ready])
 
-        return ServerGroup(members, self.member("envoy"), note, self.pause, lambda: self.now)
+        return ServerGroup(members, self.member("envoy", 5.0), note, self.pause, lambda: self.now)
 
     def at(self, time_s: float, event: Callable[[], None]) -> None:
         self.events.append((time_s, event))
@@ -189,7 +191,7 @@ def test_the_second_stop_ends_the_servers_at_once() -> None:
 
 
 def test_servers_that_do_not_end_are_killed_after_a_second_stop() -> None:
-    world = World(ends_at=99)
+    world = World(ends_at=10**6)
     group = world.group()
     world.at(5.0, group.stop)
     world.at(7.0, group.stop)
@@ -207,7 +209,20 @@ def test_what_a_killed_process_has_left_does_not_make_its_successor_ready() -> N
     assert member.is_ready
     world.end("server 0", -9)()
     member.look()
+    assert not member.is_running and member.failure
+    member.look()
     assert member.is_running and not member.is_ready
+
+
+def test_a_server_that_is_killed_between_its_readiness_and_the_next_look_has_worked() -> None:
+    world = World()
+    left: list[str] = []
+    member = Member(MemberPlan("server 0", ["x"], lambda: bool(left), clear=left.clear), None, world.spawn, lambda: world.now)
+    member.start()
+    left.append("a ready file")
+    world.end("server 0", -9)()
+    member.look()
+    assert member.failure and not member.has_never_worked
 
 
 def test_a_real_process_is_followed_line_by_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,113 @@
+"""``scripts/serve_all.py``: its command line, and its processes, which stand-ins replace."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.serve_all import main, member, parse_arguments
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 120.0
+# Says its name and process, is ready until the first signal, and says then that it drains. With --fail it cannot start.
+STAND_IN = """
+import os, pathlib, signal, sys
+name, arguments = sys.argv[1], sys.argv[2:]
+if "--fail" in arguments:
+    sys.exit(f"{name}: It cannot be.")
+ready = pathlib.Path(arguments[arguments.index("--ready-file") + 1])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+ready.touch()
+print(f"<{name} is {os.getpid()}>", flush=True)
+signal.sigwait([signal.SIGTERM])
+print(f"<{name} drains>", flush=True)
+ready.unlink()
+"""
+PROGRAM = """
+import sys
+from scripts import serve_all
+code = sys.argv.pop(1)
+serve_all.SERVER, serve_all.INTERFACES = ((sys.executable, "-c", code, name) for name in ("server", "interfaces"))
+sys.exit(serve_all.main())
+"""
+
+
+class Running:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._log = folder / "log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, STAND_IN, *arguments], cwd=ROOT, stderr=log)
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    def pids(self, name: str) -> list[int]:
+        return [int(pid) for pid in re.findall(rf"<{name} is (\d+)>", self.said)]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.01)
+
+    def wait_starts(self, server: int, interfaces: int) -> None:
+        self.wait_for(lambda: (len(self.pids("server")), len(self.pids("interfaces"))) == (server, interfaces))
+
+
+def test_the_death_of_one_starts_it_again_alone_and_the_end_has_an_order(tmp_path: Path) -> None:
+    running = Running(tmp_path, "--grpc-port", "1", "--interfaces", "--port", "2")
+    try:
+        running.wait_starts(1, 1)
+        os.kill(running.pids("interfaces")[-1], signal.SIGKILL)
+        running.wait_starts(1, 2)
+        os.kill(running.pids("server")[-1], signal.SIGKILL)
+        running.wait_starts(2, 2)
+        running.process.terminate()
+        assert running.process.wait(TIMEOUT_S) == 0
+    finally:
+        running.process.kill()
+        running.process.wait()
+    assert running.said.index("<interfaces drains>") < running.said.index("<server drains>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["--fail", "--interfaces"], "server"), (["--interfaces", "--fail"], "interfaces")],
+)
+def test_a_first_start_that_fails_ends_both_with_one_sentence(arguments: list[str], name: str, tmp_path: Path) -> None:
+    running = Running(tmp_path, *arguments)
+    assert running.process.wait(TIMEOUT_S) == 1
+    assert running.said.splitlines()[-1] == f"serve_all.py: {name} ended with exit code 1: {name}: It cannot be."
+
+
+def test_each_has_the_arguments_of_its_side() -> None:
+    assert parse_arguments(["--grpc-port", "1", "--interfaces", "--port", "2", "--recording", "a", "b", "c d"]) == (
+        ["--grpc-port", "1"],
+        ["--port", "2", "--recording", "a", "b", "c d"],
+    )
+
+
+def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--grpc-port", "1"])
+    assert ended.value.code == 2 and "--interfaces is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_readiness_is_the_ready_file_that_was_given_or_its_own(given: bool, tmp_path: Path) -> None:
+    ready_file = tmp_path / ("given" if given else "server")
+    plan = member("server", ["program"], ["--ready-file", str(ready_file)] if given else ["--tls"], tmp_path).plan
+    assert list(plan.command[:3]) == ["program", "--ready-file", str(ready_file)] and not plan.is_ready()
+    ready_file.touch()
+    assert plan.is_ready()
+    plan.clear()
+    assert not plan.is_ready()
