@@ -10,21 +10,18 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
-from tritonclient.grpc import service_pb2
 
 from bistream.errors import BistreamError, BusyError, ConfigError, InvalidInputError, ShuttingDownError
 from bistream.wire import format_error
-from gateway import public
 from gateway.admission import Caller
 from gateway.conversation import Conversation
 from gateway.gate import Gate
+from gateway.grpc_call import CallError, Context, peer_host, read_message, read_one
+from gateway.grpc_questions import HEALTH, Question, health_of, parsed, questions
 from gateway.listening import server_credentials
 from gateway.messages import data_bytes, error_bytes, final_bytes, parse_request, read_request, wants_empty_final
 from gateway.refusals import TooLargeError, grpc_status
@@ -35,29 +32,15 @@ from gateway.upstream import SERVICE
 
 logger = logging.getLogger(__name__)
 
-HEALTH = "grpc.health.v1.Health"
 SPARE_CALLS = 1024  # beyond the streams of the gate, so that one too many is told so in words
 MAX_METADATA_BYTES = 16 * 1024
 MAX_QUESTION_BYTES = 64 * 1024
-MAX_DETAILS = 512  # characters of a status: all of its fields must fit into what clients take
-BODY_TIMEOUT_S = 60.0  # for the message of a unary call
 KEEPALIVE_S = 30  # a client that has vanished is noticed after once or twice this time
 IDLE_CONNECTION_S = 60  # without a call
 HEALTH_INTERVAL_S = 0.5  # at which a watcher of the health hears of a change
 CLOSING_S = 1.0  # after their last words, before calls that are left are cancelled
 OPEN_TO_ALL = (SERVICE, "ServerLive"), (SERVICE, "ServerReady"), (HEALTH, "Check"), (HEALTH, "Watch")  # load balancers have no key
 USELESS = "The stream was not used, or its answers were not taken, for too long; open another one."
-Question = Callable[[Any], Awaitable[Any]]
-Context = Any  # grpc.aio.ServicerContext with bytes as messages
-
-
-class CallError(Exception):
-    """Ends a call with a status other than OK."""
-
-    def __init__(self, status: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.status = status
-        self.details = details[:MAX_DETAILS].encode("utf-8", "replace").decode()
 
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:
@@ -87,7 +70,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._questions = _questions(gate)
+        self._questions = questions(gate)
         self._server: Any = None
         self._streams: set[asyncio.Future[CallError]] = set()  # set: how the gate ends the stream
         self.port = 0
@@ -163,15 +146,15 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
     # Unary calls
 
     async def _reply(self, request_type: Any, question: Question, context: Context) -> None:
-        data = await _read_one(context)
+        data = await read_one(context)
         if len(data) > MAX_QUESTION_BYTES:
             raise TooLargeError(f"The message has more than {MAX_QUESTION_BYTES} bytes; a question needs a name only.")
-        answer = await question(_parsed(request_type, data))
+        answer = await question(parsed(request_type, data))
         await self._write_one(answer.SerializeToString(), context)
 
     async def _infer(self, caller: Caller, context: Context) -> None:
         gate = self._gate
-        data = await _read_one(context)
+        data = await read_one(context)
         gate.metrics.bytes_in += len(data)
         response: bytes = (await gate.infer(caller, read_request(parse_request(data), gate.limits))).SerializeToString()
         await self._write_one(response, context)
@@ -199,7 +182,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
     async def _watch(self, context: Context) -> None:
         """gRPC's health: its state, and every change of it."""
-        name = _parsed(health_pb2.HealthCheckRequest, await _read_message(context)).service
+        name = parsed(health_pb2.HealthCheckRequest, await read_message(context)).service
         told = None
         with self._ended_by_gate() as ended:
             while not ended.done():
@@ -254,75 +237,6 @@ def _end(stream: asyncio.Future[CallError], how: CallError) -> None:
         stream.set_result(how)
 
 
-def _questions(gate: Gate) -> dict[tuple[str, str], tuple[Any, Question]]:
-    """The unary calls that are answered, by service and method: type of the request, and the answer."""
-
-    async def live(request: Any) -> Any:
-        return service_pb2.ServerLiveResponse(live=True)
-
-    async def ready(request: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=gate.is_ready)
-
-    async def health(request: Any) -> Any:
-        status = health_of(gate, request.service)
-        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            raise CallError(grpc.StatusCode.NOT_FOUND, "This service is not known here; ask for the empty name.")
-        return health_pb2.HealthCheckResponse(status=status)
-
-    def of_model(ask: Callable[[Gate, str, str], Awaitable[Any]]) -> Question:
-        return lambda request: ask(gate, served_name(request.name), request.version)
-
-    async def model_ready(request: Any) -> Any:
-        is_ready = await public.model_ready(gate, served_name(request.name), request.version)
-        return service_pb2.ModelReadyResponse(ready=is_ready)
-
-    triton = {
-        "ServerLive": (service_pb2.ServerLiveRequest, live),
-        "ServerReady": (service_pb2.ServerReadyRequest, ready),
-        "ModelReady": (service_pb2.ModelReadyRequest, model_ready),
-        "ServerMetadata": (service_pb2.ServerMetadataRequest, lambda request: public.server_metadata(gate)),
-        "ModelMetadata": (service_pb2.ModelMetadataRequest, of_model(public.model_metadata)),
-        "ModelConfig": (service_pb2.ModelConfigRequest, of_model(public.model_config)),
-        "ModelStatistics": (service_pb2.ModelStatisticsRequest, of_model(public.statistics)),
-    }
-    asked: dict[tuple[str, str], tuple[Any, Question]] = {(SERVICE, method): question for method, question in triton.items()}
-    asked[HEALTH, "Check"] = health_pb2.HealthCheckRequest, health
-    return asked
-
-
-def health_of(gate: Gate, service: str) -> int:
-    """A status of gRPC's health protocol. service: empty, or Triton's; others are unknown."""
-    known = health_pb2.HealthCheckResponse
-    if service not in ("", SERVICE):
-        return int(known.SERVICE_UNKNOWN)
-    return int(known.SERVING if gate.is_ready else known.NOT_SERVING)
-
-
-async def _read_message(context: Context) -> bytes:
-    """The first message of a call whose client sends one. Raises ``CallError``."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            data = await context.read()
-    except TimeoutError:
-        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"No message came within {BODY_TIMEOUT_S:g} s.") from None
-    if data is grpc.aio.EOF:
-        raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT: The call has no message; send one.")
-    return bytes(data)
-
-
-async def _read_one(context: Context) -> bytes:
-    """The message of a unary call. Raises ``CallError`` for none, and for more than one."""
-    data = await _read_message(context)
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            more = await context.read()
-    except TimeoutError:
-        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"The call was not half-closed within {BODY_TIMEOUT_S:g} s.") from None
-    if more is not grpc.aio.EOF:
-        raise CallError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT: The call has more than one message; send one.")
-    return data
-
-
 async def _refuse_message(conversation: Conversation, message: Any, error: BistreamError) -> None:
     if message is None:
         await conversation.refuse("", "", True, error)
@@ -346,15 +260,3 @@ def answer_bytes(answer: Answer) -> bytes | None:
     if answer.error is not None:
         return error_bytes(answer.model, answer.request_id, answer.error)
     return final_bytes(answer.model, answer.request_id) if answer.wants_empty_final else None
-
-
-def _parsed(request_type: Any, data: bytes) -> Any:
-    try:
-        return request_type.FromString(data)
-    except DecodeError:
-        raise InvalidInputError(f"The message is no {request_type.DESCRIPTOR.name}; send one of the protocol's.") from None
-
-
-def peer_host(peer: str) -> str:
-    """The host in the name that gRPC gives a peer: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711``."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")

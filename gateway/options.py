@@ -68,7 +68,6 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
     )
-    parser.add_argument("--behind-proxy", action="store_true", help="a proxy tells each caller's address in the header x-client-address")
     limits = parser.add_argument_group("limits")
     for field in fields(Limits):
         kind = float if isinstance(field.default, float) else int
@@ -109,7 +108,6 @@ def _settings(options: argparse.Namespace) -> GateSettings:
         behind_proxy=options.behind_proxy,
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
-        behind_proxy=options.behind_proxy,
     )
 
 
@@ -136,8 +134,6 @@ def command(settings: GateSettings) -> list[str]:
         words += ["--hold-file", settings.upstream.hold_file]
     if settings.ready_file is not None:
         words += ["--ready-file", settings.ready_file]
-    if settings.behind_proxy:
-        words.append("--behind-proxy")
     for field in fields(Limits):
         value = getattr(settings.limits, field.name)
         if value != field.default:

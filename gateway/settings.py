@@ -78,7 +78,6 @@ class GateSettings:
     http: Listen | None = None  # None: no HTTP door
     tls: TlsSettings | None = None
     keys_file: Path | None = None
-    behind_proxy: bool = False  # addresses of clients are what the proxy says
     drain_timeout_s: float = 30.0
     ready_file: Path | None = None
     behind_proxy: bool = False  # callers have the address that the proxy tells in x-client-address

@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2
 
-from gateway import grpc_door
-from gateway.grpc_door import CallError, peer_host
+from gateway import grpc_call
+from gateway.grpc_call import CallError, peer_host
 from gateway.keys import Keys
 from gateway.settings import Limits
 from tests.unit.client.fake_server import Speakers
@@ -161,7 +161,7 @@ def test_a_unary_call_has_one_message(rig: GateRig, messages: int) -> None:
 
 
 def test_a_message_that_does_not_come_is_not_waited_for(rig: GateRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_door, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(grpc_call, "BODY_TIMEOUT_S", 0.05)
 
     async def test(channel: Any) -> None:
         for sent in (0, 1):

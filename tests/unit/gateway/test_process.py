@@ -127,9 +127,9 @@ def test_the_command_of_settings_gives_the_settings_back() -> None:
         Listen("127.0.0.2", 6),
         TlsSettings(Path("c"), Path("k"), Path("a")),
         Path("keys"),
-        True,
         3.0,
         Path("ready"),
+        True,
     )
     assert parse_arguments(command(settings)[3:]) == settings
     assert parse_arguments(command(GateSettings())[3:]) == GateSettings()
