@@ -245,12 +245,10 @@ def test_only_the_keeper_knows_the_gate_and_only_its_command_line() -> None:
 def test_no_module_of_the_gate_imports_a_later_one() -> None:
     rank = {module: number for number, modules in enumerate(GATEWAY_ORDER) for module in modules}
     files = [path for path in sources("gateway") if path.parent.name == "gateway" and path.stem != "__init__"]
-    places = {path.stem for path in files} | {"http2"}
+    places = {path.stem for path in files}
     assert places == set(rank), f"give {sorted(places ^ set(rank))} a place in GATEWAY_ORDER"
     wrong = [f"{path.stem} imports {name}" for path in files for name in gateway_imports(path) if rank[name] >= rank[path.stem]]
     assert not wrong, wrong
-    for path in (ROOT / "gateway" / "http2").glob("*.py"):
-        assert gateway_imports(path) <= {"http2", "budget"}, path
 
 
 def test_the_core_of_the_gate_knows_no_web_framework() -> None:
