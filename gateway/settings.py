@@ -50,7 +50,7 @@ class UpstreamSettings:
     poll_interval_s: float = 0.25
     poll_timeout_s: float = 1.0
     hold_file: Path | None = None  # while it exists, Triton does not count as ready: whoever keeps both is still looking at it
-    max_silence_s: float = 13.0  # a stop of 12 s is survived; after it, the sessions are told within 14 s
+    max_silence_s: float = 13.0  # a stop of 12 s is survived; after it, the sessions are told within 15 s
 
 
 @dataclass(frozen=True)

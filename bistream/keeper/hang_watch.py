@@ -5,7 +5,7 @@ which the keeper itself looked counts, at most a second for each look: if the wh
 memory) or somebody stopped the keeper, nobody else is blamed. A process that said how long it is busy is given that time first, unless
 it is stopped (SIGSTOP, a debugger): then it is not busy.
 
-The limit is above ``LONGEST_STOP_S``, so that whatever is stopped for that long goes on afterwards, and below two seconds more with all
+The limit is above ``LONGEST_STOP_S``, so that whatever is stopped for that long goes on afterwards, and below three seconds more with all
 that follows (the next look, the notice, the front door's look), so that no caller waits longer for an answer.
 """
 

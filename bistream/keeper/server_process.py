@@ -46,7 +46,8 @@ BACKEND_THREADS = 32
 MODEL_LOAD_THREADS = 8  # all models at once; by default four, and token2wav, which takes longest, would wait for one of them
 PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds texts and audio
 LINES_OF_A_FAILURE = 200  # of the log, in which the reason is looked for
-KEEPALIVE_TIMEOUT_MS = int(1000 * (LONGEST_STOP_S + 8.0))  # a ping may be sent in the moment in which the gate is stopped
+# Of a ping, and (as TCP_USER_TIMEOUT) of a connection whose other end takes nothing: a gate that is stopped while audio fills its buffers.
+KEEPALIVE_TIMEOUT_MS = int(1000 * (LONGEST_STOP_S + 8.0))
 POLL_INTERVAL_S = 0.05
 KILL_TIMEOUT_S = 10.0
 

@@ -35,7 +35,7 @@ from bistream.wire import LLM_BISTREAM
 logger = logging.getLogger(__name__)
 
 OFFLINE_CHUNK_SAMPLES = SAMPLE_RATE  # 96 kB: a whole utterance in one message would grow shared memory permanently
-ANSWER_TIMEOUT_S = 120.0  # the last resort: dead and hanging models are noticed by the keeper within 14 s
+ANSWER_TIMEOUT_S = 120.0  # the last resort: dead and hanging models are noticed by the keeper within 15 s
 
 
 class SessionRun:
