@@ -176,7 +176,7 @@ class Speech:
             await self._changed.wait()
 
     async def _speak(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
-        """On one server, or on another one where the first refuses before any audio."""
+        """On one server, or on another one where the first refuses before any audio; once more on the first where all streams were lost."""
         if segment.is_silence:
             if segment.text.strip():
                 yield silent_chunk(len(segment.text))
@@ -184,7 +184,12 @@ class Speech:
         tried: list[Server] = []
         is_heard = False  # and so not said again elsewhere
         refusal: BaseException | None = None
-        while (server := self._servers.choose(tried, self.voice.speaker_id)) is not None:
+        while True:
+            server = self._servers.choose(tried, self.voice.speaker_id)
+            if server is None and isinstance(refusal, ConnectionError) and tried.count(tried[0]) == 1:
+                server = tried[0]
+            if server is None:
+                break
             tried.append(server)
             try:
                 async with contextlib.aclosing(self._speak_on(server, segment)) as chunks:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from bistream.client import channels
 from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
 from bistream.client.client import BistreamClient
 from bistream.client.exchange import Chunk, Heard
+from bistream.client.server_errors import SlowReaderError
 from bistream.errors import BusyError, CancelledError
 from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
 
@@ -192,3 +194,56 @@ def test_closing_as_the_session_begins_ends_the_iteration(serve: Serve, turns: i
                 await asyncio.wait_for(listening, WAIT_S / 2)
 
     asyncio.run(speak())
+
+
+def test_sessions_beyond_a_connections_streams_have_another_one_which_goes_with_them(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "CALLS_PER_CHANNEL", 2)
+
+    async def speak() -> None:
+        client = AsyncBistreamClient(serve(Speakers()).address, keeps_channel=True)
+        async with contextlib.AsyncExitStack() as stack:
+            sessions = [await stack.enter_async_context(client.start(speaker_id="anna", text="a")) for _ in range(5)]
+            for session in sessions:
+                assert (await anext(aiter(session))).text_consumed == 1
+            assert len(client.channels) == 3
+        while len(client.channels) > 1:
+            await asyncio.sleep(0.01)
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(speak(), WAIT_S))
+
+
+def test_a_stream_whose_session_has_ended_is_closed_and_not_reset(serve: Serve) -> None:
+    """Proxies take many resets for an attack."""
+    server, ends = serve(Speakers()), list[bool]()
+
+    async def speak() -> None:
+        client = AsyncBistreamClient(server.address, keeps_channel=True)
+        async with client.start(speaker_id="anna", text="Hi", is_end=True) as session:
+            assert [chunk async for chunk in session]
+            reader = session._reader
+            assert reader is not None
+        await asyncio.wait([reader])
+        ends.append(reader.cancelled() or session._call.cancelled())
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(speak(), WAIT_S))
+    assert ends == [False]
+
+
+def test_audio_that_is_not_read_is_bounded_where_the_program_says_so(serve: Serve) -> None:
+    def flood(request: Received, stream: Stream) -> None:
+        for number in range(10):
+            stream.audio(request.id, np.zeros(24_000), number, 0)
+
+    server = serve(flood)
+
+    async def speak() -> None:
+        client = AsyncBistreamClient(server.address, max_unread_s=5.0)
+        async with client.start(speaker_id="anna", text="Hi", is_end=True) as session:
+            await asyncio.to_thread(server.stream_gone.wait, WAIT_S)
+            with pytest.raises(SlowReaderError, match="5 s"):
+                async for _ in session:
+                    pass
+
+    asyncio.run(asyncio.wait_for(speak(), WAIT_S))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import logging
@@ -21,11 +22,13 @@ import gateway.http_server
 from gateway.http_server import MAX_HEAD_BYTES
 from gateway.keys import Keys
 from interfaces.core.caller import Caller
+from interfaces.core.service import LINES_WITHOUT_AUDIO
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import Limits, Settings
 from tests.unit.client.fake_server import FakeServer
 from tests.unit.interfaces.rig import ANNA, Running, reading, running
 from tests.unit.interfaces.test_gone_clients import wait_in_loop
+from tests.unit.interfaces.test_http import wait_until
 
 WAIT_S = 120.0
 SPEAK = "/v2/speak?model=anna&encoding=linear16&sample_rate=24000"
@@ -224,3 +227,76 @@ def test_keys_texts_and_paths_are_in_no_log_and_no_answer(server: FakeServer, ca
         assert not any(secret in line for line in written), secret
     for place in (b"Traceback", b'File "', os.getcwd().encode()):
         assert place not in answers
+
+
+FLOODS: dict[str, tuple[list[dict[str, Any]], str]] = {  # what opens and drops an utterance, and what says that it is refused
+    "/tts/websocket": (
+        [{"context_id": "N", "model_id": "s", "transcript": "Hello.", "continue": True, "voice": {"mode": "id", "id": "anna"},
+          "output_format": {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}}, {"context_id": "N", "cancel": True}],
+        '"status_code":429',
+    ),
+    "/v1/text-to-speech/anna/multi-stream-input": (
+        [{"text": "Hello. ", "context_id": "N"}, {"context_id": "N", "close_context": True}], "try again in",
+    ),
+    "/api-ws/v1/inference": (
+        [{"header": {"action": "run-task", "task_id": "N", "streaming": "duplex"},
+          "payload": {"parameters": {"voice": "anna", "format": "pcm", "sample_rate": 24000}, "input": {}}},
+         {"header": {"action": "finish-task", "task_id": "N"}, "payload": {"input": {"directive": "cancel"}}}],
+        '"error_code":"Throttling"',
+    ),
+    SPEAK: ([{"type": "Speak", "text": "Hello."}, {"type": "Interrupt"}], '"code":"NET-0000"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FLOODS)
+def test_a_client_that_opens_and_cancels_is_told_to_wait_and_writes_little(
+    server: FakeServer, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages, refusal = FLOODS[path]
+    monkeypatch.setattr("interfaces.core.shares.MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr("interfaces.core.quiet_log.WINDOW_S", 1e6)
+    with caplog.at_level(logging.INFO), running(server.address, limits=Limits(starts_per_second=1e-6)) as front:
+        with connect(front.ws + path, open_timeout=WAIT_S, close_timeout=0.1) as client:  # it does not read all that comes
+            with contextlib.suppress(ConnectionClosed):
+                for number in range(60):
+                    for message in messages:
+                        client.send(json.dumps(message).replace('"N"', f'"{number}"'))
+            heard = ""
+            with contextlib.suppress(ConnectionClosed):
+                while refusal not in heard:
+                    said = client.recv(timeout=WAIT_S)
+                    heard = said if isinstance(said, str) else heard
+            assert refusal in heard
+        wait_until(lambda: front.access.open_sockets == 0 and front.service.open_speeches == 0)
+        counts = front.service.counts
+        assert counts.speeches == 1 and counts.refused >= 1
+        other = asyncio.run_coroutine_threadsafe(hold(front, "another"), front.loop).result(WAIT_S)  # nobody else is refused
+        asyncio.run_coroutine_threadsafe(other.close(), front.loop).result(WAIT_S)
+    lines = [record for record in caplog.records if record.name.startswith("interfaces")]
+    assert len([one for one in lines if one.name == "interfaces.utterances"]) <= LINES_WITHOUT_AUDIO + 1  # and the other's
+    assert len([one for one in lines if "utterances per second" in one.getMessage()]) == 1
+
+
+def test_sockets_of_a_key_that_comes_in_the_first_message_are_counted_for_it(server: FakeServer) -> None:
+    path = "/v1/text-to-speech/anna/multi-stream-input"
+    settings = Settings(port=0, behind_proxy=True)
+    with (
+        running(server.address, limits=Limits(max_sockets=8), keys=Keys({MINE: "one", THEIRS: "two"}), settings=settings) as front,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def opened(key: str, address: str) -> Any:
+            client = stack.enter_context(connect(front.ws + path, open_timeout=WAIT_S, additional_headers={"x-client-address": address}))
+            client.send(json.dumps({"text": " ", "context_id": "c", "xi_api_key": key}))
+            return client
+
+        for number in range(2):
+            opened(MINE, f"10.0.0.{number}")
+        wait_until(lambda: front.service.open_speeches == 2)
+        third = opened(MINE, "10.0.0.3")
+        assert "API key has 2 WebSockets" in json.loads(third.recv(timeout=WAIT_S))["message"]
+        with pytest.raises(ConnectionClosed):
+            third.recv(timeout=WAIT_S)
+        opened(THEIRS, "10.0.0.4")
+        wait_until(lambda: front.service.open_speeches == 3 and front.access.open_sockets == 3)
+    assert front.access.open_sockets == 0

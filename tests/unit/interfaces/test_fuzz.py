@@ -48,7 +48,7 @@ FIELDS = ("model", "input", "text", "transcript", "voice", "output_format", "gen
           "instructions", "response_format", "stream_format", "temperature", "top_k", "top_p", "text_normalization", "context_id",
           "add_timestamps")  # fmt: skip
 KEY = base64.b64encode(bytes(16)).decode()
-many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HUGE_NUMBERS = st.sampled_from([10**20, -(10**400), 1e308, 5000 * "9"])
 
 
@@ -152,30 +152,32 @@ def test_damaged_heads(front: Running, head: bytes, cuts: list[tuple[int, int, b
     sent(front, head)
 
 
+QUERIES = ["page_size", "limit", "next_page_token", "starting_after", "ending_before", "search", "q", "output_format", "encoding", "speed",
+           "sample_rate", "model", "bit_rate", "container", "voice_ids", "is_owner", "text_normalization"]  # fmt: skip
+VALUES = st.text(max_size=6) | st.sampled_from(["\u0663", "\x00", "-1", "nan", "1e400", 5000 * "9", "10"])
+ENDS = st.text(max_size=8).map(lambda text: quote(text.encode("utf-8", "surrogatepass"))) | st.sampled_from(
+    ["%00", "%ff%fe", "..%2f..", "%00/settings", 1000 * "a", 300 * "%C3", "//", "/../" * 9]
+)
+
+
 @many
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT", "OPTIONS"]),
     path=st.sampled_from([*GETS, *POSTS, *UPLOADS, *SOCKETS.values()]),
-    rest=st.text(max_size=8).map(lambda text: quote(text.encode("utf-8", "surrogatepass"))) | st.sampled_from(
-        ["%00", "%ff%fe", "..%2f..", "%00/settings", 1000 * "a", 300 * "%C3", "//", "/../" * 9]
-    ),
-    query=st.lists(st.tuples(
-        st.sampled_from(["page_size", "limit", "next_page_token", "starting_after", "ending_before", "search", "q", "output_format",
-                         "encoding",                         "sample_rate", "speed", "model", "bit_rate", "container", "voice_ids", "is_owner", "text_normalization"]),
-        st.text(max_size=6) | st.sampled_from(["\u0663", "\x00", "-1", "nan", "1e400", 5000 * "9", "10"]),
-    ), max_size=3),
-)  # fmt: skip
+    rest=ENDS,
+    query=st.lists(st.tuples(st.sampled_from(QUERIES), VALUES), max_size=3),
+)
 def test_addresses(front: Running, method: str, path: str, rest: str, query: list[tuple[str, str]]) -> None:
     words = "&".join(f"{name}={quote(value.encode('utf-8', 'surrogatepass'))}" for name, value in query)
     target = f"{path}{'' if '?' in path else rest}{'&' if '?' in path else '?'}{words}"
     assert said(front, method, target, b"{}")[0] < 500
 
 
+BODIES = st.dictionaries(st.sampled_from(FIELDS), ANYTHING | HUGE_NUMBERS | st.just("anna"), max_size=8).map(json.dumps)
+
+
 @many
-@given(
-    path=st.sampled_from(POSTS),
-    body=st.dictionaries(st.sampled_from(FIELDS), ANYTHING | HUGE_NUMBERS | st.just("anna"), max_size=8).map(json.dumps) | st.text(max_size=20),
-)  # fmt: skip
+@given(path=st.sampled_from(POSTS), body=BODIES | st.text(max_size=20))
 def test_bodies(front: Running, path: str, body: str) -> None:
     given = {"model": "m", "voice": "anna", "input": "Hi.", "text": "Hi.", "transcript": "Hi.", "output_format": {"container": "raw"}}
     with contextlib.suppress(ValueError, TypeError):
@@ -186,18 +188,24 @@ def test_bodies(front: Running, path: str, body: str) -> None:
 FORM = (
     b'--b\r\nContent-Disposition: form-data; name="name"\r\n\r\nmine\r\n'
     b'--b\r\nContent-Disposition: form-data; name="transcript"\r\n\r\nWords.\r\n'
-    b'--b\r\nContent-Disposition: form-data; name="audio_sample"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\nRIFF\x24\0\0\0WAVEfmt \r\n'
-    b"--b--\r\n"
+    b'--b\r\nContent-Disposition: form-data; name="audio_sample"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    b"RIFF\x24\0\0\0WAVEfmt \r\n--b--\r\n"
 )
+MULTIPART = "multipart/form-data; boundary=b"
+KINDS = [MULTIPART, "multipart/form-data", "multipart/form-data; boundary=",
+         f"{MULTIPART}; charset=nowhere", f"{MULTIPART}\xff", "text/plain", "",
+         "application/x-www-form-urlencoded"]  # fmt: skip
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of a damaged form, starlette leaves the parts to be collected
 @many
 @given(
     path=st.sampled_from(UPLOADS),
-    kind=st.sampled_from(["multipart/form-data; boundary=b"] * 4 + ["multipart/form-data", "multipart/form-data; boundary=", "text/plain", "",
-                         "multipart/form-data; boundary=b; charset=nowhere", "application/x-www-form-urlencoded", "multipart/form-data; boundary=\xff"]),
+    kind=st.just(MULTIPART) | st.sampled_from(KINDS),
     cuts=st.lists(st.tuples(st.integers(0, len(FORM)), st.integers(0, 40), st.binary(max_size=20)), max_size=4),
-)  # fmt: skip
+)
 def test_forms(front: Running, path: str, kind: str, cuts: list[tuple[int, int, bytes]]) -> None:
     body = FORM
     for at, length, put in cuts:

@@ -16,12 +16,16 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from gateway.keys import Keys
+from interfaces.__main__ import hosts_of
 from interfaces.core.caller import Caller
 from interfaces.core.voice import Voice
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.options import parse_arguments
+from interfaces.settings import Limits, Settings
 from interfaces.web.access import Access
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
@@ -302,6 +306,52 @@ def test_keys_in_all_headers_and_none_of_the_others(server: FakeServer) -> None:
 )
 def test_an_origin_is_the_pages_own_or_none(origin: str | None, is_allowed: bool) -> None:
     assert Access(None, Limits()).allows_origin(origin, "a:1") == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "is_allowed"),
+    [
+        ("localhost", True), ("LOCALHOST:8080", True), ("127.0.0.1:1", True), ("[::1]", True), ("[::1]:8080", True),
+        ("localhost.:80", True),
+        ("good.example", True), ("Good.Example:443", True), ("a.under.example", True), ("a.b.under.example:1", True),
+        ("evil.example", False), ("under.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example:80", False),
+        ("xgood.example", False), ("[::2]", False), ("127.0.0.2", False), ("", False), (None, False),
+        ("localhost:x", False), ("@localhost", False),
+    ],
+)  # fmt: skip
+def test_hosts_are_those_of_loopback_and_of_the_setting(host: str | None, is_allowed: bool) -> None:
+    assert Access(None, Limits(), hosts=("GOOD.example", "*.under.example")).allows_host(host) == is_allowed
+    assert Access(None, Limits(), hosts=("*",)).allows_host(host)
+
+
+def test_a_concrete_address_to_listen_at_is_a_host() -> None:
+    def hosts(*arguments: str) -> tuple[str, ...]:
+        return hosts_of(parse_arguments(arguments, {}))
+
+    assert hosts() == ("127.0.0.1",) and hosts("--address", "10.0.0.7") == ("10.0.0.7",) and hosts("--address", "fd00::1") == ("[fd00::1]",)
+    assert hosts("--address", "0.0.0.0") == hosts("--address", "::") == ()
+    assert hosts("--address", "::", "--allowed-hosts", "a,b", "c", "--allowed-hosts", "d") == ("a", "b", "c", "d")
+
+
+def test_pages_whose_name_stands_for_this_machine_are_kept_out(front: Running) -> None:
+    for path in ("/", "/page/app.js", "/v1/models", "/v1/audio/voices"):
+        assert ask(front, "GET", path, headers={"host": "evil.example", "origin": "http://evil.example"})[0] == 400
+    for path in ("/health/live", "/health/ready", "/metrics"):
+        assert ask(front, "GET", path, headers={"host": "10.1.2.3"})[0] == 200
+    with pytest.raises(InvalidStatus, match="400"):
+        connect(f"ws://evil.example:{front.port}/tts/websocket", sock=socket.create_connection(("127.0.0.1", front.port))).__enter__()
+
+
+def test_behind_a_proxy_its_header_says_who_calls(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interfaces.core.shares.MAX_PAUSE_S", 0.0)
+    limits = Limits(starts_per_second=1e-6)  # one each
+    for is_behind, expected in ((False, [200, 429, 429]), (True, [200, 429, 200])):
+        settings = Settings(port=0, limits=limits, behind_proxy=is_behind)
+        with running(server.address, limits=limits, settings=settings) as front:
+            addresses = ["10.0.0.1", "10.0.0.1", "2001:db8::1"]
+            answers = [speech(front, {"x-client-address": address}) for address in addresses]
+        assert [answer[0] for answer in answers] == expected
+        assert all(answer[1]["retry-after"] and error_of(answer)["code"] == "busy" for answer in answers if answer[0] == 429)
 
 
 def test_pages_of_other_sites_are_kept_out_unless_they_are_allowed(server: FakeServer, front: Running) -> None:
