@@ -158,7 +158,8 @@ class Conversation:
         limits, quiet_s = self._gate.limits, now - self._moved_at
         if self._answers or self._taken is not None:
             return quiet_s > limits.stall_timeout_s
-        return not self._sessions and quiet_s > (limits.idle_stream_timeout_s if self._has_asked else FIRST_REQUEST_TIMEOUT_S)
+        limit_s = limits.idle_stream_timeout_s if self._has_asked else min(FIRST_REQUEST_TIMEOUT_S, limits.idle_stream_timeout_s)
+        return not self._sessions and quiet_s > limit_s
 
     def close(self) -> None:
         """The client has gone or is done: its sessions are ended and nothing is kept. Idempotent."""
