@@ -153,7 +153,7 @@ def test_what_a_limited_client_hears(tmp_path: Path) -> None:
 
 
 def test_what_is_said_when_the_memory_is_full(tmp_path: Path) -> None:
-    with Edge(tmp_path, **{STOP: "0.0001"}) as edge:
+    with Edge(tmp_path, None, **{STOP: "0.0001"}) as edge:
         wait_for(lambda: edge.stat("stop_accepting_requests.active") == 1, "Envoy to notice how much it holds")
         status, body = get(edge, "/v2")
         assert status == 503 and json.loads(body) == {"error": FULL}
