@@ -37,7 +37,8 @@ from benchmarks.gateway import PIECES_PER_SECOND, Times, free_port, load, proces
 from bistream.client.audio import read_reference
 from bistream.client.client import BistreamClient
 from bistream.keeper.envoy_config import ProxySettings, ServerAddress, envoy_config
-from scripts.serve_gpus import LOOPBACK, find_envoy
+from bistream.keeper.gate_plan import LOOPBACK
+from scripts.serve_gpus import find_envoy
 
 SHORT_TEXT = "Hello to you all."
 CALLERS_OF_GATE = "bistream_gate_sessions_total "
