@@ -109,6 +109,13 @@ def server_address(options: argparse.Namespace, number: int) -> ServerAddress:
     return ServerAddress(LOOPBACK, grpc_port=port + 1, http_port=port, health_port=options.one_health_port or port + 3)
 
 
+def server_addresses(options: argparse.Namespace, count: int) -> list[ServerAddress]:
+    """Chooses the ports where that is asked for. Raises ``ServerError``."""
+    if options.first_port == 0:
+        options.first_port = ports_in_a_row(PORTS_PER_SERVER * count)[0]
+    return [server_address(options, number) for number in range(count)]
+
+
 def server_command(options: argparse.Namespace, number: int, ready_file: Path) -> list[str]:
     address = server_address(options, number)
     words: list[object] = [sys.executable, SERVE, "--model-repository", options.model_repository.absolute(), "--ready-file", ready_file]
@@ -189,10 +196,8 @@ def gpus_of_servers(options: argparse.Namespace) -> list[str | None]:
 def serve(options: argparse.Namespace, folder: Path) -> None:
     """Raises ``ServerError``."""
     gpus = gpus_of_servers(options)
-    if options.first_port == 0:
-        options.first_port = ports_in_a_row(PORTS_PER_SERVER * len(gpus))[0]
     config = folder / "envoy.yaml"
-    servers = [server_address(options, number) for number in range(len(gpus))]
+    servers = server_addresses(options, len(gpus))
     config.write_text(envoy_config(proxy_settings(options), servers), encoding="utf-8")
     proxy = proxy_member(options, find_envoy(options.envoy), config)
     check_ports(options)
@@ -225,7 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s serve_gpus: %(message)s", stream=sys.stderr)
     try:
         if options.print_envoy:
-            servers = [server_address(options, number) for number in range(len(gpus_of_servers(options)))]
+            servers = server_addresses(options, len(gpus_of_servers(options)))
             print(envoy_config(proxy_settings(options), servers), end="")
             return 0
         with tempfile.TemporaryDirectory(prefix="bistream-servers-") as folder:

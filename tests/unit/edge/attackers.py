@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from tests.unit.edge.gate import UNARY
+import grpc
+
+from tests.unit.edge.gate import STREAM, UNARY
 from tests.unit.edge.http2 import Connection, Kind, frame, head, message
 
 EMPTY_MESSAGES = message(b"") * 3276  # 16,380 bytes, one frame
@@ -106,6 +108,16 @@ class Attack:
             self.count += 1
         await asyncio.wait([connection.task], timeout=self.seconds)
         await connection.close()
+
+    async def hoard(self) -> None:
+        """60 calls of 4 MB each, which have no answer: Envoy keeps them, to begin them again elsewhere."""
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            calls = [channel.stream_stream(STREAM)() for _ in range(60)]
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for call in calls * 4:
+                    await call.write(b"pour 0".ljust(1_000_000))
+                    self.count += 1
+            await asyncio.sleep(self.seconds)
 
     async def pings(self) -> None:
         async def use(connection: Connection) -> None:

@@ -28,6 +28,7 @@ from tests.unit.edge.http2 import Connection
 ROOT = Path(__file__).resolve().parents[3]
 LOOPBACK = "127.0.0.1"
 CALLERS, NEWCOMERS = "127.0.0.9", "127.0.0.10"
+NEW = "new session"
 PIECE = b"text, " * 10
 PAUSE_S = 0.02
 PATIENCE_S = 60.0  # for an answer under attack; decides nothing else
@@ -65,7 +66,7 @@ def template(**changes: str) -> str:
     """Ours, with other values of some fields."""
     text = TEMPLATE.read_text(encoding="utf-8")
     for name, value in changes.items():
-        text, count = re.subn(rf"\b{name}: [\w.]+", f"{name}: {value}", text)
+        text, count = re.subn(rf"\b{re.escape(name)}: [\w.]+", f"{name}: {value}", text)
         assert count, name
     return text
 
@@ -81,7 +82,7 @@ class Edge:
         self.grpc_port, self.http_port, self.admin_port, self.http_inner, self.gate_port = ports(5)
 
     def __enter__(self) -> Self:
-        self._open([sys.executable, "-m", "tests.unit.edge.gate", str(self.gate_port)])
+        self.gate = self._open([sys.executable, "-m", "tests.unit.edge.gate", str(self.gate_port)])
         health = self._stack.enter_context(HealthServer(LOOPBACK, 0, lambda: True))
         door = ThreadingHTTPServer((LOOPBACK, self.http_inner), Door)
         threading.Thread(target=door.serve_forever, args=(PAUSE_S,), daemon=True).start()
@@ -165,12 +166,12 @@ class Edge:
             try:
                 caller = await asyncio.wait_for(Connection.open(self.grpc_port, NEWCOMERS), PATIENCE_S)
             except OSError as error:
-                served.refused.append(f"new session: {error}")
+                served.refused.append(f"{NEW}: {error}")
                 continue
             stream = caller.begin()
             caller.say(stream, PIECE)
             if len(await asyncio.wait_for(caller.answers(stream, len(PIECE)), PATIENCE_S)) < len(PIECE):
-                served.refused.append(f"new session: {caller.ended.get(stream)}")
+                served.refused.append(f"{NEW}: {caller.ended.get(stream)}")
             served.starts_s.append(time.monotonic() - began)
             await caller.close()
             await asyncio.sleep(10 * PAUSE_S)

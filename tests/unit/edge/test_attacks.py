@@ -15,12 +15,13 @@ import pytest
 from tests.triton.conftest import wait_for
 from tests.triton.reliability import Attack
 from tests.unit.edge.gate import UNARY
-from tests.unit.edge.rig import LOOPBACK, Edge, Served
+from tests.unit.edge.rig import LOOPBACK, NEW, Edge, Served
 
 logger = logging.getLogger(__name__)
 
 SHORT = 2.0
 MUST = "live sessions go on and new ones begin, without a gap of 1 s; memory and connections come back"
+MUST_AT_LAST = "live sessions go on; new ones begin when the calls that hold the most have been reset"
 GROWTH_MIB = 256.0
 CONNECTIONS_TO_GATE = 100  # are kept for a minute
 # Each comes from addresses of its own: a bucket of calls is empty for a second.
@@ -64,6 +65,17 @@ def test_an_attack_costs_nobody_else_anything(kind: str, seconds: float, edge: E
     before = edge.descriptors, edge.memory_mib
     served = edge.under(*(edge.attack(kind, address, seconds) for address in ATTACKS[kind]))
     check(edge, served, *before, attack)
+
+
+@pytest.mark.attack("60 calls of 4 MB each without an answer, at an Envoy with a heap of 200 MiB", must=MUST_AT_LAST)
+def test_who_fills_the_memory_loses_the_calls_that_do(tmp_path: Path, attack: Attack) -> None:
+    with Edge(tmp_path, max_heap_size_bytes=str(200 * 2**20)) as edge:
+        before = edge.descriptors, edge.memory_mib
+        served = edge.under(edge.attack("hoard", "127.0.0.1", SHORT))
+        served.refused = [told for told in served.refused if not told.startswith(NEW)]  # until the fullest calls are gone
+        check(edge, served, *before, attack)
+        assert edge.under(["true"]).refused == []
+        assert edge.stat("reset_high_memory_stream.count") > 0
 
 
 @pytest.mark.skipif(shutil.which("h2load") is None, reason="needs h2load (nghttp2-client)")

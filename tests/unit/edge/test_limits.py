@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from tests.unit.gateway.rig import certificate
 
 TOO_MANY = "BUSY: Your address has begun too many calls; try again in a second."
 TOO_LONG = "INVALID_INPUT: The headers of this call have more than 16384 bytes; send fewer."
+STOP = "stop_accepting_requests\n      triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value"
+FULL = "BUSY: The server has no memory left for more calls; try again in a few seconds."
 NOT_UNDERSTOOD = "INVALID_INPUT: This is not a request that a server here understands."
 Answer = tuple[int, str]
 
@@ -149,6 +152,13 @@ def test_what_a_limited_client_hears(tmp_path: Path) -> None:
         assert get(edge, "/v2") == (429, json.dumps({"error": TOO_MANY}, separators=(",", ":")) + "\n")
 
 
+def test_what_is_said_when_the_memory_is_full(tmp_path: Path) -> None:
+    with Edge(tmp_path, None, **{STOP: "0.0001"}) as edge:
+        wait_for(lambda: edge.stat("stop_accepting_requests.active") == 1, "Envoy to notice how much it holds")
+        status, body = get(edge, "/v2")
+        assert status == 503 and json.loads(body) == {"error": FULL}
+
+
 @pytest.mark.parametrize("sent", [b"", head(1)[:40], frame(Kind.PING, 0, 0, bytes(8))], ids=["nothing", "half a head", "a ping"])
 def test_a_connection_without_a_call_is_closed(sent: bytes, tmp_path: Path) -> None:
     async def hold(edge: Edge) -> None:
@@ -228,3 +238,21 @@ def test_frames_without_content_end_their_connection(edge: Edge) -> None:
 
     asyncio.run(send())
     wait_for(lambda: edge.stat("http2.inbound_empty_frames_flood") == 1, "Envoy to have counted it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("age_s", [0.5, 9.0])  # before the first ping of a connection, and in the midst of one
+def test_a_session_survives_that_the_gate_or_envoy_stands_still_for_12_s(age_s: float, edge: Edge) -> None:
+    async def stop() -> None:
+        caller = await Connection.open(edge.grpc_port, "127.0.0.7")
+        stream = caller.begin()
+        assert await talk(caller, stream, 1)
+        for times, process in enumerate((edge.gate, edge.envoy), 2):
+            await asyncio.sleep(age_s)
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(12.0)
+            process.send_signal(signal.SIGCONT)
+            assert await talk(caller, stream, times)
+        await caller.close()
+
+    asyncio.run(stop())
