@@ -55,7 +55,7 @@ TLS_CLIENT_CA=${TLS_CLIENT_CA:-}               # only clients whose certificate 
 GATE_LIMITS=${GATE_LIMITS:-}                   # e.g. "--sessions-per-address 0 --streams-per-address 0" (docs/gateway.md)
 EDGE=${EDGE:-}                                 # 1: Envoy before the gate, for clients on other machines (docs/deployment.md)
 DIRECT=${DIRECT:-}                             # 1: no gate, clients reach Triton, and any of them can end it
-INTERFACES_HOST=${INTERFACES_HOST:-127.0.0.1}  # gateway, serve-all: address of the page and the interfaces
+INTERFACES_HOST=${INTERFACES_HOST:-127.0.0.1}  # gateway, serve-all: address of the page and the interfaces (their --allowed-hosts names it)
 INTERFACES_PORT=${INTERFACES_PORT:-8080}
 INTERFACES_ARGUMENTS=${INTERFACES_ARGUMENTS:-} # more options of `python -m interfaces`
 SERVERS_GRPC=${SERVERS_GRPC:-}                 # gRPC addresses of the servers behind the interfaces, "host:port host:port"; empty: SERVER
@@ -533,7 +533,7 @@ run_tests() {
   # Up to twenty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
   say "tests on the real server"
   # shellcheck disable=SC2086
-  "$VENV/bin/python" -m pytest -q --reruns 1 -rfER --durations 10 tests/triton $PYTEST_ARGUMENTS
+  "$VENV/bin/python" -m pytest -q -n auto --dist loadfile --reruns 1 -rfER --durations 10 tests/triton $PYTEST_ARGUMENTS
   if [ -n "$judges_made" ]; then
     say "tests of the trained voice, with sound"
     # shellcheck disable=SC2086

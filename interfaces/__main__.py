@@ -36,6 +36,7 @@ from interfaces.web.socket_protocol import PING_TIMEOUT_S, SocketProtocol
 logger = logging.getLogger("interfaces")
 
 EXIT_OK, EXIT_FAILED = 0, 1
+EVERYWHERE = ("0.0.0.0", "::")
 RESERVED_FILES = 256  # connections to the servers, uploads, libraries
 FAREWELL_S = 3  # for sockets and responses, after the last utterance
 
@@ -66,7 +67,7 @@ def make_voices(settings: Settings) -> VoiceStore:
 
 def hosts_of(settings: Settings) -> tuple[str, ...]:
     """By which clients may call it, beside the names of loopback."""
-    is_concrete = settings.address not in ("0.0.0.0", "::")
+    is_concrete = settings.address not in EVERYWHERE
     own = (f"[{settings.address}]" if ":" in settings.address else settings.address,) if is_concrete else ()
     return (*settings.allowed_hosts, *own)
 
@@ -143,8 +144,10 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
 
 
 def _announce(settings: Settings, port: int) -> None:
-    host = "127.0.0.1" if settings.address in ("0.0.0.0", "::") else settings.address
+    host = "127.0.0.1" if settings.address in EVERYWHERE else settings.address
     url = f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{port}"
+    if settings.address in EVERYWHERE and not settings.allowed_hosts:
+        logger.warning("only requests to the names of loopback are answered; name those of this machine with --allowed-hosts")
     logger.info("the page and the interfaces are at %s, for the servers %s", url, ", ".join(settings.servers))
     if settings.ready_file is not None:
         try:

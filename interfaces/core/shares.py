@@ -99,7 +99,7 @@ class Starts:
 
     def take(self, holders: Sequence[str]) -> None:
         """Raises ``ShareError``. What is refused costs a start as well: a client that does not wait is told so less and less often."""
-        if not self._rate:
+        if not self._rate or not holders:
             return
         now = self._clock()
         buckets = [self._bucket(holder, now) for holder in holders]

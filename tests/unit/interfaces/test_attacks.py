@@ -127,6 +127,18 @@ def test_connections_of_an_address_are_bounded_and_given_back(server: FakeServer
             pass  # sockets have a limit of their own
 
 
+def test_connections_that_come_too_fast_are_cut_before_their_requests_are_read(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("interfaces.web.http_protocol.MIN_PER_SECOND", 1e-6)
+    question = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    for is_behind, expected in ((False, [{b"200"}, set(), set()]), (True, [{b"200"}] * 3)):
+        settings = Settings(port=0, behind_proxy=is_behind)
+        with running(server.address, limits=Limits(starts_per_second=1e-7), settings=settings) as front:
+            assert [statuses(exchange(front, question)) for _ in range(3)] == expected
+    assert "its connections are cut" in caplog.text
+
+
 def frame(opcode: int, payload: bytes, is_final: bool) -> bytes:
     return struct.pack(">BBH4x", (0x80 if is_final else 0) | opcode, 0x80 | 126, len(payload)) + payload
 
