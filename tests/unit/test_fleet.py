@@ -232,6 +232,7 @@ def test_text_in_pieces_delays_the_first_audio_by_its_first_words() -> None:
     assert pieces[0] > whole[0] and pieces[0] == pytest.approx(18 * 0.04 / 2.0 + 0.0146 + 0.0037)
 
 
+@pytest.mark.slow
 def test_one_replica_queues_as_the_formula_of_pollaczek_and_khinchine_says() -> None:
     """M/D/1: starts of 10 ms, near-Poisson arrivals of many callers; the mean wait is rho s / (2 (1 - rho))."""
     service_s, callers, pause_s = 0.010, 3000, 50.0
@@ -244,6 +245,7 @@ def test_one_replica_queues_as_the_formula_of_pollaczek_and_khinchine_says() -> 
     assert np.mean(waits) == pytest.approx(service_s + load * service_s / (2 * (1 - load)), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [4, 8])
 def test_one_replica_refuses_as_the_formula_of_engset_says(places: int) -> None:
     """M callers who give up when refused; insensitive to the distribution of the service, here deterministic."""
@@ -272,12 +274,14 @@ def test_a_death_loses_its_sessions_and_an_upgrade_none() -> None:
     assert [replica.life for replica in draining.replicas] == [1, 1, 1, 1] and all(replica.accepts for replica in draining.replicas)
 
 
+@pytest.mark.slow
 def test_fewest_sessions_keeps_the_fullest_replica_emptier_than_chance_does() -> None:
     setting = replace(SMALL, callers=800, network=Network(proxies=1))
     fullest = {policy: Fleet(replace(setting, policy=policy)).run(15.0).most_open for policy in ("least_request", "random")}
     assert fullest["least_request"] < fullest["random"]
 
 
+@pytest.mark.slow
 def test_fewest_sessions_spares_a_slow_replica_and_turns_do_not() -> None:
     setting = replace(SMALL, callers=1000, slow_replicas=1, network=Network(proxies=1), conversation=Conversation(speech_per_text_s=0.0))
     late = {
@@ -287,6 +291,7 @@ def test_fewest_sessions_spares_a_slow_replica_and_turns_do_not() -> None:
     assert late["least_request"] < late["round_robin"]
 
 
+@pytest.mark.slow
 def test_the_measured_closed_loop_is_reproduced() -> None:
     """The median first audio within 25 %, audio seconds per second within 20 % of what an H200 did (fleet.py --check shows all)."""
     runs = json.loads(fleet.FIRST_AUDIO.read_text(encoding="utf-8"))["metrics"]["runs"]

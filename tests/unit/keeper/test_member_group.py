@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.keeper.host import ServerError
@@ -24,13 +24,15 @@ def starts(world: World) -> dict[str, int]:
     return {name: len(processes) for name, processes in world.started.items()}
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(BOTH), st.sampled_from([-9, -11, 0, 1])), max_size=8))
 def test_each_death_starts_that_member_again_and_no_other(deaths: list[tuple[str, int]]) -> None:
     world = World()
     group = make(world)
-    for number, (name, code) in enumerate(deaths):  # each when the one before has been answered, however slowly
-        world.at(1.0 + number * (RestartLimits.longest_delay_s + 1.0), world.end(name, code))
-    world.at(990.0, group.stop)
+    pause_s = RestartLimits.longest_delay_s + 1.0  # each when the one before has been answered, however slowly
+    for number, (name, code) in enumerate(deaths):
+        world.at(1.0 + number * pause_s, world.end(name, code))
+    world.at(1.0 + len(deaths) * pause_s, group.stop)
     group.run()
     assert starts(world) == {name: 1 + sum(dead == name for dead, _ in deaths) for name in BOTH}
     assert running(world) == []
