@@ -71,11 +71,13 @@ def test_refused_calls_leave_the_connection(rig: GateRig, load: Load, refused: s
     load(LIVE, QUESTION, "-n", 500, "-c", 1, "-m", 10)
 
 
-def flood(folder: Path, *amount: Any) -> None:
+def flood(folder: Path, *amount: Any, rounds: int = 1) -> None:
     """Questions that need no key, from 16 connections with 128 at a time."""
     server = FakeTriton(Speakers())
-    with Process(folder, server) as gate, Company(gate.grpc_url, gate.process.pid, "h2load"):
-        h2load(gate.grpc_url, LIVE, QUESTION, folder, *amount, "-c", 16, "-m", 128)
+    with Process(folder, server) as gate:
+        for _ in range(rounds):
+            with Company(gate.grpc_url, gate.process.pid, "h2load"):
+                h2load(gate.grpc_url, LIVE, QUESTION, folder, *amount, "-c", 16, "-m", 128)
     server.stop()
 
 
@@ -84,11 +86,6 @@ def test_a_flood_of_questions(tmp_path: Path) -> None:
 
 
 @long
-def test_a_long_flood_of_questions(tmp_path: Path) -> None:
-    flood(tmp_path, "-D", LONG_S)
-
-
-@long
-def test_floods_of_questions_one_after_another(tmp_path: Path) -> None:
-    for _ in range(3):
-        flood(tmp_path, "-n", 8000)
+@pytest.mark.parametrize("amount", [("-D", LONG_S), ("-n", 8000)])
+def test_long_floods_of_questions(tmp_path: Path, amount: tuple[Any, ...]) -> None:
+    flood(tmp_path, *amount, rounds=2)
