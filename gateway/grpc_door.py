@@ -33,6 +33,7 @@ from gateway.upstream import SERVICE
 logger = logging.getLogger(__name__)
 
 SPARE_CALLS = 1024  # beyond the streams of the gate, so that one too many is told so in words
+SPARE_STREAMS = 128  # of a connection, likewise
 MAX_METADATA_BYTES = 24 * 1024  # as gRPC counts: 16 KiB of many short fields, which the edge lets through
 MAX_QUESTION_BYTES = 64 * 1024
 KEEPALIVE_S = 30  # a client that has vanished is noticed after once or twice this time
@@ -43,15 +44,17 @@ OPEN_TO_ALL = (SERVICE, "ServerLive"), (SERVICE, "ServerReady"), (HEALTH, "Check
 USELESS = "The stream was not used, or its answers were not taken, for too long; open another one."
 
 
-def server_options(limits: Limits) -> list[tuple[str, int]]:
+def server_options(limits: Limits, behind_proxy: bool = False) -> list[tuple[str, int]]:
     """Of gRPC's own server. The names are those of ``grpc/impl/channel_arg_names.h``."""
+    of_connection = limits.max_streams if behind_proxy else min(limits.max_streams, limits.streams_per_address or limits.max_streams)
     return [
         ("grpc.so_reuseport", 0),  # a port in use is an error
         ("grpc.max_receive_message_length", limits.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.max_concurrent_streams", limits.max_streams + SPARE_CALLS),  # of a connection: a proxy has one for many clients
+        ("grpc.max_concurrent_streams", of_connection + SPARE_STREAMS),  # of a connection: a proxy has one for many clients
+        ("grpc.http.overload_protection", 1),  # streams that were reset count too, until the gate has seen them
         ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message could become a large one
         ("grpc.http2.bdp_probe", 0),  # windows stay small; a message that is being read may be as large as its limit all the same
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
@@ -80,7 +83,9 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         credentials = None if tls is None else server_credentials(tls)
         limits = self._gate.limits
         self._server = grpc.aio.server(
-            handlers=[self], options=server_options(limits), maximum_concurrent_rpcs=limits.max_streams + SPARE_CALLS
+            handlers=[self],
+            options=server_options(limits, self._gate.settings.behind_proxy),
+            maximum_concurrent_rpcs=limits.max_streams + SPARE_CALLS,
         )
         where = f"{f'[{address}]' if ':' in address else address}:{port}"
         try:

@@ -80,7 +80,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.received: list[Received] = []
         self.stream_gone = threading.Event()
         self._server = grpc.server(
-            ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+            ThreadPoolExecutor(256), options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         )
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
