@@ -303,6 +303,25 @@ def test_health_is_asked(door: Door) -> None:
     door.check(test)
 
 
+def test_calls_end_before_their_connection_is_told_to_go() -> None:
+    with GateRig(Speakers()) as rig:
+
+        async def test() -> None:
+            async with asyncio.timeout(2 * TIMEOUT_S), calling(rig.grpc_port) as caller:
+                async with caller.open() as stream:
+                    await caller.start(stream, "a")
+                    ends = _ends(caller)
+                    closed = asyncio.wrap_future(rig.begin(rig.grpc_door.stop(2 * TIMEOUT_S)))
+                    await caller.append(stream, "a")
+                    assert (await audio(stream))[0] == 1 and not ends
+                    await caller.finish(stream, "a", 2)
+                await until(lambda: bool(ends))
+                assert ends[0] != "Connection lost"
+                await closed
+
+        asyncio.run(test())
+
+
 class SecureProcess(Process):
     def __init__(self, folder: Path, server: FakeTriton, tls: TlsSettings | None) -> None:
         self._tls = tls
