@@ -75,6 +75,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         self._gate = gate
         self._questions = questions(gate)
         self._server: Any = None
+        self._calls: set[Context] = set()  # until their status has been sent
         self._streams: set[asyncio.Future[CallError]] = set()  # set: how the gate ends the stream
         self.port = 0
 
@@ -95,16 +96,21 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Connections are told to go; calls that are left after ``grace_s`` end with ``SHUTTING_DOWN``. Idempotent."""
+        """Calls may end within ``grace_s``; those that are left end with ``SHUTTING_DOWN``; then connections are told to go. Idempotent.
+
+        Some clients end all of their calls as soon as they are told that their connection goes.
+        """
         server, self._server = self._server, None
         if server is None:
             return
-        stopping = asyncio.create_task(server.stop(grace_s + CLOSING_S))
-        await asyncio.wait({stopping}, timeout=grace_s)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_s
+        while self._calls and loop.time() < deadline:
+            await asyncio.sleep(0.02)
         farewell = ShuttingDownError("The server is shutting down; connect to another one.")
         for stream in self._streams:
             _end(stream, CallError(grpc.StatusCode.UNAVAILABLE, format_error(farewell)))
-        await stopping
+        await server.stop(CLOSING_S)
 
     def service(self, handler_call_details: Any) -> Any:
         """As gRPC asks: how a call is handled."""
@@ -113,6 +119,8 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
     async def _handle(self, path: str, _: Any, context: Context) -> None:
         """Every call of every client."""
         service, _, method = path.removeprefix("/").partition("/")
+        self._calls.add(context)
+        context.add_done_callback(self._calls.discard)
         try:
             await self._answer(service, method, context)
         except CallError as error:

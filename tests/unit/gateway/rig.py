@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -119,6 +120,7 @@ class GateRig:
         self.gate = Gate(self._settings, upstream, self._keys)
         tasks = [asyncio.create_task(upstream.watch()), asyncio.create_task(self.gate.run())]
         grpc_door, http_door = GrpcDoor(self.gate), HttpDoor(self.gate)
+        self.grpc_door = grpc_door
         await grpc_door.start("127.0.0.1", 0, self._tls)
         await http_door.start("127.0.0.1", 0, self._tls)
         self.grpc_url, self.http_url = f"127.0.0.1:{grpc_door.port}", f"127.0.0.1:{http_door.port}"
@@ -144,7 +146,11 @@ class GateRig:
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Something to do in the gate's own loop."""
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
+        self.begin(work).result(TIMEOUT_S)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        """Likewise; its end is not waited for."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stub(self) -> tuple[Any, Any]:
         """(channel, raw stub) of a client."""

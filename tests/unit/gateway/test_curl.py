@@ -51,7 +51,7 @@ class Curl:
         done = subprocess.run(self.command(paths, body, *options), capture_output=True, text=True, timeout=2 * TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stderr
         lines = [line.split(" ") for line in done.stdout.splitlines()]
-        assert sum(int(connects) for connects, _, _ in lines) == 1 and {version for _, version, _ in lines} == {"2"}, lines
+        assert sum(int(connects) for connects, _, _ in lines) == 1 and {version for _, version, status in lines if status} == {"2"}, lines
         answers = [unframed(file.read_bytes()) if file.exists() else [] for file in files]
         return [(status, messages) for (_, _, status), messages in zip(lines, answers, strict=True)]
 
@@ -150,8 +150,16 @@ def test_a_hundred_streams_of_one_connection(curl: Curl) -> None:
 
 def test_a_refused_call_leaves_the_connection(curl: Curl) -> None:
     needs_reuse(curl)
-    answers = curl.ask([f"{SERVICE}/Nothing", LIVE, f"{SERVICE}/RepositoryIndex", LIVE], framed(service_pb2.ServerLiveRequest()))
-    assert [status for status, _ in answers] == [UNIMPLEMENTED, OK, UNIMPLEMENTED, OK]
+    body = framed(service_pb2.ModelMetadataRequest(name="nope"))
+    answers = curl.ask([f"{SERVICE}/ModelMetadata", f"{SERVICE}/ModelReady", f"{SERVICE}/ModelMetadata"], body)
+    assert [status for status, _ in answers] == [NOT_FOUND, OK, NOT_FOUND]
+
+
+def test_an_unknown_call_leaves_the_connection(curl: Curl) -> None:
+    """It is refused before its body is read, by headers and a reset without an error, which curl 7.88 takes for no answer at all."""
+    needs_reuse(curl)
+    unknown, known = curl.ask([f"{SERVICE}/Nothing", LIVE], framed(service_pb2.ServerLiveRequest()))
+    assert unknown[0] in (UNIMPLEMENTED, "") and known[0] == OK
 
 
 @pytest.mark.parametrize("count", [0, 2])

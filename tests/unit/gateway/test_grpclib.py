@@ -195,11 +195,12 @@ def test_a_reset_ends_a_session(door: Door) -> None:
 
 def test_a_deadline_ends_a_session(door: Door) -> None:
     async def test(caller: Caller) -> None:
-        with pytest.raises(asyncio.TimeoutError):
+        with pytest.raises((asyncio.TimeoutError, GRPCError)) as ended:  # whose clock is first
             async with caller.open(timeout_s=0.2) as stream:
                 await stream.send_message(message(target_text="x", session_id="a", is_start=True, is_end=False))
                 async for _ in told(stream):
                     pass
+        assert not isinstance(ended.value, GRPCError) or ended.value.status == Status.DEADLINE_EXCEEDED
         await until(lambda: door.rig.gate.admission.sessions == 0)
 
     door.check(test)
@@ -300,6 +301,25 @@ def test_health_is_asked(door: Door) -> None:
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
     door.check(test)
+
+
+def test_calls_end_before_their_connection_is_told_to_go() -> None:
+    with GateRig(Speakers()) as rig:
+
+        async def test() -> None:
+            async with asyncio.timeout(2 * TIMEOUT_S), calling(rig.grpc_port) as caller:
+                async with caller.open() as stream:
+                    await caller.start(stream, "a")
+                    ends = _ends(caller)
+                    closed = asyncio.wrap_future(rig.begin(rig.grpc_door.stop(2 * TIMEOUT_S)))
+                    await caller.append(stream, "a")
+                    assert (await audio(stream))[0] == 1 and not ends
+                    await caller.finish(stream, "a", 2)
+                await until(lambda: bool(ends))
+                assert ends[0] != "Connection lost"
+                await closed
+
+        asyncio.run(test())
 
 
 class SecureProcess(Process):
