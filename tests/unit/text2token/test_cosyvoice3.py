@@ -83,7 +83,7 @@ def spoken(engine: TorchEngine, drive: Drive, spec: SamplingSpec, make_sink: Cal
     """A session in pieces: what its turns yield."""
     sequence, yielded = engine.open("a", spec, 600), list[int]()
     layout = Interleaver(SPACE, [1, 2], [SPACE.speech_offset] * 9, instruction_ids=[7, 8])
-    for piece in ([3, 4, 5], list(range(10, 30)), [31]):
+    for piece in ([3, 4, 5], list(range(10, 20)), [31]):
         layout.push_text(piece)
         if piece == [31]:
             layout.end_text()
