@@ -65,4 +65,5 @@ def test_a_drain(tls: TlsSettings | None, tmp_path: Path) -> None:
         it = found(gate.grpc_url, tls, tmp_path, process=gate.process.pid)
         gate.check_end("draining: 1 sessions")
     server.stop()
-    assert it == {"session": SPOKEN, "late": "late SHUTTING_DOWN", "end": UNAVAILABLE}
+    assert (it["session"], it["late"]) == (SPOKEN, "late SHUTTING_DOWN")
+    assert it["end"] in (UNAVAILABLE, CANCELLED), "the call that is on its way as the door closes is cancelled by gRPC"
