@@ -26,7 +26,8 @@ def edge_command(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     for action in parser._actions:
         value = getattr(options, action.dest, None)
         is_port = action.dest in ("grpc_port", "http_port", "metrics_port")
-        if action.dest in LEFT_OUT or value == action.default or (is_port and (options.free_ports or action.dest == "metrics_port")):
+        is_default = str(value) == str(action.default)  # one of the environment is a word yet
+        if action.dest in LEFT_OUT or is_default or (is_port and (options.free_ports or action.dest == "metrics_port")):
             continue
         word = action.option_strings[-1]
         (edge if action.dest in OF_EDGE else server).append(word if action.nargs == 0 else f"{word}={value}")

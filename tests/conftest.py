@@ -12,8 +12,8 @@ try:
 except ImportError:  # the tests on a GPU do without
     pass
 else:
-    # The same examples in every run, so that a change is judged by itself; BISTREAM_FUZZ=1 looks for new ones.
-    settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+    # The same examples in every run, so that a change is judged by itself, and half as many; BISTREAM_FUZZ=1 looks for new ones.
+    settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=50)
     settings.register_profile("new", deadline=None)
     settings.load_profile("new" if os.environ.get("BISTREAM_FUZZ") == "1" else "repeatable")
 

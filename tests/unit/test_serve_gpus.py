@@ -116,7 +116,8 @@ def test_the_edge_of_one_server_has_the_public_side_and_its_server_the_rest(tmp_
     assert (server.keys_file, server.drain_timeout_s, server.no_golden, server.tls_certificate) == (Path("keys"), 60.0, True, None)
 
 
-def test_free_ports_of_the_edge_are_all_chosen() -> None:
+def test_free_ports_of_the_edge_are_all_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_SERVER", "somewhere/tritonserver")
     options = edge_options("--free-ports")
     chosen = {options.grpc_port, options.http_port, options.admin_port}
     assert len(chosen) == 3 and not chosen & {8000, 8001, 9901} and options.server_options == []
