@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -117,39 +118,28 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         return grpc.stream_stream_rpc_method_handler(functools.partial(self._handle, handler_call_details.method))
 
     async def _handle(self, path: str, _: Any, context: Context) -> None:
-        """Every call of every client."""
+        """Every call of every client. It counts until the client has its status: gRPC cannot reset the call of one that takes nothing."""
         service, _, method = path.removeprefix("/").partition("/")
         self._calls.add(context)
         context.add_done_callback(self._calls.discard)
-        try:
-            await self._answer(service, method, context)
-        except CallError as error:
-            await context.abort(error.status, error.details)
-        except grpc.aio.AbortError:
-            raise
-        except grpc.aio.BaseError:
-            return  # the client has gone
-        except Exception:
-            logger.exception("a call failed")
-            await context.abort(grpc.StatusCode.INTERNAL, "ENGINE_ERROR: The gate failed; try again.")
-
-    async def _answer(self, service: str, method: str, context: Context) -> None:
-        """Raises ``CallError``."""
-        try:
+        async with _aborted(context):
             caller = self._caller((service, method), context)
             with self._gate.call(caller):
-                if service == SERVICE and method == "ModelStreamInfer":
-                    await self._converse(caller, context)
-                elif service == SERVICE and method == "ModelInfer":
-                    await self._infer(caller, context)
-                elif (service, method) == (HEALTH, "Watch"):
-                    await self._watch(context)
-                elif (service, method) in self._questions:
-                    await self._reply(*self._questions[service, method], context)
-                else:
-                    raise CallError(grpc.StatusCode.UNIMPLEMENTED, "This call is not served here.")
-        except BistreamError as error:
-            raise CallError(grpc_status(error), format_error(error)) from None
+                async with _aborted(context):
+                    await self._answer(service, method, caller, context)
+
+    async def _answer(self, service: str, method: str, caller: Caller, context: Context) -> None:
+        """Raises ``CallError`` and ``BistreamError``."""
+        if service == SERVICE and method == "ModelStreamInfer":
+            await self._converse(caller, context)
+        elif service == SERVICE and method == "ModelInfer":
+            await self._infer(caller, context)
+        elif (service, method) == (HEALTH, "Watch"):
+            await self._watch(context)
+        elif (service, method) in self._questions:
+            await self._reply(*self._questions[service, method], context)
+        else:
+            raise CallError(grpc.StatusCode.UNIMPLEMENTED, "This call is not served here.")
 
     def _caller(self, call: tuple[str, str], context: Context) -> Caller:
         headers = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
@@ -243,6 +233,23 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
                     del data, message  # a recording may have to wait for room, and the request has it
                     await conversation.send(request)
         conversation.end_of_requests()
+
+
+@contextlib.asynccontextmanager
+async def _aborted(context: Context) -> AsyncIterator[None]:
+    """A call ends with the status of the error that is raised inside. Raises gRPC's ``AbortError`` then."""
+    try:
+        yield
+    except (CallError, BistreamError) as error:
+        end = error if isinstance(error, CallError) else CallError(grpc_status(error), format_error(error))
+        await context.abort(end.status, end.details)
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        return  # the client has gone
+    except Exception:
+        logger.exception("a call failed")
+        await context.abort(grpc.StatusCode.INTERNAL, "ENGINE_ERROR: The gate failed; try again.")
 
 
 def _end(stream: asyncio.Future[CallError], how: CallError) -> None:

@@ -205,16 +205,19 @@ def test_a_client_that_never_reads_keeps_a_bounded_amount() -> None:
         rig.wait_for(lambda: rig.gate.admission.calls == 1)
 
 
-def test_a_client_that_takes_nothing_is_told_to_go() -> None:
+def test_a_client_that_takes_nothing_loses_its_session_and_counts_until_it_has_heard_so() -> None:
     with GateRig(flood, Limits(stall_timeout_s=0.2, max_unread_audio_s=1e6)) as rig:
         channel = grpc.insecure_channel(rig.grpc_url)
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(METHOD)(iter(requests.get, None))
         requests.put(message(target_text="x", is_end=True).SerializeToString())
-        rig.wait_for(lambda: rig.gate.metrics.streams == 1 and rig.gate.admission.calls == 0)
-        with pytest.raises(grpc.RpcError):
+        rig.wait_for(lambda: rig.gate.metrics.streams == 1 and not rig.gate._conversations)
+        assert (rig.gate.admission.sessions, rig.gate.admission.calls) == (0, 1)
+        with pytest.raises(grpc.RpcError) as ended:
             for _ in call:
                 pass
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+        rig.wait_for(lambda: rig.gate.admission.calls == 0)
         requests.put(None)
         channel.close()
 
