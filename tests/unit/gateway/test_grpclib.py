@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -383,3 +385,19 @@ async def _until_refused(caller: Caller) -> None:
         async with caller.open() as stream:
             await stream.send_message(message(target_text="x", is_end=True), end=True)
             code = str([end async for end in told(stream)][0][1])
+
+
+def test_handshakes_that_fail_leave_no_line_each(tmp_path: Path) -> None:
+    server = FakeTriton(Speakers())
+    with SecureProcess(tmp_path, server, certificate(tmp_path)) as gate:
+        host, _, port = gate.grpc_url.rpartition(":")
+        for _ in range(5):
+            with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
+                plain.sendall(b"no TLS at all\r\n\r\n")
+                with contextlib.suppress(ConnectionResetError):
+                    while plain.recv(1000):  # until the gate has closed it
+                        pass
+        gate.process.terminate()
+        _, errors = gate.process.communicate(timeout=TIMEOUT_S)
+    server.stop()
+    assert "andshake" not in errors, errors
