@@ -40,6 +40,7 @@ MAX_QUESTION_BYTES = 64 * 1024
 KEEPALIVE_S = 30  # a client that has vanished is noticed after once or twice this time
 IDLE_CONNECTION_S = 60  # without a call
 HEALTH_INTERVAL_S = 0.5  # at which a watcher of the health hears of a change
+READING_S = 0.5  # for clients to read what was sent last, before their connections are told to go
 CLOSING_S = 1.0  # after their last words, before calls that are left are cancelled
 OPEN_TO_ALL = (SERVICE, "ServerLive"), (SERVICE, "ServerReady"), (HEALTH, "Check"), (HEALTH, "Watch")  # load balancers have no key
 USELESS = "The stream was not used, or its answers were not taken, for too long; open another one."
@@ -99,7 +100,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
     async def stop(self, grace_s: float) -> None:
         """Calls may end within ``grace_s``; those that are left end with ``SHUTTING_DOWN``; then connections are told to go. Idempotent.
 
-        Some clients end all of their calls as soon as they are told that their connection goes.
+        Some clients end all of their calls as soon as they are told that their connection goes, and drop what they have not read yet.
         """
         server, self._server = self._server, None
         if server is None:
@@ -108,6 +109,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         deadline = loop.time() + grace_s
         while self._calls and loop.time() < deadline:
             await asyncio.sleep(0.02)
+        await asyncio.sleep(min(grace_s, READING_S))
         farewell = ShuttingDownError("The server is shutting down; connect to another one.")
         for stream in self._streams:
             _end(stream, CallError(grpc.StatusCode.UNAVAILABLE, format_error(farewell)))
