@@ -52,7 +52,7 @@ class Places:
         self._by_holder: Counter[str] = Counter()
 
     def take(self, holders: Sequence[str]) -> None:
-        """Raises ``BusyError``; what is refused is not counted."""
+        """Raises ``BusyError``; a refusal is not counted."""
         if self._whole:
             for holder in holders:
                 if self._by_holder[holder] >= self._each:

@@ -1,6 +1,6 @@
 """Voices by name: recordings with their transcripts, and what the servers have: presets of the checkpoint, and voices registered there.
 
-Uploads belong to who made them: an API key, or without keys whoever has the secret that the answer to the upload told.
+An upload belongs to its API key; without keys, to the bearer of the secret in the answer to the upload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session's stream to Triton: whole messages in their order and a quiet end, whoever vanishes.
+"""A session's stream to Triton: whole messages in their order and a quiet end, even when clients disconnect.
 
 Several clients of one API key write to the session. The test plays Triton, and gives room as it likes.
 """
