@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 SHARED_MEMORY = Path("/dev/shm")
 # Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then exec the given program, so that it cannot outlive its keeper.
@@ -24,6 +27,16 @@ class ServerError(Exception):
 
 class GoldenError(ServerError):
     """The server answers, but does not speak as it should."""
+
+
+def handle_stop_signals(stop: Callable[[], None]) -> None:
+    """Have SIGTERM, SIGINT and SIGHUP call ``stop``. From the main thread."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handler)
 
 
 def library_directories() -> list[str]:

@@ -8,13 +8,11 @@ signal hurries all of them. When the first start of a member fails, the operator
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 
 from bistream.keeper.group_member import Member
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import ServerError, handle_stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +39,7 @@ class MemberGroup:
         self._stops += 1
 
     def handle_signals(self) -> None:
-        def handler(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, handler)
+        handle_stop_signals(self.stop)
 
     def run(self) -> None:
         """Until ``stop``. Raises ``ServerError`` when the group cannot start; nothing runs then."""

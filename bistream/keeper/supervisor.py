@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from bistream.keeper.gate import Gate, NoGate
 from bistream.keeper.hang_watch import HANG_TIMEOUT_S
 from bistream.keeper.hangs import Hangs, HangWatcher, NoHangs
-from bistream.keeper.host import GoldenError, ServerError, end_process
+from bistream.keeper.host import GoldenError, ServerError, end_process, handle_stop_signals
 from bistream.keeper.probe import probe
 from bistream.keeper.reloads import RELOADED_ALONE
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
@@ -100,11 +98,7 @@ class Supervisor:
         self._stops += 1
 
     def handle_signals(self) -> None:
-        def handler(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, handler)
+        handle_stop_signals(self.stop)
 
     def run(self) -> None:
         """Serve until ``stop``. Raises ``ServerError`` when the server cannot be started at first, ``Interrupted`` in a start."""
