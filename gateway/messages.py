@@ -136,14 +136,6 @@ def _with_final(response: Any, model: str, request_id: str, final: bool) -> byte
     return data
 
 
-def waveform_bytes(response: Any) -> bytes:
-    """The raw FP32 samples of a ``ModelInferResponse``; empty when it has none."""
-    for index, output in enumerate(response.outputs):
-        if output.name == "waveform" and index < len(response.raw_output_contents):
-            return bytes(response.raw_output_contents[index])
-    return b""
-
-
 def audio_bytes(response: Any) -> int:
     """Bytes of output in a ``ModelInferResponse``."""
     return sum(map(len, response.raw_output_contents))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bistream.rates import REFERENCE_SAMPLE_RATE
 
-KIB, MIB = 1024, 1024 * 1024
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
