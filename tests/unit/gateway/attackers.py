@@ -77,7 +77,7 @@ class Connection:
         self.sent = 0  # pieces
 
     def advance(self) -> bool:
-        """Read what has come and send what there is room for. False: the server has closed the connection."""
+        """Read all that arrived, and send as much as fits. False: the server has closed the connection."""
         try:
             if not self._read():
                 return False

@@ -19,7 +19,7 @@ from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton
 from tests.unit.gateway.test_process import ROOT, Process
 
 SHORT_S, LONG_S = 1.0, 10.0
-KEPT_MIB = 400  # of memory that the allocator may keep after a flood; what is unread of one is gigabytes
+KEPT_MIB = 400  # of memory that the allocator may keep after a flood; the flood itself is gigabytes
 SLOW_CONNECTIONS = 500
 
 

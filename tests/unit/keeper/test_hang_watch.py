@@ -174,7 +174,7 @@ def test_a_busy_process_that_becomes_dead_is_noticed_no_later_than_if_it_had_bee
 
 @given(st.lists(st.tuples(st.floats(0.1, 10_000.0), st.booleans(), st.sampled_from([0.0, 0.01, BUSY]), st.booleans()), max_size=100))
 def test_a_verdict_needs_looks_whatever_the_clock_says(looks: list[tuple[float, bool, float, bool]]) -> None:
-    """A machine or keeper that stood still counts as one look, and whoever beats is never dead."""
+    """A machine or keeper that stood still counts as one look, and a process with a heartbeat is never dead."""
     life, silent, idle = Life(), 0.0, 0.0
     for after_s, beats, share, is_held in looks:
         worked = int((life.processor_s + share * after_s) / WORK_S) > int(life.processor_s / WORK_S)
