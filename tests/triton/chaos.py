@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from bistream.errors import ERRORS_BY_CODE
 from bistream.wire import parse_error
-from tests.triton.requests import to_input
+from tests.triton.requests import end_stream, to_input
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "cosyvoice2_bistream"
@@ -88,8 +88,7 @@ class Talk:
         if self._open:
             self.drop()
             raise AssertionError(f"{len(self._open)} requests have no final response after {DEADLINE_S:.0f} s; errors: {self.codes}")
-        self._client.stop_stream()
-        self._client.close()
+        end_stream(self._client)
         unexpected = set(self.codes) - EXPECTED_CODES
         assert not unexpected, f"unexpected errors: {sorted(unexpected)}"
 

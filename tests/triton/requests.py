@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import uuid
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -141,10 +142,18 @@ class Stream:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close gracefully when no request is open: cancelling a stream at the moment of a response keeps the model from unloading."""
         if all(answer.finals or answer.error for answer in self._answers.values()):
-            self._client.stop_stream()
-            self._client.close()
+            end_stream(self._client)
         else:
             self.drop()
+
+
+def end_stream(client: triton.InferenceServerClient) -> None:
+    """Half-close the stream of a client to whom everything has been answered, wait for the server to end it, and close the client."""
+    closing = threading.Thread(target=client.stop_stream, daemon=True)  # it waits without a limit
+    closing.start()
+    closing.join(ANSWER_TIMEOUT_S)
+    assert not closing.is_alive(), "the server has answered everything, and does not end the stream"
+    client.close()
 
 
 def ask(grpc_url: str, model: str, **values: Any) -> Answer:

@@ -18,6 +18,8 @@ import tritonclient.grpc.aio as triton_aio
 from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype
 
+from tests.triton.requests import end_stream
+
 MODEL = "cosyvoice2"
 MODEL3 = "cosyvoice3"  # the default of client_http.py
 SAMPLE_RATE = 16000
@@ -66,8 +68,7 @@ def stream_each(
                 break
             chunks.append(answer.as_numpy("waveform").reshape(-1))
         spoken.append(np.concatenate(chunks))
-    client.stop_stream()
-    client.close()
+    end_stream(client)
     return spoken
 
 

@@ -24,8 +24,8 @@ from tests.triton.processes import MEASURES, Usage, described, named, replaced, 
 from tests.triton.reliability import Attack, Table
 from tests.triton.served import END_S, Served
 
-BLOCK = 20  # sessions between two samples: half one after the other, half together
-TOGETHER = 10
+BLOCK = 12  # sessions between two samples: half one after the other, half together
+TOGETHER = 6
 WARM_UP = 0.3  # part of the samples
 VOICES = 12  # more than the server's cache of voices holds, so that recordings are analysed all the time
 TEXTS = ("Yes.", "Tea.", "Oh.")
@@ -71,7 +71,7 @@ def growth(samples: list[dict[str, Usage]], name: str, measure: str) -> float:
 
 @pytest.mark.attack(
     "soak through the gate: sessions whole, in pieces and dropped, some with the longest text; "
-    "half of them one after the other, half ten at a time",
+    "half of them one after the other, half together",
     must=f"after the first {WARM_UP:.0%}, no process grows by more than {ALLOWED.rss:g} MiB, {ALLOWED.descriptors:g} descriptors, "
     f"{ALLOWED.threads:g} threads or {ALLOWED.shared:g} MiB of shared memory (slope times sessions); nothing is held at the end",
 )

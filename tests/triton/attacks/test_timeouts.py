@@ -33,9 +33,9 @@ def address(served: Served, door: str) -> str:
 
 def full_house(url: str, voice: dict[str, Any]) -> list[str]:
     """The outcomes of as many sessions as there are places, none of which ends before all have begun."""
-    callers = [Caller(url, voice) for _ in range(PLACES)]
+    callers = [Caller(url, voice, "Yes. ") for _ in range(PLACES)]
     for caller in callers:
-        caller.say("And the last words.")
+        caller.say("Oh.")
     return end(callers)
 
 
