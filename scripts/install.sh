@@ -11,7 +11,9 @@ check_system() {
 }
 
 environment() { # FOLDER, then: VENV=FOLDER install ...
-  if [ ! -x "$1/bin/python" ]; then "$PYTHON" -m venv "$1"; fi
+  if [ -x "$1/bin/python" ]; then return; fi
+  say "making $1"
+  "$PYTHON" -m venv "$1"
 }
 
 # install NAME REQUIREMENT_ARGUMENTS...: again only when the requirement files or arguments change

@@ -50,18 +50,21 @@ def parse_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[st
         parser.error(f"{SEPARATOR} is missing")
     place = words.index(SEPARATOR)
     server, interfaces = words[:place], words[place + 1 :]
-    given, own = _shared_options(server), _shared_options(interfaces)
+    given, own = _options(server), _options(interfaces)
     if given["--keys-file"] and not os.environ.get("BISTREAM_API_KEY"):
         parser.error("--keys-file is given, so the server wants a key of the interfaces, too; set BISTREAM_API_KEY to one of its keys")
-    common = [f"{name}={value}" for name, value in given.items() if value is not None and own[name] is None]
-    tls = ["--server-tls"] if given["--tls-certificate"] else []
-    return [*UNLIMITED, *server], [*common, *tls, *interfaces]
+    common = [f"{name}={given[name]}" for name in SHARED if given[name] is not None and own[name] is None]
+    if own["--server"] is None:
+        common.append(f"--server=localhost:{given['--grpc-port'] or 8001}")
+    if given["--tls-certificate"]:
+        common.append("--server-tls")
+    return [*UNLIMITED, *server], [*common, *interfaces]
 
 
-def _shared_options(words: Sequence[str]) -> dict[str, str | None]:
-    """Their values among the arguments of one side; None where one is not given."""
+def _options(words: Sequence[str]) -> dict[str, str | None]:
+    """Values among the arguments of one side; None where one is not given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in SHARED:
+    for name in (*SHARED, "--grpc-port", "--server"):
         parser.add_argument(name, dest=name)
     return vars(parser.parse_known_args(words)[0])
 

@@ -4,13 +4,18 @@
 run_tests() {
   setup_development
   mkdir -p "$BUILD"
-  judges >"$BUILD/judges.log" 2>&1 & # beside tests whose results don't depend on time
-  local judges_made=$! pytest=(-m pytest -q -n auto --durations 10)
+  local pytest=(-m pytest -q -n auto --durations 10) judges_made=
+  if [ -f "$VOICE_DIR/llm.pt" ]; then
+    judges >"$BUILD/judges.log" 2>&1 & # beside tests whose results don't depend on time
+    judges_made=$!
+  fi
   python "${pytest[@]}" --dist worksteal --reruns 1 -rfER tests/unit tests/parity "$@"
-  wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
+  [ -z "$judges_made" ] || wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
   # Up to twenty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
   python "${pytest[@]}" --dist loadfile --reruns 1 -rfER tests/triton "$@"
-  VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") python "${pytest[@]}" --dist loadfile tests/voice "$@"
+  if [ -n "$judges_made" ]; then
+    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") python "${pytest[@]}" --dist loadfile tests/voice "$@"
+  fi
 }
 
 test_clients() { # before a stand-in for the server and before the real one, whose checkpoint is the tiny one; the page needs Chromium as well

@@ -19,6 +19,7 @@ case "$*" in
     printf '#!/bin/bash\necho "uv $*" >>"$CALLS"; exit "$UV_HAS_CPU_BUILD"\n' >"$VENV/bin/uv"
     chmod +x "$VENV/bin/uv" ;;
   *make_checkpoint.py*) out="${*: -1}" && mkdir -p "$out" && touch "$out/llm.pt" ;;
+  *convert_checkpoint.py*--out*) mkdir -p "${*: -1}" ;;
   *fail-here*) exit 1 ;;
 esac
 """
@@ -115,6 +116,7 @@ def test_default_is_the_download_else_the_trained_voice_else_random_weights(stag
 
 def test_tensorrt_llm_serves_what_stage_1_has_converted_and_tested(stages: Stages) -> None:
     assert stages.run("1", "1") == (0, [], ""), "the torch engine needs no conversion"
+    assert "bash run.sh 1 1" in stages.run("2", "2", PROFILE="tensorrt_llm")[2]
     status, calls, _ = stages.run("1", "2", PROFILE="tensorrt_llm", FAMILY="cosyvoice3")
     assert status == 0
     convert, test, make = calls[1:]
