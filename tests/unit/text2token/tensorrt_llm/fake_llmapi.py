@@ -108,7 +108,7 @@ class FakeLibrary:
         self.is_shut_down = True
 
     def generate_async(
-        self, inputs: list[int], sampling_params: SimpleNamespace, streaming: bool, kv_cache_retention_config: KvCacheRetentionConfig
+        self, inputs: list[int], sampling_params: SimpleNamespace, streaming: bool, kv_cache_retention_config: Any
     ) -> GenerationResult:
         assert streaming and len(inputs) + sampling_params.max_tokens <= self.arguments.max_seq_len
         assert all(0 <= token_id < self.merged.vocab_size for token_id in inputs)
