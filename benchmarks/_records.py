@@ -30,8 +30,7 @@ class Records:
             changed = sorted(key for key in {*found, *plain} if found.get(key) != plain.get(key))
             if changed:
                 raise InvalidInputError(
-                    f"{folder} has results with another {', '.join(changed)}; choose another --out (BENCHMARK_OUT), or delete it to "
-                    "begin again."
+                    f"{folder} has results with another {', '.join(changed)}; choose another --out, or delete it to begin again."
                 )
         else:  # without a record nothing was measured, e.g. where the models could not be loaded
             file.write_text(json.dumps(plain, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ then, for each rate, beside sessions that start at random times (Poisson) with a
 recordings are the given one, repeated for about --fresh-recording-s seconds, with noise of its own, 80 dB below full scale: another
 recording to the server, of another length. Printed for each rate: gaps and first audio of both kinds of callers, and with --metrics the
 server's time from a start to its voice, of all sessions (with --steady 0: of new voices alone). The last line is one JSON object. Exit
-code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: GATE_LIMITS of run.sh.
+code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: docs/gateway.md names the options.
 """
 
 from __future__ import annotations

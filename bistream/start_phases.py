@@ -1,8 +1,6 @@
 """How long each part of a start takes: one line of the log for each, in the same form in every process of a server.
 
-    2026-11-24 12:00:07,321 INFO token2wav bistream.start_phases: start: weights of the flow, 0.82 s
-
-``scripts/start_report.py`` makes one table of the lines of all processes.
+2026-11-24 12:00:07,321 INFO token2wav bistream.start_phases: start: weights of the flow, 0.82 s
 """
 
 from __future__ import annotations

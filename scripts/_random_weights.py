@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from bistream.checkpoint_config import CausalVocoderConfig, VocoderConfig
+from bistream.token2mel.dit.estimator import rotation
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -82,15 +83,24 @@ def language_model_state(drawer: Drawer, shapes: Shapes) -> dict[str, torch.Tens
     return state
 
 
+MODULATION_GAIN = 0.3  # of shifts, scales and gates of a transformer's block: what it adds stays below what it gets
+_ROTARY = "decoder.estimator.rotary_embed.inv_freq"
+
+
 def flow_state(drawer: Drawer, shapes: Shapes) -> dict[str, torch.Tensor]:
-    """``flow.pt``."""
+    """``flow.pt`` of either family."""
 
     def rule(key: str, shape: Shape) -> Scale:
         if key == "spk_embed_affine_layer.weight":
             return Scale(1.0)  # the embedding is normalised to length one before it
+        if "_norm.linear.weight" in key or key.endswith("norm_out.linear.weight"):
+            return fan_in_scale(shape, gain=MODULATION_GAIN)
         return common_scale(key, shape)
 
-    return drawer.state_dict("flow.pt", shapes, rule)
+    state = drawer.state_dict("flow.pt", shapes, rule)
+    if _ROTARY in state:
+        state[_ROTARY] = rotation(torch.tensor([1]), 1, 2 * len(state[_ROTARY]))[0, 0]
+    return state
 
 
 def speaker_encoder_state(drawer: Drawer, shapes: Shapes) -> dict[str, torch.Tensor]:

@@ -6,9 +6,9 @@
     download_checkpoint.py build/Fun-CosyVoice3-0.5B-2512 --family cosyvoice3
     download_checkpoint.py --check build/CosyVoice2-0.5B
 
-Only what the server reads is fetched (about 3 GB), with a progress bar for each file. A run that was cut off is continued by the same
-command. Sizes and checksums are compared with those of the hub and recorded in download_manifest.json; the directory appears under its
-name only when it is complete. --check compares the files with that record.
+Only what the server reads is fetched (about 3 GB). After a run that was cut off the same command keeps the files that are whole. Checksums
+are compared with those of the hub and recorded in download_manifest.json; the directory appears under its name only when it is complete.
+--check compares the files with that record.
 
 The libraries of the two hubs are in requirements/hub.txt. HF_ENDPOINT and MODELSCOPE_ENDPOINT name a mirror, HF_TOKEN and
 MODELSCOPE_API_TOKEN a token.
@@ -26,14 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bistream.checkpoint_files import family_of
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, FAMILIES, Family
-from bistream.hub.download import check_directory, download
-from bistream.hub.huggingface import HuggingFace
-from bistream.hub.listing import DownloadError, Hub
-from bistream.hub.modelscope import ModelScope
+from bistream.hub.download import HUBS, check_directory, download
+from bistream.hub.listing import DownloadError
 from bistream.model_dir import check_model_dir
 
 FAMILIES_BY_NAME = {family.name: family for family in FAMILIES}
-HUBS: dict[str, type[HuggingFace] | type[ModelScope]] = {"huggingface": HuggingFace, "modelscope": ModelScope}
 # The names in upstream's README.
 OWNERS = {(COSYVOICE2, "modelscope"): "iic"}
 OWNER = "FunAudioLLM"  # of all others
@@ -56,17 +53,11 @@ def run(options: argparse.Namespace) -> str:
         if known is None:
             check_model_dir(directory)
             return f"{directory} has every file of a checkpoint; it has no record of a download, so no checksum was compared"
-        return f"{directory} is {known.repo_id} of {known.hub} at {known.commit}: {len(known.files)} files, all checksums right"
-    hub: Hub = HUBS[options.hub]()
-    made = download(
-        hub,
-        options.model_id or model_id(FAMILIES_BY_NAME[options.family], options.hub),
-        options.revision or REVISIONS[options.hub],
-        directory,
-        options.all,
-        lambda sentence: print(sentence, file=sys.stderr, flush=True),
-    )
-    return f"made {directory}: {made.repo_id} of {made.hub} at {made.commit}, {len(made.files)} files, {made.total_bytes / 1e6:.1f} MB"
+        return f"{directory} is {known['repo_id']} of {known['hub']} at {known['commit']}: {len(known['files'])} files, all checksums right"
+    repo_id = options.model_id or model_id(FAMILIES_BY_NAME[options.family], options.hub)
+    made = download(options.hub, repo_id, options.revision or REVISIONS[options.hub], directory)
+    size = sum(entry["size"] for entry in made["files"].values()) / 1e6
+    return f"made {directory}: {repo_id} of {options.hub} at {made['commit']}, {len(made['files'])} files, {size:.1f} MB"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +67,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--family", choices=sorted(FAMILIES_BY_NAME), default=COSYVOICE2.name, help="default: %(default)s")
     parser.add_argument("--model-id", metavar="OWNER/NAME", help="default: the released checkpoint of the family")
     parser.add_argument("--revision", help="branch, tag or commit; a commit pins the version (default: the main branch)")
-    parser.add_argument("--all", action="store_true", help="all files of the repository, also those that the server does not read")
     parser.add_argument("--check", action="store_true", help="download nothing; compare the directory with its record")
     options = parser.parse_args(arguments)
     if options.model_id and not re.fullmatch(r"[\w.-]+/[\w.-]+", options.model_id):
@@ -85,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         print(run(options))
     except KeyboardInterrupt:
-        print("download_checkpoint.py: stopped; the same command continues where it stopped.", file=sys.stderr)
+        print("download_checkpoint.py: stopped; the same command keeps the files that are whole.", file=sys.stderr)
         return 130
     except ImportError as error:
         print(f"download_checkpoint.py: {error.name} is not installed; run: pip install -r requirements/hub.txt", file=sys.stderr)

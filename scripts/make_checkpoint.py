@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,13 +35,12 @@ from bistream.checkpoint_config import (
     LanguageModelConfig,
     VocoderConfig,
 )
-from bistream.family import COSYVOICE2, COSYVOICE3, FlowKind, VocoderKind
-from bistream.mel2wav import weights as vocoder_weights
+from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.mel2wav import factory as vocoder
 from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.text2token import weights as language_model_weights
-from bistream.token2mel import weights as flow_weights
+from bistream.token2mel import factory as flow
 from bistream.voice import campplus_network, s3_network
-from scripts import _cosyvoice3_flow
 from scripts._campplus_model import campplus_model
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._onnx_models import speech_tokenizer_model
@@ -90,12 +88,12 @@ FULL = CheckpointSize(
 SIZES = {"tiny": TINY, "full": FULL}
 
 
-def _of_cosyvoice3(size: CheckpointSize, flow: DitFlowConfig, vocoder: CausalVocoderConfig, tokenizer_layers: int) -> CheckpointSize:
+def _of_cosyvoice3(size: CheckpointSize, dit: DitFlowConfig, hift: CausalVocoderConfig, tokenizer_layers: int) -> CheckpointSize:
     """The same body of the language model and the same speaker encoder, with CosyVoice3's rows, flow, vocoder and tokenizer."""
     family = COSYVOICE3
     language_model = replace(size.checkpoint.language_model, rows=family.rows, head_has_bias=family.head_has_bias)
     tokenizer = replace(size.speech_tokenizer, layers=tokenizer_layers, attention_norm_eps=family.tokenizer_norm_eps)
-    checkpoint = CheckpointConfig(language_model, flow, vocoder, family)
+    checkpoint = CheckpointConfig(language_model, dit, hift, family)
     return replace(size, checkpoint=checkpoint, speech_tokenizer=tokenizer, has_speaker_table=False)
 
 
@@ -142,8 +140,8 @@ def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
         "llm.pt": lambda path: torch.save(
             language_model_state(drawer, language_model_weights.expected_shapes(config.language_model)), path
         ),
-        "flow.pt": lambda path: torch.save(FLOW_STATES[family.flow](config, drawer), path),
-        "hift.pt": lambda path: torch.save(VOCODER_STATES[family.vocoder](config, drawer), path),
+        "flow.pt": lambda path: torch.save(flow_state(drawer, flow.expected_shapes(config.flow)), path),
+        "hift.pt": lambda path: torch.save(vocoder_state(drawer, vocoder.expected_shapes(config.vocoder), config.vocoder), path),
         family.speech_tokenizer_file: lambda path: onnx.save(_random_speech_tokenizer(size, drawer), str(path)),
         "campplus.onnx": lambda path: onnx.save(_random_speaker_encoder(size, drawer), str(path)),
     }
@@ -151,25 +149,6 @@ def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
         writers["spk2info.pt"] = lambda path: torch.save({DEFAULT_SPEAKER_ID: _random_speaker(config, drawer)}, path)
     for name, write in tqdm(writers.items(), desc="drawing weights", unit="file", leave=False, delay=2, disable=None):
         write(directory / name)
-
-
-State = dict[str, torch.Tensor]
-Sizes = TypeVar("Sizes")
-
-
-def _of(kind: type[Sizes], sizes: object) -> Sizes:
-    assert isinstance(sizes, kind), "the family says which it is"
-    return sizes
-
-
-FLOW_STATES: dict[FlowKind, Callable[[CheckpointConfig, Drawer], State]] = {
-    "unet": lambda config, drawer: flow_state(drawer, flow_weights.expected_shapes(config.flow)),
-    "dit": lambda config, drawer: _cosyvoice3_flow.flow_state(_of(DitFlowConfig, config.flow), drawer),
-}
-VOCODER_STATES: dict[VocoderKind, Callable[[CheckpointConfig, Drawer], State]] = {
-    "hift": lambda config, drawer: vocoder_state(drawer, vocoder_weights.expected_shapes(config.vocoder), config.vocoder),
-    "causal_hift": lambda config, drawer: _cosyvoice3_flow.hift_state(_of(CausalVocoderConfig, config.vocoder), drawer),
-}
 
 
 def _random_speech_tokenizer(size: CheckpointSize, drawer: Drawer) -> onnx.ModelProto:

@@ -22,12 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
-from bistream.conversion.records import check_files, file_sha256, read_record
+from bistream.conversion.records import file_sha256, read_record
 from bistream.errors import BistreamError, ConfigError
 from bistream.model_card import read_model_card
 from bistream.model_dir import check_model_dir
-from bistream.text2token.tensorrt_llm.preflight import check_installed
-from bistream.text2token.tensorrt_llm.sequences import CACHE_PER_ADMITTED
+from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED, check_installed
 from scripts.fill_template import TemplateError, fill, parse_settings, placeholders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,18 +125,16 @@ def check_engine(values: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def check_merged(values: Mapping[str, Mapping[str, str]]) -> None:
-    """Reject a merged checkpoint of another language model than that of the model directory, which would speak with the wrong one, and one
-    that was damaged since; one that no conversion has made is taken as it is. Raises ``ConfigError``."""
+    """Reject a merged checkpoint of another language model than that of the model directory, which would speak with the wrong one; one that
+    no conversion has made is taken as it is. Raises ``ConfigError``."""
     model = values.get("llm_bistream", {})
     if model.get("engine") != "tensorrt_llm" or not model["engine_dir"]:
         return
-    record = read_record(Path(model["engine_dir"])) or {}
-    check_files(Path(model["engine_dir"]), record)
-    made_of = record.get("llm_pt_sha256")
+    made_of = read_record(Path(model["engine_dir"])).get("llm_pt_sha256")
     if made_of is not None and made_of != file_sha256(Path(model["model_dir"]) / "llm.pt"):
         raise ConfigError(
             f"The merged checkpoint {model['engine_dir']} was not made of {model['model_dir']}/llm.pt; make it again with "
-            "PROFILE=tensorrt_llm bash run.sh 1 1, or set engine_dir (MERGED_DIR) to the one that was."
+            "PROFILE=tensorrt_llm bash run.sh 1 1, or set engine_dir to the one that was."
         )
 
 

@@ -4,6 +4,8 @@
     serve_all.py --model-repository build/model_repo --interfaces --port 8080 --recording anna anna.wav "What anna says."
 
 What stands before --interfaces goes to serve.py, what follows it to the interfaces (serve.py --help, python -m interfaces --help).
+Certificate, keys file and drain time of the server hold for the interfaces, too, unless they have their own. The gate sees all callers as
+one address with one key, BISTREAM_API_KEY, so it does not limit sessions by either unless that is asked for: the interfaces do.
 
 Either is started again alone when it ends. When its first start fails, both end with the reason. The first signal drains the interfaces and
 then the server, the second ends both at once. Exit codes: 0 ended as requested, 1 cannot start (the reason is in the last line), 2 wrong
@@ -31,6 +33,8 @@ SEPARATOR = "--interfaces"
 SERVER = (sys.executable, str(ROOT / "scripts" / "serve.py"))
 INTERFACES = (sys.executable, "-m", "interfaces")
 EXIT_FAILED = 1
+SHARED = ("--keys-file", "--tls-certificate", "--tls-key", "--drain-timeout-s")  # options that both have
+UNLIMITED = ("--sessions-per-address=0", "--sessions-per-key=0", "--streams-per-address=0", "--starts-per-second=0")
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
@@ -45,7 +49,24 @@ def parse_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[st
         parser.parse_known_args(words)  # --help
         parser.error(f"{SEPARATOR} is missing")
     place = words.index(SEPARATOR)
-    return words[:place], words[place + 1 :]
+    server, interfaces = words[:place], words[place + 1 :]
+    given, own = _options(server), _options(interfaces)
+    if given["--keys-file"] and not os.environ.get("BISTREAM_API_KEY"):
+        parser.error("--keys-file is given, so the server wants a key of the interfaces, too; set BISTREAM_API_KEY to one of its keys")
+    common = [f"{name}={given[name]}" for name in SHARED if given[name] is not None and own[name] is None]
+    if own["--server"] is None:
+        common.append(f"--server=localhost:{given['--grpc-port'] or 8001}")
+    if given["--tls-certificate"]:
+        common.append("--server-tls")
+    return [*UNLIMITED, *server], [*common, *interfaces]
+
+
+def _options(words: Sequence[str]) -> dict[str, str | None]:
+    """Values among the arguments of one side; None where one is not given."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in (*SHARED, "--grpc-port", "--server"):
+        parser.add_argument(name, dest=name)
+    return vars(parser.parse_known_args(words)[0])
 
 
 def member(name: str, program: Sequence[str], arguments: Sequence[str], folder: Path) -> Member:

@@ -26,20 +26,8 @@ def install_wheel(wheel: Path) -> None:
     if (wheel / "pytriton" / "tritonserver" / "bin" / "tritonserver").is_file():
         print(f"have {wheel}")
         return
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--upgrade",
-        "--target",
-        str(wheel),
-        "--requirement",
-        str(REQUIREMENTS),
-    ]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(wheel), "--requirement"]
+    subprocess.run([*command, str(REQUIREMENTS)], check=True)
     print(f"made {wheel}")
 
 

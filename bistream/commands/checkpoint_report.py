@@ -51,7 +51,7 @@ def _checksums(model_dir: Path, family: Family, is_own: bool) -> str:
         except DownloadError as error:
             raise CheckpointError(str(error)) from None
         if recorded is not None:
-            return f"all as recorded, of {recorded.repo_id} at {recorded.commit}"
+            return f"all as recorded, of {recorded['repo_id']} at {recorded['commit']}"
         if is_own:
             return "none to compare with, for it is no release"
         found = compare(model_dir, RELEASED[family.name], lambda name: waiting.goes_on(f"checksum of {name}"))

@@ -15,30 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bistream.checkpoint import check_state_dict, find_file, load_state_dict, read_config
 from bistream.checkpoint_config import CheckpointConfig, LanguageModelConfig
 from bistream.conversion.records import PARTIAL_SUFFIX
-from bistream.conversion.safetensors_files import FILE_NAME as WEIGHTS_NAME
-from bistream.conversion.safetensors_files import load_tensors, save_tensors
 from bistream.conversion.tokenizer_files import write_tokenizer_files
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.errors import CheckpointError
-from bistream.family import FAMILIES, Family
+from bistream.family import Family
 from bistream.text.tokenizer import TextTokenizer
+from bistream.text2token.tensorrt_llm.merged_ids import HEAD_BIAS, WEIGHTS
 from bistream.text2token.weights import BODY, FILE_NAME, expected_shapes
 
-EMBEDDING, HEAD, HEAD_BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TEXT_EMBEDDING, TEXT_HEAD = f"{BODY}.embed_tokens.weight", "llm.model.lm_head.weight"
 
 
 def architecture_of(family: Family) -> str:
     """``architectures`` in ``config.json``, and the name of the class in ``modeling_file``."""
     return f"{family.title}ForCausalLM"
-
-
-ARCHITECTURES = tuple(map(architecture_of, FAMILIES))
 
 
 def modeling_file(family: Family) -> Path:
@@ -176,6 +174,23 @@ def generation_config(config: LanguageModelConfig, vocabulary: MergedVocabulary)
     }
 
 
+def save_tensors(state: Mapping[str, Tensor], path: Path) -> None:
+    """Raises ``OSError`` where the file cannot be written."""
+    try:
+        save_file(dict(state), str(path), metadata={"format": "pt"})  # transformers refuses a file without this
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written ({error}); free some space or name another folder.") from error
+    path.chmod(0o644)  # the library makes it private, and servers often run as another user
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Raises ``CheckpointError`` for a file that is missing or damaged."""
+    try:
+        return load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} could not be read ({type(error).__name__}); name the folder of a merged checkpoint.") from error
+
+
 def write_merged(model_dir: Path, out: Path, dtype: torch.dtype) -> MergedVocabulary:
     """Write the merged checkpoint of ``model_dir`` into the existing folder ``out``. Raises ``CheckpointError`` naming a bad file."""
     checkpoint = read_config(model_dir)
@@ -183,7 +198,7 @@ def write_merged(model_dir: Path, out: Path, dtype: torch.dtype) -> MergedVocabu
     vocabulary = vocabulary_of(model_dir, config)
     state = load_state_dict(find_file(model_dir, FILE_NAME))
     check_state_dict(FILE_NAME, state, expected_shapes(config))
-    save_tensors(merged_state(state, vocabulary, dtype), out / WEIGHTS_NAME)
+    save_tensors(merged_state(state, vocabulary, dtype), out / WEIGHTS)
     for name, values in (
         ("config.json", merged_config(checkpoint, vocabulary, dtype)),
         ("generation_config.json", generation_config(config, vocabulary)),
@@ -202,7 +217,7 @@ def write_llm_pt(merged_dir: Path, model_dir: Path, out: Path) -> None:
     """
     config = read_config(model_dir).language_model
     vocabulary = vocabulary_of(model_dir, config)
-    merged = load_tensors(merged_dir)
+    merged = load_tensors(merged_dir / WEIGHTS)
     unused_rows = None
     if (model_dir / FILE_NAME).is_file():
         unused_rows = load_state_dict(model_dir / FILE_NAME)[TEXT_EMBEDDING][vocabulary.text_size :]

@@ -1,5 +1,4 @@
-"""Downloads a checkpoint from Hugging Face or ModelScope: resumable, checked by checksum, complete or absent.
+"""Downloads a checkpoint through the libraries of Hugging Face and ModelScope, and checks one that is there.
 
-``download.py`` decides, ``huggingface.py`` and ``modelscope.py`` know the two hubs' libraries, which are imported only when a
-download begins (``requirements/hub.txt``): no model of the server needs them.
+The libraries (``requirements/hub.txt``) are imported only when a download begins: no model of the server needs them.
 """

@@ -1,4 +1,4 @@
-"""The interfaces as a process before a server, as ``run.sh gateway`` starts them."""
+"""The interfaces as a process before a server, as ``run.sh interfaces`` starts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interfaces as a process before the real server, as ``run.sh gateway`` starts them: OpenAI's speech, a Deepgram turn with an
+"""The interfaces as a process before the real server, as ``run.sh interfaces`` starts them: OpenAI's speech, a Deepgram turn with an
 interruption, a voice of one's own, and the drain."""
 
 from __future__ import annotations

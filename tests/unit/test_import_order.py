@@ -68,7 +68,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
-    "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope released", "download")),
+    "hub": tuple(frozenset({name}) for name in ("listing", "download", "released")),
     "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),
     "orchestration": tuple(
         frozenset(line.split())

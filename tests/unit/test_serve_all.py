@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.serve_all import main, member, parse_arguments
+from scripts.serve_all import UNLIMITED, main, member, parse_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
@@ -90,10 +90,34 @@ def test_a_first_start_that_fails_ends_both_with_one_sentence(arguments: list[st
 
 
 def test_each_has_the_arguments_of_its_side() -> None:
-    assert parse_arguments(["--grpc-port", "1", "--interfaces", "--port", "2", "--recording", "a", "b", "c d"]) == (
-        ["--grpc-port", "1"],
-        ["--port", "2", "--recording", "a", "b", "c d"],
-    )
+    server, interfaces = parse_arguments(["--grpc-port", "1", "--interfaces", "--port", "2", "--recording", "a", "b", "c d"])
+    assert server == [*UNLIMITED, "--grpc-port", "1"], "all callers have the interfaces' address and key"
+    assert interfaces == ["--server=localhost:1", "--port", "2", "--recording", "a", "b", "c d"]
+
+
+def test_certificate_and_keys_hold_for_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--tls-certificate",
+        "door.pem",
+        "--tls-key=door.key",
+        "--keys-file",
+        "keys",
+        "--interfaces",
+        "--keys-file=own",
+        "--server=a:1",
+    ]
+    monkeypatch.delenv("BISTREAM_API_KEY", raising=False)
+    with pytest.raises(SystemExit):
+        parse_arguments(words)
+    assert "set BISTREAM_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("BISTREAM_API_KEY", "0123456789abcdef")
+    assert parse_arguments(words)[1] == [
+        "--tls-certificate=door.pem",
+        "--tls-key=door.key",
+        "--server-tls",
+        "--keys-file=own",
+        "--server=a:1",
+    ]
 
 
 def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
-"""The engine that lets NVIDIA TensorRT-LLM run the language model (``engine: tensorrt_llm``).
+"""The engine that lets NVIDIA TensorRT-LLM run the language model (``engine: tensorrt_llm``). It has never been run on a GPU.
 
 TensorRT-LLM owns its step loop and has no session that outlives a request. So a turn is a request whose prompt is the whole sequence, of
-which the KV cache manager reuses what it still has. Only ``api.py``, ``preflight.py`` and ``speech_head.py`` import the package, when they
-are asked to. ``docs/tensorrt_llm.md`` says what the engine can do, and what has never been run.
+which the KV cache manager reuses what it still has. ``docs/tensorrt_llm.md`` says what the engine can do.
 """

@@ -19,7 +19,7 @@ from typing import Any
 
 from bistream.checkpoint import read_config
 from bistream.config import RuntimeConfig
-from bistream.errors import ConfigError, EngineError, ShuttingDownError
+from bistream.errors import EngineError, ShuttingDownError
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import (
     FAILED_SENTENCE,
@@ -32,10 +32,10 @@ from bistream.text2token.engine import (
     TurnResult,
     TurnSink,
 )
-from bistream.text2token.tensorrt_llm.api import Api, load_api
+from bistream.text2token.step_metrics import watch_stats
+from bistream.text2token.tensorrt_llm.library import RequestMaker, load_llmapi, make_llm
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, read_merged_ids
 from bistream.text2token.tensorrt_llm.preflight import check_installed
-from bistream.text2token.tensorrt_llm.request_maker import RequestMaker, make_llm
 from bistream.text2token.tensorrt_llm.sequences import Sequences, SequenceState, Sizes, sizes_of
 from bistream.text2token.tensorrt_llm.turn_metrics import TurnMetrics
 from bistream.text2token.tensorrt_llm.turn_rules import TurnRules
@@ -68,7 +68,7 @@ class TensorRtLlmSequence:
 class TensorRtLlmEngine:
     def __init__(
         self,
-        api: Api,
+        llmapi: Any,
         llm: Any,
         merged: MergedIds,
         sizes: Sizes,
@@ -77,14 +77,15 @@ class TensorRtLlmEngine:
         clock: Callable[[], float] = time.monotonic,
         stall_s: float = STALL_S,
     ) -> None:
-        """llm: an ``LLM`` of ``api``, which the engine shuts down at its end. retention_s: see ``RequestMaker``."""
+        """llm: an ``LLM`` of ``llmapi``, which the engine shuts down at its end. retention_s: see ``RequestMaker``."""
         self.space: TokenSpace = merged.space
         self.merged = merged
-        self.api = api
+        self._request_error: type[Exception] = llmapi.RequestError  # one request failed, the engine goes on
         self.llm = llm
-        self.maker = RequestMaker(api, merged, retention_s)
-        self.metrics = TurnMetrics(recorder or Recorder(), clock)
-        self.metrics.watch(self.stats, sizes.tokens_per_block)
+        self.maker = RequestMaker(llmapi, merged, retention_s)
+        recorder = recorder or Recorder()
+        self.metrics = TurnMetrics(recorder, clock)
+        watch_stats(recorder, self.stats, sizes.tokens_per_block)
         self._clock = clock
         self._stall_s = stall_s
         self._lock = threading.Lock()
@@ -103,13 +104,11 @@ class TensorRtLlmEngine:
         """Load ``config.engine_dir`` and start. Raises ``CheckpointError`` or ``ConfigError`` naming the problem."""
         check_installed()
         model = read_config(config.model_dir).language_model
-        if not model.head_has_bias:
-            raise ConfigError("Engine tensorrt_llm serves CosyVoice2 alone; set engine to torch for this model_dir.")
         merged = read_merged_ids(config.engine_dir, TokenSpace.of(model))
         sizes = sizes_of(config, model)
-        api = load_api(config.device, merged)
-        llm = make_llm(api, config.engine_dir, config.dtype, sizes)
-        return cls(api, llm, merged, sizes, config.session_idle_timeout_s, recorder)
+        llmapi = load_llmapi(config.device, merged)
+        llm = make_llm(llmapi, config.engine_dir, config.dtype, sizes)
+        return cls(llmapi, llm, merged, sizes, config.session_idle_timeout_s, recorder)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -132,10 +131,12 @@ class TensorRtLlmEngine:
     def begin_turn(self, state: SequenceState, append_ids: Sequence[int], limits: TurnLimits, sink: TurnSink) -> None:
         with self._lock:
             self._check_serving()
+            is_first = not state.ids
             max_new_ids = self._sequences.begin_turn(state, append_ids, limits)
             turn = RunningTurn(state, sink, TurnRules(self.space, limits, max_new_ids), self._clock())
             self._turns[state] = turn
-            self.metrics.turn_begun(state)
+            if is_first:
+                self.metrics.first_turn_begun(state)
             self._loop.call_soon_threadsafe(self._start, turn)
 
     def cancel_turn(self, state: SequenceState) -> None:
@@ -214,7 +215,7 @@ class TensorRtLlmEngine:
     async def _run(self, turn: RunningTurn) -> None:
         try:
             result = await decode(self, turn)
-        except (TurnFailed, ValueError, self.api.RequestError) as error:
+        except (TurnFailed, ValueError, self._request_error) as error:
             logger.error("a request of session %s failed: %s", turn.state.session_id, error)
             result = TurnResult(TurnEnd.ERROR, error="The language model refused or ended a request of this session; start it again.")
         except Exception:
@@ -238,7 +239,7 @@ class TensorRtLlmEngine:
     def count_response(self, turn: RunningTurn, num_prompt: int, num_cached: int) -> None:
         """The first response of a request: what its prompt cost."""
         with self._lock:
-            self.metrics.prompt_computed(self._sequences.count_recomputed(turn.state, num_prompt, num_cached))
+            self.metrics.recomputed.add(self._sequences.count_recomputed(turn.state, num_prompt, num_cached))
 
     def request_ended(self, turn: RunningTurn, by_stop_id: bool) -> None:
         with self._lock:
@@ -255,7 +256,7 @@ class TensorRtLlmEngine:
             turn.has_ended = True
             del self._turns[turn.state]
             self._sequences.end_turn(turn.state, result.end in (TurnEnd.CANCELLED, TurnEnd.ERROR))
-            self.metrics.turn_ended(turn.rules.num_rejected)
+            self.metrics.rejected.add(turn.rules.num_rejected)
         try:
             turn.sink.on_end(result)
         except Exception:

@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn import functional
 
 from bistream.errors import CheckpointError, InvalidInputError
 from bistream.text2token.engine import TokenSpace
-
-if TYPE_CHECKING:
-    import torch
 
 HEAD_BIAS = "lm_head.bias"
 WEIGHTS = "model.safetensors"
@@ -54,6 +54,13 @@ class MergedIds:
         return self.space.speech_offset + row if 0 <= row < self.num_head_rows else None
 
 
+def padded_scores(hidden: Tensor, weight: Tensor, bias: Tensor, first: int, vocab_size: int) -> Tensor:
+    """The speech head: hidden [n, H], weight [R, H], bias [R] -> scores [n, vocab_size], minus infinity outside rows ``first`` to
+    ``first + R - 1``."""
+    scores = functional.linear(hidden, weight, bias)
+    return functional.pad(scores, (first, vocab_size - first - weight.shape[0]), value=float("-inf"))
+
+
 def read_merged_ids(engine_dir: str | Path, space: TokenSpace) -> MergedIds:
     """Read configuration and head bias. Raises ``CheckpointError`` naming what is missing or does not fit ``space``."""
     folder = Path(engine_dir)
@@ -75,7 +82,7 @@ def read_merged_ids(engine_dir: str | Path, space: TokenSpace) -> MergedIds:
     return MergedIds(space, speech_offset, vocab_size)
 
 
-def _first_speech_row(bias: torch.Tensor, space: TokenSpace) -> int:
+def _first_speech_row(bias: Tensor, space: TokenSpace) -> int:
     """Where the finite values of the bias begin. They must be one run of the length of the speech head."""
     rows = bias.float().isfinite().nonzero().flatten().tolist()
     expected = space.speech_token_size + len(space.specials)
@@ -87,20 +94,12 @@ def _first_speech_row(bias: torch.Tensor, space: TokenSpace) -> int:
     return int(rows[0])
 
 
-def _read_head_bias(folder: Path) -> torch.Tensor:
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  (torch's form loads torch)
-
-    index = folder / f"{WEIGHTS}.index.json"
+def _read_head_bias(folder: Path) -> Tensor:
     try:
-        name = json.loads(index.read_text(encoding="utf-8"))["weight_map"][HEAD_BIAS] if index.is_file() else WEIGHTS
-        with safe_open(folder / name, framework="pt") as weights:
+        with safe_open(folder / WEIGHTS, framework="pt") as weights:
             if HEAD_BIAS not in weights.keys():
-                raise KeyError(HEAD_BIAS)
-            bias: torch.Tensor = weights.get_tensor(HEAD_BIAS)
+                raise CheckpointError(f"The merged checkpoint has no {HEAD_BIAS}, without which its head would sample text ids; {CONVERT}.")
+            bias: Tensor = weights.get_tensor(HEAD_BIAS)
             return bias
-    except KeyError:
-        raise CheckpointError(
-            f"The merged checkpoint has no {HEAD_BIAS}, without which its head would sample text ids; {CONVERT}."
-        ) from None
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"The weights of the merged checkpoint could not be read ({type(error).__name__}); {CONVERT}.") from error

@@ -13,11 +13,9 @@ from bistream.checkpoint_config import LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, ConfigError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.text2token.engine import EngineStats, SamplingSpec, TurnLimits
+from bistream.text2token.sampler import check_spec
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
-
-# Admitted positions are so small a part of the cache: closed sessions cannot be removed from it, so they must have room to grow old in.
-CACHE_PER_ADMITTED = 2
-MAX_TEMPERATURE = 10.0
+from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Sequences:
 
     def open(self, session_id: str, spec: SamplingSpec, max_ids: int) -> SequenceState:
         """As ``Engine.open``."""
-        _check_spec(spec, session_id)
+        check_spec(spec, spec.win_size, session_id)  # repetitions are ignored
         if session_id in self.live:
             raise SessionExistsError(f"Session {session_id} is open; close it or use another id.", session_id)
         if not 1 < max_ids <= self.sizes.longest_sequence:
@@ -151,14 +149,3 @@ class Sequences:
         for sequence in self.live.values():
             assert sequence.state is not State.CLOSED
             assert 0 <= sequence.num_computed <= len(sequence.ids) <= sequence.max_ids
-
-
-def _check_spec(spec: SamplingSpec, session_id: str) -> None:
-    limits = (
-        ("top_p", 0.0 < spec.top_p <= 1.0, "above 0 and at most 1"),
-        ("top_k", spec.top_k >= 1, "1 or more"),
-        ("temperature", 0.0 <= spec.temperature <= MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
-    )
-    for name, good, expected in limits:
-        if not good:
-            raise InvalidInputError(f"Sampling parameter {name} is {getattr(spec, name)}; it must be {expected}.", session_id)

@@ -3,7 +3,7 @@
 TensorRT-LLM's head has no bias, so with the merged checkpoint text ids would get the score 0 instead of minus infinity. This head reads the
 rows that can be sampled (CosyVoice2's 6564, CosyVoice3's 6565) and their bias alone, and pads the scores to the vocabulary with minus
 infinity: ids stay merged ones, and the 158,000-row matrix is neither stored nor read in every step. Importing this module needs
-TensorRT-LLM. **It has never been run**: no machine with TensorRT-LLM was available.
+TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorrt_llm._torch.models.modeling_utils import register_auto_model
 from tensorrt_llm._torch.modules.embedding import LMHead
 from torch import Tensor, nn
 
-from bistream.text2token.tensorrt_llm.padded_scores import padded_scores
+from bistream.text2token.tensorrt_llm.merged_ids import padded_scores
 
 # The architecture names that config.json of a merged checkpoint may have; the process serves this model alone.
 ARCHITECTURES = ("Qwen2ForCausalLM", "CosyVoice2ForCausalLM", "CosyVoice3ForCausalLM")

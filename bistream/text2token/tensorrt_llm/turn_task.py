@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult, TurnSink
+from bistream.text2token.tensorrt_llm.library import RequestMaker
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
-from bistream.text2token.tensorrt_llm.request_maker import RequestMaker
 from bistream.text2token.tensorrt_llm.sequences import SequenceState
 from bistream.text2token.tensorrt_llm.turn_rules import TurnRules
 

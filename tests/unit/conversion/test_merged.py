@@ -20,13 +20,14 @@ from bistream.conversion.merged import (
     HEAD,
     HEAD_BIAS,
     architecture_of,
+    load_tensors,
     merged_state,
+    save_tensors,
     split_state,
     vocabulary_of,
     write_llm_pt,
     write_merged,
 )
-from bistream.conversion.safetensors_files import load_tensors, save_tensors
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, COSYVOICE3
@@ -151,14 +152,14 @@ def test_rows_beyond_the_tokenizer_come_back_only_where_they_are_known(family: s
 
 def test_bfloat16_rounds_once(model_dir: Path, tmp_path: Path) -> None:
     write_merged(model_dir, tmp_path, torch.bfloat16)
-    merged, state = load_tensors(tmp_path), load_state_dict(model_dir / "llm.pt")
+    merged, state = load_tensors(tmp_path / "model.safetensors"), load_state_dict(model_dir / "llm.pt")
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
     assert torch.equal(merged["model.norm.weight"], state["llm.model.model.norm.weight"].bfloat16())
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
 def test_a_merged_checkpoint_that_lost_the_bias_is_refused(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
-    tensors = load_tensors(merged_dir)
+    tensors = load_tensors(merged_dir / "model.safetensors")
     del tensors[HEAD_BIAS]
     save_tensors(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lm_head\.bias.*is lost"):
@@ -167,7 +168,7 @@ def test_a_merged_checkpoint_that_lost_the_bias_is_refused(merged_dir: Path, mod
 
 def test_a_trained_bias_that_llm_pt_has_no_place_for_is_refused(tiny_cosyvoice3_dir: Path, tmp_path: Path) -> None:
     write_merged(tiny_cosyvoice3_dir, tmp_path, torch.float32)
-    tensors = load_tensors(tmp_path)
+    tensors = load_tensors(tmp_path / "model.safetensors")
     tensors[HEAD_BIAS] = tensors[HEAD_BIAS] + 0.25
     save_tensors(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="no place for it"):
@@ -175,28 +176,10 @@ def test_a_trained_bias_that_llm_pt_has_no_place_for_is_refused(tiny_cosyvoice3_
 
 
 def test_a_merged_checkpoint_of_other_sizes_is_refused(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
-    tensors = load_tensors(merged_dir)
+    tensors = load_tensors(merged_dir / "model.safetensors")
     tensors[HEAD] = tensors[HEAD][:-128].clone()
     save_tensors(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape"):
-        write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
-
-
-def test_weights_in_several_files(merged_dir: Path, model_dir: Path, tmp_path: Path) -> None:
-    """As ``save_pretrained`` of transformers writes a large model."""
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    tensors = load_tensors(merged_dir)
-    names = sorted(tensors)
-    parts = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
-    for file_name, keys in parts.items():
-        save_file({key: tensors[key] for key in keys}, tmp_path / file_name)
-    index = {"weight_map": {key: file_name for file_name, keys in parts.items() for key in keys}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
-    assert load_state_dict(tmp_path / "llm.pt").keys() == load_state_dict(model_dir / "llm.pt").keys()
-    (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="00002-of-00002.safetensors is missing"):
         write_llm_pt(tmp_path, model_dir, tmp_path / "llm.pt")
 
 
@@ -206,7 +189,7 @@ def test_a_checkpoint_of_a_training_run_converts_too(model_dir: Path, tmp_path: 
     torch.save(state | {"epoch": 3, "step": 12_000}, tmp_path / "tuned" / "llm.pt")
     (tmp_path / "merged").mkdir()
     write_merged(tmp_path / "tuned", tmp_path / "merged", torch.float32)
-    assert torch.equal(load_tensors(tmp_path / "merged")["model.norm.weight"], state["llm.model.model.norm.weight"])
+    assert torch.equal(load_tensors(tmp_path / "merged" / "model.safetensors")["model.norm.weight"], state["llm.model.model.norm.weight"])
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:

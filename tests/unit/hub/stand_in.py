@@ -90,6 +90,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.OK, json.dumps(listing).encode(), {"Content-Type": "application/json"})
 
+    def do_HEAD(self) -> None:
+        """What huggingface_hub asks before it fetches a file."""
+        path = self.path.split("/", 5)[-1]
+        content = self.repository.files[path]
+        checksum = hashlib.sha256 if len(content) >= LARGE else hashlib.sha1
+        self.send_response(HTTPStatus.OK)
+        self.send_header("ETag", f'"{checksum(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", self.repository.commit)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+
     def _file(self, path: str, revision: str) -> None:
         repository = self.repository
         match = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))

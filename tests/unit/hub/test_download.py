@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from bistream.family import COSYVOICE2, COSYVOICE3
-from bistream.hub import manifest
-from bistream.hub.download import PARTIAL_SUFFIX, SCRATCH, check_directory
-from bistream.hub.huggingface import CHUNK_BYTES
+from bistream.hub.download import RECORD, check_directory
 from bistream.hub.listing import required_files
 from scripts.download_checkpoint import main, model_id
 from tests.unit.hub.stand_in import REPO, Repository, commit_of, serving
@@ -26,7 +22,7 @@ from tests.unit.hub.stand_in import REPO, Repository, commit_of, serving
 ROOT = Path(__file__).resolve().parents[3]
 HUBS = ("huggingface", "modelscope")
 LLM_BYTES = 1 << 20
-LONG_BYTES, CUT = 3 << 20, 5 << 19  # less than the 10 MiB that huggingface_hub would keep in memory
+LONG_BYTES, CUT = 3 << 20, 5 << 19
 
 
 @pytest.fixture
@@ -96,7 +92,7 @@ def test_what_the_server_reads_arrives_with_its_record(hub: str, repository: Rep
     directory = tmp_path / "models" / "CosyVoice2-0.5B"
     assert run(hub, directory) == 0
     found = files(directory)
-    record = json.loads(found.pop(manifest.FILE_NAME))
+    record = json.loads(found.pop(RECORD))
     expected = {name: content for name, content in repository.files.items() if "estimator" not in name}
     assert found == expected
     assert {name: entry["size"] for name, entry in record["files"].items()} == {name: len(content) for name, content in expected.items()}
@@ -106,32 +102,20 @@ def test_what_the_server_reads_arrives_with_its_record(hub: str, repository: Rep
 
 
 @pytest.mark.usefixtures("endpoint")
-def test_all_files_on_request(hub: str, repository: Repository, tmp_path: Path) -> None:
-    assert run(hub, tmp_path / "model", "--all") == 0
-    assert set(files(tmp_path / "model")) == {*repository.files, manifest.FILE_NAME}
-
-
-@pytest.mark.usefixtures("endpoint")
-def test_a_cut_download_never_looks_complete_and_is_continued(
+def test_a_cut_download_never_looks_complete_and_keeps_whole_files(
     hub: str, cut: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "model"
     assert run(hub, directory) == 1
-    assert "continues where it stopped" in one_sentence(capsys)
-    assert not directory.exists()
-    assert not (tmp_path / f"model{PARTIAL_SUFFIX}" / "llm.pt").exists()
-
+    assert "run the same command again" in one_sentence(capsys)
+    assert not directory.exists() and not (tmp_path / "model.partial" / "llm.pt").exists()
     cut.status.clear()
+    cut.cut_after.clear()
+    whole = {path.name for path in (tmp_path / "model.partial").glob("*") if path.is_file()}
     cut.requests.clear()
-    begun, listings = cut.commit, cut.listings
-    cut.commit = commit_of(2)  # the branch moves on
     assert run(hub, directory) == 0
     assert files(directory)["llm.pt"] == cut.files["llm.pt"]
-    (request,) = [request for request in cut.requests if request.path == "llm.pt"]
-    assert CUT - CHUNK_BYTES <= request.start <= CUT
-    assert not {request.path for request in cut.requests} & {"cosyvoice2.yaml"}, "a whole file was fetched twice"
-    assert cut.listings == listings, "two versions might be mixed"
-    assert hub == "modelscope" or {request.revision for request in cut.requests} == {begun}
+    assert not {request.path for request in cut.requests} & whole, "a whole file was fetched twice"
 
 
 @pytest.mark.usefixtures("endpoint")
@@ -145,7 +129,7 @@ def test_another_revision_starts_anew_and_leaves_nothing_of_the_first(hub: str, 
     assert run(hub, tmp_path / "model", "--revision", cut.commit) == 0
     found = files(tmp_path / "model")
     assert found["llm.pt"] == cut.files["llm.pt"] and "spk2info.pt" not in found
-    assert json.loads(found[manifest.FILE_NAME])["revision"] == cut.commit
+    assert json.loads(found[RECORD])["revision"] == cut.commit
 
 
 @pytest.mark.usefixtures("endpoint")
@@ -156,24 +140,11 @@ def test_a_wrong_checksum_is_refused_and_fetched_again(
     monkeypatch.setattr("modelscope_hub._download.DOWNLOAD_HASH_RETRY_TIMES", 1)
     repository.corrupt.add(path)
     assert run(hub, tmp_path / "model") == 1
-    assert f"{path} arrived with another checksum" in one_sentence(capsys)
+    assert path in one_sentence(capsys)
     assert not (tmp_path / "model").exists()
     repository.corrupt.clear()
-    repository.requests.clear()
     assert run(hub, tmp_path / "model") == 0
-    assert [request.start for request in repository.requests if request.path == path] == [0]
     assert check_directory(tmp_path / "model") is not None
-
-
-@pytest.mark.usefixtures("endpoint")
-def test_a_disk_without_room_is_refused_before_anything_is_fetched(
-    hub: str, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("bistream.hub.download.shutil.disk_usage", lambda path: usage._replace(free=LLM_BYTES // 2))
-    assert run(hub, tmp_path / "model") == 1
-    assert "free; free some space" in one_sentence(capsys)
-    assert repository.requests == []
 
 
 LIMITED = """
@@ -196,9 +167,7 @@ def test_a_disk_that_fills_up_is_one_sentence_and_nothing_is_lost(hub: str, cut:
     assert full.returncode == 1, full.stderr
     last = full.stderr.strip().splitlines()[-1]
     assert last.startswith("download_checkpoint.py: The disk of") and "is full" in last and "Traceback" not in full.stderr
-    cut.requests.clear()
     assert run(hub, tmp_path / "model") == 0
-    assert [request.start > 0 for request in cut.requests if request.path == "llm.pt"] == [True]
 
 
 def test_without_a_network_one_sentence_names_the_way_out(
@@ -209,19 +178,8 @@ def test_without_a_network_one_sentence_names_the_way_out(
         use(f"http://127.0.0.1:{unused.getsockname()[1]}", monkeypatch)
         assert run(hub, tmp_path / "model") == 1
     sentence = one_sentence(capsys)
-    assert "could not be reached" in sentence and "MODEL_DIR=" in sentence
+    assert "could not be downloaded" in sentence and "MODEL_DIR=" in sentence
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("endpoint")
-def test_two_downloads_into_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scratch = tmp_path / f"model{PARTIAL_SUFFIX}" / SCRATCH
-    scratch.mkdir(parents=True)
-    with (scratch / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert run("huggingface", tmp_path / "model") == 1
-        assert "Another download" in one_sentence(capsys)
-    assert run("huggingface", tmp_path / "model") == 0
 
 
 @pytest.mark.usefixtures("endpoint")
@@ -250,13 +208,6 @@ def test_a_repository_of_something_else_is_refused(
 
 
 @pytest.mark.usefixtures("endpoint")
-def test_a_path_out_of_the_folder_is_refused(hub: str, repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    repository.files["../outside.txt"] = b"no"
-    assert run(hub, tmp_path / "inner" / "model", "--all") == 1
-    assert "outside of its folder" in one_sentence(capsys)
-
-
-@pytest.mark.usefixtures("endpoint")
 def test_an_existing_directory_is_never_written_to(hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.txt").write_text("keep")
@@ -275,7 +226,7 @@ def test_a_check_notices_every_change(repository: Repository, endpoint: str, tmp
             (directory / "hift.pt").write_bytes(changed)
         assert main(["--check", str(directory)]) == 1
         assert "hift.pt" in one_sentence(capsys)
-    (directory / manifest.FILE_NAME).unlink()
+    (directory / RECORD).unlink()
     assert main(["--check", str(directory)]) == 1
     assert "has no hift.pt" in one_sentence(capsys)
     (directory / "hift.pt").write_bytes(content)

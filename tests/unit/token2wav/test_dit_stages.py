@@ -22,10 +22,11 @@ from bistream.token2wav.renderer import FLOW_PAGES, RendererHop, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, VoicePrompt
-from scripts._cosyvoice3_flow import TINY_FLOW, TINY_VOCODER, flow_state, hift_state
-from scripts._random_weights import Drawer
+from scripts._random_weights import Drawer, flow_state, vocoder_state
+from scripts.make_checkpoint import TINY3
 
 WAIT_S = 300.0  # longer than a busy machine takes
+TINY_FLOW, TINY_VOCODER = TINY3.checkpoint.flow, TINY3.checkpoint.vocoder
 CHECKPOINT = CheckpointConfig(flow=TINY_FLOW, vocoder=TINY_VOCODER)
 EXACT = 2e-3  # of audio (standard deviation 0.05): rounding of the mel (2e-6) moves f0, which the source sums. Seen: 6e-4
 
@@ -33,8 +34,8 @@ EXACT = 2e-3  # of audio (standard deviation 0.05): rounding of the mel (2e-6) m
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
     directory, drawer = tmp_path_factory.mktemp("model"), Drawer(0)
-    torch.save(flow_state(TINY_FLOW, drawer), directory / "flow.pt")
-    torch.save(hift_state(TINY_VOCODER, drawer), directory / "hift.pt")
+    torch.save(flow_state(drawer, flow_shapes(TINY_FLOW)), directory / "flow.pt")
+    torch.save(vocoder_state(drawer, vocoder_shapes(TINY_VOCODER), TINY_VOCODER), directory / "hift.pt")
     return RuntimeConfig(model_dir=str(directory), device="cpu", flow_state_mb=64, drain_timeout_s=0.0)
 
 
@@ -143,7 +144,7 @@ def test_random_files_have_the_released_keys_and_shapes(sizes: tuple[DitFlowConf
 
 
 def test_the_same_seed_gives_the_same_files() -> None:
-    first, second, other = (flow_state(TINY_FLOW, Drawer(seed)) for seed in (1, 1, 2))
+    first, second, other = (flow_state(Drawer(seed), flow_shapes(TINY_FLOW)) for seed in (1, 1, 2))
     assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
     assert not torch.equal(first["input_embedding.weight"], other["input_embedding.weight"])
 

@@ -1,4 +1,4 @@
-"""The engine over the port, and the means to drive both in step."""
+"""The engine over the fake library, and the means to drive both in step."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import EngineSequence, TurnLimits, TurnResult
 from bistream.text2token.tensorrt_llm.engine import TensorRtLlmEngine
+from bistream.text2token.tensorrt_llm.library import make_llm
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
-from bistream.text2token.tensorrt_llm.request_maker import make_llm
 from bistream.text2token.tensorrt_llm.sequences import Sizes
 from tests.fakes import RecordingSink
 from tests.unit.text2token.engine_conformance import Bench
-from tests.unit.text2token.tensorrt_llm.port import Choose, Port, stopping
+from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose, FakeLibrary, stopping
 from tests.unit.text2token.tiny import SPACE
 
 MERGED = MergedIds(SPACE, speech_offset=180, vocab_size=320)
@@ -32,20 +33,26 @@ class FakeClock:
 
 
 class PortBench:
-    """``port.step`` and the engine's loop take turns, so what a test sees does not depend on time."""
+    """``library.step`` and the engine's loop take turns, so what a test sees does not depend on time."""
 
-    def __init__(self, choose: Choose | None = None, sizes: Sizes = SIZES, merged: MergedIds = MERGED, **port_options: Any) -> None:
+    def __init__(
+        self,
+        choose: Choose | None = None,
+        sizes: Sizes = SIZES,
+        merged: MergedIds = MERGED,
+        recorder: Recorder | None = None,
+        **options: Any,
+    ) -> None:
         self.clock = FakeClock()
-        self.port = Port(merged, stopping(merged) if choose is None else choose, **port_options)
-        api = self.port.api()
-        llm = make_llm(api, "merged", "bfloat16", sizes)
-        self.engine = TensorRtLlmEngine(api, llm, merged, sizes, retention_s=60.0, clock=self.clock)
+        self.library = FakeLibrary(merged, stopping(merged) if choose is None else choose, **options)
+        llm = make_llm(self.library, "merged", "bfloat16", sizes)
+        self.engine = TensorRtLlmEngine(self.library, llm, merged, sizes, retention_s=60.0, recorder=recorder, clock=self.clock)
 
     def bench(self) -> Bench:
-        return Bench(self.engine, self.drive, lambda: [self.step(), self.step()], self.port.break_down)
+        return Bench(self.engine, self.drive, lambda: [self.step(), self.step()], lambda: setattr(self.library, "is_broken", True))
 
     def step(self) -> bool:
-        done = self.port.step()
+        done = self.library.step()
         self.settle()
         return done
 
@@ -76,4 +83,4 @@ class PortBench:
     def close(self) -> None:
         self.engine.close()
         self.engine.check_integrity()
-        assert not self.engine._thread.is_alive() and self.port.is_shut_down
+        assert not self.engine._thread.is_alive() and self.library.is_shut_down

@@ -14,24 +14,20 @@ from torch.nn import functional
 from bistream.errors import CheckpointError, InvalidInputError
 from bistream.family import COSYVOICE3
 from bistream.text2token.engine import TokenSpace
-from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, read_merged_ids
-from bistream.text2token.tensorrt_llm.padded_scores import padded_scores
+from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, padded_scores, read_merged_ids
 
 SPACE = TokenSpace(text_vocab_size=50, speech_token_size=12)
 OFFSET, VOCAB = 40, 64
 HEAD_ROWS = 12 + 3
 
 
-def write(folder: Path, bias: torch.Tensor | None = None, shards: bool = False, **config: Any) -> Path:
+def write(folder: Path, bias: torch.Tensor | None = None, **config: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "tie_word_embeddings": False, **config}), encoding="utf-8")
     tensors = {"lm_head.weight": torch.zeros(VOCAB, 4, dtype=torch.bfloat16)}
     if bias is not None:
         tensors["lm_head.bias"] = bias
-    if shards:
-        index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    save_file(tensors, folder / ("model-00001-of-00001.safetensors" if shards else "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
@@ -41,9 +37,8 @@ def head_bias(first: int = OFFSET, count: int = HEAD_ROWS) -> torch.Tensor:
     return bias
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_the_bias_tells_where_the_speech_rows_are(tmp_path: Path, shards: bool) -> None:
-    assert read_merged_ids(write(tmp_path / "merged", head_bias(), shards), SPACE) == MergedIds(SPACE, OFFSET, VOCAB)
+def test_the_bias_tells_where_the_speech_rows_are(tmp_path: Path) -> None:
+    assert read_merged_ids(write(tmp_path / "merged", head_bias()), SPACE) == MergedIds(SPACE, OFFSET, VOCAB)
 
 
 def test_the_rows_of_cosyvoice3_have_no_others_behind_them(tmp_path: Path) -> None:

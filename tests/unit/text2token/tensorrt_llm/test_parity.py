@@ -1,4 +1,4 @@
-"""Greedy sessions speak the same ids as the torch engine when TensorRT-LLM's port computes the same network.
+"""Greedy sessions speak the same ids as the torch engine when TensorRT-LLM computes the same network.
 
 So merged ids, the sequence that is sent, rejection with a mask, and the ends of turns are those of the main engine.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,15 +17,14 @@ from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnRe
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Layout
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
-from bistream.text2token.tensorrt_llm.padded_scores import padded_scores
+from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, padded_scores
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from tests.fakes import RecordingSink
 from tests.unit.text2token import tiny
 from tests.unit.text2token.engine_conformance import Bench
 from tests.unit.text2token.tensorrt_llm.bench import PortBench
-from tests.unit.text2token.tensorrt_llm.port import Choose, SamplingParams
+from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose
 from tests.unit.text2token.test_engine_conformance import SETTINGS
 
 GREEDY = SamplingSpec(temperature=0.0)
@@ -47,7 +47,7 @@ def network(model: Qwen2Model, merged: MergedIds) -> Choose:
     """Candidates by the scores of the model over the merged vocabulary, best first."""
     space = model.space
 
-    def choose(ids: list[int], sampling: SamplingParams) -> Sequence[int]:
+    def choose(ids: list[int], sampling: SimpleNamespace) -> Sequence[int]:
         own = [token_id if token_id < merged.speech_offset else token_id - merged.speech_offset + space.speech_offset for token_id in ids]
         hidden = model.forward_dense(torch.tensor(own))[-1:]
         head = model.logits(hidden)[0]
@@ -93,9 +93,9 @@ def speak(bench: Bench, layout: Layout) -> list[tuple[list[int], TurnResult]]:
 def test_a_greedy_session_equals_the_torch_engine(make_layout: Callable[[TokenSpace], Layout], family: str) -> None:
     model = MODELS[family]()
     merged = MergedIds(model.space, speech_offset=180, vocab_size=320)
-    port = PortBench(network(model, merged), merged=merged)
+    bench = PortBench(network(model, merged), merged=merged)
     expected = speak(torch_bench(model), make_layout(model.space))
-    assert speak(port.bench(), make_layout(model.space)) == expected
+    assert speak(bench.bench(), make_layout(model.space)) == expected
     assert expected[-1][1].end in (TurnEnd.STOP, TurnEnd.LENGTH) and sum(len(ids) for ids, _ in expected) >= 10
-    masked = sum(sampling.embedding_bias is not None for _, sampling in port.port.requests)
+    masked = sum(sampling.embedding_bias is not None for _, sampling in bench.library.requests)
     assert masked > 0, "no stop id was rejected, so the test shows little"

@@ -58,9 +58,9 @@ def test_the_service_speaks_over_it(tokenizer: TextTokenizer) -> None:
         assert mailboxes[name].reason in (FinishReason.EOS, FinishReason.LENGTH)
         assert mailboxes[name].tokens and mailboxes[name].late == []
     bench.step()
-    assert service.num_sessions == bench.engine.stats().sessions == bench.port.num_active == 0
+    assert service.num_sessions == bench.engine.stats().sessions == len(bench.library.running) == 0
     service.close()
-    assert bench.port.is_shut_down
+    assert bench.library.is_shut_down
 
 
 class WaitableSink(RecordingSink):
@@ -98,12 +98,12 @@ def test_many_threads_use_one_engine() -> None:
     bench = PortBench(sizes=replace(SIZES, max_sessions=4))
     stop, sinks = threading.Event(), list[WaitableSink]()
 
-    def run_port() -> None:
+    def run_library() -> None:
         while not stop.is_set():
-            if not bench.port.step():
+            if not bench.library.step():
                 stop.wait(0.001)
 
-    port = threading.Thread(target=run_port)
+    port = threading.Thread(target=run_library)
     callers = [threading.Thread(target=talk, args=(bench.engine, seed, sinks)) for seed in range(6)]
     for thread in (port, *callers):
         thread.start()

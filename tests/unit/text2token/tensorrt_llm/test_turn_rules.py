@@ -69,23 +69,6 @@ def test_a_forbidden_stop_is_asked_again_once_masked_and_then_as_before() -> Non
     assert turn.num_rejected == 1
 
 
-def test_a_mask_that_is_not_honoured_ends_the_turn() -> None:
-    turn = rules(TurnLimits(15, forbidden=frozenset({SPACE.eos})))
-    results = []
-    for _ in range(MOST_REJECTIONS + 1):
-        assert turn.accept([SPACE.eos]) == ([], SPACE.eos)
-        results.append(turn.ended(SPACE.eos))
-    assert results[:-1] == [None] * MOST_REJECTIONS
-    assert results[-1] is not None and results[-1].end is TurnEnd.ERROR and results[-1].error
-
-
-def test_a_stop_id_after_the_last_id_does_not_count() -> None:
-    """The turn is full; what the model would have sampled next is another turn's."""
-    turn = rules(TurnLimits(2))
-    turn.accept([SPEECH, SPEECH])
-    assert turn.ended(None) == TurnResult(TurnEnd.LENGTH)
-
-
 def test_the_session_s_room_counts() -> None:
     turn = rules(TurnLimits(1 << 30), max_new_ids=3)
     assert turn.next_request() == Request(3)

@@ -1,0 +1,66 @@
+# The tasks of developers: tests, checks, the judging of a voice; sourced by run.sh. Arguments are options of pytest.
+# shellcheck shell=bash
+
+run_tests() {
+  setup_development
+  mkdir -p "$BUILD"
+  local pytest=(-m pytest -q -n auto --durations 10) judges_made=
+  if [ -f "$VOICE_DIR/llm.pt" ]; then
+    judges >"$BUILD/judges.log" 2>&1 & # beside tests whose results don't depend on time
+    judges_made=$!
+  fi
+  python "${pytest[@]}" --dist worksteal --reruns 1 -rfER tests/unit tests/parity "$@"
+  [ -z "$judges_made" ] || wait "$judges_made" || fail "the judges of the voice could not be installed; see $BUILD/judges.log"
+  # Up to twenty processes on two cores: a test that fails is tried once more, and the summary names it (RERUN): a race to be mended.
+  python "${pytest[@]}" --dist loadfile --reruns 1 -rfER tests/triton "$@"
+  if [ -n "$judges_made" ]; then
+    VOICE_DIR=$VOICE_DIR JUDGES_PYTHON=$(realpath -s "$BUILD/judges/bin/python") python "${pytest[@]}" --dist loadfile tests/voice "$@"
+  fi
+}
+
+test_clients() { # before a stand-in for the server and before the real one, whose checkpoint is the tiny one; the page needs Chromium as well
+  setup_clients
+  local clients plugin
+  clients=$(realpath -s "$BUILD/clients")
+  for plugin in livekit pipecat; do
+    (cd "plugins/$plugin" && MYPYPATH=../.. "$clients/$plugin/bin/python" -m mypy --cache-dir "../../.mypy_cache/$plugin")
+    (cd "plugins/$plugin" && PYTHONPATH=../.. "$clients/$plugin/bin/python" -m pytest -q --timeout 300)
+  done
+  BISTREAM_CLIENTS=$clients python -m pytest -q tests/clients -m slow "$@"
+}
+
+test_gpu() {
+  command -v "$PYTHON_GPU" >/dev/null || fail "$PYTHON_GPU does not exist; set PYTHON_GPU to a Python with torch, triton and pytest"
+  export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
+  "$PYTHON_GPU" scripts/check_gpu.py || exit 1
+  "$PYTHON_GPU" -m pytest -q tests/gpu "$@"
+}
+
+attack() {
+  setup_development
+  BISTREAM_CHAOS_SECONDS=${BISTREAM_CHAOS_SECONDS:-60} python -m pytest -q tests/triton/{attacks,test_{deaths,hangs,gate,serve_all,chaos}.py} \
+    tests/unit/edge/test_attacks.py -m "slow or not slow" --long-attacks --reliability-report docs/reliability.md "$@"
+}
+
+check() {
+  setup_development
+  "$VENV/bin/ruff" check .
+  "$VENV/bin/ruff" format --check .
+  "$VENV/bin/mypy"
+  local model
+  for model in model_repo/*/1/model.py; do "$VENV/bin/mypy" "$model"; done # one at a time: all have the module name "model"
+  python -m pytest -q tests/unit/test_import_order.py tests/unit/test_size_report.py
+  python scripts/size_report.py
+}
+
+judge() { # folders that training/sample.py has made beside its own, of teachers and noise, are judged, too
+  setup
+  [ -f "$MODEL_DIR/spk2info.pt" ] && [ "$MODEL_DIR" != "$TINY" ] ||
+    fail "$MODEL_DIR has no trained voice; train one (training/README.md), or set MODEL_DIR"
+  install benchmarks -r requirements/benchmarks.txt
+  judges
+  local judged=$BUILD/voice/judged
+  while_serving "$BUILD/judge" benchmarks/voice_quality.py speak --server "{grpc}" --set "$JUDGED_SET" --voice nora \
+    --pieces words characters whole --out "$judged"
+  python benchmarks/voice_quality.py judge --python "$BUILD/judges/bin/python" --out "$judged/results.json" "$judged"/*/
+}

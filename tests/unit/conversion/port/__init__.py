@@ -1,1 +1,0 @@
-"""The folder that stands on the path where a test has TensorRT-LLM "installed"."""
