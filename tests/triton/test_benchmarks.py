@@ -1,25 +1,20 @@
-"""The dataset benchmark and the input of perf_analyzer, on real servers: one that streams and one that answers offline."""
+"""The data set benchmark on real servers: one that streams and one that answers offline."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import soundfile
-import tritonclient.grpc as triton
 
-from benchmarks import dataset, perf_analyzer_input
+from benchmarks import dataset
 from bistream.keeper.server_process import TritonServer
-from tests.triton.conftest import ROOT
 from tests.unit.benchmarks.sets import write_jsonl
 
 TEXTS = ["Hi.", "You.", "We."]
-NUMPY_TYPES: dict[str, Any] = {"FP32": "<f4", "INT32": "<i4"}
 
 
 @pytest.fixture
@@ -59,46 +54,3 @@ def test_stage_5_offline(offline_server: TritonServer, source: Path, tmp_path: P
     run = speak(offline_server.grpc_url, source, tmp_path / "out", "offline")
     assert (run["sessions"], run["failed"], run["second_chunk_ms"]) == (3, 0, {})
     assert "latency_99_percentile_ms: " in (tmp_path / "out/tasks-2/rtf-set.txt").read_text()
-
-
-def perf_analyzer_tensors(request: dict[str, Any], inputs: list[dict[str, Any]]) -> list[triton.InferInput]:
-    """As perf_analyzer's docs/input_data.md describes a request: {"content", "shape"} by name of the tensor, content being a list of
-    values or {"b64"}: raw little-endian bytes. Types are those of the model's metadata."""
-    datatypes = {tensor["name"]: tensor["datatype"] for tensor in inputs}
-    tensors = []
-    for name, given in request.items():
-        datatype, shape, content = datatypes[name], given["shape"], given["content"]
-        if datatype == "BYTES":
-            array = np.array([text.encode() for text in content], np.object_)
-        else:
-            array = np.frombuffer(base64.b64decode(content["b64"], validate=True), NUMPY_TYPES[datatype])
-        tensors.append(triton.InferInput(name, shape, datatype))
-        tensors[-1].set_data_from_numpy(array.reshape(shape))
-    return tensors
-
-
-def test_every_request_of_the_perf_analyzer_input_is_answered(offline_server: TritonServer, source: Path, tmp_path: Path) -> None:
-    """perf_analyzer itself cannot be installed here. It asks for metadata, configuration and statistics before it sends requests."""
-    file = tmp_path / "input.json"
-    assert perf_analyzer_input.main(["--dataset", str(source), "--out", str(file)]) == 0
-    content = json.loads(file.read_text())
-    assert set(content) == {"data"} and len(content["data"]) == len(TEXTS)
-    client = triton.InferenceServerClient(offline_server.grpc_url)
-    metadata = client.get_model_metadata("cosyvoice2", as_json=True)
-    assert client.get_model_config("cosyvoice2").config.max_batch_size == 0, "shapes are whole, without a batch dimension"
-    assert client.get_inference_statistics("cosyvoice2").model_stats
-    for request in content["data"]:
-        declared = {tensor["name"]: [int(size) for size in tensor["shape"]] for tensor in metadata["inputs"]}
-        for name, given in request.items():
-            assert len(given["shape"]) == len(declared[name])
-            assert all(size in (-1, mine) for size, mine in zip(declared[name], given["shape"], strict=True)), name
-        answer = client.infer("cosyvoice2", perf_analyzer_tensors(request, metadata["inputs"]))
-        waveform = answer.as_numpy("waveform").reshape(-1)
-        assert waveform.size and np.isfinite(waveform).all()
-    client.close()
-
-
-def test_the_data_set_of_this_project_can_be_read(tmp_path: Path) -> None:
-    """26 sentences: as many as the concurrency of upstream's measurements goes up to."""
-    assert perf_analyzer_input.main(["--dataset", str(ROOT / "assets/dataset.jsonl"), "--out", str(tmp_path / "input.json")]) == 0
-    assert len(json.loads((tmp_path / "input.json").read_text())["data"]) == 26
