@@ -30,7 +30,7 @@ from tqdm import tqdm
 from benchmarks import _dataset_tasks
 from benchmarks._callers import report_of
 from benchmarks._client_processes import ProcessLoad, Result, default_processes, run_processes
-from benchmarks._common import describe, hardware, table
+from benchmarks._common import describe, table
 from benchmarks._dataset_tasks import Share, plan_of, shares_of
 from benchmarks._preflight import ask, check_server
 from benchmarks._records import Record, Records
@@ -154,7 +154,7 @@ def result_of(config: dict[str, Any], records: Sequence[Record]) -> dict[str, An
                 "client_core_share": share,
             }
             found.append({**head, **summarise(list(reports.values()), wall_s(records, run))})
-    return describe("dataset", config, {"runs": found}, hardware())
+    return describe("dataset", config, {"runs": found})
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -124,7 +124,7 @@ def main() -> None:
         free, total = torch.cuda.mem_get_info(device)
         metrics["gpu_memory_gb"] = round((total - free) / 1e9, 2)
     shown = {"size": options.size, "dtype": str(dtype), "kernels": options.kernels, "steps": options.steps, "torch": torch.__version__}
-    report("lm", device, shown | {"contexts": [CONTEXTS.start, CONTEXTS.stop], "max_rows": most}, metrics, options.out)
+    report("lm", shown | {"contexts": [CONTEXTS.start, CONTEXTS.stop], "max_rows": most}, metrics, options.out)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
-from benchmarks._common import describe, hardware, table
+from benchmarks._common import describe, table
 from benchmarks._records import Record, Records
 from bistream.client.audio import WavWriter
 from bistream.client.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.commands.waiting import Waiting
-from bistream.device import resolve_device
 from bistream.errors import BistreamError
 from bistream.rates import SAMPLE_RATE
 from bistream.token2wav.renderer import Outcome
@@ -200,7 +199,7 @@ def benchmark(options: argparse.Namespace) -> int:
                 for size in options.batch_size:
                     measure(stages, rows, size, options, records)
             runs = [summarise(records.all, size) for size in sorted({record["batch_size"] for record in records.all})]
-    result = describe("offline", config, {"runs": runs}, hardware(resolve_device(options.device)))
+    result = describe("offline", config, {"runs": runs})
     (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     names = ("batch_size", "rows", "failed", "voice_s", "language_model_s", "token2wav_s", "wall_s", "audio_s", "real_time_factor")
     table([names, *([run[name] for name in names] for run in runs)])

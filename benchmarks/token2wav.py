@@ -191,7 +191,7 @@ def main() -> None:
         "steady_hop_ms": steady,
     }
     config = {"family": options.family, "size": options.size, "kernels": options.kernels, "flow_state_mb": state_mb}
-    report("token2wav", device, config | {"dtype": str(rig.flow.dtype).removeprefix("torch.")}, metrics, options.out)
+    report("token2wav", config | {"dtype": str(rig.flow.dtype).removeprefix("torch.")}, metrics, options.out)
 
 
 if __name__ == "__main__":

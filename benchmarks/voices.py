@@ -168,7 +168,7 @@ def main() -> int:
     }
     print_results(results)
     config = {"seconds": options.seconds, "rounds": options.rounds, "threads": options.threads, "batches": options.batches}
-    report("voices", torch.device("cuda" if torch.cuda.is_available() else "cpu"), config, results, options.out)
+    report("voices", config, results, options.out)
     return 0
 
 

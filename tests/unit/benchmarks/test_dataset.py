@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from benchmarks import _preflight, dataset, sessions
+from benchmarks import _preflight, dataset, first_audio
 from benchmarks._dataset_tasks import shares_of
 from benchmarks.dataset import Run, runs_of, spoken, wall_s
 from tests.unit.benchmarks.sets import write_jsonl, write_recording
@@ -158,16 +158,16 @@ def test_failures_before_the_first_row(servers: list[FakeServer], tmp_path: Path
 
 
 def test_no_server_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the benchmark that feeds text in pieces, too."""
+    """Of the load test, too."""
     monkeypatch.setattr(_preflight, "TIMEOUT_S", 2.0)
     write_recording(tmp_path / "voice.wav")
     voice = ["--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", "A tone."]
-    monkeypatch.setattr("sys.argv", ["sessions.py", "--server", "127.0.0.1:1", "--text", "Hello.", *voice])
     source = write_jsonl(tmp_path, TEXTS)
-    for main in (
-        sessions.main,
+    mains: list[Callable[[], int]] = [
+        lambda: first_audio.main(["--server", "127.0.0.1:1", "--closed", "1", "--text", "Hello.", *voice]),
         lambda: dataset.main(["--server", "127.0.0.1:1", "--dataset", str(source), "--out", str(tmp_path / "out")]),
-    ):
+    ]
+    for main in mains:
         assert main() == 3
         said = capsys.readouterr()
         assert said.err.startswith("error: No server answers at 127.0.0.1:1") and len(said.err.splitlines()) == 1 and not said.out
