@@ -95,10 +95,7 @@ def _number(values: Mapping[str, Any], key: str, field: str) -> int:
     return int(values.get(key, {}).get(field, 0))
 
 
-def write_files(folder: Path, name: str, rtf: str, statistics: str | None, config: Mapping[str, Any] | None) -> None:
-    """statistics, config: None where the server did not tell."""
+def write_files(folder: Path, name: str, rtf: str, statistics: str, config: Mapping[str, Any]) -> None:
     (folder / f"rtf-{name}.txt").write_text(rtf, encoding="utf-8")
-    if statistics is not None:
-        (folder / f"stats_summary-{name}.txt").write_text(statistics, encoding="utf-8")
-    if config is not None:
-        (folder / f"model_config-{name}.json").write_text(json.dumps(config, indent=4), encoding="utf-8")
+    (folder / f"stats_summary-{name}.txt").write_text(statistics, encoding="utf-8")
+    (folder / f"model_config-{name}.json").write_text(json.dumps(config, indent=4), encoding="utf-8")
