@@ -7,7 +7,8 @@ when the one before it has ended, so that its time is its own. token2wav takes t
 attention of streaming; --attention full computes each utterance as ``cosyvoice2`` does offline, one after another.
 
 The folder --out gets ``result.json``, and for each batch size ``batch-N/`` with WAV files and upstream's ``log.txt``, where asked for.
-Needs the server's requirements and requirements/benchmarks.txt. Exit code: 0, 1 when a row failed, 2 wrong usage or checkpoint, 130 interrupted.
+Needs the server's requirements and requirements/benchmarks.txt.
+Exit code: 0, 1 when a row failed, 2 wrong usage or checkpoint, 130 interrupted.
 """
 
 from __future__ import annotations
