@@ -78,9 +78,11 @@ def _is_api_key(option: str) -> bool:
     return len(option) > 2 and "--api-key".startswith(option)
 
 
-def report(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | Path | None) -> None:
+def report(
+    name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | Path | None, hardware_name: str | None = None
+) -> None:
     """Print the result as one line of JSON, and write it to ``out`` if given."""
-    result = describe(name, config, metrics)
+    result = describe(name, config, metrics, hardware_name)
     if out is not None:
         Path(out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
