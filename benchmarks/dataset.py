@@ -6,7 +6,7 @@
 Each number of tasks is a run over all rows: the rows are dealt out to so many tasks, each of which speaks its rows one after another.
 Modes: streaming and offline are upstream's, with the model ``cosyvoice2``; bistream feeds ``cosyvoice2_bistream`` with words.
 
-The folder --out gets ``result.json`` and for each run ``tasks-N/`` with WAV files and upstream's summary files, where asked for.
+The folder --out gets ``result.json`` and for each run ``tasks-N/`` with WAV files and upstream's rtf-NAME.txt, where asked for.
 Needs requirements/client.txt and requirements/benchmarks.txt.
 Exit code: 0, 1 when rows or the server failed, 2 wrong usage, 3 no server, 130 interrupted.
 """
@@ -30,9 +30,9 @@ from benchmarks._callers import report_of
 from benchmarks._client_processes import ProcessLoad, Result, default_processes, run_processes
 from benchmarks._common import describe, table
 from benchmarks._dataset_callers import MODELS, MODES, Manner, plan_of, shares_of
-from benchmarks._preflight import ask, check_server
+from benchmarks._preflight import check_server
 from benchmarks._summary import failures, summarise
-from benchmarks._upstream_files import rtf_text, statistics_text, write_files
+from benchmarks._upstream_files import rtf_text
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.report import SessionReport
@@ -77,22 +77,16 @@ def measure(options: argparse.Namespace, rows: Sequence[Row], tasks: int) -> tup
     folder = options.out / f"tasks-{tasks}"
     if options.wavs or options.upstream_files:
         folder.mkdir(parents=True, exist_ok=True)
-    before = statistics(options) if options.upstream_files else {}
     quiet = True if options.quiet else None  # None: on a terminal only
     with tqdm(total=len(rows), desc=f"{tasks} tasks", unit="row", disable=quiet) as progress:
         reports, load = speak(options, rows, tasks, folder if options.wavs else None, progress.update)
     if (warning := load.warning()) is not None:
         print(f"warning: {warning}")
     if options.upstream_files:
-        config = ask(options.server, options.security, "get_model_config", model_name=MODELS[options.mode].name)
-        name = options.split or Path(options.dataset).stem  # in the names of upstream's files
-        write_files(folder, name, rtf_text(options.mode, reports, load.wall_s), statistics_text(before, statistics(options)), config)
+        name = options.split or Path(options.dataset).stem
+        (folder / f"rtf-{name}.txt").write_text(rtf_text(options.mode, reports, load.wall_s), encoding="utf-8")
     head = {"num_tasks": tasks, "client_core_share": round(load.busiest_client, 3)}
     return {**head, **summarise(reports, load.wall_s)}, reports
-
-
-def statistics(options: argparse.Namespace) -> dict[str, Any]:
-    return ask(options.server, options.security, "get_inference_statistics", model_name="")
 
 
 def print_runs(runs: Sequence[dict[str, Any]]) -> None:
@@ -121,7 +115,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="rows that are spoken before each run (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the results go")
     parser.add_argument("--wavs", action="store_true", help="write what was heard")
-    parser.add_argument("--upstream-files", action="store_true", help="write rtf-NAME.txt, stats_summary-NAME.txt, model_config-NAME.json")
+    parser.add_argument("--upstream-files", action="store_true", help="write rtf-NAME.txt as upstream's program")
     parser.add_argument("--processes", type=int, metavar="N", help="of the client (default: one for 32 tasks, no more than cores)")
     parser.add_argument("--quiet", action="store_true", help="show no progress on a terminal")
     add_security_arguments(parser)

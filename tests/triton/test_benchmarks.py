@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,6 @@ def test_stage_5_streams_a_data_set(mode: str, grpc_url: str, source: Path, tmp_
     rtf = (out / "tasks-2/rtf-set.txt").read_text()
     assert rtf.startswith(f"Mode: {mode}\nRTF: {run['real_time_factor']:.4f}\ntotal_duration: {run['audio_s']:.3f} seconds\n")
     assert "average_second_chunk_latency_ms: " in rtf
-    model = "cosyvoice2" if mode == "streaming" else "cosyvoice2_bistream"
-    statistics = (out / "tasks-2/stats_summary-set.txt").read_text()
-    requests = re.search(rf"model name is {model} \n.*\nexecuate inference with batch_size 1  total (\d+)", statistics)
-    assert requests is not None
-    assert int(requests[1]) == 3 if mode == "streaming" else int(requests[1]) > 3, "of this measurement alone; a session has several"
-    assert json.loads((out / "tasks-2/model_config-set.json").read_text())["config"]["name"] == model
 
 
 def test_stage_5_offline(offline_server: TritonServer, source: Path, tmp_path: Path) -> None:

@@ -54,10 +54,6 @@ class ModelServer(FakeServer):
         config.model_transaction_policy.decoupled = self.decoupled
         return service_pb2.ModelConfigResponse(config=config)
 
-    def ModelStatistics(self, request: Any, context: Any) -> Any:
-        statistics = service_pb2.ModelStatistics(name="cosyvoice2", version="1", last_inference=1, inference_count=len(self.received))
-        return service_pb2.ModelStatisticsResponse(model_stats=[statistics])
-
 
 @pytest.fixture
 def servers() -> Iterator[list[FakeServer]]:
@@ -95,7 +91,7 @@ def test_a_run_for_each_number_of_tasks(servers: list[FakeServer], tmp_path: Pat
     assert [run["audio_s"] for run in runs] == [pytest.approx(0.6)] * 2
     for tasks in (1, 2):
         folder = out / f"tasks-{tasks}"
-        names = {f"{name}.wav" for name in "abc"} | {"rtf-set.txt", "stats_summary-set.txt", "model_config-set.json"}
+        names = {f"{name}.wav" for name in "abc"} | {"rtf-set.txt"}
         assert {path.name for path in folder.iterdir()} == names
         assert soundfile.info(folder / "a.wav").frames == 4800
         assert "total_duration: 0.600 seconds" in (folder / "rtf-set.txt").read_text()
