@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Is the voice understood? Held-out sentences through the real server, judged by others' networks beside teachers and noise.
 
-    python -m training.sample --set b --voice nora           the teacher, a Griffin-Lim copy, noise; our networks one by one
+    python -m training.sample --set b --voice nora           the teacher and noise
     python benchmarks/voice_quality.py speak --server localhost:8001 --set b --voice nora --pieces words
     python benchmarks/voice_quality.py judge --out benchmarks/results/voice-quality.json build/voice/judged/*
 
