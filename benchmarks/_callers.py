@@ -1,4 +1,4 @@
-"""Callers of a running server who all say the same, for ``sessions.py``, ``first_audio.py`` and others.
+"""Callers of a running server who all say the same, for ``first_audio.py``.
 
 As a program this file is a client process (``_client_processes.py``). Needs what the client needs.
 """
@@ -118,11 +118,6 @@ def poisson_starts(starts_per_s: float, seconds: float, rng: random.Random) -> l
     while starts[-1] < seconds:
         starts.append(starts[-1] + rng.expovariate(starts_per_s))
     return starts[:-1] or starts
-
-
-def run_load(speech: Speech, callers: Sequence[Caller], processes: int) -> Load:
-    """Raises ``RuntimeError`` when a client process fails."""
-    return run_loads([(speech, callers)], processes)[0]
 
 
 def run_loads(loads: Sequence[tuple[Speech, Sequence[Caller]]], processes: int) -> list[Load]:

@@ -10,6 +10,8 @@ import datetime
 import json
 import os
 import platform
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,23 +34,28 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def hardware(device: torch.device | None = None) -> str:
-    """The host, after the name of a CUDA device."""
+def gpu_line(field: str) -> str | None:
+    """A field that ``nvidia-smi`` reports for the first GPU; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def hardware() -> str:
+    """The host, after the name of its first GPU."""
     host = f"{os.cpu_count()} x {platform.processor() or platform.machine()}"
-    if device is None or device.type != "cuda":
-        return host
-    import torch  # noqa: PLC0415  (load tests of a server have the clients' requirements)
-
-    return f"{torch.cuda.get_device_name(device)}, {host}"
+    return ", ".join(filter(None, [gpu_line("name"), host]))
 
 
-def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], hardware_name: str) -> dict[str, Any]:
-    """A result, with the fields common to all benchmarks."""
+def describe(name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], hardware_name: str | None = None) -> dict[str, Any]:
+    """A result, with the fields common to all benchmarks. hardware_name: None: this host."""
     return {
         "name": name,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "hardware": hardware_name,
+        "hardware": hardware_name or hardware(),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *without_api_key(sys.argv[1:])]),
         "config": dict(config),
         "metrics": dict(metrics),
@@ -71,12 +78,20 @@ def _is_api_key(option: str) -> bool:
     return len(option) > 2 and "--api-key".startswith(option)
 
 
-def report(name: str, device: torch.device, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | None) -> None:
+def report(
+    name: str, config: Mapping[str, Any], metrics: Mapping[str, Any], out: str | Path | None, hardware_name: str | None = None
+) -> None:
     """Print the result as one line of JSON, and write it to ``out`` if given."""
-    result = describe(name, config, metrics, hardware(device))
+    result = describe(name, config, metrics, hardware_name)
     if out is not None:
         Path(out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def percentiles(values: Sequence[float], *ranks: float) -> dict[str, float]:

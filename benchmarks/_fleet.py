@@ -79,14 +79,9 @@ class Counts:
     wanted: int = 0
     admitted: int = 0
     refused: int = 0  # BUSY
-    given_up: int = 0
-    turned_away: int = 0  # SHUTTING_DOWN
-    unreachable: int = 0  # tried on a dead replica that the proxy did not know of
-    no_server: int = 0
     lost: int = 0
     completed: int = 0
     with_gap: int = 0
-    batches: int = 0
     first_audio: list[tuple[float, float]] = field(default_factory=list)
     audio_s: float = 0.0  # of completed sessions
     last_audio_at_s: float = 0.0
@@ -141,36 +136,28 @@ class Fleet:
         self._start(caller, self.now_s, None)
 
     def _start(self, caller: int, asked_at_s: float, avoid: int | None) -> None:
-        setting, counts = self.setting, self.counts
+        setting = self.setting
         view = self.proxies[caller % len(self.proxies)]
         view.avoid = avoid
         number = choose(setting.policy, view)
         if number is None:
-            counts.no_server += 1
             self._again(caller, asked_at_s, setting.conversation.retry_s or 1.0)
             return
         replica = self.replicas[number]
         if not replica.is_up:
-            counts.unreachable += 1
             self.at(self.now_s + setting.network.connect_s, lambda: self._start(caller, asked_at_s, number))
         elif not replica.accepts:
-            counts.turned_away += 1
             self._again(caller, asked_at_s, setting.network.turn_away_s)
         else:
             session = Session(caller, number, asked_at_s, self.now_s, self._tokens[caller], setting.conversation.is_whole)
             if replica.admits(session, self.now_s):
                 self._admit(session, replica, view)
             else:
-                counts.refused += 1
-                self._refuse(caller, asked_at_s)
-
-    def _refuse(self, caller: int, asked_at_s: float) -> None:
-        retry_s = self.setting.conversation.retry_s
-        if retry_s:
-            self._again(caller, asked_at_s, retry_s)
-        else:
-            self.counts.given_up += 1
-            self._pause(caller, self.now_s)
+                self.counts.refused += 1
+                if retry_s := setting.conversation.retry_s:
+                    self._again(caller, asked_at_s, retry_s)
+                else:
+                    self._pause(caller, self.now_s)
 
     def _again(self, caller: int, asked_at_s: float, mean_s: float) -> None:
         delay_s = mean_s * self.callers[caller].uniform(0.5, 1.5)
@@ -224,7 +211,6 @@ class Fleet:
             return
         replica.is_computing = False
         if done is not None:
-            self.counts.batches += 1
             replica.done(done, self.now_s)
             transit_s = interpolate(self.setting.times.transit_s, len(replica.live))
             self.at(self.now_s + transit_s, lambda: self._deliver(replica, life, done))

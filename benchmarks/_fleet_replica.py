@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks._deadline_callers import STEP_LOOK_S, STEPS, VOCODER_SHARE
 from benchmarks._fleet_policies import AdmissionRule
 from benchmarks._fleet_session import TOKEN_S, Session
 from bistream.config import RuntimeConfig
@@ -20,6 +19,9 @@ from bistream.token2wav.hop_queue import BatchPace, HopQueue, QueuedHop
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchStanding, StepDecision, Turns
 
+STEPS = 10  # of the solver, in a batch
+VOCODER_SHARE = 0.06  # of a batch, after its last solver step
+STEP_LOOK_S = 0.05e-3  # waiting for the device and deciding, after each step of a batch that may be interrupted; assumed
 Points = tuple[tuple[float, float], ...]
 SETTINGS = RuntimeConfig()  # the defaults
 

@@ -1,16 +1,15 @@
-"""A server that answers like ``cosyvoice2_bistream`` without computing: for ``benchmarks/gateway.py`` and ``benchmarks/interfaces.py``.
+"""A server that answers like ``cosyvoice2_bistream`` without computing: for ``benchmarks/fronts.py`` and the tests of Envoy.
 
-    python benchmarks/_gateway_stub.py PORT [PACE]
+    python benchmarks/_gateway_stub.py PORT
 
 A start is answered with 400 ms of audio at once, every further piece with its empty final response where it asks for one, every fourth also
-with 400 ms of audio: 10 pieces and 2.5 chunks per second are one caller in real time. A start with its whole text is answered with 80 ms of
-audio for each character, the first 400 ms at once and the rest PACE (1) times as fast as it is played. Ready at once.
+with 400 ms of audio: 10 pieces and 2.5 chunks per second are one caller in real time. Ready at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -20,10 +19,17 @@ from tritonclient.grpc import service_pb2
 
 SERVICE = "inference.GRPCInferenceService"
 SAMPLES = 9600  # 400 ms
-CHUNK_S = 0.4
-CHARACTERS_PER_CHUNK = 5
 PIECES_PER_CHUNK = 4
 AUDIO = (0.1 * np.sin(np.arange(SAMPLES) * 0.1)).astype(np.float32).tobytes()  # encoders take longer for sound than for silence
+
+
+async def serve(port: int, methods: Mapping[str, Any], *options: tuple[str, int]) -> None:
+    """Answer on loopback until the end of the process. methods: handlers of grpc by name."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *options])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(methods)),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    await server.wait_for_termination()
 
 
 def response(request_id: str, final: bool, waveform: bytes = b"") -> bytes:
@@ -48,29 +54,17 @@ async def stream(requests: Any, context: Any) -> None:
     while (data := await context.read()) is not grpc.aio.EOF:
         request = service_pb2.ModelInferRequest.FromString(data)
         inputs = {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
-        is_end = inputs["is_end"] == b"\1"
         if inputs["is_start"] == b"\1":
             start = request.id
             await context.write(response(start, False, AUDIO))
-            if is_end:
-                await speak(context, start, len(inputs["target_text"]) - 4)
-            continue
-        pieces += 1
-        if request.parameters["triton_enable_empty_final_response"].bool_param:
-            await context.write(response(request.id, True))
-        if pieces % PIECES_PER_CHUNK == 0:
-            await context.write(response(start, False, AUDIO))
-        if is_end:
+        else:
+            pieces += 1
+            if request.parameters["triton_enable_empty_final_response"].bool_param:
+                await context.write(response(request.id, True))
+            if pieces % PIECES_PER_CHUNK == 0:
+                await context.write(response(start, False, AUDIO))
+        if inputs["is_end"] == b"\1":
             await context.write(response(start, True))
-
-
-async def speak(context: Any, start: str, characters: int) -> None:
-    """What follows the first chunk of a whole text."""
-    pace = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
-    for _ in range(characters // CHARACTERS_PER_CHUNK - 1):
-        await asyncio.sleep(CHUNK_S / pace)
-        await context.write(response(start, False, AUDIO))
-    await context.write(response(start, True))
 
 
 async def ready(data: bytes, context: Any) -> bytes:
@@ -78,18 +72,7 @@ async def ready(data: bytes, context: Any) -> bytes:
     return answer
 
 
-async def main() -> None:
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
-    handlers = {
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
-        "ServerReady": grpc.unary_unary_rpc_method_handler(ready),
-        "ModelReady": grpc.unary_unary_rpc_method_handler(ready),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
-    await server.start()
-    await server.wait_for_termination()
-
-
 if __name__ == "__main__":
-    uvloop.run(main())
+    is_ready = grpc.unary_unary_rpc_method_handler(ready)
+    handlers = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream), "ServerReady": is_ready, "ModelReady": is_ready}
+    uvloop.run(serve(int(sys.argv[1]), handlers, ("grpc.max_receive_message_length", -1)))

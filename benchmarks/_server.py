@@ -1,9 +1,8 @@
-"""Starts a server twice, on random weights, and measures it under load, for ``benchmarks/measure.py``."""
+"""A server of a random or given checkpoint on free ports, for ``first_audio_rounds.py``."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,53 +11,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from benchmarks._common import ROOT, gpu_line
 from bistream.family import COSYVOICE2
 
-ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, EXIT_TIMEOUT_S = 900.0, 60.0
 SPEAKER = "anna"
-TEXT, TEXT_RATE = "The quick brown fox jumps over", 10.0
 # All callers have one address, which the gate would bound.
 LIMITS = ("sessions-per-address", "streams-per-address", "starts-per-second")
-MANY_CALLERS = tuple(word for limit in LIMITS for word in (f"--{limit}", "0"))  # all have one address
-STARTS_PER_S, LONGEST_SPREAD_S = 16.0, 16.0  # of callers
+MANY_CALLERS = tuple(word for limit in LIMITS for word in (f"--{limit}", "0"))
 
 
 @dataclass(frozen=True)
-class ServerPlan:
-    """model_dir None: a random checkpoint of this size and family. callers: how many in each run at the pace of text that is being written.
+class Checkpoint:
+    """given: a model directory; None: random weights of this family and size, made once under ``work``."""
 
-    closed: how many in each run of callers that send ``closed_requests`` whole texts one after another, with a voice that the server knows.
-    """
-
-    kernels: str
+    family: str
     size: str
-    model_dir: Path | None
-    callers: tuple[int, ...]
-    max_sessions: int
-    family: str = COSYVOICE2.name
-    closed: tuple[int, ...] = ()
-    closed_requests: int = 10
+    given: Path | None
+    work: Path
+
+    @property
+    def path(self) -> Path:
+        names = [self.size] if self.family == COSYVOICE2.name else [self.family, self.size]
+        return self.given or self.work.parent / "-".join(["checkpoint", *names])
 
 
-def gpu_line(field: str) -> str | None:
-    """A field that ``nvidia-smi`` reports for the first GPU; None without one."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def gpu_memory_gb() -> float | None:
-    """Memory in use on the first GPU, by all processes."""
-    used = gpu_line("memory.used")
-    return None if used is None else round(float(used) * 2**20 / 1e9, 2)
-
-
-def run(command: list[str], log: Path, environment: dict[str, str]) -> str:
+def run(command: list[str], log: Path, environment: Mapping[str, str]) -> str:
     """Output of a command. Raises ``RuntimeError`` with the end of its log when it fails."""
     with log.open("w") as stream:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
@@ -71,7 +50,7 @@ def run(command: list[str], log: Path, environment: dict[str, str]) -> str:
 class Server:
     """``scripts/serve.py`` on free ports, with its gate, for a ``with`` statement. startup_s: time until it accepts sessions."""
 
-    def __init__(self, repository: Path, work: Path, environment: dict[str, str], name: str, more: Sequence[str] = ()) -> None:
+    def __init__(self, repository: Path, work: Path, environment: Mapping[str, str], name: str, more: Sequence[str] = ()) -> None:
         """more: options of ``scripts/serve.py``."""
         self._ready, self._log = work / f"{name}.ready", work / f"{name}.log"
         self._ready.unlink(missing_ok=True)
@@ -99,18 +78,13 @@ class Server:
 
     def _end(self) -> None:
         """Drain and stop, which takes seconds when no session is running."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.send_signal(signal.SIGTERM)  # the second signal ends everything at once
-                self._process.wait(EXIT_TIMEOUT_S)
-
-
-def model_dir_of(plan: ServerPlan, work: Path) -> Path:
-    names = [plan.size] if plan.family == COSYVOICE2.name else [plan.family, plan.size]
-    return plan.model_dir or work.parent / "-".join(["checkpoint", *names])
+        for _ in range(2):  # a second signal ends everything at once
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+                try:
+                    self._process.wait(EXIT_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    continue
 
 
 def register_voice(model_dir: Path, voices_dir: Path, environment: Mapping[str, str]) -> None:
@@ -121,74 +95,24 @@ def register_voice(model_dir: Path, voices_dir: Path, environment: Mapping[str, 
     run(command, voices_dir.parent / "voice.log", {**environment, "CUDA_VISIBLE_DEVICES": ""})
 
 
-def make_repository(plan: ServerPlan, work: Path, environment: dict[str, str], more: Mapping[str, str] = MappingProxyType({})) -> Path:
-    """more: settings, as for ``make_model_repo.py --set``."""
-    model_dir = model_dir_of(plan, work)
-    if not model_dir.exists():
+def make_repository(checkpoint: Checkpoint, environment: Mapping[str, str], settings: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """settings: as for ``make_model_repo.py --set``."""
+    work = checkpoint.work
+    if not checkpoint.path.exists():
         device = "cuda" if gpu_line("name") else "cpu"
-        command = [sys.executable, "scripts/make_checkpoint.py", "--family", plan.family, "--size", plan.size, "--device", device]
-        command.append(str(model_dir))
-        run(command, work / "checkpoint.log", environment)
-    repository = work / "model_repo"
-    command = [sys.executable, "scripts/make_model_repo.py", "--model-dir", str(model_dir), "--out", str(repository)]
-    settings = {"max_sessions": str(plan.max_sessions), "kernels": plan.kernels, **more}
-    if plan.size == "tiny":
-        settings["num_threads"] = "1"
-    for key, value in settings.items():
+        command = [
+            sys.executable,
+            "scripts/make_checkpoint.py",
+            "--family",
+            checkpoint.family,
+            "--size",
+            checkpoint.size,
+            "--device",
+            device,
+        ]
+        run([*command, str(checkpoint.path)], work / "checkpoint.log", environment)
+    command = [sys.executable, "scripts/make_model_repo.py", "--model-dir", str(checkpoint.path), "--out", str(work / "model_repo")]
+    for key, value in {**({"num_threads": "1"} if checkpoint.size == "tiny" else {}), **settings}.items():
         command += ["--set", f"{key}={value}"]
     run(command, work / "repository.log", environment)
-    return repository
-
-
-def call(
-    server: Server,
-    callers: int,
-    work: Path,
-    environment: dict[str, str],
-    requests: int = 1,
-    text_rate: float | None = TEXT_RATE,
-    *,
-    is_closed: bool = False,
-) -> dict[str, Any]:
-    """The summary of ``benchmarks/sessions.py`` for this many concurrent callers.
-
-    text_rate: words per second; None: the text is whole. is_closed: as in ``ServerPlan.closed``, the text is whole, too.
-    """
-    spread_s = 0.0 if callers == 1 or is_closed else min(LONGEST_SPREAD_S, callers / STARTS_PER_S)
-    command = [sys.executable, "benchmarks/sessions.py", "--server", server.grpc, "--num-tasks", str(callers), "--spread-s", str(spread_s)]
-    command += ["--requests", str(requests), "--reference-audio", "assets/reference.wav", "--text", TEXT]
-    command += ["--voice-hash"] if is_closed else []
-    command += [] if is_closed or text_rate is None else ["--text-rate", str(text_rate)]
-    command += ["--reference-text", (ROOT / "assets" / "reference.txt").read_text(encoding="utf-8").strip()]
-    with (work / f"callers-{callers}.log").open("w") as stream:
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=stream, text=True, check=False)
-    lines = done.stdout.splitlines()
-    if not lines or not lines[-1].startswith("{"):  # exit code 1 can mean that a session failed, which is a result
-        raise RuntimeError(f"{callers} callers: the benchmark ended with {done.returncode} and printed no result; see {stream.name}")
-    summary: dict[str, Any] = json.loads(lines[-1])
-    return {"load": "closed" if is_closed else "real time", **summary, "audio_s_per_s": round(summary["audio_s"] / summary["wall_s"], 1)}
-
-
-def measure_server(plan: ServerPlan, work: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """name, command, config and metrics of a result. The first call, which prepares the voice, does not count."""
-    repository = make_repository(plan, work, environment)
-    before = gpu_memory_gb()
-    with Server(repository, work, environment, "server-cold") as server:
-        cold = server.startup_s
-        print(f"cold start {cold} s", flush=True)
-        call(server, 1, work, environment)
-        loads = [*((callers, True) for callers in plan.closed), *((callers, False) for callers in plan.callers)]
-        runs = []
-        for callers, is_closed in loads:
-            runs.append(call(server, callers, work, environment, plan.closed_requests if is_closed else 1, is_closed=is_closed))
-            print(f"{callers} callers, {runs[-1]['load']}: {runs[-1]['time_to_first_audio_ms']}", flush=True)
-        after = gpu_memory_gb()
-    with Server(repository, work, environment, "server-warm") as server:
-        warm = server.startup_s
-    metrics: dict[str, Any] = {"runs": runs, "startup_s": {"cold": cold, "warm": warm}}
-    if before is not None and after is not None:
-        metrics["gpu_memory_gb"] = round(after - before, 2)
-    settings = {"kernels": plan.kernels, "family": plan.family, "max_sessions": plan.max_sessions, "checkpoint": f"{plan.size}, random"}
-    if plan.model_dir is not None:
-        settings["checkpoint"] = plan.model_dir.name
-    return {"name": "sessions", "config": {**settings, "text": TEXT, "text_rate": TEXT_RATE}, "metrics": metrics}
+    return work / "model_repo"

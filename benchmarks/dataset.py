@@ -6,9 +6,8 @@
 Each number of tasks is a run over all rows: the rows are dealt out to so many tasks, each of which speaks its rows one after another.
 Modes: streaming and offline are upstream's, with the model ``cosyvoice2``; bistream feeds ``cosyvoice2_bistream`` with words.
 
-The folder --out gets ``records.jsonl`` (a line for each row, when it was spoken), ``result.json`` (benchmarks/report.py draws both), and
-for each run ``tasks-N/`` with WAV files and upstream's summary files, where asked for. The same command continues a measurement that
-was interrupted, and tries again what failed. Needs requirements/client.txt and requirements/benchmarks.txt.
+The folder --out gets ``result.json`` and for each run ``tasks-N/`` with WAV files and upstream's rtf-NAME.txt, where asked for.
+Needs requirements/client.txt and requirements/benchmarks.txt.
 Exit code: 0, 1 when rows or the server failed, 2 wrong usage, 3 no server, 130 interrupted.
 """
 
@@ -17,8 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,141 +25,75 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
-from benchmarks import _dataset_tasks
+from benchmarks import _dataset_callers
 from benchmarks._callers import report_of
 from benchmarks._client_processes import ProcessLoad, Result, default_processes, run_processes
-from benchmarks._common import describe, hardware, table
-from benchmarks._dataset_tasks import Share, plan_of, shares_of
-from benchmarks._preflight import ask, check_server
-from benchmarks._records import Record, Records
-from benchmarks._requests import MODELS, MODES, Manner
+from benchmarks._common import describe, table
+from benchmarks._dataset_callers import MODELS, MODES, Manner, plan_of, shares_of
+from benchmarks._preflight import check_server
 from benchmarks._summary import failures, summarise
-from benchmarks._upstream_files import rtf_text, statistics_text, write_files
+from benchmarks._upstream_files import rtf_text
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.client.report import SessionReport
 from bistream.errors import BistreamError, InvalidInputError
 from scripts._dataset import Row, read_rows
 
-
-@dataclass(frozen=True)
-class Run:
-    """One pass over the rows. number: its place in --num-tasks, which may name a number of tasks twice."""
-
-    number: int
-    tasks: int
-
-    @property
-    def folder(self) -> str:
-        return f"tasks-{self.tasks}" if self.number == 0 else f"tasks-{self.tasks}-run-{self.number + 1}"
+Run = tuple[list[SessionReport], ProcessLoad]
 
 
-def runs_of(num_tasks: Sequence[int]) -> list[Run]:
-    """The second run with the same number of tasks has number 1, and so on."""
-    return [Run(list(num_tasks[:index]).count(tasks), tasks) for index, tasks in enumerate(num_tasks)]
+def speak(options: argparse.Namespace, rows: Sequence[Row], tasks: int, wavs: Path | None, on_report: Callable[[], object]) -> Run:
+    """All rows once. Raises ``ConnectionError`` where the server is gone: the rows after it would fail as well."""
+    manner = Manner(
+        options.server,
+        options.mode,
+        options.text_rate,
+        options.default_voice,
+        options.speaker_id,
+        str(wavs) if wavs else None,
+        options.security,
+    )
+    reports: list[SessionReport] = []
+
+    def keep(result: Result) -> None:
+        if result["is_lost"]:
+            error = result["report"]["error"]
+            raise ConnectionError(
+                f"The server was lost after {len(reports)} of {len(rows)} rows ({error}); start it and repeat this command."
+            )
+        reports.append(report_of(result["report"]))
+        on_report()
+
+    shares = shares_of(rows, tasks)
+    processes = min(len(shares), options.processes or default_processes(len(shares)))
+    plans = [plan_of(manner, shares[number::processes]) for number in range(processes)]
+    return reports, run_processes(Path(_dataset_callers.__file__), plans, keep)
 
 
-def own(records: Sequence[Record], run: Run) -> list[Record]:
-    return [record for record in records if (record["run"], record["num_tasks"]) == (run.number, run.tasks)]
-
-
-def spoken(records: Sequence[Record], run: Run) -> dict[str, SessionReport]:
-    """The last report of each row."""
-    return {record["id"]: report_of(record["report"]) for record in own(records, run) if "report" in record}
-
-
-def wall_s(records: Sequence[Record], run: Run) -> float:
-    """Of all parts of a run; a part that was interrupted lasted until its last row ended."""
-    parts: dict[int, float] = {}
-    for record in own(records, run):
-        parts[record["part"]] = max(parts.get(record["part"], 0.0), record["ended_s"])
-    return sum(parts.values())
-
-
-def measure(options: argparse.Namespace, manner: Manner, rows: Sequence[Row], run: Run, records: Records) -> None:
-    """Speak the rows of a run that have not been spoken yet."""
-    done = {name for name, report in spoken(records.all, run).items() if report.error is None and report.chunks}
-    waiting = [row for row in rows if row.id not in done]
-    if not waiting:
-        print(f"{run.tasks} tasks: {options.out} has all rows already; choose another --out, or delete it, to measure again")
-        return
+def measure(options: argparse.Namespace, rows: Sequence[Row], tasks: int) -> tuple[dict[str, Any], list[SessionReport]]:
+    """A run, and the reports of its rows."""
     if options.warm_up:
-        speak(options, manner, [Share(0, tuple(rows[: options.warm_up]), None)], lambda result: lost_server(result, 0, len(waiting)))
-    folder = options.out / run.folder
+        speak(options, rows[: options.warm_up], 1, None, lambda: None)
+    folder = options.out / f"tasks-{tasks}"
     if options.wavs or options.upstream_files:
-        folder.mkdir(exist_ok=True)
-    before = server_statistics(manner) if options.upstream_files else {}
-    part = 1 + max((record["part"] for record in own(records.all, run)), default=0)
-    head = {"run": run.number, "num_tasks": run.tasks, "part": part}
-    shares = [Share(number, tuple(share), folder if options.wavs else None) for number, share in enumerate(shares_of(waiting, run.tasks))]
-    kept = list(done)
+        folder.mkdir(parents=True, exist_ok=True)
     quiet = True if options.quiet else None  # None: on a terminal only
-    with tqdm(total=len(rows), initial=len(done), desc=f"{run.tasks} tasks", unit="row", disable=quiet) as progress:
-
-        def keep(result: Result) -> None:
-            lost_server(result, len(kept), len(rows))
-            kept.append(result["report"]["session_id"])
-            report = {"id": kept[-1], **{key: value for key, value in result.items() if key != "is_lost"}}
-            records.add({**head, **report})
-            progress.update()
-
-        load = speak(options, manner, shares, keep)
-    records.add({**head, "ended_s": load.wall_s, "client_core_share": load.busiest_client})
+    with tqdm(total=len(rows), desc=f"{tasks} tasks", unit="row", disable=quiet) as progress:
+        reports, load = speak(options, rows, tasks, folder if options.wavs else None, progress.update)
     if (warning := load.warning()) is not None:
         print(f"warning: {warning}")
     if options.upstream_files:
-        reports = list(spoken(records.all, run).values())
-        rtf = rtf_text(manner.mode, reports, wall_s(records.all, run))
-        config = ask(manner.server, manner.security, "get_model_config", model_name=MODELS[manner.mode].name)
-        write_files(folder, result_name(options), rtf, statistics_text(before, server_statistics(manner)), config)
+        name = options.split or Path(options.dataset).stem
+        (folder / f"rtf-{name}.txt").write_text(rtf_text(options.mode, reports, load.wall_s), encoding="utf-8")
+    head = {"num_tasks": tasks, "client_core_share": round(load.busiest_client, 3)}
+    return {**head, **summarise(reports, load.wall_s)}, reports
 
 
-def speak(options: argparse.Namespace, manner: Manner, shares: Sequence[Share], on_result: Any) -> ProcessLoad:
-    processes = min(len(shares), options.processes or default_processes(len(shares)))
-    plans = [plan_of(manner, shares[number::processes]) for number in range(processes)]
-    return run_processes(Path(_dataset_tasks.__file__), plans, on_result)
-
-
-def lost_server(result: Result, done: int, rows: int) -> None:
-    """Raises ``ConnectionError`` where a row could not be spoken because the server is gone: the rows after it would fail as well."""
-    if result["is_lost"]:
-        raise ConnectionError(
-            f"The server was lost after {done} of {rows} rows ({result['report']['error']}); start it and repeat this command to continue."
-        )
-
-
-def server_statistics(manner: Manner) -> dict[str, Any]:
-    return ask(manner.server, manner.security, "get_inference_statistics", model_name="")
-
-
-def result_name(options: argparse.Namespace) -> str:
-    """In the names of upstream's files: its split, else the name of the data set."""
-    return options.split or Path(options.dataset).stem
-
-
-def result_of(config: dict[str, Any], records: Sequence[Record]) -> dict[str, Any]:
-    """Of all runs with records, in the format of ``benchmarks/results``."""
-    found = []
-    for run in sorted({Run(record["run"], record["num_tasks"]) for record in records}, key=lambda run: (run.tasks, run.number)):
-        reports = spoken(records, run)
-        if reports:
-            mine = own(records, run)
-            share = max((record.get("client_core_share", 0.0) for record in mine), default=0.0)
-            head = {
-                "num_tasks": run.tasks,
-                "run": run.number,
-                "parts": len({record["part"] for record in mine}),
-                "client_core_share": share,
-            }
-            found.append({**head, **summarise(list(reports.values()), wall_s(records, run))})
-    return describe("dataset", config, {"runs": found}, hardware())
-
-
-def print_result(result: dict[str, Any]) -> None:
+def print_runs(runs: Sequence[dict[str, Any]]) -> None:
     rows: list[Sequence[object]] = [
         ("tasks", "rows", "failed", "RTF", "first audio ms: mean", "p50", "p90", "p99", "whole: mean", "p50", "gaps")
     ]
-    for run in result["metrics"]["runs"]:
+    for run in runs:
         first, whole = run["time_to_first_audio_ms"], run["whole_ms"]
         times = [first.get(name, "") for name in ("mean", "p50", "p90", "p99")] + [whole.get(name, "") for name in ("mean", "p50")]
         gaps = run["sessions"] - run["failed"] - run["sessions_without_gap"]
@@ -183,7 +115,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="rows that are spoken before each run (default %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the results go")
     parser.add_argument("--wavs", action="store_true", help="write what was heard")
-    parser.add_argument("--upstream-files", action="store_true", help="write rtf-NAME.txt, stats_summary-NAME.txt, model_config-NAME.json")
+    parser.add_argument("--upstream-files", action="store_true", help="write rtf-NAME.txt as upstream's program")
     parser.add_argument("--processes", type=int, metavar="N", help="of the client (default: one for 32 tasks, no more than cores)")
     parser.add_argument("--quiet", action="store_true", help="show no progress on a terminal")
     add_security_arguments(parser)
@@ -201,23 +133,22 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def benchmark(options: argparse.Namespace) -> int:
     """Raises ``BistreamError``, ``ConnectionError`` and ``OSError`` with a sentence."""
-    manner = Manner(options.server, options.mode, options.text_rate, options.default_voice, options.speaker_id, options.security)
-    runs = runs_of(options.num_tasks)
+    runs: list[dict[str, Any]] = []
+    reports: list[SessionReport] = []
     with TemporaryDirectory() as recordings:
         rows = read_rows(options.dataset, options.split, Path(recordings), options.max_rows)
-        model = MODELS[options.mode].name
-        check_server(options.server, options.security, model, decoupled=options.mode != "offline")
+        check_server(options.server, options.security, MODELS[options.mode].name, decoupled=options.mode != "offline")
         names = ("dataset", "split", "max_rows", "mode", "text_rate", "default_voice", "speaker_id")
         config = {**{name: getattr(options, name) for name in names}, "rows": len(rows)}
-        with Records(options.out, config) as records:
-            try:
-                for run in runs:
-                    measure(options, manner, rows, run, records)
-            finally:
-                result = result_of(config, records.all)
-                (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            print_result(result)
-            sentences = [sentence for run in runs for sentence in failures(list(spoken(records.all, run).values()))]
+        options.out.mkdir(parents=True, exist_ok=True)
+        for tasks in options.num_tasks:
+            run, heard = measure(options, rows, tasks)
+            runs.append(run)
+            reports += heard
+            result = describe("dataset", config, {"runs": runs})  # after each run: a later one may be interrupted
+            (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print_runs(runs)
+    sentences = failures(reports)
     for sentence in sentences:
         print(f"error: {sentence}", file=sys.stderr)
     return EXIT_SERVER if sentences else EXIT_OK
@@ -236,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, RuntimeError) as error:
         return fail(str(error), EXIT_SERVER)
     except KeyboardInterrupt:
-        return fail(f"interrupted; the same command continues with what is in {options.out}", EXIT_INTERRUPTED)
+        return fail(f"interrupted; {options.out} has the runs that were complete", EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Where the time to the first audio goes, stage by stage, under load: from the histograms of a running server.
+"""Load test of a running server: the time to the first audio and the gaps that callers hear, and where that time goes, stage by stage.
 
     python scripts/serve.py --health-port 8003 --probe-interval-s 0 &
-    python benchmarks/first_audio.py --server localhost:8001 --metrics http://localhost:8003/metrics --closed 1 16 64 128 256 \
-        --open 8 32 --text "What they all say." --texts whole pieces --speaker-id anna \
-        --reference-audio assets/reference.wav --reference-text "$(cat assets/reference.txt)"
+    python benchmarks/first_audio.py --metrics http://localhost:8003/metrics --closed 1 16 64 128 256 --open 8 32 --texts whole pieces \
+        --text "What they all say." --speaker-id anna --reference-audio assets/reference.wav --reference-text "$(cat assets/reference.txt)"
+    python benchmarks/first_audio.py --closed 64 --fresh 10 50 --texts pieces ...                        new voices beside those callers
 
 Each given voice (registered, recording; with --voice-hash also the recording's hash) is measured with each kind of text and each load:
-closed, N callers with a session after the other; open, R starts per second at random times (Poisson), whatever the server does. The budget
-is the difference of two scrapes, so the server should have nothing else to do, not even probes. Quantiles of the server are interpolated
-in the buckets of its histograms; those of the client are exact.
+closed, N callers with a session after the other; open, R starts per second at random times (Poisson), whatever the server does; fresh, for
+--seconds, callers as in closed beside R sessions per second with a recording of their own each: the given one with noise 80 dB below
+full scale, which the server has never heard. With --metrics the result has the time of each stage, as the difference of two scrapes; the
+server should have nothing else to do then, not even probes. Quantiles of the server are interpolated in the buckets of its histograms.
+Exit code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: GATE_LIMITS of run.sh.
 """
 
 from __future__ import annotations
@@ -16,38 +18,42 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._callers import Caller, Load, Speech, failure_of_all, poisson_starts, run_load
+from benchmarks._callers import Caller, Speech, failure_of_all, poisson_starts, run_loads
 from benchmarks._client_processes import default_processes
 from benchmarks._common import percentiles, report, table
+from benchmarks._preflight import check_server
 from benchmarks._scrape import Between, mean, quantile, scrape
 from bistream.client.connection import add_security_arguments, security_of
-from bistream.client.exit_codes import EXIT_SERVER, fail
+from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
+from bistream.client.report import SessionReport
+from bistream.errors import BistreamError
 from bistream.metrics.families import AUDIO_STAGE, AUDIO_TTFP, HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
+from bistream.wire import COSYVOICE2_BISTREAM
 
 INNER = {"tokens": TOKENS_STAGES, "hop": HOP_STAGES}
 BETWEEN = "between_processes"  # what the inner stages leave of their outer one
 RANKS = (50, 90, 99)
+FRESH_TEXT = "Good morning to you."  # what new voices say
 Stages = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the measurement. name: of the load. concurrent: callers at a time, at least."""
+    """One row of the measurement. name: of the load. fresh: callers with new voices, and what they say."""
 
     name: str
     speech: Speech
     callers: tuple[Caller, ...]
-    concurrent: int
+    fresh: tuple[Speech, tuple[Caller, ...]] | None = None
 
 
 def budget(between: Between) -> Stages:
@@ -65,11 +71,8 @@ def budget(between: Between) -> Stages:
 
 def _milliseconds(between: Between, stage: str) -> dict[str, float]:
     buckets = between.buckets(AUDIO_STAGE.name, stage)
-    values = {
-        "mean": mean(buckets),
-        "p50": quantile(AUDIO_STAGE.buckets, buckets, 0.5),
-        "p99": quantile(AUDIO_STAGE.buckets, buckets, 0.99),
-    }
+    shares = {"p50": 0.5, "p99": 0.99}
+    values = {"mean": mean(buckets), **{name: quantile(AUDIO_STAGE.buckets, buckets, share) for name, share in shares.items()}}
     return {name: round(1000 * value, 2) for name, value in values.items()}
 
 
@@ -79,31 +82,25 @@ def server_first_audio(between: Between, kind: str) -> dict[str, float]:
     return {name: round(1000 * value, 2) for name, value in {"mean": mean(buckets), **found}.items()}
 
 
-def result(case: Case, load: Load, between: Between) -> dict[str, Any]:
-    done = [one for one in load.reports if one.error is None and one.chunks]
-    refused = [one for one in load.reports if (one.error or "").startswith("BUSY")]
-    audio_s = sum(one.audio_s for one in done)
-    speech = case.speech
-    process = load.process
-    client = percentiles([1000 * one.chunks[0].arrived_s for one in done], *RANKS) if done else {}
+def heard(reports: Sequence[SessionReport]) -> dict[str, Any]:
+    """What callers heard. refused: answered BUSY."""
+    done = [one for one in reports if one.error is None and one.chunks]
+    refused = [one for one in reports if (one.error or "").startswith("BUSY")]
+    gaps = [one.gaps() for one in done]
     return {
-        "load": case.name,
-        "voice": voice_kind(speech),
-        "text": "whole" if speech.text_rate is None else "pieces",
-        "sessions": len(load.reports),
-        "failed": len(load.reports) - len(done) - len(refused),
+        "sessions": len(reports),
+        "failed": len(reports) - len(done) - len(refused),
         "refused": len(refused),
         "refused_ms": percentiles([1000 * one.wall_s for one in refused], *RANKS) if refused else {},
-        "sessions_with_gap": sum(bool(one.gaps()) for one in done),
-        "audio_s_per_s": round(audio_s / load.process.wall_s, 1),
-        "first_audio_client_ms": client,
-        "first_audio_server_ms": server_first_audio(between, "whole" if speech.text_rate is None else "pieces"),
-        "stages_ms": budget(between),
-        "client": {
-            "busiest_core_share": round(process.busiest_client, 3),
-            "latest_start_ms": round(1000 * process.latest_start_s, 1),
-        },
+        "sessions_with_gap": sum(bool(found) for found in gaps),
+        "longest_gap_ms": round(1000 * max((gap for found in gaps for gap in found), default=0.0), 1),
+        "first_audio_client_ms": percentiles([1000 * one.chunks[0].arrived_s for one in done], *RANKS) if done else {},
+        "audio_s": round(sum(one.audio_s for one in done), 3),
     }
+
+
+def text_kind(speech: Speech) -> str:
+    return "whole" if speech.text_rate is None else "pieces"
 
 
 def voice_kind(speech: Speech) -> str:
@@ -112,76 +109,99 @@ def voice_kind(speech: Speech) -> str:
     return "hash" if speech.sends_hash else "recording"
 
 
-def print_result(found: dict[str, Any]) -> None:
-    print(
-        f"\n{found['load']}, {found['voice']} voice, {found['text']} text: {found['sessions']} sessions, {found['failed']} failed, ", end=""
-    )
-    print(f"{found['refused']} refused, {found['sessions_with_gap']} with a gap, {found['audio_s_per_s']} audio seconds per second")
-    rows: list[Sequence[object]] = [("stage", "mean ms", "p50", "p99")]
-    for name, values in found["stages_ms"].items():
-        outer, _, inner = name.partition(".")
-        rows.append((f"  {inner}" if inner else outer, values["mean"], values.get("p50", ""), values.get("p99", "")))
-    for where in ("server", "client"):
-        values = found[f"first_audio_{where}_ms"]
-        rows.append((f"first audio, {where}", values.get("mean", ""), values.get("p50", ""), values.get("p99", "")))
-    table(rows)
-    client = found["client"]
-    print(
-        f"busiest client process: {client['busiest_core_share']:.0%} of a core; latest start {client['latest_start_ms']} ms behind its plan"
-    )
-
-
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     voices: list[dict[str, Any]] = []
     if options.speaker_id is not None:
         voices.append({"speaker_id": options.speaker_id})
-    if options.reference_audio is not None:
-        recording = {"reference_audio": options.reference_audio, "reference_text": options.reference_text}
+    recording = {"reference_audio": options.reference_audio, "reference_text": options.reference_text}
+    if options.reference_audio is not None and not (options.fresh and voices):
         voices += [recording, {**recording, "sends_hash": True}] if options.voice_hash else [recording]
     for voice, kind in itertools.product(voices, options.texts):
         speech = Speech(options.server, options.text, options.text_rate if kind == "pieces" else None, security=options.security, **voice)
-        for callers in options.closed:
-            spread = [options.spread_s * number / callers for number in range(callers)]
-            yield Case(f"closed {callers}", speech, tuple(Caller(begin_s, options.requests) for begin_s in spread), callers)
+        for count in options.closed:
+            until_s = options.seconds if options.fresh else 0.0
+            begins = [options.spread_s * number / count for number in range(count)]
+            callers = tuple(Caller(begin_s, 1 if options.fresh else options.requests, until_s) for begin_s in begins)
+            yield Case(f"closed {count}", speech, callers)
+            for starts_per_s in options.fresh:
+                yield Case(f"closed {count}, fresh {starts_per_s:g}/s", speech, callers, fresh_callers(options, recording, starts_per_s))
         for starts_per_s in options.open:
-            starts = poisson_starts(starts_per_s, options.seconds, random.Random(options.seed))
-            yield Case(f"open {starts_per_s:g}/s", speech, tuple(map(Caller, starts)), len(starts))
+            yield Case(f"open {starts_per_s:g}/s", speech, poisson_callers(options, starts_per_s))
 
 
-def measure(case: Case, url: str, processes: int | None) -> dict[str, Any]:
-    """One session before the first scrape: a voice heard for the first time, and a cold server, do not count."""
-    if (failure := failure_of_all(run_load(case.speech, [Caller()], 1))) is not None:
-        sys.exit(fail(failure, EXIT_SERVER))
-    before = scrape(url)
-    load = run_load(case.speech, case.callers, processes or default_processes(case.concurrent))
-    found = result(case, load, Between(before, scrape(url)))
+def poisson_callers(options: argparse.Namespace, starts_per_s: float) -> tuple[Caller, ...]:
+    starts = poisson_starts(starts_per_s, options.seconds, random.Random(options.seed))
+    return tuple(Caller(begin_s, number=number) for number, begin_s in enumerate(starts))
+
+
+def fresh_callers(options: argparse.Namespace, recording: dict[str, Any], starts_per_s: float) -> tuple[Speech, tuple[Caller, ...]]:
+    """Recordings of an earlier run would be known to the server: so another seed each time."""
+    seed = secrets.randbits(63)
+    speech = Speech(options.server, FRESH_TEXT, security=options.security, fresh_seed=seed, fresh_s=options.fresh_recording_s, **recording)
+    return speech, poisson_callers(options, starts_per_s)
+
+
+def measure(case: Case, url: str | None, processes: int | None) -> dict[str, Any]:
+    """Raises ``RuntimeError`` when a client process fails."""
+    loads = [(case.speech, case.callers), *([case.fresh] if case.fresh else [])]
+    before = scrape(url) if url else None
+    done = run_loads(loads, processes or default_processes(max(len(callers) for _, callers in loads)))
+    process, speech = done[0].process, case.speech
+    found = {"load": case.name, "voice": voice_kind(speech), "text": text_kind(speech), **heard(done[0].reports)}
+    found["audio_s_per_s"] = round(found["audio_s"] / process.wall_s, 1)
+    if case.fresh:
+        found["fresh"] = heard(done[1].reports)
+    if url and before is not None:
+        between = Between(before, scrape(url))
+        found |= {"first_audio_server_ms": server_first_audio(between, text_kind(speech)), "stages_ms": budget(between)}
+    late_ms = round(1000 * process.latest_start_s, 1)
+    found["client"] = {"busiest_core_share": round(process.busiest_client, 3), "latest_start_ms": late_ms}
     print_result(found)
-    if (warning := load.process.warning()) is not None:
+    if (warning := process.warning()) is not None:
         print(f"warning: {warning}")
     return found
 
 
-def parse_arguments() -> argparse.Namespace:
+def print_result(found: dict[str, Any]) -> None:
+    print(f"\n{found['load']}, {found['voice']} voice, {found['text']} text: {found['audio_s_per_s']} audio seconds per second")
+    columns = ("sessions", "failed", "refused", "sessions_with_gap", "longest_gap_ms")
+    callers = [("callers", found), *([("new voices", found["fresh"])] if "fresh" in found else [])]
+    rows: list[Sequence[object]] = [("", *columns, "first audio p50 ms", "p99")]
+    for name, one in callers:
+        first = one["first_audio_client_ms"]
+        rows.append((name, *(one[column] for column in columns), first.get("p50", ""), first.get("p99", "")))
+    table(rows)
+    if "stages_ms" in found:
+        rows = [("stage", "mean ms", "p50", "p99")]
+        for name, values in {**found["stages_ms"], "first audio, server": found["first_audio_server_ms"]}.items():
+            outer, _, inner = name.partition(".")
+            rows.append((f"  {inner}" if inner else outer, values["mean"], values.get("p50", ""), values.get("p99", "")))
+        table(rows)
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="localhost:8001", metavar="HOST:PORT")
-    parser.add_argument("--metrics", default="http://localhost:8003/metrics", metavar="URL", help="of serve.py's --health-port")
+    parser.add_argument("--metrics", metavar="URL", help="of serve.py's --health-port, for the time of each stage")
     parser.add_argument("--closed", type=int, nargs="*", default=[], metavar="N", help="callers at a time")
     parser.add_argument("--requests", type=int, default=3, help="closed: sessions of each caller (default %(default)s)")
     parser.add_argument("--spread-s", type=float, default=0.0, metavar="S", help="closed: first starts within S seconds")
     parser.add_argument("--open", type=float, nargs="*", default=[], metavar="R", help="starts per second")
-    parser.add_argument("--seconds", type=float, default=20.0, help="open: how long callers come (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="open: of the random times")
+    parser.add_argument("--fresh", type=float, nargs="*", default=[], metavar="R", help="new voices per second, beside --closed")
+    parser.add_argument("--fresh-recording-s", type=float, default=5.0, metavar="S", help="length of their recordings, about (default 5)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="open, fresh: how long callers come (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="open, fresh: of the random times")
     parser.add_argument("--text", required=True)
     parser.add_argument("--texts", nargs="+", choices=("whole", "pieces"), default=["whole"])
     parser.add_argument("--text-rate", type=float, default=10.0, metavar="N", help="pieces: words per second (default %(default)s)")
-    parser.add_argument("--speaker-id", help="a registered voice")
+    parser.add_argument("--speaker-id", help="a registered voice; with --fresh, of the callers in --closed")
     parser.add_argument("--reference-audio", metavar="FILE")
     parser.add_argument("--reference-text")
     parser.add_argument("--voice-hash", action="store_true", help="measure the hash of the recording as well")
     parser.add_argument("--processes", type=int, help="of the client (default: one for 32 callers, no more than cores)")
     parser.add_argument("--out", help="write the result there as well")
     add_security_arguments(parser)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     options.security = security_of(parser, options)
     if options.speaker_id is None and options.reference_audio is None:
         parser.error("no voice: give --speaker-id, or --reference-audio with --reference-text, or both")
@@ -189,15 +209,29 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--reference-audio and --reference-text belong together")
     if not options.closed and not options.open:
         parser.error("no load: give --closed, --open, or both")
+    if options.fresh and not (options.closed and options.reference_audio):
+        parser.error("--fresh needs --closed, --reference-audio and --reference-text")
     return options
 
 
-def main() -> int:
-    options = parse_arguments()
-    found = [measure(case, options.metrics, options.processes) for case in cases(options)]
-    config = {"text": options.text, "text_rate": options.text_rate, "requests": options.requests, "seconds": options.seconds}
-    report("first_audio", torch.device("cuda" if torch.cuda.is_available() else "cpu"), config, {"runs": found}, options.out)
-    return 1 if any(one["failed"] for one in found) else 0
+def main(words: Sequence[str] | None = None) -> int:
+    options, found, known = parse_arguments(words), [], set[Speech]()
+    try:
+        check_server(options.server, options.security, COSYVOICE2_BISTREAM.name, decoupled=True)
+        for case in cases(options):
+            if case.speech not in known:  # a voice heard for the first time, and a cold server, do not count
+                (load,) = run_loads([(case.speech, [Caller()])], 1)
+                if (failure := failure_of_all(load)) is not None:
+                    return fail(failure, EXIT_SERVER)
+                known.add(case.speech)
+            found.append(measure(case, options.metrics, options.processes))
+    except BistreamError as error:
+        return fail(f"{error.code}: {error}", EXIT_SERVER)
+    except ConnectionError as error:
+        return fail(str(error), EXIT_CONNECTION)
+    names = ("text", "text_rate", "requests", "seconds", "spread_s", "fresh_recording_s")
+    report("first_audio", {name: getattr(options, name) for name in names}, {"runs": found}, options.out)
+    return int(any(one["failed"] or one.get("fresh", {}).get("failed") for one in found))
 
 
 if __name__ == "__main__":

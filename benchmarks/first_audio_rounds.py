@@ -6,15 +6,17 @@ Loads are ``benchmarks/first_audio.py``'s, a registered voice, callers who keep 
 closed, each with its next text as soon as the last one has come, short and longer texts; fed, word by word. Overload is an open load of
 twice what an H200 makes, at a server with ``admission_load`` 0.9, once. The server starts with empty caches (cold), then with full ones
 (warm). Writes first-audio-GPU.json, or cosyvoice3-first-audio-GPU.json, to --out; all that the benchmark said is in --work. It needs no
-package index, and finds the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). ``--size tiny`` runs on a CPU. Language model and
-speech on two GPUs: ``--set device=cuda:1 --set llm_bistream.device=cuda:0``.
+package index, and finds the server as serve.py does (TRITON_SERVER, TRITON_BACKENDS). ``--size tiny`` runs on a CPU. Another tier:
+``--set kernels=graphs``. Language model and speech on two GPUs: ``--set device=cuda:1 --set llm_bistream.device=cuda:0``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -23,44 +25,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._common import ROOT, describe, hardware, table
-from benchmarks._server import SPEAKER, Server, ServerPlan, gpu_line, make_repository, model_dir_of, register_voice, run
-from benchmarks.gateway import free_port
-from benchmarks.measure import short_name
+from benchmarks import first_audio
+from benchmarks._common import ROOT, free_port, gpu_line, report, table
+from benchmarks._server import SPEAKER, Checkpoint, Server, make_repository, register_voice
 from bistream.family import COSYVOICE2, COSYVOICE3
 
 SHORT = "Hello to you all"  # 5.6 s of audio with random weights, which say one token of text in 20 of speech
 LONGER = "The quick brown fox jumps over a lazy dog or"  # 25.6 s
 FED = f"{LONGER} or and"
 FED_WAIT_MS = 200.0  # in which the words of the first block of text come
+COUNTS = ("sessions", "sessions_with_gap", "refused", "failed")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One call of ``first_audio.py``. callers: of its closed loops, for --size full and tiny."""
+    """One call of ``first_audio.py``. callers: of its closed loops; two of them where the size is tiny."""
 
     name: str
     text: str
     callers: tuple[int, ...]
-    tiny: tuple[int, ...]
     options: tuple[str, ...]
 
 
 SERIES = {
     COSYVOICE2.name: (
-        Series("alone", SHORT, (1,), (1,), ("--requests", "20")),
-        Series("closed", SHORT, (16, 64, 128, 256), (2,), ("--requests", "5", "--spread-s", "1.2")),
-        Series("longer", LONGER, (16, 64, 128), (2,), ("--requests", "2", "--spread-s", "2")),
-        Series("fed", FED, (256,), (2,), ("--requests", "1", "--spread-s", "10", "--texts", "pieces", "--text-rate", "10")),
+        Series("alone", SHORT, (1,), ("--requests", "20")),
+        Series("closed", SHORT, (16, 64, 128, 256), ("--requests", "5", "--spread-s", "1.2")),
+        Series("longer", LONGER, (16, 64, 128), ("--requests", "2", "--spread-s", "2")),
+        Series("fed", FED, (256,), ("--requests", "1", "--spread-s", "10", "--texts", "pieces", "--text-rate", "10")),
     ),
     COSYVOICE3.name: (
-        Series("alone", SHORT, (1,), (1,), ("--requests", "20")),
-        Series("closed", SHORT, (16, 64), (2,), ("--requests", "4", "--spread-s", "1.2")),
-        Series("fed", SHORT, (256,), (2,), ("--requests", "1", "--spread-s", "6", "--texts", "pieces", "--text-rate", "10")),
+        Series("alone", SHORT, (1,), ("--requests", "20")),
+        Series("closed", SHORT, (16, 64), ("--requests", "4", "--spread-s", "1.2")),
+        Series("fed", SHORT, (256,), ("--requests", "1", "--spread-s", "6", "--texts", "pieces", "--text-rate", "10")),
     ),
 }
 
@@ -76,37 +75,28 @@ class Bench:
         caches = {name: str(self.work / "caches" / name.lower()) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.environment = {**os.environ, "PYTHONPATH": path, **caches}
-        self.plan = ServerPlan("auto", options.size, options.model_dir, (), options.max_sessions, options.family)
-        self.settings = dict(setting.split("=", 1) for setting in options.set)
+        self.checkpoint = Checkpoint(options.family, options.size, options.model_dir, self.work)
+        self.settings = {"max_sessions": str(options.max_sessions), **dict(setting.split("=", 1) for setting in options.set)}
         self.port = free_port()
 
     def server(self, name: str, **settings: str) -> Server:
         """Not started yet."""
         voices = self.work / "voices"
-        repository = make_repository(self.plan, self.work, self.environment, {"voices_dir": str(voices), **self.settings, **settings})
+        repository = make_repository(self.checkpoint, self.environment, {"voices_dir": str(voices), **self.settings, **settings})
         if not voices.exists():
-            register_voice(model_dir_of(self.plan, self.work), voices, self.environment)
+            register_voice(self.checkpoint.path, voices, self.environment)
         more = ("--health-port", str(self.port), "--probe-interval-s", "0", "--state-dir", str(self.work / "state"))
         return Server(repository, self.work, self.environment, name, more)
 
     def measure(self, server: Server, name: str, text: str, *loads: str) -> list[dict[str, Any]]:
-        """The runs of one call of ``first_audio.py``, whose tables go to a log."""
+        """The runs of ``first_audio.py``, whose tables go to a log. Raises ``RuntimeError``."""
         out = self.work / f"{name}.json"
         out.unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "benchmarks/first_audio.py",
-            "--server",
-            server.grpc,
-            "--metrics",
-            f"http://localhost:{self.port}/metrics",
-        ]
-        command += ["--speaker-id", SPEAKER, "--text", text, "--out", str(out), *loads]
-        try:
-            run(command, self.work / f"{name}.log", self.environment)
-        except RuntimeError:
-            if not out.exists():  # with it, sessions failed, which is a result
-                raise
+        words = ["--server", server.grpc, "--metrics", f"http://localhost:{self.port}/metrics", "--speaker-id", SPEAKER, "--text", text]
+        with (self.work / f"{name}.log").open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+            code = first_audio.main([*words, "--out", str(out), *loads])
+        if not out.exists():  # with it, sessions failed, which is a result
+            raise RuntimeError(f"{name}: first_audio.py ended with {code} and no result; the line above says why")
         runs: list[dict[str, Any]] = json.loads(out.read_text())["metrics"]["runs"]
         for one in runs:
             client = one["first_audio_client_ms"]
@@ -116,10 +106,9 @@ class Bench:
 
 def rounds(bench: Bench, server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """(series and callers, a run), every round."""
-    is_tiny = bench.options.size == "tiny"
     for number in range(bench.options.rounds):
         for series in SERIES[bench.options.family]:
-            callers = series.tiny if is_tiny else series.callers
+            callers = (min(2, series.callers[0]),) if bench.options.size == "tiny" else series.callers
             loads = ("--closed", *map(str, callers), *series.options)
             for count, found in zip(callers, bench.measure(server, f"{series.name}-{number + 1}", series.text, *loads), strict=True):
                 yield f"{series.name} {count}", found
@@ -131,7 +120,7 @@ def median_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         **{key: round(statistics.median(one["first_audio_client_ms"][key] for one in runs), 1) for key in keys},
         "audio_s_per_s": round(statistics.median(one["audio_s_per_s"] for one in runs), 1),
-        **{key: [one[key] for one in runs] for key in ("sessions", "sessions_with_gap", "refused", "failed")},
+        **{key: [one[key] for one in runs] for key in COUNTS},
     }
 
 
@@ -151,12 +140,11 @@ def measure(bench: Bench) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {}
     with bench.server("server-cold") as server:
         starts = {"cold": server.startup_s}
-        print(f"cold start {server.startup_s} s", flush=True)
         for name, one in rounds(bench, server):
             found.setdefault(name, []).append(one)
     with bench.server("server-warm") as server:
         starts["warm"] = server.startup_s
-        print(f"warm start {server.startup_s} s", flush=True)
+    print(f"starts: {starts} s", flush=True)
     metrics: dict[str, Any] = {"startup_s": starts}
     for name, runs in found.items():
         metrics[name] = median_of(runs)
@@ -168,38 +156,36 @@ def measure(bench: Bench) -> dict[str, Any]:
     return metrics
 
 
+def short_name(device: str) -> str:
+    """A GPU's name for file names: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" rtx4090."""
+    words = [word for word in re.split(r"[\s-]+", device) if word not in ("NVIDIA", "GeForce", "Tesla", "Quadro")]
+    for count, word in enumerate(words, start=1):
+        if any(character.isdigit() for character in word):
+            return "".join(words[:count]).lower()
+    return "".join(words).lower() or "gpu"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=sorted(SERIES), default=COSYVOICE2.name)
     parser.add_argument("--size", choices=["full", "tiny"], default="full")
     parser.add_argument("--rounds", type=int, default=3, help="of all loads (default %(default)s)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server, as for make_model_repo.py"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, as for make_model_repo.py")
     parser.add_argument("--no-overload", action="store_true", help="leave the overloaded server out")
     parser.add_argument("--max-sessions", type=int, default=400, help="of the server (default %(default)s)")
     parser.add_argument("--model-dir", type=Path, help="checkpoint; default: random weights, made under --work")
-    parser.add_argument(
-        "--work", type=Path, default=ROOT / "build" / "first_audio", help="logs, checkpoint, caches (default build/first_audio)"
-    )
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "first_audio", help="logs, checkpoint (default build/first_audio)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="default benchmarks/results")
     options = parser.parse_args()
     metrics = measure(Bench(options))
-    rows = [("load", "first audio p50", "p99", "audio s per s", "with a gap", "refused")]
     loads = {name: one for name, one in metrics.items() if "sessions_with_gap" in one}
-    rows += [
-        (name, one.get("p50", ""), one.get("p99", ""), one["audio_s_per_s"], one["sessions_with_gap"], one["refused"])
-        for name, one in loads.items()
-    ]
-    table(rows)
-    gpu = gpu_line("name")
-    device = torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu")
+    columns = ("p50", "p99", "audio_s_per_s", "sessions_with_gap", "refused")
+    table([("load", *columns), *((name, *(one.get(column, "") for column in columns)) for name, one in loads.items())])
     config = {"family": options.family, "size": options.size, "rounds": options.rounds}
     config |= {"max_sessions": options.max_sessions, "settings": options.set}
     name = "first-audio" if options.family == COSYVOICE2.name else f"{options.family}-first-audio"
-    path = options.out / f"{name}-{short_name(gpu or 'cpu')}.json"
-    path.write_text(json.dumps(describe("first_audio_rounds", config, metrics, hardware(device)), indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {path}")
+    path = options.out / f"{name}-{short_name(gpu_line('name') or 'cpu')}.json"
+    report("first_audio_rounds", config, metrics, path)
     return int(any(sum(one["failed"]) for one in loads.values()))
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._common import ROOT, describe, table
+from benchmarks._common import ROOT, report, table
 from benchmarks._fleet import Conversation, Fleet, Network, Setting
 from benchmarks._fleet_policies import POLICIES, AdmissionRule
 
@@ -50,8 +50,7 @@ class Scenario:
     incident: Callable[[Fleet], None] = lambda fleet: None
 
 
-def steady() -> Scenario:
-    return Scenario(27.0, {"steady": (WARM_S, 27.0)})
+SLOW = Scenario(27.0, {"steady": (WARM_S, 27.0)})
 
 
 def around(incident_s: float) -> dict[str, tuple[float, float]]:
@@ -110,9 +109,6 @@ def run(setting: Setting, scenario: Scenario) -> dict[str, Any]:
         "wanted": counts.wanted,
         "refused_share": round(counts.refused / attempts, 5),
         "lost": counts.lost,
-        "turned_away": counts.turned_away,
-        "unreachable": counts.unreachable,
-        "no_server": counts.no_server,
         "gap_share": round(counts.with_gap / max(1, counts.completed), 5),
         "most_open_sessions": counts.most_open,
         "first_audio_ms": {
@@ -124,20 +120,12 @@ def run(setting: Setting, scenario: Scenario) -> dict[str, Any]:
 def show(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     print(f"\n{name}: first audio p50, p99, worst (ms)")
     phases = list(rows[0]["first_audio_ms"])
-    head = ["policy", "admission", "refused", "lost", "gaps", "most open", *phases]
-    lines = [
-        [
-            row["policy"],
-            row["admission"],
-            f"{100 * row['refused_share']:.2f} %",
-            row["lost"],
-            f"{100 * row['gap_share']:.2f} %",
-            row["most_open_sessions"],
-            *(" ".join(f"{value:.0f}" for value in row["first_audio_ms"][phase].values()) for phase in phases),
-        ]
-        for row in rows
-    ]
-    table([head, *lines])
+    lines: list[list[object]] = [["policy", "admission", "refused", "lost", "gaps", "most open", *phases]]
+    for row in rows:
+        refused, gaps = (f"{100 * row[share]:.2f} %" for share in ("refused_share", "gap_share"))
+        times = (" ".join(f"{value:.0f}" for value in row["first_audio_ms"][phase].values()) for phase in phases)
+        lines.append([row["policy"], row["admission"], refused, row["lost"], gaps, row["most_open_sessions"], *times])
+    table(lines)
 
 
 def closed_loop(callers: int, reply_s: float, replies: int) -> list[float]:
@@ -195,29 +183,19 @@ def check() -> dict[str, Any]:
 
 def simulate(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     base = Setting(options.callers, options.replicas, conversation=Conversation(pause_s=options.pause_s), seed=options.seed)
-    scenarios = {
-        "steady": steady(),
-        "slow": steady(),
-        "rack": rack(options.replicas, options.cold_start_s),
-        "zones": zones(options.replicas),
-        "upgrade": upgrade(options.replicas, options.cold_start_s),
+    policies = [replace(base, policy=policy) for policy in options.policies]
+    limits = [OPEN_DOOR, AdmissionRule(), AdmissionRule(capacity=SEEN_CAPACITY), *(AdmissionRule(count, 0.0) for count in (512, 256, 128))]
+    plans = {
+        "slow": (SLOW, [replace(setting, slow_replicas=options.replicas // 4) for setting in policies]),
+        "rack": (rack(options.replicas, options.cold_start_s), policies),
+        "zones": (zones(options.replicas), [replace(policies[0], admission=rule) for rule in limits]),
+        "upgrade": (upgrade(options.replicas, options.cold_start_s), policies[:1]),
     }
     results: dict[str, list[dict[str, Any]]] = {}
     for name in options.scenarios:
-        settings = [replace(base, policy=policy) for policy in options.policies]
-        if name == "slow":
-            settings = [replace(setting, slow_replicas=options.replicas // 4) for setting in settings]
-        if name == "zones":
-            limits = [
-                OPEN_DOOR,
-                AdmissionRule(),
-                AdmissionRule(capacity=SEEN_CAPACITY),
-                *(AdmissionRule(count, 0.0) for count in (512, 256, 128)),
-            ]
-            settings = [replace(settings[0], admission=rule) for rule in limits]
-        rows = [run(setting, scenarios[name]) for setting in (settings[:1] if name == "upgrade" else settings)]
-        show(name, rows)
-        results[name] = rows
+        scenario, settings = plans[name]
+        results[name] = [run(setting, scenario) for setting in settings]
+        show(name, results[name])
     return results
 
 
@@ -228,7 +206,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=40, help="servers, at least 4")
     parser.add_argument("--pause-s", type=float, default=1.0, help="between a reply and the next one, on average; default %(default)s")
     parser.add_argument("--cold-start-s", type=float, default=22.0, help="until a server that died is ready; default %(default)s")
-    names = ["steady", "slow", "rack", "zones", "upgrade"]
+    names = ["slow", "rack", "zones", "upgrade"]
     parser.add_argument("--scenarios", nargs="+", choices=names, default=names)
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--seed", type=int, default=1)
@@ -244,10 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.disable()  # a simulation makes no cycles
     metrics = check() if options.check else simulate(options)
     config = {"network": asdict(Network()), "conversation": asdict(Conversation(pause_s=options.pause_s)), "seed": options.seed}
-    result = describe("fleet", config, metrics, HARDWARE)
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
+    report("fleet", config, metrics, options.out, HARDWARE)
     return 0
 
 

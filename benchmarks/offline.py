@@ -6,9 +6,9 @@ For each batch size: the rows of the data set in batches, each through the voice
 when the one before it has ended, so that its time is its own. token2wav takes the batch in parts of --token2wav-batch-size, with the
 attention of streaming; --attention full computes each utterance as ``cosyvoice2`` does offline, one after another.
 
-The folder --out gets ``records.jsonl`` (a line for each batch), ``result.json``, and for each batch size ``batch-N/`` with WAV files and
-upstream's ``log.txt``, where asked for. The same command continues a measurement that was interrupted. Needs the server's requirements and
-requirements/benchmarks.txt. Exit code: 0, 1 when a row failed, 2 wrong usage or checkpoint, 130 interrupted.
+The folder --out gets ``result.json``, and for each batch size ``batch-N/`` with WAV files and upstream's ``log.txt``, where asked for.
+Needs the server's requirements and requirements/benchmarks.txt.
+Exit code: 0, 1 when a row failed, 2 wrong usage or checkpoint, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
-from benchmarks._common import describe, hardware, table
-from benchmarks._records import Record, Records
+from benchmarks._common import describe, table
 from bistream.client.audio import WavWriter
 from bistream.client.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.commands.waiting import Waiting
-from bistream.device import resolve_device
 from bistream.errors import BistreamError
 from bistream.rates import SAMPLE_RATE
 from bistream.token2wav.renderer import Outcome
@@ -40,6 +38,7 @@ from scripts._dataset import Row, read_rows
 from scripts._inference import add_model_options, recording, runtime_config, sampling
 from scripts._stages import Speech, Stages
 
+Record = dict[str, Any]  # of a batch: seconds by stage, and "rows"
 TIMES = ("read_s", "voice_s", "language_model_s", "token2wav_s", "save_s")
 # Names in upstream's log.txt of what is measured here too. Our voice_s has the speaker embedding and the mel as well.
 UPSTREAM_NAMES = {
@@ -120,35 +119,30 @@ def _entry(name: str, outcome: Outcome, tokens: int) -> dict[str, Any]:
     return {"id": name, "error": None, "tokens": tokens, "audio_s": len(outcome) / SAMPLE_RATE}
 
 
-def measure(stages: Stages, rows: Sequence[Row], size: int, options: argparse.Namespace, records: Records) -> None:
-    """The rows that have no record of this batch size yet."""
-    done = {entry["id"] for record in records.all if record["batch_size"] == size for entry in record["rows"]}
-    waiting = [row for row in rows if row.id not in done]
-    if not waiting:
-        print(f"batches of {size}: {options.out} has all rows already; choose another --out, or delete it, to measure again")
-        return
-    token2wav_batch = options.token2wav_batch_size or size
-    folder = options.out / f"batch-{size}"
+def measure(stages: Stages, rows: Sequence[Row], size: int, options: argparse.Namespace) -> list[Record]:
+    """All rows in batches of this size."""
+    token2wav_batch, folder = options.token2wav_batch_size or size, options.out / f"batch-{size}"
     if options.wavs or options.upstream_files:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     for _ in range(options.warm_up):
-        speak(stages, waiting[:size], options, token2wav_batch, None)
+        speak(stages, rows[:size], options, token2wav_batch, None)
+    records = []
     quiet = True if options.quiet else None  # None: on a terminal only
-    with tqdm(total=len(rows), initial=len(done), desc=f"batches of {size}", unit="row", disable=quiet) as progress:
-        for batch in batches(waiting, size):
-            records.add({"batch_size": size, **speak(stages, batch, options, token2wav_batch, folder if options.wavs else None)})
+    with tqdm(total=len(rows), desc=f"batches of {size}", unit="row", disable=quiet) as progress:
+        for batch in batches(rows, size):
+            records.append(speak(stages, batch, options, token2wav_batch, folder if options.wavs else None))
             progress.update(len(batch))
     if options.upstream_files:
-        found = summarise(records.all, size)
+        found = summarise(records, size)
         log = {"args": _plain(options), **{name: found[key] for key, name in UPSTREAM_NAMES.items()}}
         (folder / "log.txt").write_text(json.dumps(log, indent=4), encoding="utf-8")
+    return records
 
 
 def summarise(records: Sequence[Record], size: int) -> dict[str, Any]:
     """Sums over the batches of one size."""
-    own = [record for record in records if record["batch_size"] == size]
-    entries = [entry for record in own for entry in record["rows"]]
-    times = {name: sum(record[name] for record in own) for name in TIMES}
+    entries = [entry for record in records for entry in record["rows"]]
+    times = {name: sum(record[name] for record in records) for name in TIMES}
     audio_s, wall_s = sum(entry["audio_s"] for entry in entries), sum(times.values())
     tokens = sum(entry["tokens"] for entry in entries)
     return {
@@ -189,25 +183,27 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def benchmark(options: argparse.Namespace) -> int:
     """Raises ``BistreamError`` and ``OSError`` with a sentence."""
+    runs: list[dict[str, Any]] = []
+    errors: set[str] = set()
     with TemporaryDirectory() as recordings:
         rows = read_rows(options.dataset, options.split, Path(recordings), options.max_rows)
         left_out = {"batch_size", "out", "wavs", "upstream_files", "quiet", "warm_up"}
         config = {**{name: value for name, value in _plain(options).items() if name not in left_out}, "rows": len(rows)}
-        with Records(options.out, config) as records:
-            with Waiting("the models are loaded"):
-                stages = Stages(runtime_config(options, max_sessions=max(options.batch_size)))
-            with closing(stages):
-                for size in options.batch_size:
-                    measure(stages, rows, size, options, records)
-            runs = [summarise(records.all, size) for size in sorted({record["batch_size"] for record in records.all})]
-    result = describe("offline", config, {"runs": runs}, hardware(resolve_device(options.device)))
-    (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.out.mkdir(parents=True, exist_ok=True)
+        with Waiting("the models are loaded"):
+            stages = Stages(runtime_config(options, max_sessions=max(options.batch_size)))
+        with closing(stages):
+            for size in options.batch_size:
+                records = measure(stages, rows, size, options)
+                runs.append(summarise(records, size))
+                errors |= {entry["error"] for record in records for entry in record["rows"] if entry["error"] is not None}
+                result = describe("offline", config, {"runs": runs})  # after each run: a later one may be interrupted
+                (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     names = ("batch_size", "rows", "failed", "voice_s", "language_model_s", "token2wav_s", "wall_s", "audio_s", "real_time_factor")
     table([names, *([run[name] for name in names] for run in runs)])
-    sentences = sorted({entry["error"] for record in records.all for entry in record["rows"] if entry["error"] is not None})
-    for sentence in sentences:
+    for sentence in sorted(errors):
         print(f"error: {sentence}", file=sys.stderr)
-    return EXIT_SERVER if sentences else EXIT_OK
+    return EXIT_SERVER if errors else EXIT_OK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BistreamError, OSError) as error:
         return fail(str(error), EXIT_USAGE)
     except KeyboardInterrupt:
-        return fail(f"interrupted; the same command continues with what is in {options.out}", EXIT_INTERRUPTED)
+        return fail(f"interrupted; {options.out} has the runs that were complete", EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Is the voice understood? Held-out sentences through the real server, judged by others' networks beside teachers and noise.
 
-    python -m training.sample --set b --voice nora           the teacher, a Griffin-Lim copy, noise; our networks one by one
+    python -m training.sample --set b --voice nora           the teacher and noise
     python benchmarks/voice_quality.py speak --server localhost:8001 --set b --voice nora --pieces words
     python benchmarks/voice_quality.py judge --out benchmarks/results/voice-quality.json build/voice/judged/*
 
@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import soundfile
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -184,7 +183,7 @@ def judge(options: argparse.Namespace) -> int:
         print(f"| {name} | {row['word_errors_percent']} ±{row['plus_minus']} | {quality} | {row.get('length_ratio', '-')} | {near} |")
     heard = {each["system"]: [row["heard"] for row in each["sentences"]] for each in all_judged} if options.transcripts else {}
     config = {"folders": [folder.name for folder in options.folders], "quality_sentences": options.quality_sentences}
-    report("voice_quality", torch.device("cpu"), config, {"table": table, "heard": heard}, options.out)
+    report("voice_quality", config, {"table": table, "heard": heard}, options.out)
     return 0
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 # Read when grpc is imported: its own threads for events hand every message to one more thread, which takes a quarter more of a core
-# (benchmarks/gateway.py). A version that does not know the names says so in its log, and goes on.
+# (benchmarks/fronts.py). A version that does not know the names says so in its log, and goes on.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # not a line for each handshake that fails
 

@@ -38,14 +38,14 @@ class ShardTask:
         return f"{VOICES[self.voice].name}-{self.number:04d}.npz"
 
 
-def plan_shards(lengths: Sequence[int], scale: float = 1.0, names: Collection[str] = (), first: int = 0) -> list[ShardTask]:
+def plan_shards(lengths: Sequence[int], scale: float = 1.0, names: Collection[str] = ()) -> list[ShardTask]:
     """lengths: characters of each text. The voices take texts from one endless ring, so that together they speak all of them.
 
     scale: of every voice's hours. names: of the voices that speak; none: all. Shards of all voices are mixed, so that a part of the corpus
-    has all voices. first: text, where the ring begins.
+    has all voices.
     """
     tasks: list[ShardTask] = []
-    place = first
+    place = 0
     for number, voice in enumerate(VOICES):
         if names and voice.name not in names:
             continue

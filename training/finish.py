@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bistream.family import COSYVOICE2
+from bistream.model_card import MODEL_CARD_FILE
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.resample import resample
 from bistream.types import FloatArray
@@ -17,8 +19,9 @@ from bistream.voice.build import build_voice_prompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 from training import packages, teachers
-from training.adopt import write_record
 from training.export import export
+from training.language_model_data import LONGEST_UTTERANCE_S
+from training.sizes import Sizes, size_name
 from training.stages import Work
 from training.voices import DEFAULT_VOICE, HELD_OUT_VOICE, VOICES, Voice, voice_named
 
@@ -27,9 +30,24 @@ PROMPT_TEXT = "The street was quiet and empty."  # two seconds: a longer prompt 
 # more text tokens it has for its length, the earlier they are heard. This one has 14, and 45 of speech (the text above: 10, and 47).
 REFERENCE_TEXT = "The green ivy is also huge."
 DEFAULT_SPEAKER = "001"  # the key that upstream's Triton runtime looks up
+TITLE = "a demonstration, trained in training/ on synthetic speech; no product voice"
+UNKNOWN_MARKS = '"()[]{}'  # training/wordnet.py and texts.py have none
 _AUDIBLE = 0.003  # root mean square of 5 ms, 27 dB below that of an utterance
 _WINDOW = REFERENCE_SAMPLE_RATE // 200
 _SAMPLES_PER_TOKEN = REFERENCE_SAMPLE_RATE // SPEECH_TOKENS_PER_SECOND
+
+
+def write_record(directory: Path, sizes: Sizes, steps: dict[str, int], voices: tuple[str, ...]) -> None:
+    """The model card: the corpus is English and has no instructions. voices: names of those that were trained on."""
+    card = {
+        "unknown_marks": UNKNOWN_MARKS,
+        "title": TITLE,
+        "languages": ["en"],
+        "can_be_instructed": False,
+        "longest_utterance_s": LONGEST_UTTERANCE_S,
+    }
+    text = json.dumps({"size": size_name(sizes), "steps": steps, "voices": list(voices), **card}, indent=1)
+    (directory / MODEL_CARD_FILE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def teachers_root(work: Work) -> Path:

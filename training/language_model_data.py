@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -51,24 +51,6 @@ class Utterances:
         spoken = [phones[start : start + count] for start, count in zip(corpus.starts, corpus.tokens, strict=True)]
         letters = np.concatenate(spoken_bytes([texts[text] for text in corpus.texts], spoken, quiet=False))
         return cls(codes, phones, letters, corpus.starts, corpus.tokens, corpus.voices, corpus.texts)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Utterances]) -> Utterances:
-        """What several machines made; an utterance that more than one of them has counts once."""
-        offsets = np.cumsum([0, *(len(part.codes) for part in parts[:-1])])
-        found = cls(
-            codes=np.concatenate([part.codes for part in parts]),
-            phones=np.concatenate([part.phones for part in parts]),
-            letters=np.concatenate([part.letters for part in parts]),
-            starts=np.concatenate([part.starts + offset for part, offset in zip(parts, offsets, strict=True)]),
-            tokens=np.concatenate([part.tokens for part in parts]),
-            voices=np.concatenate([part.voices for part in parts]),
-            texts=np.concatenate([part.texts for part in parts]),
-        )
-        _, once = np.unique(np.stack([found.voices, found.texts]), axis=1, return_index=True)
-        once.sort()
-        chosen = {name: getattr(found, name)[once] for name in ("starts", "tokens", "voices", "texts")}
-        return replace(found, **chosen)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,13 +55,6 @@ class LanguageModelNetwork(nn.Module):
         state[EMBEDDING] = state[EMBEDDING] + self.spelling()
         return {**state, TIED: state[EMBEDDING]}
 
-    def adopt(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from an exported ``state``, whose embedding has the spelling in it."""
-        with torch.no_grad():
-            self.spelling.project.weight.zero_()
-            for key, parameter in self.tensors.items():
-                parameter.copy_(state[key.replace("/", ".")])
-
     def model(self) -> Qwen2Model:
         """The served model over these parameters; gradients flow through."""
         device = next(self.parameters()).device

@@ -45,12 +45,11 @@ class Curve:
     total: int
     floor: float = 0.02
 
-    def share(self, step: int, resumed_at: int = 0, progress: float | None = None) -> float:
-        """progress: place on the cosine, 0 to 1, where it is not that of the step."""
+    def share(self, step: int, resumed_at: int = 0) -> float:
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if resumed_at:
             rise = min(rise, (step - resumed_at + 1) / _REWARM_STEPS)
-        progress = min(1.0, step / max(1, self.total) if progress is None else progress)
+        progress = min(1.0, step / max(1, self.total))
         return rise * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
@@ -69,11 +68,8 @@ class Folders:
         return folders
 
 
-def train(task: Task, folders: Folders, deadline: float, quiet: bool = False, finish: bool = False) -> bool:
-    """Train until ``deadline`` (of ``time.monotonic``) or the last step. Returns whether it was the last step.
-
-    finish: there will be no later piece, so the rate falls to its floor by the deadline, however many steps that is.
-    """
+def train(task: Task, folders: Folders, deadline: float, quiet: bool = False) -> bool:
+    """Train until ``deadline`` (of ``time.monotonic``) or the last step. Returns whether it was the last step."""
     step, resumed_at = _load(task, folders)
     curve = Curve(task.warmup_steps, task.total_steps)
     peaks = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in task.optimizers.items()}
@@ -85,7 +81,7 @@ def train(task: Task, folders: Folders, deadline: float, quiet: bool = False, fi
     with bar, (folders.local / f"{task.name}.csv").open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         while step < task.total_steps and time.monotonic() < deadline:
-            share = curve.share(step, resumed_at, _finishing(step, task.total_steps, first, began, deadline) if finish else None)
+            share = curve.share(step, resumed_at)
             for name, optimizer in task.optimizers.items():
                 for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
                     group["lr"] = peak * share
@@ -110,13 +106,6 @@ def train(task: Task, folders: Folders, deadline: float, quiet: bool = False, fi
     taken = time.monotonic() - began
     print(f"{task.name}: step {step} of {task.total_steps}, {1000 * taken / max(1, step - first):.0f} ms a step", flush=True)
     return step >= task.total_steps
-
-
-def _finishing(step: int, total: int, first: int, began: float, deadline: float) -> float:
-    """Place on the cosine that reaches its end at the deadline, or at the last step if that comes first."""
-    start = first / max(1, total)
-    elapsed = (time.monotonic() - began) / max(1e-6, deadline - began)
-    return max(step / max(1, total), start + (1 - start) * elapsed)
 
 
 def _check_finite(name: str, losses: Mapping[str, float] | Mapping[str, Tensor]) -> None:

@@ -5,9 +5,7 @@ corpus           speech of all voices (all cores)
 tokenizer        speech tokenizer; then codes: the speech tokens of the corpus
 speaker          speaker encoder
 language_model, flow, vocoder    the three large ones; flow needs speaker and codes
-adopt            training goes on from an exported voice (--adopted): its networks -> build/voice/travel
 export           a CosyVoice2 model directory -> build/voice/model
-curves           PNG of the losses (needs matplotlib)
 
 Exit status: 0 complete, 3 to be continued, 1 an error.
 Example:  python training/make.py --stage corpus --seconds 500
@@ -25,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from training import stages
-from training.curves import draw_curves
 from training.sizes import SIZES, with_steps
 from training.voices import VOICES
 
@@ -34,16 +31,6 @@ def _export(work: stages.Work) -> bool:
     from training.finish import export_voice  # noqa: PLC0415  (onnx and soundfile, which a training host may lack)
 
     return export_voice(work)
-
-
-def _adopt(work: stages.Work) -> bool:
-    from training.adopt import adopt  # noqa: PLC0415  (onnx)
-
-    steps = adopt(work.adopted, work.sizes, work.folders, work.carried)
-    print(f"{work.adopted}: steps {steps}")
-    if "language_model" not in steps:
-        print(f"its language model reads another text tokenizer than that in {work.carried}: train a new one")
-    return True
 
 
 STAGES = {
@@ -55,9 +42,7 @@ STAGES = {
     "language_model": stages.language_model,
     "flow": stages.flow,
     "vocoder": stages.vocoder,
-    "adopt": _adopt,
     "export": _export,
-    "curves": draw_curves,
 }
 TO_BE_CONTINUED = 3
 _EQUAL_CROPS = ("tokenizer", "speaker", "vocoder")  # stages whose convolutions have one shape, worth a search for the fastest
@@ -80,17 +65,11 @@ def _arguments() -> argparse.Namespace:
         "--steps", type=_named_steps, nargs="*", default=[], metavar="STAGE=N", help="of a network in all, in place of the plan's"
     )
     parser.add_argument("--seconds", type=float, default=540.0, help="end about then, resumable (default: %(default)s)")
-    parser.add_argument("--until", type=float, help="the same as a time of the clock time.monotonic; counts more than --seconds")
-    parser.add_argument(
-        "--finish", action="store_true", help="no later piece: the rate falls to its floor by its end; a corpus need not be complete"
-    )
     parser.add_argument("--hours", type=float, default=1.0, help="scale of the corpus's 54 hours (default: %(default)s)")
-    parser.add_argument("--first-text", type=int, default=0, help="of the corpus, so that two machines make different speech (default: 0)")
     parser.add_argument("--voices", nargs="*", default=[], choices=[voice.name for voice in VOICES], help="of the corpus (default: all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--processes", type=int, default=0, help="of the stage corpus; 0: all cores")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--adopted", type=Path, default=Path("assets/voice"), help="of the stage adopt (default: %(default)s)")
     return parser.parse_args()
 
 
@@ -108,14 +87,11 @@ def main() -> int:
         root=arguments.folder.resolve(),
         sizes=sizes,
         device=torch.device(arguments.device),
-        deadline=time.monotonic() + arguments.seconds if arguments.until is None else arguments.until,
+        deadline=time.monotonic() + arguments.seconds,
         hours=arguments.hours,
         seed=arguments.seed,
         processes=arguments.processes,
         voices=tuple(arguments.voices),
-        finish=arguments.finish,
-        adopted=arguments.adopted,
-        first_text=arguments.first_text,
     )
     try:
         complete = STAGES[arguments.stage](work)

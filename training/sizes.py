@@ -1,6 +1,4 @@
-"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is for a GPU; ``TRIAL`` is the same for a minute, to see that
-every stage runs on a host and how long its steps take; ``SMALL`` learns what a few hours of two CPU cores can teach; ``REHEARSAL`` learns
-a few sentences by heart (``rehearse.py``); ``SMOKE`` trains in seconds on a CPU, for tests."""
+"""Sizes of the trained networks, and the plan of their training. ``VOICE`` is for a GPU; ``SMOKE`` trains in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -79,18 +77,6 @@ VOICE = Sizes(
     bpe_entries=BPE_ENTRIES,
     plan=Plan(),
 )
-TRIAL = replace(
-    VOICE,
-    plan=replace(
-        VOICE.plan,
-        tokenizer_steps=100,
-        language_model_steps=100,
-        flow_steps=100,
-        speaker_steps=50,
-        vocoder_steps=100,
-        vocoder_gan_steps=100,
-    ),
-)
 SMOKE = Sizes(
     checkpoint=CheckpointConfig(
         language_model=replace(
@@ -131,84 +117,6 @@ SMOKE = Sizes(
         loader_processes=0,
     ),
 )
-SMALL = replace(
-    VOICE,
-    checkpoint=CheckpointConfig(
-        language_model=replace(
-            VOICE.checkpoint.language_model,
-            hidden_size=192,
-            intermediate_size=576,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-        ),
-        flow=replace(
-            VOICE.checkpoint.flow,
-            encoder=FlowEncoderConfig(input_size=128, output_size=128, attention_heads=4, linear_units=384, num_blocks=3, num_up_blocks=2),
-            estimator=EstimatorConfig(channels=(96,), attention_head_dim=32, n_blocks=1, num_mid_blocks=2, num_heads=2),
-            input_size=128,
-        ),
-        vocoder=replace(
-            VOICE.checkpoint.vocoder,
-            resblock_kernel_sizes=(3, 7),
-            resblock_dilation_sizes=((1, 3), (1, 3)),
-            source_resblock_dilation_sizes=((1,), (1,), (1,)),
-        ),
-    ),
-    tokenizer=S3Config(width=128, layers=2, digits=CODE_DIGITS),
-    plan=Plan(
-        tokenizer_steps=950,
-        tokenizer_rows=10,
-        language_model_steps=30_000,
-        language_model_positions=2048,
-        language_model_rate=2e-3,
-        language_model_dropout=0.0,
-        flow_steps=20_000,
-        flow_seconds=16,
-        speaker_steps=400,
-        speaker_rows=24,
-        vocoder_steps=8000,
-        vocoder_gan_steps=0,
-        vocoder_rows=8,
-        vocoder_frames=24,
-        vocoder_rate=1.5e-3,
-        loader_processes=0,
-    ),
-)
-REHEARSAL = replace(
-    VOICE,
-    checkpoint=CheckpointConfig(
-        language_model=replace(
-            VOICE.checkpoint.language_model,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-        ),
-        flow=replace(
-            VOICE.checkpoint.flow,
-            encoder=FlowEncoderConfig(input_size=96, output_size=96, attention_heads=3, linear_units=256, num_blocks=2, num_up_blocks=1),
-            estimator=EstimatorConfig(channels=(64,), attention_head_dim=32, n_blocks=1, num_mid_blocks=2, num_heads=2),
-            input_size=96,
-        ),
-        vocoder=replace(VOICE.checkpoint.vocoder, base_channels=64),
-    ),
-    plan=Plan(
-        tokenizer_steps=400,
-        tokenizer_rows=4,
-        language_model_steps=2000,
-        language_model_positions=384,
-        flow_steps=1500,
-        flow_seconds=4,
-        speaker_steps=60,
-        speaker_rows=16,
-        vocoder_steps=1000,
-        vocoder_gan_steps=20,
-        vocoder_rows=4,
-        vocoder_frames=24,
-        loader_processes=0,
-    ),
-)
 
 
 def with_steps(sizes: Sizes, steps: Mapping[str, int]) -> Sizes:
@@ -226,7 +134,7 @@ def with_steps(sizes: Sizes, steps: Mapping[str, int]) -> Sizes:
     return replace(sizes, plan=plan)
 
 
-SIZES = {"voice": VOICE, "trial": TRIAL, "small": SMALL, "rehearsal": REHEARSAL, "smoke": SMOKE}
+SIZES = {"voice": VOICE, "smoke": SMOKE}
 
 
 def size_name(sizes: Sizes) -> str:

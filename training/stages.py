@@ -28,16 +28,12 @@ from training.tokenizer_task import TokenizerTask, encode_corpus
 from training.vocoder_task import VocoderTask
 from training.voices import VOICES
 
-CARRIED_UTTERANCES = "utterances*.npz"
-
 
 @dataclass(frozen=True)
 class Work:
     """Where everything is. carried: what a bare machine needs; travel: checkpoints; local: what can be made again.
 
     deadline: of ``time.monotonic``. hours: scale of the corpus. voices: names of those that speak; none: all.
-    finish: as in ``loop.train``; of the corpus: what there is at the deadline is enough. adopted: an exported voice, of the stage adopt.
-    first_text: where the corpus begins in the ring of texts, so that two machines speak different ones.
     """
 
     root: Path
@@ -48,9 +44,6 @@ class Work:
     seed: int
     processes: int
     voices: tuple[str, ...] = ()
-    finish: bool = False
-    adopted: Path = Path("assets/voice")
-    first_text: int = 0
 
     @property
     def carried(self) -> Path:
@@ -98,11 +91,9 @@ class Work:
         return codes
 
     def utterances(self) -> Utterances:
-        """Those brought from other machines, and those made here. Raises ``FileNotFoundError``."""
-        paths = [*sorted(self.carried.glob(CARRIED_UTTERANCES)), *[path for path in [self.utterances_file] if path.exists()]]
-        if not paths:
+        if not self.utterances_file.exists():
             raise FileNotFoundError(f"{self.utterances_file} does not exist; run the stage codes first.")
-        return Utterances.joined([Utterances.load(path) for path in paths])
+        return Utterances.load(self.utterances_file)
 
     def travelled(self, name: str, module: torch.nn.Module) -> int:
         """Weights as they will be exported; raises ``FileNotFoundError``."""
@@ -140,9 +131,9 @@ def corpus(work: Work) -> bool:
         return True
     if not (work.teachers / "usr").exists():
         packages.extract(work.archive, work.teachers)
-    tasks = plan_shards([len(text) for text in work.texts], work.hours, work.voices, work.first_text)
+    tasks = plan_shards([len(text) for text in work.texts], work.hours, work.voices)
     shards = work.root / "work" / "shards"
-    if not make_corpus(work.teachers, shards, work.texts, tasks, work.deadline, work.processes) and not work.finish:
+    if not make_corpus(work.teachers, shards, work.texts, tasks, work.deadline, work.processes):
         return False
     pack_shards(shards, work.packed)
     return True
@@ -212,7 +203,7 @@ def _flow_mels(work: Work, data: Corpus) -> FlowMels | None:
 
 
 def _train(work: Work, task: Task) -> bool:
-    return train(task, work.folders, work.deadline, finish=work.finish)
+    return train(task, work.folders, work.deadline)
 
 
 def _piece_seed(work: Work, name: str) -> int:

@@ -1,10 +1,10 @@
-"""benchmarks/dataset.py against a real gRPC server with scripted answers: runs, interruptions, and the sentence of each failure."""
+"""benchmarks/dataset.py against a real gRPC server with scripted answers: runs, and the sentence of each failure."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from benchmarks import _preflight, dataset, sessions
-from benchmarks._dataset_tasks import shares_of
-from benchmarks.dataset import Run, runs_of, spoken, wall_s
+from benchmarks import _preflight, dataset, first_audio
+from benchmarks._dataset_callers import shares_of
 from tests.unit.benchmarks.sets import write_jsonl, write_recording
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 
@@ -55,10 +54,6 @@ class ModelServer(FakeServer):
         config.model_transaction_policy.decoupled = self.decoupled
         return service_pb2.ModelConfigResponse(config=config)
 
-    def ModelStatistics(self, request: Any, context: Any) -> Any:
-        statistics = service_pb2.ModelStatistics(name="cosyvoice2", version="1", last_inference=1, inference_count=len(self.received))
-        return service_pb2.ModelStatisticsResponse(model_stats=[statistics])
-
 
 @pytest.fixture
 def servers() -> Iterator[list[FakeServer]]:
@@ -85,49 +80,35 @@ def texts(server: FakeServer) -> list[str]:
 
 
 def test_a_run_for_each_number_of_tasks(servers: list[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With WAV files, upstream's files and warm-up; nothing is spoken again when the command is repeated."""
+    """With WAV files, upstream's files and warm-up."""
     server = serve(servers, Speaker())
     source, out = write_jsonl(tmp_path, TEXTS), tmp_path / "out"
-    given_arguments = [*arguments(server, source, out, "--num-tasks", "1", "2", "--wavs", "--upstream-files"), "--warm-up", "1"]
-    assert dataset.main(given_arguments) == 0
+    assert dataset.main([*arguments(server, source, out, "--num-tasks", "1", "2", "--wavs", "--upstream-files"), "--warm-up", "1"]) == 0
     assert sorted(texts(server)) == sorted(2 * (["One."] + TEXTS))
     assert server.received[0].inputs["reference_wav_len"].tolist() == [[16000]]
     runs = json.loads((out / "result.json").read_text())["metrics"]["runs"]
-    assert [(run["num_tasks"], run["sessions"], run["failed"], run["parts"]) for run in runs] == [(1, 3, 0, 1), (2, 3, 0, 1)]
+    assert [(run["num_tasks"], run["sessions"], run["failed"]) for run in runs] == [(1, 3, 0), (2, 3, 0)]
     assert [run["audio_s"] for run in runs] == [pytest.approx(0.6)] * 2
     for tasks in (1, 2):
         folder = out / f"tasks-{tasks}"
-        names = {f"{name}.wav" for name in "abc"} | {"rtf-set.txt", "stats_summary-set.txt", "model_config-set.json"}
+        names = {f"{name}.wav" for name in "abc"} | {"rtf-set.txt"}
         assert {path.name for path in folder.iterdir()} == names
         assert soundfile.info(folder / "a.wav").frames == 4800
         assert "total_duration: 0.600 seconds" in (folder / "rtf-set.txt").read_text()
-    asked, content = len(server.received), (out / "records.jsonl").read_bytes()
-    assert dataset.main(given_arguments) == 0
-    assert len(server.received) == asked and (out / "records.jsonl").read_bytes() == content
     assert "RTF" in capsys.readouterr().out
 
 
-def test_a_lost_server_ends_the_run_and_the_next_one_continues(
-    servers: list[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_server_ends_the_run(servers: list[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = write_jsonl(tmp_path, TEXTS), tmp_path / "out"
     assert dataset.main(arguments(serve(servers, Speaker(stop_at="Two.")), source, out)) == 3
     assert "The server was lost after 1 of 3 rows" in capsys.readouterr().err
-    second = serve(servers, Speaker())
-    assert dataset.main(arguments(second, source, out)) == 0
-    assert texts(second) == ["Two.", "Three."]
-    (run,) = json.loads((out / "result.json").read_text())["metrics"]["runs"]
-    assert (run["sessions"], run["failed"], run["parts"], run["audio_s"]) == (3, 0, 2, pytest.approx(0.6))
 
 
-def test_what_failed_is_said_once_and_tried_again(servers: list[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_failed_is_said_once(servers: list[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = write_jsonl(tmp_path, TEXTS), tmp_path / "out"
     server = serve(servers, Speaker(errors={"One.": "BUSY: Try later.", "Two.": "BUSY: Try later."}))
     assert dataset.main(arguments(server, source, out)) == 1
     assert capsys.readouterr().err == "error: 2 of 3 failed: BUSY: Try later.\n"
-    server.behave = Speaker()
-    assert dataset.main(arguments(server, source, out)) == 0
-    assert texts(server) == [*TEXTS, "One.", "Two."]
 
 
 def test_a_recording_that_cannot_be_read_fails_its_row_alone(
@@ -158,16 +139,16 @@ def test_failures_before_the_first_row(servers: list[FakeServer], tmp_path: Path
 
 
 def test_no_server_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the benchmark that feeds text in pieces, too."""
+    """Of the load test, too."""
     monkeypatch.setattr(_preflight, "TIMEOUT_S", 2.0)
     write_recording(tmp_path / "voice.wav")
     voice = ["--reference-audio", str(tmp_path / "voice.wav"), "--reference-text", "A tone."]
-    monkeypatch.setattr("sys.argv", ["sessions.py", "--server", "127.0.0.1:1", "--text", "Hello.", *voice])
     source = write_jsonl(tmp_path, TEXTS)
-    for main in (
-        sessions.main,
+    mains: list[Callable[[], int]] = [
+        lambda: first_audio.main(["--server", "127.0.0.1:1", "--closed", "1", "--text", "Hello.", *voice]),
         lambda: dataset.main(["--server", "127.0.0.1:1", "--dataset", str(source), "--out", str(tmp_path / "out")]),
-    ):
+    ]
+    for main in mains:
         assert main() == 3
         said = capsys.readouterr()
         assert said.err.startswith("error: No server answers at 127.0.0.1:1") and len(said.err.splitlines()) == 1 and not said.out
@@ -179,21 +160,3 @@ def test_every_row_is_in_one_share(rows: list[int], tasks: int) -> None:
     shares = shares_of(rows, tasks)
     assert [row for share in shares for row in share] == rows
     assert len(shares) == min(tasks, len(rows)) and max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_a_number_of_tasks_may_come_twice() -> None:
-    runs = runs_of([1, 2, 1])
-    assert runs == [Run(0, 1), Run(0, 2), Run(1, 1)]
-    assert [run.folder for run in runs] == ["tasks-1", "tasks-2", "tasks-1-run-2"]
-
-
-def test_the_last_record_of_a_row_counts_and_parts_add_up() -> None:
-    def record(part: int, name: str, ended_s: float, error: str | None) -> dict[str, Any]:
-        report: dict[str, Any] = {"session_id": name, "chunks": [], "error": error}
-        return {"run": 0, "num_tasks": 1, "part": part, "id": name, "ended_s": ended_s, "report": report}
-
-    records = [record(1, "a", 2.0, "BUSY: x"), record(1, "b", 3.0, None), record(2, "a", 1.0, None)]
-    records += [{"run": 0, "num_tasks": 1, "part": 2, "ended_s": 1.5}, {**record(1, "a", 90.0, None), "num_tasks": 2}]
-    run = Run(0, 1)
-    assert {name: report.error for name, report in spoken(records, run).items()} == {"a": None, "b": None}
-    assert wall_s(records, run) == 4.5, "of the first part until its last row ended, of the second until it was over"

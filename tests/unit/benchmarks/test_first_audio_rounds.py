@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.first_audio_rounds import SERIES, median_of
+from benchmarks.first_audio_rounds import SERIES, median_of, short_name
 from bistream.family import FAMILIES
 
 
@@ -29,4 +29,8 @@ def test_every_family_has_the_loads_of_the_readme() -> None:
     assert set(SERIES) == {family.name for family in FAMILIES}
     for series in SERIES.values():
         assert {"alone", "closed", "fed"} <= {one.name for one in series}
-        assert all(one.callers and one.tiny for one in series)
+
+
+def test_names_of_gpus() -> None:
+    names = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA GeForce RTX 4090": "rtx4090"}
+    assert {device: short_name(device) for device in names} == names

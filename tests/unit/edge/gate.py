@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import uvloop
 
-SERVICE = "inference.GRPCInferenceService"
+from benchmarks._gateway_stub import SERVICE, serve
+
 STREAM, UNARY = f"/{SERVICE}/ModelStreamInfer", f"/{SERVICE}/ServerLive"
 AUDIO = bytes(38_400)
 POUR = b"pour "
@@ -35,18 +36,9 @@ async def unary(data: bytes, context: Any) -> bytes:
     return ", ".join(seen).encode()
 
 
-async def main() -> None:
-    options = [("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
-    server = grpc.aio.server(options=options)
+if __name__ == "__main__":
     handlers = {
         "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
         "ServerLive": grpc.unary_unary_rpc_method_handler(unary),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
-    await server.start()
-    await server.wait_for_termination()
-
-
-if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(serve(int(sys.argv[1]), handlers, ("grpc.http2.max_ping_strikes", 0)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +25,11 @@ from bistream.types import Sampling
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
 from tests.sounds import speech_like
-from training.adopt import adopt, write_record
 from training.bpe import num_special_tokens, write_tokenizer
 from training.export import export
 from training.flow_task import forget_positions, initialise
 from training.language_model_task import LanguageModelNetwork
-from training.loop import Folders, load_travel
+from training.loop import Folders
 from training.sizes import SMOKE, VOICE
 from training.speaker_task import SpeakerNetwork
 
@@ -127,41 +125,6 @@ def test_speaker_encoder(networks: dict[str, torch.nn.Module], model_dir: Path) 
     features = torch.randn(1, 50, 80)
     (vector,) = onnxruntime.InferenceSession(str(model_dir / "campplus.onnx")).run(None, {"input": features.numpy()})
     assert np.allclose(vector, networks["speaker"](features).numpy(), atol=1e-4)
-
-
-def served_state(network: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return network.state() if isinstance(network, LanguageModelNetwork) else network.state_dict()
-
-
-def test_training_goes_on_from_an_exported_voice(networks: dict[str, torch.nn.Module], model_dir: Path, tmp_path: Path) -> None:
-    folders, steps = Folders.of(tmp_path), dict.fromkeys(networks, 7)
-    write_record(model_dir, SMOKE, steps, ("nora",))
-    assert adopt(model_dir, SMOKE, folders, model_dir) == steps
-    for name, network in networks.items():
-        found = copy.deepcopy(network)
-        for parameter in found.parameters():
-            parameter.zero_()
-        assert load_travel(folders.travel / f"{name}.pt", {"network": found}) == 7
-        for (key, ours), theirs in zip(served_state(found).items(), served_state(network).values(), strict=True):
-            assert torch.allclose(ours, theirs, rtol=HALF, atol=1e-6), (name, key)  # the weight norm of the vocoder is folded
-    with pytest.raises(ValueError, match="add --size smoke"):
-        adopt(model_dir, VOICE, folders, model_dir)
-    write_tokenizer(["other words"] * 5, tmp_path / "bpe", SMOKE.bpe_entries)
-    assert adopt(model_dir, SMOKE, folders, tmp_path / "bpe") == {name: 7 for name in steps if name != "language_model"}
-    assert not (folders.travel / "language_model.pt").exists()
-    with pytest.raises(FileNotFoundError, match="run the stage prepare"):
-        adopt(model_dir, SMOKE, folders, tmp_path)
-    (model_dir / "training.json").unlink()
-    with pytest.raises(FileNotFoundError, match="that training/make.py has exported"):
-        adopt(model_dir, SMOKE, folders, model_dir)
-
-
-def test_training_can_go_on_from_the_shipped_voice(tmp_path: Path) -> None:
-    voice = Path(__file__).resolve().parents[3] / "assets" / "voice"
-    check_model_dir(voice)
-    steps = adopt(voice, VOICE, Folders.of(tmp_path), voice)
-    assert steps.keys() == {"language_model", "flow", "vocoder", "tokenizer", "speaker"} and min(steps.values()) > 0
-    assert sum(path.stat().st_size for path in voice.rglob("*") if path.is_file()) <= 24_000_000
 
 
 def test_pipeline_speaks(model_dir: Path) -> None:

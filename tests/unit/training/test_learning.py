@@ -83,16 +83,6 @@ def test_language_model_of_speech_tokens_from_elsewhere(corpus: Corpus, tmp_path
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs), field.name
 
 
-def test_utterances_of_two_machines_count_once(corpus: Corpus) -> None:
-    whole = Utterances.of(corpus, codes_of(corpus), TEXTS)
-    first, second = (replace(whole, **{name: getattr(whole, name)[part] for name in PLACES}) for part in (slice(0, 5), slice(3, 8)))
-    joined = Utterances.joined([first, second])
-    assert sorted(joined.texts) == sorted(whole.texts)
-    for start, count, text in zip(joined.starts, joined.tokens, joined.texts, strict=True):
-        (own,) = np.flatnonzero(whole.texts == text)
-        assert np.array_equal(joined.codes[start : start + count], whole.codes[whole.starts[own] : whole.starts[own] + count])
-
-
 def test_a_part_of_the_input_is_drawn_by_the_model_and_nothing_else_changes(corpus: Corpus, tmp_path: Path) -> None:
     write_tokenizer(TEXTS, tmp_path, SIZES.bpe_entries)
     task = LanguageModelTask(Utterances.of(corpus, codes_of(corpus), TEXTS), TextIds(TEXTS, tmp_path), SIZES, torch.device("cpu"))
@@ -225,32 +215,6 @@ def test_what_only_training_needs_travels_until_the_last_step(tmp_path: Path) ->
     for deadline, names in ((time.monotonic() - 1, {"network", "decoder"}), (time.monotonic() + 60, {"network"})):
         train(task, folders, deadline, quiet=True)
         assert set(torch.load(folders.travel / "counting.pt", weights_only=True)["modules"]) == names
-
-
-class Timed(Counting):
-    """Each step takes a second of a clock that only steps move."""
-
-    total_steps = 1000
-
-    def __init__(self, clock: list[float]) -> None:
-        super().__init__()
-        self.clock, self.rates = clock, list[float]()
-
-    def step(self, number: int) -> dict[str, Tensor]:
-        self.clock[0] += 1.0
-        self.rates.append(self.optimizers["adam"].param_groups[0]["lr"])
-        return super().step(number)
-
-
-def test_last_piece_ends_with_the_lowest_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("training.loop.time.monotonic", lambda: clock[0])
-    unfinished, finishing = Timed(clock), Timed(clock)
-    assert not train(unfinished, Folders.of(tmp_path / "more to come"), clock[0] + 100, quiet=True)
-    assert not train(finishing, Folders.of(tmp_path / "last"), clock[0] + 100, quiet=True, finish=True)
-    assert len(unfinished.rates) == len(finishing.rates) == 100
-    assert min(unfinished.rates) > 0.09 > 0.003 > finishing.rates[-1]
-    assert finishing.rates == sorted(finishing.rates, reverse=True) and finishing.rates[0] == pytest.approx(0.1)
 
 
 def test_rate_rises_then_falls_and_rises_again_without_its_optimizer() -> None:

@@ -12,6 +12,7 @@ from bistream.checkpoint import read_config
 from training import sizes
 from training.export import exported_config
 from training.finish import REFERENCE_TEXT, without_silence
+from training.heldout import sentences
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets"
 
@@ -36,3 +37,12 @@ def test_whoever_sends_the_demos_recording_sends_its_words() -> None:
     assert (ASSETS / "reference.txt").read_text(encoding="utf-8").strip() == REFERENCE_TEXT
     rows = [json.loads(line) for line in (ASSETS / "dataset.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {(row["prompt_audio"], row["prompt_text"]) for row in rows} == {("reference.wav", REFERENCE_TEXT)}
+
+
+def test_every_sentence_has_the_length_of_its_teacher() -> None:
+    """``tests/voice`` compares a trained voice with it; about 16 characters are a second of this teacher, digits aside."""
+    seconds = json.loads((ASSETS.parent / "tests/voice/teacher_seconds.json").read_text(encoding="utf-8"))
+    for name in ("a", "b"):
+        assert len(seconds[name]) == len(sentences(name))
+        rates = [len(text) / spoken for text, spoken in zip(sentences(name), seconds[name], strict=True) if text[0].isalpha()]
+        assert len(rates) >= 80 and 10 < min(rates) and max(rates) < 22

@@ -1,4 +1,4 @@
-"""``benchmarks/fresh_voices.py``: recordings that nobody has sent before, callers who go on, and what is counted."""
+"""The load generator: recordings that nobody has sent before, callers who go on, and what is counted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import fresh_voices
+from benchmarks import first_audio
 from benchmarks._callers import Caller, Speech, fresh_voice, plan_of, prepare, run_loads
-from benchmarks.fresh_voices import of_listeners
+from benchmarks.first_audio import heard
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.reference_hash import reference_hash
 from tests.unit.client.fake_server import FakeServer, Speakers
@@ -74,27 +74,22 @@ def report(error: str | None, *arrived_s: float) -> SessionReport:
 
 def test_refusals_failures_and_gaps_are_told_apart() -> None:
     reports = [report(None, 0.2, 0.25), report(None, 0.4, 0.7), report("BUSY: Full."), report("ENGINE_ERROR: Lost.", 0.1), report(None)]
-    found = of_listeners(reports)
-    assert {name: found[name] for name in fresh_voices.COLUMNS} == {
-        "sessions": 5, "refused": 1, "failed": 2, "with_gap": 1, "longest_gap_ms": 200.0,
-    }  # fmt: skip
-    assert found["first_audio_ms"]["p50"] == 300.0
+    found = heard(reports)
+    counts = {"sessions": 5, "refused": 1, "failed": 2, "sessions_with_gap": 1, "longest_gap_ms": 200.0, "audio_s": 0.4}
+    assert {name: found[name] for name in counts} == counts
+    assert found["first_audio_client_ms"]["p50"] == 300.0
 
 
 def test_the_program_tells_of_both_kinds_of_callers(
     server: FakeServer, recording: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh_voices, "check_server", lambda *arguments, **options: None)
+    monkeypatch.setattr(first_audio, "check_server", lambda *arguments, **options: None)
     out = tmp_path / "out.json"
-    words = ["--server", server.address, "--steady", "2", "--fresh", "4", "--seconds", "1", "--reference-audio", recording]
-    assert fresh_voices.main([*words, "--reference-text", "Hi.", "--text-rate", "100", "--processes", "1", "--out", str(out)]) == 0
+    words = ["--server", server.address, "--closed", "2", "--fresh", "4", "--seconds", "1", "--text", "Hi.", "--speaker-id", "anna"]
+    words += ["--reference-audio", recording, "--reference-text", "Hi.", "--processes", "1", "--out", str(out)]
+    assert first_audio.main(words) == 0
     alone, beside = json.loads(out.read_text())["metrics"]["runs"]
-    assert "fresh" not in alone and alone["steady"]["sessions"] >= 2
-    assert beside["fresh_per_s"] == 4 and beside["fresh"]["failed"] == beside["steady"]["failed"] == 0 < beside["fresh"]["sessions"]
-    assert "fresh/s" in capsys.readouterr().out
-
-
-def test_without_a_server_there_is_one_sentence(recording: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fresh_voices.main(["--server", "127.0.0.1:1", "--reference-audio", recording, "--reference-text", "Hi."]) == 3
-    said = capsys.readouterr().err
-    assert "No server answers at 127.0.0.1:1" in said and len(said.splitlines()) == 1
+    assert (alone["load"], beside["load"]) == ("closed 2", "closed 2, fresh 4/s")
+    assert "fresh" not in alone and alone["sessions"] >= 2
+    assert beside["fresh"]["failed"] == beside["failed"] == 0 < beside["fresh"]["sessions"]
+    assert "new voices" in capsys.readouterr().out

@@ -1,28 +1,31 @@
-"""How a load test speaks one row of a data set: three modes, one report.
+"""A client process of ``dataset.py``: tasks that speak rows one after another (``_client_processes.py``), in one of three modes.
 
 - ``streaming``: ``cosyvoice2`` over a gRPC stream, the whole text in one request (upstream's benchmark with decoupled True);
 - ``offline``: ``cosyvoice2`` in one call, the whole waveform in one answer (decoupled False);
 - ``bistream``: a session with ``cosyvoice2_bistream``, the text in pieces as a language model would write it.
-
-Times are seconds since the request was sent.
 """
 
 from __future__ import annotations
 
 import queue
+import sys
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks._callers import listen
+from benchmarks._client_processes import Result, Task, serve
 from benchmarks._preflight import failure
-from bistream.client.audio import read_reference
+from bistream.client.audio import WavWriter, read_reference
 from bistream.client.client import BistreamClient
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
@@ -37,28 +40,58 @@ from scripts._dataset import Row
 MODES = ("streaming", "offline", "bistream")
 MODELS = {"streaming": COSYVOICE2, "offline": COSYVOICE2, "bistream": COSYVOICE2_BISTREAM}
 TIMEOUT_S = 300.0  # without an answer
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Manner:
     """How all rows of a load are spoken. text_rate: words per second of ``bistream``. default_voice: without the recording, in the voice
-    that the server has for such requests (upstream's ``--use-spk2info-cache``). speaker_id: a registered voice, for ``bistream``."""
+    that the server has for such requests (upstream's ``--use-spk2info-cache``). speaker_id: a registered voice, for ``bistream``.
+    wavs: the folder for WAV files."""
 
     server: str
     mode: str
     text_rate: float = 10.0
     default_voice: bool = False
     speaker_id: str | None = None
+    wavs: str | None = None
     security: ClientSecurity = field(default=INSECURE, repr=False)
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """is_lost: the server was, so that the row says nothing about it."""
+def shares_of(rows: Sequence[T], tasks: int) -> list[Sequence[T]]:
+    """Consecutive rows for each task, the first ones one more where the rows do not divide evenly (as upstream); no empty share."""
+    tasks = min(tasks, len(rows))
+    ends = [number * (len(rows) // tasks) + min(number, len(rows) % tasks) for number in range(tasks + 1)]
+    return [rows[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
 
-    report: SessionReport
-    waveform: FloatArray
-    is_lost: bool
+
+def plan_of(manner: Manner, shares: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    """As JSON, with which this program is started."""
+    rows = [[{**asdict(row), "prompt_audio": str(row.prompt_audio), "target_tokens": ()} for row in share] for share in shares]
+    return {"manner": asdict(manner), "shares": rows}
+
+
+def prepare(plan: dict[str, Any]) -> list[Task]:
+    manner = Manner(**{**plan["manner"], "security": ClientSecurity(**plan["manner"]["security"])})
+
+    def task(values: list[dict[str, Any]]) -> Task:
+        rows = [Row(**{**row, "prompt_audio": Path(row["prompt_audio"]), "target_tokens": ()}) for row in values]
+        return Task(0.0, lambda began: speak(manner, rows))
+
+    return [task(values) for values in plan["shares"]]
+
+
+def speak(manner: Manner, rows: Sequence[Row]) -> Iterator[Result]:
+    """The report of each row. The last one is ``is_lost`` where the server was, so that it says nothing about the row."""
+    speaker = Speaker(manner)
+    try:
+        for row in rows:
+            report, is_lost = speaker.speak(row)
+            yield {"is_lost": is_lost, "report": asdict(report)}
+            if is_lost:
+                return
+    finally:
+        speaker.close()
 
 
 class Speaker:
@@ -69,12 +102,16 @@ class Speaker:
         self._connection = triton.InferenceServerClient(manner.server, **manner.security.grpc_options())
         self._bistream = BistreamClient(manner.server, silence_timeout_s=TIMEOUT_S, security=manner.security)
 
-    def speak(self, row: Row) -> Spoken:
-        """Raises ``ValueError`` for a recording that cannot be read."""
+    def close(self) -> None:
+        self._connection.close()
+
+    def speak(self, row: Row) -> tuple[SessionReport, bool]:
+        """And whether the server was lost."""
         report, waveforms, is_lost = SessionReport(row.id, []), list[FloatArray](), False
-        voice = self._voice(row)
         began = time.monotonic()
         try:
+            voice = self._voice(row)
+            began = time.monotonic()
             if self._manner.mode == "bistream":
                 pieces = split_pieces(row.target_text)
                 listen(report, lambda: self._bistream.start(**voice), pieces, self._manner.text_rate, began, waveforms.append)
@@ -84,15 +121,18 @@ class Speaker:
                     waveforms.append(waveform)
         except BistreamError as error:
             report.error = f"{error.code}: {error}"
+        except ValueError as error:  # of the recording
+            report.error = str(error)
         except (ConnectionError, TimeoutError) as error:
             report.error, is_lost = str(error), True
         report.session_id, report.wall_s = row.id, time.monotonic() - began
-        return Spoken(report, np.concatenate([*waveforms, np.zeros(0, np.float32)]), is_lost)
-
-    def close(self) -> None:
-        self._connection.close()
+        if self._manner.wavs is not None and waveforms:
+            with WavWriter(Path(self._manner.wavs) / f"{row.id}.wav") as wav:
+                wav.write(np.concatenate(waveforms))
+        return report, is_lost
 
     def _voice(self, row: Row) -> dict[str, Any]:
+        """Raises ``ValueError`` for a recording that cannot be read."""
         if self._manner.speaker_id is not None:
             return {"speaker_id": self._manner.speaker_id}
         if self._manner.default_voice:
@@ -139,3 +179,7 @@ class Speaker:
                 is_over = answer.get_response().parameters["triton_final_response"].bool_param
         finally:
             self._connection.stop_stream(cancel_requests=not is_over)
+
+
+if __name__ == "__main__":
+    serve(prepare)
