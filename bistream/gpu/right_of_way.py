@@ -1,7 +1,7 @@
 """Lets urgent work have a GPU to itself, although two processes compute on it: the language model and token2wav.
 
 Kernels of two processes that run at the same time slow each other down: a step of the language model takes 1.4 ms instead of 0.6 beside
-token2wav, and a batch of 11 hops 33 ms instead of 22 (docs/log.md), more than if they took turns. So each of them *claims* the GPU while
+token2wav, and a batch of 11 hops 33 ms instead of 22 (docs/log), more than if they took turns. So each of them *claims* the GPU while
 somebody waits for its work, and before work for which nobody waits it looks at the other's claim, which it lets pass.
 
 A claim is a count in a file of shared memory, one for each GPU and kind of work: odd while it is held, and another number with every

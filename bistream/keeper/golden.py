@@ -12,7 +12,7 @@ embedding       cosine 0.9999                                       cosine 0.99
 speech tokens   equal: the draws are the seed's, and all sums have  not compared: in 16 bit one close decision in a few dozen
                 the same order                                      turns out differently, and all later tokens with it
 audio           log-mel distance 0.02: nothing else is random, and  0.35: equal models in 16 and 32 bit, or with other hops, are
-                equal on the CPU bit by bit; 0.12 where sums vary   0.16 to 0.24 apart with random weights (docs/log.md)
+                equal on the CPU bit by bit; 0.12 where sums vary   0.16 to 0.24 apart with random weights (docs/log/server.md)
 ==============  ==================================================  ========================================================
 
 Sums vary from run to run where kernels add with atomics: our own flow kernels, 0.02 to 0.05 apart with random weights, whose pitch

@@ -1,7 +1,7 @@
 """Lets the server's model processes use the GPU concurrently, through NVIDIA's Multi-Process Service (MPS).
 
 Without it the GPU runs the kernels of one process at a time, in time slices of about a millisecond: token2wav waits while the
-language model runs, although the small steps of the language model leave most multiprocessors idle (measured in ``docs/log.md``).
+language model runs, although the small steps of the language model leave most multiprocessors idle (measured in ``docs/log/gpu.md``).
 The MPS daemon comes with the driver; it runs as a child of the keeper, on its own socket, so that it neither disturbs other
 programs nor outlives the keeper. Used by ``scripts/serve.py``.
 """

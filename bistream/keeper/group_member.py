@@ -91,7 +91,7 @@ def spawn(plan: MemberPlan) -> tuple[Process, Callable[[], str]]:
             errors="backslashreplace",
         )
     except OSError as error:
-        raise ServerError(f"{plan.name} cannot be started ({error.strerror}); see the limits in docs/serving.md.") from None
+        raise ServerError(f"{plan.name} cannot be started ({error.strerror}); see the limits in docs/operations.md.") from None
     return process, OutputCopy(plan.name, f"[{plan.name}] " if plan.has_label else "", process).last_line
 
 

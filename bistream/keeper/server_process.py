@@ -171,7 +171,7 @@ class TritonServer:
             self._pulse.start()
             self._files = FileWatch(self.pid)
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread
-            raise ServerError(f"The server's process cannot be started ({error}); see the limits in docs/serving.md.") from None
+            raise ServerError(f"The server's process cannot be started ({error}); see the limits in docs/operations.md.") from None
 
     def exit_code(self) -> int | None:
         assert self._process is not None

@@ -48,7 +48,7 @@ class FourierFrames(nn.Module):
     def analysed(self, samples: Tensor) -> Tensor:
         """Real and imaginary parts [B, frames, n_fft + 2] of every n_fft of these samples [B, N], one hop apart.
 
-        As a product: cuDNN's convolution of one channel takes 50 ms for 64 rows of a second (docs/log.md).
+        As a product: cuDNN's convolution of one channel takes 50 ms for 64 rows of a second (docs/log/gpu.md).
         """
         return samples.unfold(1, self.n_fft, self.hop) @ self.forward_basis[:, 0].T
 

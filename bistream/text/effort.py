@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 LONG_BYTES = 256  # plain text takes about 7 us for each
-# What expressions begin with that are read out as words: one takes milliseconds (docs/log.md, numbers as words).
+# What expressions begin with that are read out as words: one takes milliseconds (docs/log/text.md, numbers as words).
 _EXPRESSION = re.compile(rb"[0-9$%#@&+=/]|\xc2[\xa3\xa5\xb0\xb1]|\xe2\x82\xac|\xef\xbc[\x90-\x99]")
 
 

@@ -5,7 +5,7 @@ expression, ``english_readers.py`` and ``chinese_readers.py`` how it is read, wi
 which CosyVoice's own front end uses too) for what they do not know. Each expression is normalised by itself, whether the text streams or
 is whole, so both give the same by construction. Optional: the package is imported by the first session that asks for it (0.3 s and 45 MB
 once). The library's own ``StreamNormalizer`` was measured and is not used: up to 275 ms for a character, it holds back whole English
-sentences, and raises on blanks (docs/log.md).
+sentences, and raises on blanks (docs/log/text.md).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rows of one sequence share its keys, so rows are computed per segment: segments 
 Results are batch-invariant to the last bit, provided that the matrix library's are: padding adds exact zeros at the end, sums
 over the context run in tiles of fixed size (libraries split long sums depending on their length), and every product has at
 least ``MIN_PRODUCT_ROWS`` rows (libraries switch to another kernel below that; measured with MKL). On processors with AMX,
-MKL's are not, unless the process begins with ``MKL_CBWR=AUTO,STRICT`` (``docs/serving.md``).
+MKL's are not, unless the process begins with ``MKL_CBWR=AUTO,STRICT`` (``docs/operations.md``).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ TOKEN_S = 1.0 / SPEECH_TOKENS_PER_SECOND
 NEARLY_SILENT_S = 0.5  # a hop waits for its tokens, its batch and the ways between processes
 AMPLE_S = 2.0
 BURST_S = 4.0  # or half of the bound
-SHORT_ROWS = 64  # a step of 64 rows takes 0.73 ms on an H200, one row 0.37, 256 rows 1.58 (docs/log.md)
+SHORT_ROWS = 64  # a step of 64 rows takes 0.73 ms on an H200, one row 0.37, 256 rows 1.58 (docs/log/gpu.md)
 FULL_STEPS = 4
 LONGEST_WAIT_S = 60.0  # between two looks at held sequences; a condition does not take every number of seconds that a caller may send
 

@@ -1,7 +1,7 @@
 """Calls between front doors and models over Unix sockets: where they are, and how envelopes follow each other on them.
 
 A call over BLS passes through the server and wakes six threads of three processes, there and back; on a socket it wakes one or two, and
-takes a fifth of the time (docs/log.md). The sockets lie in the directory that the keeper shares with its models, which the server's own
+takes a fifth of the time (docs/log/gpu.md). The sockets lie in the directory that the keeper shares with its models, which the server's own
 user alone can enter. Without a keeper there is none, and calls go over BLS (``channel.py``).
 """
 

@@ -1,7 +1,7 @@
 """Kernels compiled in many processes before they are launched, with a stand-in for Triton (its hook, its cache, ``preload``): no GPU here.
 
 What real Triton does with the same calls was tried by hand: all kernels of CosyVoice2 at full size were compiled for Hopper on a CPU, with
-Triton 3.6, and found in its cache afterwards (docs/log.md).
+Triton 3.6, and found in its cache afterwards (docs/log/server.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted(path for pattern in ("*.md", "docs/*.md", "training/*.md", "plugins/*/README.md") for path in ROOT.glob(pattern))
+DOCUMENTS = sorted(path for pattern in ("*.md", "docs/**/*.md", "training/*.md", "plugins/*/README.md") for path in ROOT.glob(pattern))
 
 
 def anchors(document: Path) -> set[str]:

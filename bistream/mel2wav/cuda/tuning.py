@@ -1,6 +1,6 @@
 """Tile sizes and work per program of each kernel. They change speed only. No torch.
 
-Chosen by measurement on one H200 at full size; ``docs/log.md`` has the numbers.
+Chosen by measurement on one H200 at full size; ``docs/log/gpu.md`` has the numbers.
 """
 
 from __future__ import annotations

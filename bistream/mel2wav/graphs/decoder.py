@@ -92,7 +92,7 @@ def _as_product(x: Tensor, conv: Conv) -> Tensor:
     """A dilated convolution as a product of matrices over its windows. x: [B, positions, channels].
 
     For 256 channels, 7 positions and dilation 5 cuDNN 9 chooses a direct convolution, which takes 53 ms for 64 rows of 448 positions; all
-    others of its size take 0.1 (docs/log.md).
+    others of its size take 0.1 (docs/log/gpu.md).
     """
     x = F.pad(x, (0, 0, conv.padding, conv.padding)).contiguous() if conv.padding else x.contiguous()
     (rows, positions, channels), kernel = x.shape, conv.weight.shape[3]

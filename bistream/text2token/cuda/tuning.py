@@ -1,4 +1,4 @@
-"""The choice of kernels by number of rows, and their tiles, as measured on one H200 (``docs/log.md``)."""
+"""The choice of kernels by number of rows, and their tiles, as measured on one H200 (``docs/log/gpu.md``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tile sizes of each kernel, per range of rows. They affect speed only. No torch.
 
-Chosen by measurement on one H200 at full size; ``docs/log.md`` has the numbers.
+Chosen by measurement on one H200 at full size; ``docs/log/gpu.md`` has the numbers.
 """
 
 from __future__ import annotations

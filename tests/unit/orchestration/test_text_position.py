@@ -54,7 +54,7 @@ def errors(text: str, knows_total: bool, chance: random.Random) -> list[float]:
 
 @pytest.mark.parametrize(("text", "running", "known"), [(ENGLISH, 8.0, 3.0), (CHINESE, 3.0, 1.5)])
 def test_the_error_on_synthetic_alignments(text: str, running: float, known: float) -> None:
-    """Mean errors in characters: while the session runs, and once its last token is known. docs/wire_protocol.md states them."""
+    """Mean errors in characters: while the session runs, and once its last token is known. docs/log/voice.md states them."""
     chance = random.Random(7)
     assert np.mean([np.mean(errors(text, False, chance)) for _ in range(100)]) < running
     assert np.mean([np.mean(errors(text, True, chance)) for _ in range(100)]) < known

@@ -14,7 +14,7 @@ from bistream.token2mel.graphs.dit_attention import Slots
 from bistream.token2mel.graphs.dit_operations import DitOperations, PackedConv, linear_gelu_in_one
 
 _ROWS = 64  # frames of a program, and keys that it sees at a time
-# Of the product over stored pages. Faster than the matrix library on an H200 (docs/log.md); 96 KB of shared memory, which most GPUs have.
+# Of the product over stored pages. Faster than the matrix library on an H200 (docs/log); 96 KB of shared memory, which most GPUs have.
 _TILE = {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
 _PROGRAMS = 2  # of a multiprocessor
 
