@@ -47,7 +47,7 @@ class ServiceTimes:
     step_s: a step of the language model: 17 of them are the mean stage ``tokens.first_hop_tokens``. After a step for which nobody waits, it
     pauses for ``calm_pause`` steps, so the tokens of later hops come that much more slowly.
     batch_s: a batch of token2wav by its chunks of 25 tokens: the stage ``hop.hop_compute`` alone; 52 ms with 20 hops and 95 with 64 beside
-    the language model (docs/log.md); beyond that at the pace of the last two.
+    the language model (docs/log/gpu.md); beyond that at the pace of the last two.
     context: what a chunk counts by the seconds of speech before it (64 hops: 65 ms after 2 s, 115 after 20, 78 after 10,
     benchmarks/results/token2wav-h200.json). first_hop_chunks: what a first hop counts (66 over 78 ms for 64, there).
     """

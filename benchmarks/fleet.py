@@ -30,7 +30,7 @@ from benchmarks._fleet import Conversation, Fleet, Network, Setting
 from benchmarks._fleet_policies import POLICIES, AdmissionRule
 
 OPEN_DOOR = AdmissionRule(load_target=0.0)
-SEEN_CAPACITY = 430.0  # audio seconds per second: where the overloaded H200 stopped admitting (397 sessions at 0.9), docs/log.md
+SEEN_CAPACITY = 430.0  # audio seconds per second: where the overloaded H200 stopped admitting (397 sessions at 0.9), docs/log/gpu.md
 RANKS, RANK_NAMES = (50, 99, 100), ("p50", "p99", "worst")
 HARDWARE = "none: a simulation with service times of one H200"
 WARM_S, INCIDENT_S = 12.0, 22.0
