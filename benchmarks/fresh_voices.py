@@ -33,9 +33,9 @@ from benchmarks._scrape import Between, mean, quantile, scrape
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
 from bistream.client.report import SessionReport
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
 from bistream.metrics.families import AUDIO_STAGE
-from bistream.wire import COSYVOICE2_BISTREAM
 
 RANKS = (50, 90, 99)
 VOICE_STAGE = "voice"

@@ -39,7 +39,7 @@ from bistream.text2token.scheduler import Scheduler
 from bistream.text2token.step_metrics import StepMetrics
 from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop
 from bistream.token2wav.hop_metrics import HopMetrics
-from bistream.types import FinishReason, Sampling, VoicePrompt
+from bistream.types import FinishReason, GenerationOptions, VoicePrompt
 
 CALLERS, CHUNKS = 256, 5  # chunks of a session
 # Events per second: sessions of 5.6 s of audio, 590 audio seconds per second, full steps of 1.58 ms, hops in batches of 16.
@@ -69,7 +69,7 @@ def cpu_us(work: Callable[[], object], repeats: int) -> float:
 def session(recorder: Recorder) -> Callable[[], None]:
     """All marks, chunks and the end of one session, with its line in the log."""
     metrics = SessionMetrics(recorder)
-    start = SessionStart(SessionKey("a-session"), b"", True, None, "", "anna", Sampling(), 1.0, False)
+    start = SessionStart(SessionKey("a-session"), b"", True, None, "", "anna", GenerationOptions(), 1.0, False)
 
     def work() -> None:
         record, playback = SessionRecord(metrics, start, 1.0), Playback()

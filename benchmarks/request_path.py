@@ -39,7 +39,7 @@ from benchmarks.first_audio import budget
 from benchmarks.orchestration import NOT_SPEECH, PROBE_TEXT, ideal_first_audio_s, replace_networks
 from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.client import BistreamClient, infer_input
-from bistream.wire import COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 
 RANKS = (10, 50, 90)
 TRITON_LISTENS = re.compile(r'Started GRPCInferenceService at (\S+)"')

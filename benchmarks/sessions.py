@@ -23,8 +23,8 @@ from benchmarks._summary import summarise
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
 from bistream.client.report import SessionReport
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
-from bistream.wire import COSYVOICE2_BISTREAM
 
 
 def print_table(reports: Sequence[SessionReport]) -> None:

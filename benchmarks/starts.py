@@ -110,7 +110,7 @@ class Crowd:
         threads = 0
         for _ in range(self._left):
             sent_at = self.inbox.get()
-            request = BistreamRequest(target_text=b"Hello you.", reference_wav=RECORDING.copy(), reference_text=b"Hello.")
+            request = BistreamRequest(target_text=b"Hello you.", reference_wav=RECORDING.copy(), reference_text="Hello.")
             began_at = time.monotonic()
             self._orchestrator.handle(request, Sender(self, sent_at))
             self.handed_s.append(time.monotonic() - began_at)

@@ -27,9 +27,10 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import Chunk, Heard, Request, SessionExchange
 from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts
-from bistream.client.translation import infer_input, stream_error, to_bytes
+from bistream.client.translation import infer_input, stream_error
+from bistream.contract.codec import to_bytes
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, CancelledError
-from bistream.wire import COSYVOICE2_BISTREAM
 
 _CLOSED = "The connection was closed."
 _STREAM_FAILED = "no longer in valid state"  # in the words of tritonclient
