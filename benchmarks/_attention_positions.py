@@ -30,7 +30,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.text_reading import Head
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import load_weights
-from bistream.types import Sampling, SpeechTokens, VoicePrompt
+from bistream.types import GenerationOptions, SpeechTokens, VoicePrompt
 from bistream.voice.spk2info import read_spk2info
 
 _PATIENCE_S = 600.0
@@ -118,7 +118,9 @@ class AttendingModel:
         """Speech tokens of a session, as the server makes them. Raises ``BistreamError``."""
         messages: queue.SimpleQueue[SpeechTokens | BistreamError] = queue.SimpleQueue()
         prompt, text = self.prompt, "".join(pieces).encode()
-        start = LanguageModelStart("s", text if is_whole else b"", is_whole, prompt.prompt_text, prompt.speech_tokens, Sampling(seed=seed))
+        start = LanguageModelStart(
+            "s", text if is_whole else b"", is_whole, prompt.prompt_text, prompt.speech_tokens, GenerationOptions(seed=seed)
+        )
         self._service.start(start, messages.put)
         for piece in () if is_whole else (*pieces, ""):
             self._service.append("s", piece.encode(), not piece)
@@ -207,7 +209,9 @@ class _NoSink:
 
 def _decoding(model: Qwen2Model, rows: int, head: Head | None) -> TorchEngine:
     """Sessions with ``_CONTEXT`` positions each, of which ``_TEXTS`` are text, that decode without an end."""
-    sizes = EngineSettings(max_sessions=rows, kv_cache_tokens=rows * _LONGEST, max_sequence_ids=_LONGEST, knows_texts=head is not None)
+    sizes = EngineSettings(
+        max_sessions=rows, max_rows=256, kv_cache_tokens=rows * _LONGEST, max_sequence_ids=_LONGEST, knows_texts=head is not None
+    )
     runner = EagerRunner(model, sizes, RepetitionAwareSampler(), head)
     engine, space = TorchEngine(model, sizes, threaded=False, runner=runner), model.space
     ids = [space.sos, *range(_TEXTS), *(space.speech_offset + place % 500 for place in range(_CONTEXT - _TEXTS))]
