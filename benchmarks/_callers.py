@@ -26,9 +26,9 @@ from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import feed, paced, split_pieces
+from bistream.contract.voices import reference_hash
 from bistream.errors import BistreamError
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
-from bistream.reference_hash import reference_hash
 from bistream.types import FloatArray
 
 LENGTH_SPREAD = 0.2  # of fresh recordings, both ways

@@ -31,10 +31,10 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import split_pieces
 from bistream.client.translation import infer_input, stream_error
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
 from bistream.rates import SAMPLE_RATE
 from bistream.types import FloatArray
-from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
 from scripts._dataset import Row
 
 MODES = ("streaming", "offline", "bistream")

@@ -35,9 +35,9 @@ from benchmarks._scrape import Between, mean, quantile, scrape
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
 from bistream.client.report import SessionReport
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
 from bistream.metrics.families import AUDIO_STAGE, AUDIO_TTFP, HOP_STAGES, OUTER_STAGES, TOKENS_STAGES
-from bistream.wire import COSYVOICE2_BISTREAM
 
 INNER = {"tokens": TOKENS_STAGES, "hop": HOP_STAGES}
 BETWEEN = "between_processes"  # what the inner stages leave of their outer one

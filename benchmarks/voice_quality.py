@@ -38,7 +38,7 @@ from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
 from bistream.resample import resample
-from bistream.types import Sampling
+from bistream.types import GenerationOptions
 from training.heldout import NAMES, sentences
 
 _BOOTSTRAPS = 1000
@@ -117,7 +117,7 @@ def chosen_voice(options: argparse.Namespace) -> VoiceChoice:
 
 
 def spoken_locally(pipeline: LocalPipeline, choice: VoiceChoice, text: str, kind: str, seed: int) -> list[NDArray[np.float32]]:
-    sampling = Sampling(seed=seed)
+    sampling = GenerationOptions(seed=seed)
     if kind == "whole":
         return [pipeline.synthesize(text, choice, sampling)]
     return [chunk.waveform for chunk in pipeline.stream(pieces_of(text, kind), choice, sampling)]

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bistream.contract.checks import SERVER_TEXT_NORMALIZATIONS
 from bistream.errors import ConfigError
-from bistream.wire import SERVER_TEXT_NORMALIZATIONS
 
+SERVER_DRAIN_TIMEOUT_S = 30.0  # of the keeper, the gate and the interfaces; what models do by themselves is ``drain_timeout_s``
 LONGEST_S = 1e6  # limit of every time in the configuration (11 days): blocking calls do not accept infinity
 
 
@@ -38,7 +39,7 @@ class RuntimeConfig:
     session_idle_timeout_s: float = 60.0  # a session is closed after this long without text that can be spoken and without audio
     drain_timeout_s: float = 10.0  # at shutdown, time that running sessions have to finish
     max_text_chars: int = 4000  # per session, all pieces together
-    text_normalization: str = "off"  # of ``wire.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
+    text_normalization: str = "off"  # of ``checks.SERVER_TEXT_NORMALIZATIONS``: how texts are prepared whose session does not say so
     min_reference_s: float = 0.5
     max_reference_s: float = 30.0
     kv_cache_tokens: int = 0  # positions of the paged KV cache, over all sessions; 0: max_sessions x max_session_tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from bistream.contract.refusals import came_late, unknown_session
 from bistream.errors import BistreamError
-from bistream.refusals import came_late, unknown_session
 
 MAX_ENDED = 4096  # an id has at most 128 characters, a secret as many: one to two megabytes
 

@@ -14,32 +14,35 @@
     ├── EngineError            ENGINE_ERROR          computation failed; other sessions may be affected (retryable)
     └── ShuttingDownError      SHUTTING_DOWN         the server accepts no new sessions         (retryable)
 
-On the wire an error reads ``CODE: sentence [session ID]`` (``wire.format_error``): one sentence that says what to do,
-no stack trace, no path of the server.
+On the wire an error reads ``CODE: sentence [session ID; retry_after_s N]`` (``contract/refusals.py``): one sentence that says what to do,
+no stack trace, no path of the server. The sentence is for people; what programs need is a field.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Self
-
-_RETRY_AFTER = re.compile(r"\btry again in (\d+(?:\.\d+)?) s\b")
 
 
 class BistreamError(Exception):
-    """Base of all errors with a wire code. ``str(error)`` is the sentence for the user."""
+    """Base of all errors with a wire code. ``str(error)`` is the sentence for the user.
+
+    retry_after_s: when it is worth trying again; None: not known. ``BusyError`` has it where the server can estimate it.
+    """
 
     code = "INTERNAL"
     retryable = False
 
-    def __init__(self, sentence: str, session_id: str | None = None) -> None:
+    def __init__(self, sentence: str, session_id: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(sentence)
         self.sentence = sentence
         self.session_id = session_id
+        self.retry_after_s = retry_after_s
 
     def renewed(self, session_id: str | None) -> Self:
         """An unraised copy for this session: the traceback of a raised error keeps the locals of its stack frames alive."""
-        return type(self)(self.sentence, session_id)
+        copy = type(self)(self.sentence, session_id)
+        copy.retry_after_s = self.retry_after_s
+        return copy
 
 
 class ConfigError(BistreamError):
@@ -73,15 +76,6 @@ class UnknownVoiceError(BistreamError):
 class BusyError(BistreamError):
     code = "BUSY"
     retryable = True
-
-    @property
-    def retry_after_s(self) -> float | None:
-        """When it is worth trying again, as the sentence says it ("try again in 2.5 s"); None where it does not.
-
-        It is part of the sentence because an error has no other field on the wire: every client, front door and gate passes it on.
-        """
-        match = _RETRY_AFTER.search(self.sentence)
-        return None if match is None else float(match[1])
 
 
 class SessionTimeoutError(BistreamError):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import to_bytes
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.orchestration.orchestrator import Orchestrator
 from bistream.orchestration.ports import BistreamRequest, Ports
@@ -25,24 +26,23 @@ from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2Wav, Token2WavHop
-from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
 
-DEFAULT_SAMPLING = Sampling()
+DEFAULT_OPTIONS = GenerationOptions()
 
 
 @dataclass(frozen=True)
 class VoiceChoice:
     """A recording (float32 [N], 16 kHz mono) with its transcript, or the id of a registered voice, or neither: the default speaker.
 
-    instruct_text: how to speak. is_cross_lingual: leave the transcript aside, as for a recording without one.
+    is_cross_lingual: leave the transcript aside, as for a recording without one.
     """
 
     reference_wav: FloatArray | None = None
     reference_text: str | None = None
     speaker_id: str | None = None
-    instruct_text: str | None = None
     is_cross_lingual: bool = False
 
 
@@ -173,15 +173,15 @@ class LocalPipeline:
             self._orchestrator = Orchestrator(config, Ports(voice, self._language_model, self._token2wav))
             stack.pop_all()
 
-    def synthesize(self, text: str, voice: VoiceChoice, sampling: Sampling = DEFAULT_SAMPLING, speed: float = 1.0) -> FloatArray:
+    def synthesize(self, text: str, voice: VoiceChoice, options: GenerationOptions = DEFAULT_OPTIONS, speed: float = 1.0) -> FloatArray:
         """The whole text at once, offline: float32 [N], 24 kHz mono. Raises ``BistreamError``."""
         sender = QueueSender()
-        self._orchestrator.handle(_start(text.encode("utf-8"), None, True, voice, sampling, speed=speed, offline=True), sender)
+        self._orchestrator.handle(_start(text.encode("utf-8"), None, True, voice, options, speed=speed, offline=True), sender)
         waveforms = [chunk.waveform for chunk in sender]
         return np.concatenate(waveforms) if waveforms else np.zeros(0, np.float32)
 
     def stream(
-        self, pieces: Iterable[str | bytes], voice: VoiceChoice, sampling: Sampling = DEFAULT_SAMPLING, is_whole: bool = False
+        self, pieces: Iterable[str | bytes], voice: VoiceChoice, options: GenerationOptions = DEFAULT_OPTIONS, is_whole: bool = False
     ) -> Iterator[AudioChunk]:
         """One bidirectional session: a separate thread consumes the pieces as they come, and audio is yielded as it is produced.
 
@@ -189,15 +189,20 @@ class LocalPipeline:
         early cancels the session. Raises ``BistreamError``, and any exception of ``pieces``.
         """
         if is_whole:
-            whole = b"".join(map(_to_bytes, pieces))
-            return self._stream(_start(whole, None, True, voice, sampling), ())
-        return self._stream(_start(b"", uuid.uuid4().hex, False, voice, sampling), pieces)
+            whole = b"".join(map(to_bytes, pieces))
+            return self._stream(_start(whole, None, True, voice, options), ())
+        return self._stream(_start(b"", uuid.uuid4().hex, False, voice, options), pieces)
 
     def convert(
-        self, source_wav: FloatArray, voice: VoiceChoice, sampling: Sampling = DEFAULT_SAMPLING, speed: float = 1.0, offline: bool = False
+        self,
+        source_wav: FloatArray,
+        voice: VoiceChoice,
+        options: GenerationOptions = DEFAULT_OPTIONS,
+        speed: float = 1.0,
+        offline: bool = False,
     ) -> Iterator[AudioChunk]:
         """The words of a recording (float32 [N], 16 kHz mono) in another voice; offline: computed as a whole. Raises ``BistreamError``."""
-        start = _start(b"", None, True, voice, sampling, speed=speed, offline=offline)
+        start = _start(b"", None, True, voice, options, speed=speed, offline=offline)
         return self._stream(replace(start, source_wav=source_wav), ())
 
     def _stream(self, start: BistreamRequest, pieces: Iterable[str | bytes]) -> Iterator[AudioChunk]:
@@ -252,7 +257,7 @@ class _Feeder:
             for piece in self._pieces:
                 if self._stopped.is_set():
                     return
-                self._append(_to_bytes(piece), is_end=False)
+                self._append(to_bytes(piece), is_end=False)
             self._append(b"", is_end=True)
         except UnknownSessionError:
             pass  # the session has ended; its own error says why
@@ -272,28 +277,19 @@ def _start(
     session_id: str | None,
     is_end: bool,
     voice: VoiceChoice,
-    sampling: Sampling,
+    options: GenerationOptions,
     speed: float | None = None,
     offline: bool = False,
 ) -> BistreamRequest:
     return BistreamRequest(
         target_text=text,
         reference_wav=voice.reference_wav,
-        reference_text=_encoded(voice.reference_text),
-        instruct_text=_encoded(voice.instruct_text),
+        reference_text=voice.reference_text,
         is_cross_lingual=voice.is_cross_lingual,
         speaker_id=voice.speaker_id,
         session_id=session_id,
         is_end=is_end,
-        sampling=sampling,
+        options=options,
         speed=speed,
         offline=offline,
     )
-
-
-def _encoded(text: str | None) -> bytes | None:
-    return None if text is None else text.encode("utf-8")
-
-
-def _to_bytes(piece: str | bytes) -> bytes:
-    return piece.encode("utf-8") if isinstance(piece, str) else piece

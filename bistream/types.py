@@ -22,17 +22,20 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Sampling of speech tokens. ``None`` means the value of the checkpoint's yaml.
+class GenerationOptions:
+    """What a request says to the language model beside text and voice; it passes from the client to the model as one object.
 
-    Repetition-aware sampling (``ras_sampling`` in the yaml) adds its window and threshold, which are not
-    per-request settings. ``temperature`` 1.0 is the reference; 0.0 is greedy.
+    The fields are those of the table in ``contract/fields.py``. top_k, top_p: ``None`` is the value of the checkpoint's yaml.
+    Repetition-aware sampling (``ras_sampling`` there) adds its window and threshold, which are not per-request settings.
     """
 
     seed: int = 0
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    instruct_text: str = ""
+    text_normalization: str | None = None
+    continues: str | None = None
 
 
 class TokenDemand(int):

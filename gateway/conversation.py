@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, InvalidInputError
-from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.admission import Caller
 from gateway.requests import FrontDoorRequest
 from gateway.session import Answer, Session

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from bistream.contract.fields import COSYVOICE2
 from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
-from bistream.wire import COSYVOICE2
 from gateway.admission import Admission, Caller, host_of
 from gateway.budget import Budget, InputBudget
 from gateway.conversation import Conversation

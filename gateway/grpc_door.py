@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
+from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, BusyError, ConfigError, InvalidInputError, ShuttingDownError
-from bistream.wire import format_error
 from gateway.admission import Caller
 from gateway.conversation import Conversation
 from gateway.gate import Gate

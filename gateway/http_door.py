@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, InvalidInputError
-from bistream.wire import format_error
 from gateway import public
 from gateway.admission import Caller
 from gateway.gate import Gate

@@ -9,8 +9,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, InvalidInputError
-from bistream.wire import format_error
 from gateway.requests import FrontDoorRequest, Tensor, check_request_id, checked_request, contract_of, served_name
 from gateway.settings import Limits
 

@@ -70,5 +70,4 @@ def http_status(error: BistreamError) -> int:
 
 def retry_after(error: BistreamError) -> dict[str, str]:
     """The HTTP header that says in whole seconds when to try again; empty where the error does not say it."""
-    seconds = error.retry_after_s if isinstance(error, BusyError) else None
-    return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
+    return {} if error.retry_after_s is None else {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}

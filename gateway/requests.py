@@ -11,25 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from bistream.contract.codec import NUMPY_TYPES, checked
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, OTHER_NAMES, Field, ModelContract
 from bistream.errors import InvalidInputError
-from bistream.wire import (
-    COSYVOICE2,
-    COSYVOICE2_BISTREAM,
-    OTHER_NAMES,
-    REFERENCE_HASH_PATTERN,
-    SESSION_ID_PATTERN,
-    SPEAKER_NAME_PATTERN,
-    TEXT_NORMALIZATIONS,
-    ModelContract,
-    TensorSpec,
-)
 from gateway.settings import Limits
 
 PUBLIC: dict[str, ModelContract] = {contract.name: contract for contract in (COSYVOICE2_BISTREAM, COSYVOICE2)}
-ELEMENT_BYTES = {"BOOL": 1, "INT32": 4, "INT64": 8, "FP32": 4}
 LENGTH_BYTES = 4  # before the only element of a BYTES tensor, little-endian
 MAX_REQUEST_ID_BYTES = 1024
-_SPECS = {name: {spec.name: spec for spec in contract.inputs} for name, contract in PUBLIC.items()}
 _OUTPUTS = {name: frozenset(spec.name for spec in contract.outputs) for name, contract in PUBLIC.items()}
 
 
@@ -101,7 +92,9 @@ def checked_request(
     """Names, types, shapes, lengths and sizes of a request whose model ``contract_of`` knows. Raises ``InvalidInputError``."""
     by_name: dict[str, Tensor] = {}
     for tensor in tensors:
-        check_tensor(_spec_of(model, tensor.name), tensor)
+        field = _field_of(model, tensor.name)
+        check_tensor(field, tensor)
+        _check_value(field, tensor, limits)
         if tensor.name in by_name:
             raise InvalidInputError(f"Input {tensor.name} comes twice; send it once.")
         by_name[tensor.name] = tensor
@@ -109,7 +102,6 @@ def checked_request(
         raise InvalidInputError("Input target_text is missing; send it as BYTES [1, 1], or source_wav to convert a recording.")
     if not by_name:
         raise InvalidInputError("The request has no input; send target_text, or session_id with is_cancel.")
-    _check_sizes(by_name, limits)
     return FrontDoorRequest(model, request_id, by_name, _check_outputs(model, outputs), wants_empty_final)
 
 
@@ -118,32 +110,27 @@ def check_request_id(request_id: str) -> None:
         raise InvalidInputError(f"The request id has more than {MAX_REQUEST_ID_BYTES} characters; shorten it.")
 
 
-def check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
+def check_tensor(field: Field, tensor: Tensor) -> None:
     """Type, shape and length of one input. Raises ``InvalidInputError``."""
     _, datatype, shape, raw = tensor
-    if datatype != spec.datatype or not (shape == spec.dims or _fits(shape, spec.dims)):
-        raise InvalidInputError(
-            f"Input {spec.name} has type {_quoted(datatype)} and shape {list(shape)[:8]}; send it as {_describe(spec)}."
-        )
+    if datatype != field.datatype or not field.fits(shape):
+        raise InvalidInputError(f"Input {field.name} has type {_quoted(datatype)} and shape {list(shape)[:8]}; send it as {field.form}.")
     if datatype == "BYTES":
         if len(raw) != LENGTH_BYTES + int.from_bytes(raw[:LENGTH_BYTES], "little"):
             raise InvalidInputError(
-                f"The contents of input {spec.name} are not one length of 4 bytes and so many bytes; send it in that form."
+                f"The contents of input {field.name} are not one length of 4 bytes and so many bytes; send it in that form."
             )
-    elif len(raw) != math.prod(shape) * ELEMENT_BYTES[datatype]:
-        count = math.prod(shape)
-        raise InvalidInputError(f"Input {spec.name} has {len(raw)} bytes for {count} values of {datatype}; send as many as its shape says.")
+    elif len(raw) != (count := math.prod(shape)) * np.dtype(NUMPY_TYPES[datatype]).itemsize:
+        raise InvalidInputError(
+            f"Input {field.name} has {len(raw)} bytes for {count} values of {datatype}; send as many as its shape says."
+        )
 
 
-def _fits(shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    return len(shape) == len(dims) and all(found >= 0 and wanted in (-1, found) for found, wanted in zip(shape, dims, strict=True))
-
-
-def _spec_of(model: str, name: str) -> TensorSpec:
-    spec = _SPECS[model].get(name)
-    if spec is None:
-        raise InvalidInputError(f"Model {model} has no input {_quoted(name)}; its inputs are {', '.join(_SPECS[model])}.")
-    return spec
+def _field_of(model: str, name: str) -> Field:
+    fields = PUBLIC[model].by_name
+    if name not in fields:
+        raise InvalidInputError(f"Model {model} has no input {_quoted(name)}; its inputs are {', '.join(fields)}.")
+    return fields[name]
 
 
 def _check_outputs(model: str, outputs: Iterable[str]) -> tuple[str, ...]:
@@ -156,31 +143,15 @@ def _check_outputs(model: str, outputs: Iterable[str]) -> tuple[str, ...]:
     return asked
 
 
-def _check_sizes(tensors: dict[str, Tensor], limits: Limits) -> None:
-    session = tensors.get("session_id")
-    if session is not None and SESSION_ID_PATTERN.match(session.raw[LENGTH_BYTES:].decode("latin-1")) is None:
-        raise InvalidInputError("Input session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : -; choose another.")
-    speaker = tensors.get("speaker_id")
-    if speaker is not None and SPEAKER_NAME_PATTERN.match(speaker.raw[LENGTH_BYTES:].decode("utf-8", errors="replace")) is None:
-        raise InvalidInputError("Input speaker_id must be 1 to 64 letters, digits, _ and -; correct it.")
-    digest = tensors.get("reference_hash")
-    if digest is not None and REFERENCE_HASH_PATTERN.match(digest.raw[LENGTH_BYTES:].decode("latin-1")) is None:
-        raise InvalidInputError("Input reference_hash must be 64 lower-case hexadecimal digits; compute it as the wire protocol says.")
-    normalization = tensors.get("text_normalization")
-    if normalization is not None and normalization.raw[LENGTH_BYTES:].decode("latin-1") not in TEXT_NORMALIZATIONS:
-        raise InvalidInputError(f"Input text_normalization must be one of {', '.join(TEXT_NORMALIZATIONS)}; correct it.")
-    for name in ("target_text", "reference_text", "instruct_text"):
-        text = tensors.get(name)
-        if text is not None and len(text.raw) > LENGTH_BYTES + limits.max_text_bytes:
-            raise InvalidInputError(f"Input {name} has more than {limits.max_text_bytes} bytes; shorten it.")
-    for name in ("reference_wav", "source_wav"):
-        recording = tensors.get(name)
-        if recording is not None and recording.shape[1] > limits.max_recording_samples:
-            raise InvalidInputError(f"Input {name} lasts more than {limits.max_recording_s:g} s at 16 kHz; send a shorter recording.")
-
-
-def _describe(spec: TensorSpec) -> str:
-    return f"{spec.datatype} [{', '.join('N' if size < 0 else str(size) for size in spec.dims)}]"
+def _check_value(field: Field, tensor: Tensor, limits: Limits) -> None:
+    """The rule of the field; without one, texts and recordings are bounded."""
+    raw = tensor.raw
+    if field.check is not None:
+        checked(field, raw[LENGTH_BYTES:] if field.datatype == "BYTES" else np.frombuffer(raw, NUMPY_TYPES[field.datatype]).item())
+    elif field.datatype == "BYTES" and len(raw) > LENGTH_BYTES + limits.max_text_bytes:
+        raise InvalidInputError(f"Input {field.name} has more than {limits.max_text_bytes} bytes; shorten it.")
+    elif tensor.shape[1] > limits.max_recording_samples and field.datatype == "FP32":
+        raise InvalidInputError(f"Input {field.name} lasts more than {limits.max_recording_s:g} s at 16 kHz; send a shorter recording.")
 
 
 def _quoted(word: str) -> str:

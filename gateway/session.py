@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from tritonclient.grpc import service_pb2
 
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.refusals import came_late
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
 from bistream.rates import SAMPLE_RATE
-from bistream.refusals import came_late
-from bistream.wire import COSYVOICE2_BISTREAM
 from gateway.admission import Caller
 from gateway.budget import Budget
 from gateway.messages import audio_bytes, is_final

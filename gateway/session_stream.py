@@ -14,7 +14,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from bistream.wire import COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from gateway.messages import request_bytes
 from gateway.requests import FrontDoorRequest, bytes_tensor, cancel_request
 from gateway.upstream import UpstreamStream

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from bistream.contract.refusals import session_exists
 from bistream.ended_sessions import EndedSessions
 from bistream.errors import InvalidInputError
-from bistream.refusals import session_exists
 from gateway.session import Session
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bistream.config import SERVER_DRAIN_TIMEOUT_S, RuntimeConfig
 from bistream.rates import REFERENCE_SAMPLE_RATE
 
 MIB = 1024 * 1024
@@ -17,14 +18,14 @@ class Limits:
     A *holder* is the API key of a request, and its address; both are counted.
     """
 
-    max_text_bytes: int = 16_000  # of one session, all pieces together: 4,000 characters of 4 bytes
-    max_recording_s: float = 60.0  # of the reference_wav tensor, its padding included; the models check the recording itself
+    max_text_bytes: int = 4 * RuntimeConfig.max_text_chars  # of one session, all pieces together
+    max_recording_s: float = 2 * RuntimeConfig.max_reference_s  # of the tensor, its padding included; the models check the rest
     max_message_bytes: int = 6 * MIB  # of one gRPC message: the longest recording and the longest text
     max_input_bytes: int = 512 * MIB  # of requests on their way, until Triton has them, all clients together; an address may take a quarter
     max_json_bytes: int = 1_000_000  # of the JSON of an HTTP request
     max_json_depth: int = 8
     max_silence_s: float = 60.0  # a session may go without speakable text and without audio; empty pieces renew nothing
-    max_unread_audio_s: float = 90.0  # of one session, kept for a client that does not read; the models run 60 s ahead of the listener
+    max_unread_audio_s: float = RuntimeConfig.max_unread_audio_s + 30.0  # of one session: the models run that far ahead of the listener
     max_output_bytes: int = 1024 * MIB  # of audio kept for clients that do not read, all together; 0: no limit
     max_unanswered: int = 256  # requests of one stream; then the gate reads no more of them
     max_sessions: int = 4096  # of the gate
@@ -78,6 +79,6 @@ class GateSettings:
     http: Listen | None = None  # None: no HTTP door
     tls: TlsSettings | None = None
     keys_file: Path | None = None
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: float = SERVER_DRAIN_TIMEOUT_S
     ready_file: Path | None = None
     behind_proxy: bool = False  # callers have the address that the proxy tells in x-client-address

@@ -15,8 +15,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from bistream.contract.refusals import parse_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
-from bistream.wire import parse_error
 from gateway.refusals import WrongCallError
 from gateway.settings import UpstreamSettings
 

@@ -15,10 +15,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from bistream.contract.checks import check_speaker_name
+from bistream.contract.voices import REGISTERED
 from bistream.errors import BistreamError, ConfigError
-from bistream.limits import check_speaker_name
 from bistream.process_limits import raise_soft_limit
-from bistream.voice_list import REGISTERED
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording

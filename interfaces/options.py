@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bistream.client.connection import add_security_arguments, security_of
-from bistream.wire import TEXT_NORMALIZATIONS
+from bistream.contract.checks import TEXT_NORMALIZATIONS
 from interfaces.settings import Limits, Recording, Settings
 
 _LIMIT_HELP = {

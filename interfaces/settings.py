@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.client.connection import INSECURE, ClientSecurity
+from bistream.config import SERVER_DRAIN_TIMEOUT_S, RuntimeConfig
 
 MARKDOWN = "+markdown"  # texts are prepared as the server does, and read as Markdown, which language models write
 
@@ -18,8 +19,8 @@ class Limits:
     max_message_bytes: int = 256 * 1024
     max_body_bytes: int = 1024 * 1024
     max_upload_bytes: int = 10 * 1024 * 1024
-    max_recording_s: float = 30.0
-    min_recording_s: float = 0.5
+    max_recording_s: float = RuntimeConfig.max_reference_s
+    min_recording_s: float = RuntimeConfig.min_reference_s
     share: float = 0.25  # of each of the next five, for one API key and for one address
     max_voices: int = 1000
     max_voices_bytes: int = 512 * 1024 * 1024
@@ -58,10 +59,10 @@ class Settings:
     aliases: tuple[tuple[str, str], ...] = ()
     accepts_any_voice: bool = False
     speak_after_s: float = 2.0  # 0: never
-    text_normalization: str = MARKDOWN  # of ``bistream.wire.TEXT_NORMALIZATIONS``, where a request does not say it
+    text_normalization: str = MARKDOWN  # of ``checks.TEXT_NORMALIZATIONS``, where a request does not say it
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # beside the names of loopback and the address above
     behind_proxy: bool = False  # the header ``x-client-address`` tells who calls
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: float = SERVER_DRAIN_TIMEOUT_S
     ready_file: Path | None = None
     limits: Limits = Limits()

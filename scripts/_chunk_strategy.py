@@ -25,7 +25,7 @@ from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE
 from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.token2wav.speech_stages import SpeechStages
-from bistream.types import FloatArray, Sampling
+from bistream.types import FloatArray, GenerationOptions
 from bistream.voice.manner import language_prompt
 from scripts._inference import Utterance
 from scripts._seam_meter import SeamReport, joints_of, measure_seams
@@ -88,7 +88,7 @@ def stream(stages: SpeechStages, speech: Speech, sizes: Sequence[int], seed: int
 
 
 def stream_all(
-    stages: Stages, utterances: Sequence[Utterance], strategy: str, sampling: Sampling, output: Path, tell: Callable[[Entry], None]
+    stages: Stages, utterances: Sequence[Utterance], strategy: str, sampling: GenerationOptions, output: Path, tell: Callable[[Entry], None]
 ) -> dict[str, Any]:
     """Stream every utterance twice; returns the log, and tells each entry of it at once. Warms up with another voice. In the second pass
     the flow knows the voice; in the first one it does where an earlier utterance had the same."""
@@ -130,8 +130,8 @@ def stream_all(
     }
 
 
-def _tokens(stages: Stages, utterance: Utterance, speech: Speech, sampling: Sampling) -> tuple[int, ...]:
-    told = language_prompt(speech.prompt, utterance.voice.instruct_text or "", utterance.voice.is_cross_lingual)
+def _tokens(stages: Stages, utterance: Utterance, speech: Speech, sampling: GenerationOptions) -> tuple[int, ...]:
+    told = language_prompt(speech.prompt, sampling.instruct_text, utterance.voice.is_cross_lingual)
     (tokens,) = stages.speech_tokens([(utterance.text, told)], sampling)
     if isinstance(tokens, BistreamError):
         raise tokens

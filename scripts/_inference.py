@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bistream.client.audio import read_reference
-from bistream.client.voice_options import add_manner_arguments
+from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual
+from bistream.client.voice_options import add_options as add_fields
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import SERVER_TEXT_NORMALIZATIONS
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
-from bistream.types import FloatArray, Sampling
-from bistream.wire import SERVER_TEXT_NORMALIZATIONS
+from bistream.types import FloatArray, GenerationOptions
 from scripts._dataset import Row, read_lines, read_manifest, read_rows
 
 
@@ -40,7 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference-text", help="transcript of the recording (with --text and --text-file); without it: cross-lingual")
     parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice")
     parser.add_argument("--speaker-id", help="a registered voice, or a preset of spk2info.pt, instead of a recording")
-    add_manner_arguments(parser)
+    add_cross_lingual(parser)
+    add_fields(parser, ("instruct_text",))
     parser.add_argument("--voices-dir", default="", metavar="DIR", help="where the registered voices are")
     parser.add_argument(
         "--text-normalization",
@@ -66,10 +68,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flow-state-mb", type=int, default=0, metavar="N", help="memory for the flow's state; 0: 300 s of audio or more, if it fits"
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--top-p", type=float)
+    add_fields(parser, ("seed", "temperature", "top_k", "top_p"))
 
 
 def runtime_config(options: argparse.Namespace, max_sessions: int) -> RuntimeConfig:
@@ -85,8 +84,9 @@ def runtime_config(options: argparse.Namespace, max_sessions: int) -> RuntimeCon
     )
 
 
-def sampling(options: argparse.Namespace) -> Sampling:
-    return Sampling(seed=options.seed, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
+def sampling(options: argparse.Namespace) -> GenerationOptions:
+    given = {name: getattr(options, name, None) for name in GENERATION_OPTIONS if name != "text_normalization"}
+    return GenerationOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 def utterances(options: argparse.Namespace) -> list[Utterance]:
@@ -122,7 +122,7 @@ def _voice(options: argparse.Namespace) -> VoiceChoice:
 
 
 def _in_manner(voice: VoiceChoice, options: argparse.Namespace) -> VoiceChoice:
-    return replace(voice, instruct_text=options.instruct_text, is_cross_lingual=options.cross_lingual)
+    return replace(voice, is_cross_lingual=options.is_cross_lingual)
 
 
 def recording(path: Path, transcript: str | None) -> VoiceChoice:

@@ -25,7 +25,7 @@ from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS, check_prompt
 from bistream.token2wav.renderer import Outcome, RendererHop, Rendering, sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
-from bistream.types import FloatArray, Sampling, SpeechTokens, VoicePrompt
+from bistream.types import FloatArray, GenerationOptions, SpeechTokens, VoicePrompt
 from bistream.voice.build import join_voice_prompt
 from bistream.voice.conditioning import condition_reference
 from bistream.voice.manner import LanguagePrompt, language_prompt
@@ -81,7 +81,9 @@ class Stages:
         check_prompt(self.renderer, prompt)
         return prompt
 
-    def speech_tokens(self, texts: Sequence[tuple[str, VoicePrompt | LanguagePrompt]], sampling: Sampling) -> list[Tokens | BistreamError]:
+    def speech_tokens(
+        self, texts: Sequence[tuple[str, VoicePrompt | LanguagePrompt]], sampling: GenerationOptions
+    ) -> list[Tokens | BistreamError]:
         """Of whole texts, all together; the error of a text in its place."""
         assert self._language_model is not None, "the stages have a language model"
         ends: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -98,9 +100,8 @@ class Stages:
                 ends.put(index)
 
         for index, (text, prompt) in enumerate(texts):
-            told = prompt if isinstance(prompt, LanguagePrompt) else language_prompt(prompt)
-            values = (told.prompt_text, told.prompt_speech_tokens, sampling, told.instruct_text)
-            start = LanguageModelStart(str(index), text.encode("utf-8"), True, *values)
+            told = prompt if isinstance(prompt, LanguagePrompt) else language_prompt(prompt, sampling.instruct_text)
+            start = LanguageModelStart(str(index), text.encode("utf-8"), True, told.prompt_text, told.prompt_speech_tokens, sampling)
             try:
                 self._language_model.start(start, lambda message, index=index: listen(index, message))  # type: ignore[misc]
             except BistreamError as error:

@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 from bistream.client.audio import WavWriter
 from bistream.commands.waiting import Waiting
+from bistream.contract.checks import MAX_SPEED, MIN_SPEED
 from bistream.errors import BistreamError
-from bistream.limits import MAX_SPEED, MIN_SPEED
 from bistream.local import LocalPipeline
 from bistream.rates import SAMPLE_RATE
 from bistream.text.effort import reads_numbers

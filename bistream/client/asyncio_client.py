@@ -29,10 +29,11 @@ from bistream.client.known_voices import KnownVoices
 from bistream.client.messages import RequestMessages, Result
 from bistream.client.opening import SessionStarts
 from bistream.client.server_errors import SlowReaderError, server_error
-from bistream.client.translation import call_error, to_bytes
+from bistream.client.translation import call_error
+from bistream.contract.codec import to_bytes
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import CancelledError, EngineError
 from bistream.rates import SAMPLE_RATE
-from bistream.wire import COSYVOICE2_BISTREAM
 
 _CLOSED = "The session is over; start another one for more text."
 

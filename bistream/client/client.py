@@ -23,8 +23,8 @@ from bistream.client.background_loop import run
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import Chunk, Heard, SessionExchange
 from bistream.client.opening import SessionStarts
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
-from bistream.wire import COSYVOICE2_BISTREAM
 
 
 class BistreamClient(SessionStarts["ClientSession"]):

@@ -16,9 +16,11 @@ from bistream.client.audio import AudioWriter, read_reference
 from bistream.client.client import BistreamClient
 from bistream.client.connection import security_of
 from bistream.client.exit_codes import EXIT_USAGE, fail
+from bistream.client.opening import START_ARGUMENTS
 from bistream.client.report import SessionReport
 from bistream.client.say import add_session_arguments, check_session, receive, run
-from bistream.limits import MAX_SPEED, MIN_SPEED
+from bistream.client.voice_options import add_options, given_inputs
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -30,11 +32,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice to say it in, 0.5 to 30 s")
     parser.add_argument("--reference-text", help="transcript of that recording; not needed")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--speed", type=float, help=f"{MIN_SPEED:g} to {MAX_SPEED:g}")
+    add_options(parser, ("seed", "speed"))
     add_session_arguments(parser)
     options = parser.parse_args(arguments)
-    options.instruct_text = None
     check_session(parser, options)
     options.security = security_of(parser, options)
     return options
@@ -43,9 +43,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 def convert(options: argparse.Namespace, reference_wav: Any, output: AudioWriter, report: SessionReport) -> None:
     """Raises the error that ended the session early; the report holds what arrived before it."""
     client = BistreamClient(options.server, options.model_name, options.silence_timeout, options.security)
-    names = ("reference_text", "speaker_id", "session_id", "seed", "speed")
-    values = {name: value for name in names if (value := getattr(options, name)) is not None}
-    with client.convert(options.source_wav, reference_wav=reference_wav, **values) as session:
+    values = given_inputs(COSYVOICE2_BISTREAM.by_name, options, START_ARGUMENTS)
+    with client.convert(options.source_wav, reference_wav=reference_wav, session_id=options.session_id, **values) as session:
         receive(session, output, report, shows_progress=sys.stderr.isatty() and not options.quiet)
 
 

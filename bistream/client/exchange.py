@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.client.known_voices import KnownVoices, is_refusal_of_hash
+from bistream.contract.fields import SESSION_SECRET_PARAMETER
 from bistream.errors import CancelledError, UnknownSessionError, UnknownVoiceError
 from bistream.rates import SAMPLE_RATE, SILENCE_S
-from bistream.wire import SESSION_SECRET_PARAMETER
 
 _RECORDING = ("reference_wav", "reference_wav_len", "reference_text")
 

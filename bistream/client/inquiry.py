@@ -21,9 +21,9 @@ from bistream.client.connection import ClientSecurity, add_security_arguments, s
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_SERVER, fail
 from bistream.client.server_errors import server_error
 from bistream.client.translation import no_answer, stream_error
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
+from bistream.contract.voices import ListedVoice, parse_voices
 from bistream.errors import BistreamError
-from bistream.voice_list import ListedVoice, parse_voices
-from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
 
 MODELS = (COSYVOICE2_BISTREAM.name, COSYVOICE2.name)
 

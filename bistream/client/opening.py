@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from bistream.client.exchange import SessionExchange
 from bistream.client.known_voices import KnownVoices
-from bistream.client.translation import to_bytes
-from bistream.limits import is_instruction
-from bistream.reference_hash import reference_hash
+from bistream.contract.codec import to_bytes
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.voices import reference_hash
 
 Session = TypeVar("Session")
+# Inputs that the client fills in itself, or that its methods have names of their own for.
+_OWN = "target_text session_id is_start is_end is_cancel reference_wav_len reference_hash source_wav source_wav_len is_voice_list".split()
+START_ARGUMENTS = frozenset(COSYVOICE2_BISTREAM.by_name).difference(_OWN)
 
 
 class SessionStarts(ABC, Generic[Session]):
@@ -28,68 +31,37 @@ class SessionStarts(ABC, Generic[Session]):
     def _open(self, exchange: SessionExchange, start: dict[str, Any]) -> Session:
         """The client's own session, with the inputs of its start by their names in the wire contract."""
 
-    def start(
-        self,
-        *,
-        reference_wav: NDArray[np.float32] | None = None,
-        reference_text: str | None = None,
-        speaker_id: str | None = None,
-        text: str | bytes = b"",
-        is_end: bool = False,
-        session_id: str | None = None,
-        instruct_text: str | None = None,
-        is_cross_lingual: bool = False,
-        **options: int | float | str,
-    ) -> Session:
-        """Open a session. A voice is a recording (float32 [N], 16 kHz mono) with its transcript, or the id of a registered one.
+    def start(self, *, text: str | bytes = b"", is_end: bool = False, session_id: str | None = None, **inputs: Any) -> Session:
+        """Open a session. text, is_end: with ``is_end`` this is the whole text and the server may use its one-shot layout.
 
-        Without the transcript, or with is_cross_lingual, the text may be in another language than the recording.
-        instruct_text: how to speak.
-        text, is_end: with ``is_end`` this is the whole text and the server may use its one-shot layout. options: ``seed``,
-        ``temperature``, ``top_k``, ``top_p``, ``text_normalization`` and, with ``is_end``, ``speed``.
+        inputs: ``START_ARGUMENTS``, inputs of the wire contract by name: the voice, ``reference_wav`` (float32 [N], 16 kHz mono) with
+        ``reference_text`` or a ``speaker_id``, and how it is to speak. None: not asked for. Raises ``TypeError`` for another name.
         """
-        values: dict[str, Any] = {
-            "target_text": to_bytes(text),
-            "is_end": is_end,
-            "instruct_text": instruct_text if is_instruction(instruct_text or "") else None,
-            **options,
-        }
-        if is_cross_lingual:
-            values["is_cross_lingual"] = True
-        return self._start(session_id, reference_wav, reference_text, speaker_id, values)
+        return self._start(session_id, {"target_text": to_bytes(text), "is_end": is_end}, inputs)
 
-    def convert(
-        self,
-        source_wav: NDArray[np.float32],
-        *,
-        reference_wav: NDArray[np.float32] | None = None,
-        reference_text: str | None = None,
-        speaker_id: str | None = None,
-        session_id: str | None = None,
-        **options: int | float,
-    ) -> Session:
+    def convert(self, source_wav: NDArray[np.float32], *, session_id: str | None = None, **inputs: Any) -> Session:
         """Open a session that speaks the words of a recording in another voice (voice conversion); the audio streams.
 
-        source_wav: float32 [N], 16 kHz mono. The voice is a recording or the id of a registered one; a transcript is not needed.
-        options: ``seed``, ``speed``.
+        source_wav: float32 [N], 16 kHz mono. inputs: as those of ``start``: a voice, whose transcript is not needed, ``seed``, ``speed``.
         """
         source = {"source_wav": source_wav, "source_wav_len": len(source_wav)}
-        values = {"target_text": b"", "is_end": True, **source, **options}
-        return self._start(session_id, reference_wav, reference_text, speaker_id, values)
+        return self._start(session_id, {"target_text": b"", "is_end": True, **source}, inputs)
 
-    def _start(
-        self,
-        session_id: str | None,
-        reference_wav: NDArray[np.float32] | None,
-        reference_text: str | None,
-        speaker_id: str | None,
-        values: Mapping[str, Any],
-    ) -> Session:
-        """values: the inputs beside the voice; None: left out. Older servers lack some, so what is not asked for is not sent."""
-        start: dict[str, Any] = {"reference_text": reference_text, "speaker_id": speaker_id, **values, "is_start": True}
-        voice_hash = None
+    def _start(self, session_id: str | None, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> Session:
+        """Older servers lack some inputs, so what is not asked for is not sent."""
+        start = {**values, **said(inputs), "is_start": True}
+        reference_wav, voice_hash = start.get("reference_wav"), None
         if reference_wav is not None:
-            start.update(reference_wav=reference_wav, reference_wav_len=len(reference_wav))
+            start["reference_wav_len"] = len(reference_wav)
             if self.known_voices is not None:  # its hash may replace it; without a transcript that of an empty one
-                voice_hash = reference_hash(reference_wav, reference_text or "")
+                voice_hash = reference_hash(reference_wav, start.get("reference_text", ""))
         return self._open(SessionExchange(session_id or uuid.uuid4().hex, self.known_voices, voice_hash), start)
+
+
+def said(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that say anything. Raises ``TypeError`` for a name that is no argument of a start."""
+    for name in inputs:
+        if name not in START_ARGUMENTS:
+            raise TypeError(f"A start has no argument {name!r}; it takes {', '.join(sorted(START_ARGUMENTS))}.")
+    fields = COSYVOICE2_BISTREAM.by_name
+    return {name: value for name, value in inputs.items() if fields[name].says(value)}

@@ -24,35 +24,15 @@ from bistream.client.audio import FORMATS, STANDARD_OUTPUT, AudioWriter, open_ou
 from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
+from bistream.client.opening import START_ARGUMENTS
 from bistream.client.report import ChunkRecord, SessionReport
-from bistream.client.voice_options import add_manner_arguments, add_normalization_argument, check_voice, refusal
-from bistream.errors import BistreamError, EngineError, InvalidInputError
-from bistream.limits import (
-    MAX_SPEED,
-    MAX_TEMPERATURE,
-    MIN_SPEED,
-    check_seed,
-    check_session_id,
-    check_speaker_name,
-    check_speed,
-    check_temperature,
-    check_top_k,
-    check_top_p,
-)
+from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.errors import BistreamError, EngineError
 from bistream.rates import SAMPLE_RATE
 
 STDIN_READ_BYTES = 4096
 Work = Callable[[argparse.Namespace, Any, AudioWriter, SessionReport], None]  # options, recording of the voice, output, report
-# The server's own checks, by name of the option.
-_CHECKS: dict[str, Callable[[Any], None]] = {
-    "session_id": check_session_id,
-    "speaker_id": check_speaker_name,
-    "seed": check_seed,
-    "temperature": check_temperature,
-    "top_k": check_top_k,
-    "top_p": check_top_p,
-    "speed": check_speed,
-}
 # One character where words are not separated by spaces (kana and Chinese characters), else a word with its trailing whitespace.
 _PIECE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+\s*|\s+")
 
@@ -89,14 +69,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--reference-audio", metavar="FILE", help="a recording of the voice, 0.5 to 30 s (WAV, FLAC, ...)")
     parser.add_argument("--reference-text", help="transcript of the recording; without it the text may be in another language")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
-    add_manner_arguments(parser)
+    add_cross_lingual(parser)
     add_session_arguments(parser)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--temperature", type=float, help=f"0 (greedy) to {MAX_TEMPERATURE:g}")
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--speed", type=float, help=f"{MIN_SPEED:g} to {MAX_SPEED:g}; only with --text sent all at once")
-    add_normalization_argument(parser)
+    add_options(parser, (*GENERATION_OPTIONS, "speed"))
     options = parser.parse_args(arguments)
     options.text = options.words if options.text is None else options.text
     _check_usage(parser, options)
@@ -132,26 +107,15 @@ def check_session(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     if options.json and options.output == STANDARD_OUTPUT:
         parser.error("the standard output takes either --json or the audio")
     check_voice(parser, options)
-    for name, check in _CHECKS.items():
-        value = getattr(options, name, None)
-        try:
-            if value is not None:
-                check(value)
-        except InvalidInputError as error:
-            parser.error(error.sentence)
 
 
 def start_session(options: argparse.Namespace, reference_wav: Any) -> ClientSession:
     """The start carries the text when all of it is sent at once."""
-    names = ("reference_text", "instruct_text", "text_normalization", *_CHECKS)
-    values = {name: value for name in names if (value := getattr(options, name)) is not None}
-    values["is_cross_lingual"] = options.cross_lingual
-    if reference_wav is not None:
-        values["reference_wav"] = reference_wav
+    values: dict[str, Any] = given_inputs(COSYVOICE2_BISTREAM.by_name, options, START_ARGUMENTS)
     if options.text is not None and options.text_rate is None:
         values.update(text=options.text, is_end=True)
     client = BistreamClient(options.server, options.model_name, options.silence_timeout, options.security)
-    return client.start(**values)
+    return client.start(reference_wav=reference_wav, session_id=options.session_id, **values)
 
 
 def feed(session: ClientSession, pieces: Iterable[str | bytes]) -> None:

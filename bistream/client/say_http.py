@@ -22,44 +22,38 @@ from numpy.typing import NDArray
 from bistream.client.audio import WavWriter, read_reference
 from bistream.client.connection import INSECURE, ClientSecurity, add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
+from bistream.client.opening import START_ARGUMENTS
 from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
-from bistream.client.voice_options import add_manner_arguments, add_normalization_argument, check_voice, refusal
+from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
+from bistream.contract.fields import COSYVOICE2, Field
 from bistream.errors import BistreamError, InvalidInputError
-from bistream.wire import COSYVOICE2
 
 MAX_BODY_BYTES = 1_000_000  # this Triton release crashes on JSON bodies of 4 MB; a proxy in front should refuse more than 1 MB
 SAMPLE_DECIMALS = 5  # finer than a 16-bit step (3.1e-5), and a third of the bytes of a full float
 
 
-def request_body(
-    text: str,
-    reference_wav: NDArray[np.float32] | None,
-    reference_text: str | None,
-    speaker_id: str | None = None,
-    instruct_text: str | None = None,
-    is_cross_lingual: bool = False,
-    text_normalization: str | None = None,
-) -> bytes:
-    """Upstream's request: plain JSON, ``inputs`` only. Raises ``InvalidInputError`` when it would be too large for the server."""
-    inputs: list[dict[str, Any]] = []
+def request_body(text: str, reference_wav: NDArray[np.float32] | None, reference_text: str | None = None, **inputs: Any) -> bytes:
+    """Upstream's request: plain JSON, ``inputs`` only. Raises ``InvalidInputError`` when it would be too large for the server.
+
+    inputs: the others, by their names in the wire contract; None: not sent."""
+    values: dict[str, Any] = {"reference_text": reference_text, "target_text": text, **inputs}
     if reference_wav is not None:
         samples = [round(float(sample), SAMPLE_DECIMALS) for sample in reference_wav]
-        inputs.append({"name": "reference_wav", "shape": [1, len(samples)], "datatype": "FP32", "data": [samples]})
-        inputs.append({"name": "reference_wav_len", "shape": [1, 1], "datatype": "INT32", "data": [[len(samples)]]})
-    texts = {"reference_text": reference_text, "target_text": text, "speaker_id": speaker_id, "instruct_text": instruct_text}
-    for name, value in {**texts, "text_normalization": text_normalization}.items():
-        if value is not None:
-            inputs.append({"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [value]})
-    if is_cross_lingual:
-        inputs.append({"name": "is_cross_lingual", "shape": [1, 1], "datatype": "BOOL", "data": [[True]]})
-    body = json.dumps({"inputs": inputs}, separators=(",", ":")).encode("utf-8")
+        values = {"reference_wav": samples, "reference_wav_len": len(samples), **values}
+    inputs_given = [_input(COSYVOICE2.by_name[name], value) for name, value in values.items() if COSYVOICE2.by_name[name].says(value)]
+    body = json.dumps({"inputs": inputs_given}, separators=(",", ":")).encode("utf-8")
     if len(body) > MAX_BODY_BYTES:
         raise InvalidInputError(
             f"The request would be {len(body) / 1e6:.1f} MB of JSON, which can crash the server; "
             "use a reference recording of at most 6 seconds, or `bistream say`."
         )
     return body
+
+
+def _input(field: Field, value: Any) -> dict[str, Any]:
+    row = value if isinstance(value, list) else [value]
+    return {"name": field.name, "shape": [1, len(row)], "datatype": field.datatype, "data": row if field.datatype == "BYTES" else [row]}
 
 
 def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, security: ClientSecurity = INSECURE) -> NDArray[np.float32]:
@@ -106,8 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--reference-text", help="transcript of the recording; without it the text may be in another language")
     parser.add_argument("--speaker-id", help="a registered voice or a preset of the model, instead of a recording")
-    add_manner_arguments(parser)
-    add_normalization_argument(parser)
+    add_cross_lingual(parser)
+    add_options(parser, (name for name in GENERATION_OPTIONS if name in COSYVOICE2.by_name))
     parser.add_argument("--output", default="output.wav", metavar="FILE", help="WAV file to write (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8000", metavar="HOST:PORT", help="HTTP address (default: %(default)s)")
     parser.add_argument("--model-name", default=COSYVOICE2.name, help="default: %(default)s")
@@ -118,8 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
     check_voice(parser, options)
     try:
         reference_wav = read_reference(options.reference_audio) if options.reference_audio is not None else None
-        manner = (options.speaker_id, options.instruct_text, options.cross_lingual, options.text_normalization)
-        body = request_body(options.text or options.words, reference_wav, options.reference_text, *manner)
+        inputs = given_inputs(COSYVOICE2.by_name, options, START_ARGUMENTS)
+        body = request_body(options.text or options.words, reference_wav, **inputs)
     except (ValueError, InvalidInputError) as error:
         return fail(str(error), EXIT_USAGE)
     try:

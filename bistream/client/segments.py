@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from bistream.limits import is_speakable
+from bistream.config import RuntimeConfig
+from bistream.contract.checks import is_speakable
 
-MAX_CHARS = 4000  # of a session, by default (``RuntimeConfig.max_text_chars``)
+MAX_CHARS = RuntimeConfig.max_text_chars  # of a session, where the server does not say it
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=\S)|[。！？][”’」』）]*(?=.)|\n+(?=.)")  # with something behind it
 
 Session = TypeVar("Session")

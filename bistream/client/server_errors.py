@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
+from bistream.contract.refusals import parse_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, BusyError, EngineError, InvalidInputError, ShuttingDownError
-from bistream.wire import parse_error
 
 
 class UnauthenticatedError(BistreamError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,10 +45,6 @@ class Speaker:
         return self.speed != 1.0
 
     def arguments(self) -> dict[str, Any]:
-        """Of ``AsyncBistreamClient.start``; older servers lack some inputs, so what is not asked for is left out."""
-        options = {name: getattr(self, name) for name in ("seed", "temperature", "top_k", "top_p", "text_normalization")}
-        given = {name: value for name, value in options.items() if value is not None}
-        if self.wants_whole_text:
-            given["speed"] = self.speed
-        voice = {name: getattr(self, name) for name in ("speaker_id", "reference_wav", "reference_text")}
-        return {**voice, "instruct_text": self.instruct_text, "is_cross_lingual": self.is_cross_lingual, **given}
+        """Of ``AsyncBistreamClient.start``."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**given, "speed": self.speed if self.wants_whole_text else None}

@@ -6,25 +6,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tritonclient.grpc as triton
-from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from bistream.client.proxy_errors import proxy_sentence
 from bistream.client.server_errors import HAS_CODE, server_error
-from bistream.wire import COSYVOICE2_BISTREAM, TensorSpec
+from bistream.contract.codec import to_array, to_bytes
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 
-_NUMPY_TYPES: dict[str, type] = {"BYTES": np.object_, "BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32}
 _DISTRUST = re.compile(r"CERTIFICATE_VERIFY_FAILED: (?P<why>[^:]+)|Hostname Verification Check failed")  # in gRPC's reasons
-_SPECS: dict[str, TensorSpec] = {spec.name: spec for spec in COSYVOICE2_BISTREAM.inputs}
+_FIELDS = COSYVOICE2_BISTREAM.by_name
 
 
 def infer_input(name: str, value: Any) -> triton.InferInput:
     """A value as the tensor of the wire contract: [1, 1], or [1, N] for an array."""
-    array = _array(_SPECS[name], value)
-    tensor = triton.InferInput(name, list(array.shape), _SPECS[name].datatype)
+    array = to_array(_FIELDS[name], value)
+    tensor = triton.InferInput(name, list(array.shape), _FIELDS[name].datatype)
     tensor.set_data_from_numpy(array)
     return tensor
 
@@ -39,7 +37,7 @@ def infer_request(
     for name, text in parameters.items():
         message.parameters[name].string_param = text
     for name, value in values.items():
-        datatype = _SPECS[name].datatype
+        datatype = _FIELDS[name].datatype
         shape, raw = raw_input(name, value)
         message.inputs.add(name=name, datatype=datatype, shape=shape)
         message.raw_input_contents.append(raw)
@@ -48,25 +46,14 @@ def infer_request(
 
 def raw_input(name: str, value: Any) -> tuple[tuple[int, ...], bytes]:
     """Shape and bytes of a tensor. What every piece has goes without numpy, which would take longer than the rest of the message."""
-    spec = _SPECS[name]
-    if spec.datatype == "BYTES":
+    field = _FIELDS[name]
+    if field.datatype == "BYTES":
         data = to_bytes(value)
         return (1, 1), len(data).to_bytes(4, "little") + data
-    if spec.datatype == "BOOL" and isinstance(value, bool):
+    if field.datatype == "BOOL" and isinstance(value, bool):
         return (1, 1), bytes((value,))
-    array = _array(spec, value)
+    array = to_array(field, value)
     return array.shape, array.tobytes()
-
-
-def _array(spec: TensorSpec, value: Any) -> NDArray[Any]:
-    if spec.datatype == "BYTES":
-        return np.array([[to_bytes(value)]], dtype=np.object_)
-    return np.ascontiguousarray(value, dtype=_NUMPY_TYPES[spec.datatype]).reshape(1, -1)
-
-
-def to_bytes(text: str | bytes) -> bytes:
-    """Text as UTF-8; bytes as they are."""
-    return text.encode("utf-8") if isinstance(text, str) else text
 
 
 def stream_error(error: InferenceServerException, address: str) -> BaseException:

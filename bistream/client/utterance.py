@@ -25,7 +25,7 @@ from bistream.client.exchange import Chunk, Heard, silent_chunk
 from bistream.client.pause_timer import PauseTimer
 from bistream.client.segments import Segment, Segments
 from bistream.client.speaker import Speaker
-from bistream.errors import BistreamError, BusyError, CancelledError
+from bistream.errors import BistreamError, CancelledError
 
 CANCEL_TIMEOUT_S = 0.5  # for the server's answer to a cancel; the stream is closed in any case
 MAX_RETRY_WAIT_S = 5.0  # where a server that is full names a later time
@@ -206,4 +206,4 @@ def may_pass(error: BaseException) -> bool:
 
 def retry_after_s(error: BaseException) -> float:
     """For which a server that is full asks to wait, at most ``MAX_RETRY_WAIT_S``; 0 where it does not say."""
-    return min(error.retry_after_s or 0.0, MAX_RETRY_WAIT_S) if isinstance(error, BusyError) else 0.0
+    return min(error.retry_after_s or 0.0, MAX_RETRY_WAIT_S) if isinstance(error, BistreamError) else 0.0

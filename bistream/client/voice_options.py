@@ -1,39 +1,55 @@
-"""Options of the client's commands that say in which voice and manner to speak."""
+"""Options of the client's commands that say in which voice and manner to speak: inputs of a start by their names in the wire contract."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from bistream.errors import BistreamError
-from bistream.wire import TEXT_NORMALIZATIONS
+from bistream.contract.fields import COSYVOICE2_BISTREAM, Field
+from bistream.errors import BistreamError, InvalidInputError
+from bistream.types import GenerationOptions
 
-_NO_VOICE = "The voice is missing;"  # as the server's sentence begins, which goes on with the names of tensors
-
-
-def add_manner_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--instruct-text", metavar="TEXT", help="how to speak: an emotion, a dialect, a speed, such as 用四川话说")
-    parser.add_argument("--cross-lingual", action="store_true", help="leave the voice's transcript aside: the text is in another language")
+GENERATION_OPTIONS = tuple(one.name for one in dataclasses.fields(GenerationOptions))
+_TYPES = {"INT32": int, "INT64": int, "FP32": float, "BYTES": str}
 
 
-def add_normalization_argument(parser: argparse.ArgumentParser) -> None:
-    text = "how the text is prepared: raw, or without what has no sound, and numbers read out or not (default: the server's)"
-    parser.add_argument("--text-normalization", choices=TEXT_NORMALIZATIONS, help=text)
+def add_options(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """names: of inputs."""
+    for name in names:
+        field = COSYVOICE2_BISTREAM.by_name[name]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=_TYPES[field.datatype], help=field.doc.removeprefix("with the start: "))
+
+
+def add_cross_lingual(parser: argparse.ArgumentParser) -> None:
+    text = "leave the voice's transcript aside: the text is in another language"
+    parser.add_argument("--cross-lingual", dest="is_cross_lingual", action="store_true", help=text)
+
+
+def given_inputs(fields: Mapping[str, Field], options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the names that are options, and say anything."""
+    values = {name: getattr(options, name, None) for name in names if name in fields}
+    return {name: value for name, value in values.items() if fields[name].says(value)}
 
 
 def refusal(error: BistreamError) -> str:
-    """Code and sentence, for whoever gave options and no tensors."""
-    sentence = error.sentence
-    if sentence.startswith(_NO_VOICE):
-        sentence = f"{_NO_VOICE} give --speaker-id, or --reference-audio with --reference-text."
-    return f"{error.code}: {sentence}"
+    return f"{error.code}: {error.sentence}"
 
 
 def check_voice(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program with a sentence where the options of the voice contradict each other."""
+    """Ends the program with a sentence where an option is wrong, or those of the voice contradict each other."""
     if options.reference_text is not None and options.reference_audio is None:
         parser.error("--reference-text is the transcript of --reference-audio; give that too")
     if options.reference_audio is not None and options.speaker_id is not None:
         parser.error("give either a recording or --speaker-id")
     for name in ("reference_text", "instruct_text"):
-        if getattr(options, name) is not None and not getattr(options, name).strip():
+        if (value := getattr(options, name, None)) is not None and not value.strip():
             parser.error(f"--{name.replace('_', '-')} is empty; leave it out")
+    for name, field in COSYVOICE2_BISTREAM.by_name.items():
+        value = getattr(options, name, None)
+        try:
+            if field.check is not None and value is not None:
+                field.check(value)
+        except InvalidInputError as error:
+            parser.error(error.sentence)

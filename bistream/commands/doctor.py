@@ -41,7 +41,7 @@ from bistream.text2token.step_runners import device_and_dtype
 from bistream.text2token.weights import load_weights
 from bistream.token2mel.factory import resolve_dtype
 from bistream.token2wav import fidelity as token2wav
-from bistream.types import FloatArray, Sampling, SpeechTokens, VoicePrompt
+from bistream.types import FloatArray, GenerationOptions, SpeechTokens, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer
@@ -86,7 +86,7 @@ def _speech_tokens(config: RuntimeConfig, voice: VoicePrompt, text: str, tell: C
     messages: queue.SimpleQueue[SpeechTokens | BistreamError] = queue.SimpleQueue()
     service = SpeechTokenService(config)
     try:
-        start = LanguageModelStart("doctor", text.encode(), True, voice.prompt_text, voice.speech_tokens, Sampling(seed=SEED))
+        start = LanguageModelStart("doctor", text.encode(), True, voice.prompt_text, voice.speech_tokens, GenerationOptions(seed=SEED))
         service.start(start, messages.put)
         tokens: list[int] = []
         while True:

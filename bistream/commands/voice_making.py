@@ -15,8 +15,8 @@ from bistream.client import audio
 from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import check_speaker_id
 from bistream.errors import InvalidInputError
-from bistream.limits import check_speaker_id
 from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.text.tokenizer import TextTokenizer
 from bistream.token2mel.checks import check_prompt

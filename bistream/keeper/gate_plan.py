@@ -8,9 +8,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import ServerError, is_free
 from bistream.keeper.server_process import Ports, free_ports
-from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
 from gateway.settings import Limits
 
 LOOPBACK = "127.0.0.1"

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import Arrays, scalar_array, text_array
+from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.errors import BistreamError
 from bistream.keeper.golden import (
     DISTANCE_OTHER,
@@ -48,8 +50,6 @@ from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.conditioning import condition_reference
-from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
-from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.family import FAMILIES
 from bistream.fingerprint import Fingerprint, code_hash, files_hash, gpus, processor, versions
 from bistream.keeper.golden import RECIPE
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
-from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 
 Parameters = Mapping[str, Mapping[str, str]]  # by model
 _TEXT_FILES = tuple(f"{QWEN_DIRECTORY}/{name}" for name in ("config.json", "vocab.json", "merges.txt", "tokenizer_config.json"))

@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
 from bistream.keeper.path_checks import check_paths
 from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
 from bistream.keeper.thread_limits import ThreadLimit, thread_limits
 from bistream.process_limits import raise_soft_limit
 from bistream.rates import REFERENCE_SAMPLE_RATE
-from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from bistream.contract.codec import Arrays
+from bistream.contract.fields import CONTRACTS, ModelContract
+from bistream.contract.refusals import parse_error
 from bistream.keeper.server_process import Interrupted, never
-from bistream.wire import CONTRACTS, ModelContract, parse_error
-from bistream.wire_arrays import Arrays
 
 WAIT_INTERVAL_S = 0.25
 _DATATYPES = {(contract.name, spec.name): spec.datatype for contract in CONTRACTS for spec in contract.inputs}

@@ -20,21 +20,13 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from bistream.checkpoint import read_config
+from bistream.contract.codec import Arrays, scalar_array, text_array
+from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
+from bistream.contract.refusals import parse_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
 from bistream.keeper.server_process import Interrupted, never
 from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.token2wav.renderer import sizes_of
-from bistream.wire import (
-    AUDIO_TOKENIZER,
-    CONTRACTS,
-    COSYVOICE2,
-    COSYVOICE2_BISTREAM,
-    LLM_BISTREAM,
-    SPEAKER_EMBEDDING,
-    TOKEN2WAV,
-    parse_error,
-)
-from bistream.wire_arrays import Arrays, scalar_array, text_array
 
 WAIT_INTERVAL_S = 0.25
 CONFIG_TIMEOUT_S = 10.0

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from bistream.contract.fields import AUDIO_TOKENIZER, SPEAKER_EMBEDDING
 from bistream.keeper.host import ServerError
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
-from bistream.wire import AUDIO_TOKENIZER, SPEAKER_EMBEDDING
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from bistream.contract.fields import LLM_BISTREAM
 from bistream.keeper.hangs import HangWatcher
 from bistream.keeper.probe import ProbeError, ProbeSchedule
 from bistream.keeper.reloads import RELOADED_ALONE, Reloads
 from bistream.keeper.restart_policy import RestartLimits
 from bistream.keeper.server_process import Interrupted
-from bistream.wire import LLM_BISTREAM
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bistream.config import SERVER_DRAIN_TIMEOUT_S
 from bistream.keeper.gate import Gate, NoGate
 from bistream.keeper.hang_watch import HANG_TIMEOUT_S
 from bistream.keeper.hangs import Hangs, HangWatcher, NoHangs
@@ -42,7 +43,7 @@ class SupervisorSettings:
     probe_timeout_s: float = 60.0
     max_restarts: int = RestartLimits.budget
     hang_timeout_s: float = HANG_TIMEOUT_S
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: float = SERVER_DRAIN_TIMEOUT_S
 
 
 class Supervisor:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import check_instruction_length, check_text_length, count_characters, is_instruction
+from bistream.contract.codec import check_values, flat_values
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.refusals import not_utf8, text_has_ended, text_is_empty
 from bistream.errors import InvalidInputError
-from bistream.limits import (
-    check_instruction_length,
-    check_reference_hash,
-    check_sampling,
-    check_speaker_name,
-    check_speed,
-    check_text_length,
-    check_text_normalization,
-    count_characters,
-    is_instruction,
-)
 from bistream.model_card import ModelCard
 from bistream.orchestration.ports import BistreamRequest, SessionKey
 from bistream.orchestration.text_position import SpokenEffort
-from bistream.refusals import not_utf8, text_has_ended, text_is_empty
 from bistream.text.scripts import ScriptGuard
 from bistream.text.speakable import SpeakableText
-from bistream.types import FloatArray, Sampling, VoicePrompt
+from bistream.types import FloatArray, GenerationOptions, VoicePrompt
 from bistream.voice.reference_audio import check_reference_audio
 
 DEFAULT_CARD = ModelCard()
@@ -101,9 +93,8 @@ class SessionStart:
 
     key: the client's id and secret; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
     its true length, with its transcript (empty: none); without it, speaker_id names a registered voice or reference_hash one that was heard
-    before. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path. instruct_text (empty: none) and
-    is_cross_lingual: see ``voice/manner.py``. source_wav: float32 [N] at 16 kHz, checked and cut; its words are
-    spoken, and there is no text.
+    before. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path. is_cross_lingual: see
+    ``voice/manner.py``. source_wav: float32 [N] at 16 kHz, checked and cut; its words are spoken, and there is no text.
     """
 
     key: SessionKey | None
@@ -112,25 +103,21 @@ class SessionStart:
     reference_wav: FloatArray | None
     reference_text: str
     speaker_id: str | None
-    sampling: Sampling
+    options: GenerationOptions
     speed: float
     offline: bool
     reference_hash: str | None = None
     voice: VoicePrompt | None = None
-    instruct_text: str = ""
     is_cross_lingual: bool = False
     source_wav: FloatArray | None = None
-    text_normalization: str | None = None
 
 
 def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard = DEFAULT_CARD) -> SessionStart:
     """Raise ``InvalidInputError`` for anything wrong with the request except its text (``TextLedger``) and an unknown speaker."""
+    check_values(COSYVOICE2_BISTREAM, request)
     if request.session_id is None and not request.is_end:
         raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
-    check_sampling(request.sampling)
     speed = _check_speed(request)
-    if request.text_normalization is not None:
-        check_text_normalization(request.text_normalization)
     _check_hash(request)
     speaker_id = _check_speaker(request, config)
     reference_wav, reference_text = (None, "") if request.reference_wav is None else _check_reference(request, config)
@@ -141,38 +128,26 @@ def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard
         reference_wav=reference_wav,
         reference_text=reference_text,
         speaker_id=speaker_id,
-        sampling=request.sampling,
+        options=replace(request.options, instruct_text=_check_instruction(request, config, card)),
         speed=speed,
         offline=request.offline or speed != 1.0,
         reference_hash=request.reference_hash,
-        instruct_text=_check_instruction(request, config, card),
         is_cross_lingual=request.is_cross_lingual,
         source_wav=_check_source(request, config),
-        text_normalization=request.text_normalization,
     )
 
 
 def check_append(request: BistreamRequest) -> None:
     """Raise ``InvalidInputError`` for an append with inputs that only a first request may have."""
-    voice = (request.reference_wav, request.reference_text, request.reference_hash, request.speaker_id)
-    if any(value is not None for value in voice):
-        raise InvalidInputError("The voice of a session is set by its first request; send later pieces without it.")
-    if request.source_wav is not None:
-        raise InvalidInputError("source_wav is sent whole; start a session with it.")
-    if _instruction(request) or request.is_cross_lingual:
-        raise InvalidInputError(
-            "instruct_text and is_cross_lingual belong to the first request of a session; send later pieces without them."
-        )
-    if request.speed is not None:
-        raise InvalidInputError("speed needs the whole text in the first request; leave it out when the text comes in pieces.")
-    if request.text_normalization is not None:
-        raise InvalidInputError("text_normalization is set by a session's first request; send later pieces without it.")
+    fields = COSYVOICE2_BISTREAM.by_name
+    for name, value in flat_values(request).items():
+        if name in fields and fields[name].is_start_only and fields[name].says(value):
+            raise InvalidInputError(f"{name} belongs to the first request of a session; send later pieces without it.")
 
 
 def _check_hash(request: BistreamRequest) -> None:
     if request.reference_hash is None:
         return
-    check_reference_hash(request.reference_hash)
     if request.reference_wav is None and request.reference_text is not None:
         raise InvalidInputError("reference_hash stands for the transcript too; send reference_text only together with reference_wav.")
 
@@ -183,7 +158,6 @@ def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | Non
         for name in ("reference_wav", "reference_hash"):
             if getattr(request, name) is not None:
                 raise InvalidInputError(f"The request has both {name} and speaker_id; send one of them.")
-        check_speaker_name(request.speaker_id)
         return request.speaker_id
     if request.reference_wav is not None or request.reference_hash is not None:
         return None
@@ -194,7 +168,7 @@ def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | Non
 
 def _check_reference(request: BistreamRequest, config: RuntimeConfig) -> tuple[FloatArray, str]:
     assert request.reference_wav is not None, "called with a recording only"
-    text = _decode("reference_text", request.reference_text)
+    text = request.reference_text or ""
     if request.reference_text is not None and not text.strip():
         raise InvalidInputError(
             "reference_text is empty; send the transcript of reference_wav, or leave reference_text out to speak cross-lingually."
@@ -212,7 +186,7 @@ def _check_instruction(request: BistreamRequest, config: RuntimeConfig, card: Mo
 
 def _instruction(request: BistreamRequest) -> str:
     """Empty for none."""
-    text = _decode("instruct_text", request.instruct_text)
+    text = request.options.instruct_text
     return text if is_instruction(text) else ""
 
 
@@ -226,18 +200,9 @@ def _check_source(request: BistreamRequest, config: RuntimeConfig) -> FloatArray
     return check_reference_audio(request.source_wav, request.source_wav_len, config, name="source_wav")
 
 
-def _decode(name: str, data: bytes | None) -> str:
-    """Empty for an absent input."""
-    try:
-        return (data or b"").decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidInputError(f"{name} is not valid UTF-8; send it as UTF-8.") from None
-
-
 def _check_speed(request: BistreamRequest) -> float:
     if request.speed is None:
         return 1.0
-    check_speed(request.speed)
     if not request.is_end:
         raise InvalidInputError("speed needs the whole text in the first request; leave it out, or send is_end true with all the text.")
     return request.speed

@@ -161,7 +161,7 @@ class HopPacing:
             token_ids=session.take_tokens(count),
             finalize=self._is_final,
             prompt=prompt if is_first else None,
-            seed=session.start.sampling.seed,
+            seed=session.start.options.seed,
             playback_buffer_s=self.playback.buffer_s(now),
             expected_speech_s=session.reserved_s if is_first else None,
         )

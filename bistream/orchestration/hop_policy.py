@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bistream.config import RuntimeConfig
 from bistream.rates import (
     CHUNK_TOKENS,
     LOOKAHEAD_TOKENS,
@@ -92,13 +93,13 @@ class HopPolicy:
     first_latency_s: assumed for the first hop, which the session has not measured yet.
     """
 
-    first_hop_tokens: int = SPEECH_BLOCK_TOKENS
+    first_hop_tokens: int = RuntimeConfig.first_hop_tokens
     min_first_hop_tokens: int = 9
     min_hop_tokens: int = 5
     urgent_buffer_s: float = 0.15
     first_hop_patience_s: float = 0.5
     first_latency_s: float = 0.06
-    max_chunks: int = 1
+    max_chunks: int = RuntimeConfig.max_hop_chunks
 
     def next_hop(self, progress: HopProgress) -> int | None:
         """Tokens to send now, the lookahead included; None: wait.

@@ -61,18 +61,10 @@ class LanguageModelLink:
         session = self._session
         session.own(LANGUAGE_MODEL, lambda: self._port.cancel(session.port_id))
         self._contacted_at = self._clock()
-        told = language_prompt(prompt, session.start.instruct_text, session.start.is_cross_lingual)
+        start = session.start
+        told = language_prompt(prompt, start.options.instruct_text, start.is_cross_lingual)
         await self._port.start(
-            LanguageModelStart(
-                session_id=session.port_id,
-                text=session.start.text,
-                is_end=session.start.is_end,
-                prompt_text=told.prompt_text,
-                prompt_speech_tokens=told.prompt_speech_tokens,
-                sampling=session.start.sampling,
-                instruct_text=told.instruct_text,
-                text_normalization=session.start.text_normalization,
-            )
+            LanguageModelStart(session.port_id, start.text, start.is_end, told.prompt_text, told.prompt_speech_tokens, start.options)
         )
         self._accepts_text = True
 

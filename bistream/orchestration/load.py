@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
-from bistream.refusals import flow_state_taken, server_full
+from bistream.contract.refusals import flow_state_taken, server_full
 from bistream.token2wav.load_report import LoadReport
 
 FIRST_HOP_RATE = 1.5

@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 from bistream.config import RuntimeConfig
+from bistream.contract.voices import PRESET, REGISTERED, ListedVoice
 from bistream.errors import UnknownSpeakerError
 from bistream.text.tokenizer import TextTokenizer
 from bistream.types import VoicePrompt
 from bistream.voice.made_with import open_registry
 from bistream.voice.registry import VoiceRegistry
 from bistream.voice.spk2info import DecodeText, read_presets
-from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import check_session_id, check_session_secret
+from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down
 from bistream.ended_sessions import EndedSessions
 from bistream.errors import BistreamError, EngineError, InvalidInputError, UnknownVoiceError
-from bistream.limits import check_session_id, check_session_secret
 from bistream.metrics.recorder import Recorder
 from bistream.model_card import read_model_card
 from bistream.orchestration.admission import SessionStart, TextLedger, check_append, check_start
@@ -35,7 +36,6 @@ from bistream.orchestration.session_record import SessionMetrics
 from bistream.orchestration.speaking import SessionRun
 from bistream.orchestration.voices import Voices
 from bistream.orchestration.watcher import Watcher
-from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down
 
 logger = logging.getLogger(__name__)
 

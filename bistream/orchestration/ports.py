@@ -13,7 +13,7 @@ from bistream.errors import BistreamError
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
 
 
 class VoicePort(Protocol):
@@ -101,40 +101,31 @@ class SessionKey:
 
 @dataclass(frozen=True)
 class BistreamRequest:
-    """One request to ``cosyvoice2_bistream`` after parsing; ``None`` is an absent input. Values are not yet checked.
+    """One request to ``cosyvoice2_bistream``: the inputs of its contract (``contract/fields.py``), and what comes another way.
 
-    target_text: UTF-8, may be cut anywhere. reference_wav: float32 [N], 16 kHz mono in [-1, 1], as received (padding included);
-    reference_wav_len: how many of its samples are valid. reference_text: UTF-8.
-    Without reference_text the recording's language does not matter (cross-lingual).
-    reference_hash: of recording and transcript (``bistream.reference_hash``), instead of them or beside them.
+    target_text: UTF-8, may be cut anywhere. reference_wav, source_wav: float32 [N], as received (padding included).
     offline: render the whole utterance at once with full attention (``cosyvoice2`` without streaming); also implied by a
     ``speed`` other than 1.0. Only with the whole text in this request.
-    instruct_text: UTF-8, how to speak, such as a dialect or an emotion. is_cross_lingual: the transcript of the voice is left aside, as for
-    a recording without one.
-    source_wav: a recording as reference_wav, whose words are spoken in the voice, instead of a text (voice conversion).
-    text_normalization: of ``wire.TEXT_NORMALIZATIONS``; None: the server's.
     session_secret: makes the session unknown to requests that do not carry the same.
     """
 
     target_text: bytes | None = None
     reference_wav: FloatArray | None = None
     reference_wav_len: int | None = None
-    reference_text: bytes | None = None
+    reference_text: str | None = None
     reference_hash: str | None = None
     speaker_id: str | None = None
     session_id: str | None = None
     is_start: bool = True
     is_end: bool = True
     is_cancel: bool = False
-    sampling: Sampling = Sampling()
     speed: float | None = None
-    offline: bool = False
-    session_secret: str | None = None
-    instruct_text: bytes | None = None
     is_cross_lingual: bool = False
     source_wav: FloatArray | None = None
     source_wav_len: int | None = None
-    text_normalization: str | None = None
+    options: GenerationOptions = GenerationOptions()
+    offline: bool = False
+    session_secret: str | None = None
 
     @property
     def key(self) -> SessionKey | None:

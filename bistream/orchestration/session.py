@@ -14,10 +14,10 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable
 
+from bistream.contract.refusals import came_late
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
 from bistream.orchestration.admission import SessionStart, TextLedger
 from bistream.orchestration.ports import AudioSender, SessionKey
-from bistream.refusals import came_late
 from bistream.types import AudioChunk, FinishReason, SpeechTokens
 
 logger = logging.getLogger(__name__)

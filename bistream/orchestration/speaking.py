@@ -14,8 +14,10 @@ from functools import partial
 
 import numpy as np
 
+from bistream.contract.checks import check_offline_length
+from bistream.contract.fields import LLM_BISTREAM
+from bistream.contract.refusals import silent_too_long
 from bistream.errors import BistreamError, CancelledError, EngineError
-from bistream.limits import check_offline_length
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.hop_pacing import TOKEN2WAV, HopPacing
 from bistream.orchestration.language_model_link import LanguageModelLink, from_model, unexpected
@@ -27,10 +29,8 @@ from bistream.orchestration.session import CallerSession, SessionState
 from bistream.orchestration.session_record import SessionRecord
 from bistream.orchestration.voices import Requested, Result
 from bistream.rates import SAMPLE_RATE, SILENCE_S
-from bistream.refusals import silent_too_long
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeechTokens, VoicePrompt
-from bistream.wire import LLM_BISTREAM
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class SessionRun:
             return
         session.own(TOKEN2WAV, self._cancel_hops)
         start = session.start
-        waveform = await self._services.ports.token2wav.synthesize(token_ids, prompt, start.sampling.seed, start.speed, session.port_id)
+        waveform = await self._services.ports.token2wav.synthesize(token_ids, prompt, start.options.seed, start.speed, session.port_id)
         session.disown(TOKEN2WAV)
         for begin in range(0, len(waveform), OFFLINE_CHUNK_SAMPLES):
             end = begin + OFFLINE_CHUNK_SAMPLES

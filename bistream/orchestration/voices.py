@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from bistream.config import RuntimeConfig
+from bistream.contract.refusals import hash_differs, unknown_voice
+from bistream.contract.voices import ListedVoice, reference_hash
 from bistream.errors import BusyError
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.named_voices import open_voices
 from bistream.orchestration.ports import VoicePort
-from bistream.reference_hash import reference_hash
-from bistream.refusals import hash_differs, unknown_voice
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.analyses import Analyses, Analysis
 from bistream.voice.build import join_voice_prompt
 from bistream.voice.cache import VoiceCache
 from bistream.voice.conditioning import check_source, condition_reference
-from bistream.voice_list import ListedVoice
 
 logger = logging.getLogger(__name__)
 Part = TypeVar("Part")

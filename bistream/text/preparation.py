@@ -12,7 +12,7 @@ import functools
 from collections import deque
 from typing import Protocol
 
-from bistream.limits import check_text_normalization
+from bistream.contract.checks import check_text_normalization
 from bistream.text.blanks import BlankJoiner
 from bistream.text.capitals import CapitalReader
 from bistream.text.characters import RETRACT, CharacterCleaner, Emit

@@ -11,8 +11,8 @@ import codecs
 import copy
 from typing import Self
 
+from bistream.contract.checks import is_speakable
 from bistream.errors import InvalidInputError
-from bistream.limits import is_speakable
 from bistream.text.special_tokens import SPECIAL_TOKENS, SpecialTokenFinder
 
 MAX_SPECIAL_RUN = 20  # special tokens without a letter or a digit between them: as many as the vocabulary has

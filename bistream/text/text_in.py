@@ -29,8 +29,8 @@ import codecs
 import unicodedata
 from dataclasses import dataclass
 
+from bistream.contract.refusals import not_utf8
 from bistream.errors import InvalidInputError
-from bistream.refusals import not_utf8
 from bistream.text.certain_tokens import Encoded
 from bistream.text.characters import RETRACT
 from bistream.text.normalization import NormalizedCharacter

@@ -20,14 +20,14 @@ class EngineSettings:
     knows_texts: the step runner is told at which positions of a sequence there is text (``text_reading``).
     """
 
-    max_sessions: int = 64
-    max_rows: int = 256
-    kv_cache_tokens: int = 65536
+    max_sessions: int
+    max_rows: int
+    kv_cache_tokens: int
     block_size: int = 16
     max_sequence_ids: int = 32768
     share_prefix: bool = True
     max_ahead_s: float = math.inf
-    calm_pause: float = 0.0
+    calm_pause: float = RuntimeConfig.calm_pause
     knows_texts: bool = False
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from bistream.contract.checks import MAX_SEED
 from bistream.errors import BistreamError
-from bistream.limits import MAX_SEED
 from bistream.text2token.engine import Engine, SamplingSpec, TakesDemands, TurnEnd, TurnLimits, TurnResult, TurnSink
 from bistream.text2token.layout import Turn
 from bistream.text2token.runaway import Runaway, RunawayWatch

@@ -25,13 +25,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import check_instruction_length, check_transcript_length
+from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
 from bistream.ended_sessions import EndedSessions
 from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
-from bistream.limits import check_instruction_length, check_transcript_length
 from bistream.metrics.families import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
-from bistream.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
 from bistream.text.effort import reads_numbers
 from bistream.text.normalization import load_read_out
 from bistream.text.preparation import chosen_normalization, make_preparation, prepare_prompt
@@ -45,7 +45,7 @@ from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSerie
 from bistream.text2token.session_layout import PromptIds, SessionLayouts
 from bistream.text2token.silence import SilenceThinning
 from bistream.text2token.text_session import MessageSink, TextSession
-from bistream.types import IntArray, Sampling
+from bistream.types import GenerationOptions, IntArray
 
 if TYPE_CHECKING:
     from bistream.gpu.tier import TierChoice
@@ -56,17 +56,14 @@ EXPIRE_INTERVAL_S = 0.5  # between checks for expired leases
 @dataclass(frozen=True)
 class LanguageModelStart:
     """text: UTF-8, may end inside a character unless ``is_end``. prompt_speech_tokens: int32 [P], raw codes of the reference.
-    instruct_text: how to speak; empty for no instruction.
-    text_normalization: of ``wire.TEXT_NORMALIZATIONS``; None: ``RuntimeConfig.text_normalization``."""
+    options: an empty ``instruct_text`` is none; without ``text_normalization``, ``RuntimeConfig.text_normalization`` counts."""
 
     session_id: str
     text: bytes
     is_end: bool
     prompt_text: str
     prompt_speech_tokens: IntArray
-    sampling: Sampling
-    instruct_text: str = ""
-    text_normalization: str | None = None
+    options: GenerationOptions = GenerationOptions()
 
 
 class SpeechTokenService:
@@ -110,10 +107,10 @@ class SpeechTokenService:
         session_id = request.session_id
         request, skipped = self._take_own_instruction(request)
         try:
-            normalization = chosen_normalization(request.text_normalization, self._config.text_normalization)
+            normalization = chosen_normalization(request.options.text_normalization, self._config.text_normalization)
             prompt = self._check_prompt(request, normalization)
             preparation = make_preparation(normalization, request.prompt_text, self._parts.card.unknown_marks)
-            spec = make_sampling_spec(request.sampling, self._parts.sizes)
+            spec = make_sampling_spec(request.options, self._parts.sizes)
         except InvalidInputError as error:
             error.session_id = session_id
             raise
@@ -201,10 +198,10 @@ class SpeechTokenService:
 
     def _take_own_instruction(self, request: LanguageModelStart) -> tuple[LanguageModelStart, int]:
         """With the instruction of a text that begins with one, where the prompt has none; and the characters that the text is shorter."""
-        if request.instruct_text or request.prompt_text:
+        if request.options.instruct_text or request.prompt_text:
             return request, 0
         instruction, text = own_instruction(self._parts.family.default_instruction, request.text)
-        return replace(request, instruct_text=instruction, text=text), len(instruction)
+        return replace(request, text=text, options=replace(request.options, instruct_text=instruction)), len(instruction)
 
     def _check_prompt(self, request: LanguageModelStart, normalization: str) -> PromptIds:
         """The numbers of an instruction are never read out. Raises ``InvalidInputError``."""
@@ -213,10 +210,10 @@ class SpeechTokenService:
         if tokens.ndim != 1 or (len(tokens) and not (0 <= int(tokens.min()) and int(tokens.max()) < num_codes)):
             raise InvalidInputError(f"prompt_speech_tokens must be a one-dimensional array of codes from 0 to {num_codes - 1}.")
         check_transcript_length(len(request.prompt_text), self._config.max_text_chars)
-        check_instruction_length(len(request.instruct_text), self._config.max_text_chars)
+        check_instruction_length(len(request.options.instruct_text), self._config.max_text_chars)
         encode = self._parts.tokenizer.encode
         prompt_speech = [self._space.speech_offset + int(token) for token in tokens]
-        form = make_prompt_form(self._parts.family.default_instruction, request.instruct_text, request.prompt_text)
+        form = make_prompt_form(self._parts.family.default_instruction, request.options.instruct_text, request.prompt_text)
         special = frozenset(self._parts.tokenizer.special_tokens)
         transcript = prepare_prompt(form.transcript, normalization, special, is_spoken=True)
         instruction = prepare_prompt(form.instruction, normalization, special, is_spoken=False)

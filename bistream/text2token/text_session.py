@@ -16,10 +16,10 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from bistream.contract.checks import check_text_length, count_characters
+from bistream.contract.refusals import came_late, shut_down, silent_too_long, text_has_ended, text_is_empty, unknown_session
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
-from bistream.limits import check_text_length, count_characters
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
-from bistream.refusals import came_late, shut_down, silent_too_long, text_has_ended, text_is_empty, unknown_session
 from bistream.text.preparation import TextPreparation
 from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import check_offline_length, check_speed
 from bistream.errors import (
     BistreamError,
     BusyError,
@@ -36,7 +37,6 @@ from bistream.errors import (
     UnknownSessionError,
 )
 from bistream.gpu.right_of_way import LOOK_S, RightOfWay
-from bistream.limits import check_offline_length, check_speed
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
 from bistream.token2wav.capacity import CapacityMeter

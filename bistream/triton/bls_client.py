@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from bistream.contract.codec import Arrays
+from bistream.contract.fields import ModelContract
+from bistream.contract.refusals import parse_error, shut_down
 from bistream.errors import BistreamError, EngineError
-from bistream.refusals import shut_down
 from bistream.triton.iterator_keeper import IteratorKeeper
-from bistream.wire import ModelContract, parse_error
-from bistream.wire_arrays import Arrays
 
 logger = logging.getLogger(__name__)
 

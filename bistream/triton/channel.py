@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from bistream.contract.codec import Arrays, text_array
+from bistream.contract.fields import ModelContract
+from bistream.contract.refusals import parse_error
 from bistream.errors import BistreamError, EngineError
 from bistream.triton.envelope import Message, pack, unpack
-from bistream.wire import ModelContract, parse_error
-from bistream.wire_arrays import Arrays, text_array
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from bistream.contract.codec import ArrayInputs, Inputs
+from bistream.contract.fields import ModelContract
+from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, BusyError, InvalidInputError
 from bistream.triton.envelope import Message, pack, unpack
-from bistream.triton.inputs import CallInputs, RequestInputs
 from bistream.triton.sender import Answerer, Arrays, ResponseSender, public_error
-from bistream.wire import ModelContract, format_error
 
 MAX_ANSWER_BYTES = 2**20  # of one response, unless a single answer is larger: shared memory grows with it and never shrinks
 MAX_CHANNELS = 64  # a front door has one; more are somebody else's
 
 T = TypeVar("T")
-Handle = Callable[[RequestInputs, Answerer], None]
+Handle = Callable[[Inputs, Answerer], None]
 
 
 class ChannelEnd(ABC):
@@ -128,17 +129,17 @@ class BlsEnds:
         self._outbox = outbox
         self._ends: dict[str, BlsEnd] = {}
 
-    def take(self, channel_id: str, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def take(self, channel_id: str, inputs: Inputs, sender: ResponseSender) -> None:
         """A request with calls, answered at once; or without, answered once there are answers to calls."""
         end = self._end(channel_id)
-        calls = inputs.array("calls")
+        calls = inputs.value("calls")
         if calls is None:
             end.collect(sender)
             return
-        for call in unpack(calls.copy()):
+        for call in unpack(calls):
             answer = end.begin(call.number)
             try:
-                self._handle(CallInputs(call.arrays, self._contract), answer)
+                self._handle(ArrayInputs(call.arrays, self._contract), answer)
             except Exception as error:
                 answer.fail(public_error(error))
         sender.finish()

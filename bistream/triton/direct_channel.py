@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from bistream.contract.codec import Arrays
+from bistream.contract.refusals import parse_error
 from bistream.errors import BistreamError, EngineError
 from bistream.triton.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.triton.envelope import Message
-from bistream.wire import parse_error
-from bistream.wire_arrays import Arrays
 
 logger = logging.getLogger(__name__)
 

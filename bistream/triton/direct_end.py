@@ -15,13 +15,13 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
+from bistream.contract.codec import ArrayInputs
+from bistream.contract.fields import ModelContract
 from bistream.errors import BistreamError
 from bistream.heartbeats import LONGEST_STOP_S
 from bistream.triton.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.triton.channel_end import ChannelEnd, Handle, written
-from bistream.triton.inputs import CallInputs
 from bistream.triton.sender import public_error
-from bistream.wire import ModelContract
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class DirectEnds:
                 for call in frames.feed(data):
                     answer = end.begin(call.number)
                     try:
-                        self._handle(CallInputs(call.arrays, self._contract), answer)
+                        self._handle(ArrayInputs(call.arrays, self._contract), answer)
                     except Exception as error:
                         answer.fail(public_error(error))
         except (OSError, BistreamError) as error:

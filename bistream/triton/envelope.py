@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.codec import NUMPY_TYPES, Arrays, text_array
 from bistream.errors import InvalidInputError
-from bistream.wire_arrays import NUMPY_TYPES, Arrays, text_array
 
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 8
@@ -26,7 +26,7 @@ _WIRE_TYPES = {np.dtype(numpy_type): name for name, numpy_type in NUMPY_TYPES.it
 
 @dataclass(frozen=True)
 class Message:
-    """A call, or its answer, which has the call's number. error: as ``wire.format_error`` writes it; there are no arrays then."""
+    """A call, or its answer, which has the call's number. error: as ``refusals.format_error`` writes it; there are no arrays then."""
 
     number: int
     arrays: Arrays = field(default_factory=dict)

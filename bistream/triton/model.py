@@ -16,17 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import Inputs
+from bistream.contract.fields import ModelContract
+from bistream.contract.refusals import accepts_no_sessions
 from bistream.errors import BistreamError
 from bistream.heartbeats import busy
 from bistream.metrics.exporter import export_to_keeper
 from bistream.metrics.recorder import Recorder
-from bistream.refusals import accepts_no_sessions
 from bistream.start_phases import interpreter_is_ready, phase
 from bistream.triton.call_sockets import socket_path
 from bistream.triton.channel_end import BlsEnds, CallAnswer
 from bistream.triton.direct_end import DirectEnds
 from bistream.triton.free_memory import release_free_memory_now_and_then
-from bistream.triton.inputs import RequestInputs, TritonInputs
+from bistream.triton.inputs import TritonInputs
 from bistream.triton.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
 from bistream.triton.startup import (
     begin_heartbeat,
@@ -37,7 +39,6 @@ from bistream.triton.startup import (
     runtime_config,
     settle_memory,
 )
-from bistream.wire import ModelContract
 
 LOAD_SILENCE_S = 600.0  # libraries that are imported or compile kernels may hold the interpreter's lock
 
@@ -113,11 +114,11 @@ class DecoupledModel(TritonModel):
         """How this model answers; a model that siblings call overrides it."""
         return ResponseSender(self.backend, triton_sender)
 
-    def take(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def take(self, inputs: Inputs, sender: ResponseSender) -> None:
         self.handle(inputs, sender)
 
     @abstractmethod
-    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def handle(self, inputs: Inputs, sender: ResponseSender) -> None:
         """Validate, enqueue, return. An exception becomes the request's answer; otherwise ``sender`` must be finished later."""
 
 
@@ -150,7 +151,7 @@ class BatchedModel(TritonModel):
         return data_response(self.backend, answer)
 
     @abstractmethod
-    def read(self, inputs: RequestInputs) -> Any:
+    def read(self, inputs: Inputs) -> Any:
         """What ``answers`` needs of one request. An exception becomes its answer."""
 
     @abstractmethod
@@ -184,8 +185,8 @@ class SiblingModel(DecoupledModel):
     def sender(self, triton_sender: Any) -> ResponseSender:
         return SiblingResponseSender(self.backend, triton_sender)
 
-    def take(self, inputs: RequestInputs, sender: ResponseSender) -> None:
-        channel_id = inputs.text("channel_id")
+    def take(self, inputs: Inputs, sender: ResponseSender) -> None:
+        channel_id = inputs.value("channel_id")
         if channel_id is None:
             self._handle_alone(inputs, sender)
         else:
@@ -208,13 +209,13 @@ class SiblingModel(DecoupledModel):
         else:
             self.outbox.submit(answer)
 
-    def _handle_alone(self, inputs: RequestInputs, sender: Answerer) -> None:
+    def _handle_alone(self, inputs: Inputs, sender: Answerer) -> None:
         with self.handling:
             self.refuse_when_closing()
             self.handle(inputs, sender)
 
     @abstractmethod
-    def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
+    def handle(self, inputs: Inputs, sender: Answerer) -> None:
         """One request or one call of a channel; never two at a time."""
 
 
@@ -232,5 +233,5 @@ class UnaryModel(TritonModel):
             return error_response(self.backend, public_error(error))
 
     @abstractmethod
-    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+    def answer(self, inputs: Inputs, request: Any) -> Arrays:
         """The outputs by name. An exception becomes the request's answer."""

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, EngineError
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.triton.outbox import Outbox
 from bistream.types import AudioChunk
-from bistream.wire import format_error
 
 logger = logging.getLogger(__name__)
 

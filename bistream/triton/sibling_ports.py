@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.codec import Arrays, flat_values, input_arrays, output_arrays
+from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract
+from bistream.contract.refusals import format_error, parse_error
 from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError, UnknownSessionError
 from bistream.orchestration.ports import Ports
 from bistream.text2token.service import LanguageModelStart
@@ -27,31 +29,21 @@ from bistream.triton.channel import Channel
 from bistream.triton.direct_channel import DirectChannel
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.triton.other_front_doors import OtherFrontDoors
-from bistream.types import FinishReason, FloatArray, IntArray, Sampling, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
-from bistream.wire import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract, format_error, parse_error
-from bistream.wire_arrays import Arrays, scalar_array, text_array
+from bistream.types import FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
 
 logger = logging.getLogger(__name__)
 
 RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
 
 
-def sampling_arrays(sampling: Sampling) -> Arrays:
-    arrays = {"seed": scalar_array(sampling.seed, np.int64), "temperature": scalar_array(sampling.temperature, np.float32)}
-    if sampling.top_k is not None:
-        arrays["top_k"] = scalar_array(sampling.top_k, np.int32)
-    if sampling.top_p is not None:
-        arrays["top_p"] = scalar_array(sampling.top_p, np.float32)
-    return arrays
-
-
-def prompt_arrays(prompt: VoicePrompt) -> Arrays:
-    """Empty tensors are left out: their inputs are optional."""
-    arrays: Arrays = {"prompt_spk_embedding": prompt.speaker_embedding.astype(np.float32, copy=False)}
-    if len(prompt.speech_tokens):
-        arrays["prompt_speech_tokens"] = prompt.speech_tokens.astype(np.int32, copy=False)
-        arrays["prompt_speech_feat"] = prompt.speech_feat.astype(np.float32, copy=False)
-    return arrays
+def prompt_values(prompt: VoicePrompt) -> dict[str, Any]:
+    """A voice without a recording is its embedding."""
+    has_speech = len(prompt.speech_tokens) > 0
+    return {
+        "prompt_spk_embedding": prompt.speaker_embedding,
+        "prompt_speech_tokens": prompt.speech_tokens,
+        "prompt_speech_feat": prompt.speech_feat if has_speech else None,
+    }
 
 
 class Calling(Protocol):
@@ -68,20 +60,19 @@ class SiblingVoice:
         self._pause = pause
 
     def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
-        length = scalar_array(len(reference_wav), np.int32)
-        arrays: Arrays = {"reference_wav": reference_wav.reshape(1, -1), "reference_wav_len": length}
-        tokens: IntArray = self._call(AUDIO_TOKENIZER, arrays)["prompt_speech_tokens"]
+        values = {"reference_wav": reference_wav, "reference_wav_len": len(reference_wav)}
+        tokens: IntArray = self._call(AUDIO_TOKENIZER, values)["prompt_speech_tokens"]
         return tokens
 
     def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
-        outputs = self._call(SPEAKER_EMBEDDING, {"reference_wav": reference_wav.reshape(1, -1)})
+        outputs = self._call(SPEAKER_EMBEDDING, {"reference_wav": reference_wav})
         return SpeakerFeatures(outputs["prompt_spk_embedding"], outputs["prompt_speech_feat"])
 
-    def _call(self, contract: ModelContract, arrays: Arrays) -> Arrays:
+    def _call(self, contract: ModelContract, values: dict[str, Any]) -> Arrays:
         """A refused call has not reached the model, so it can be repeated."""
         for _ in range(RELOAD_ATTEMPTS):
             try:
-                return self._client.call(contract, arrays)
+                return self._client.call(contract, input_arrays(contract, values))
             except ShuttingDownError:
                 self._pause(RELOAD_WAIT_S)
         raise EngineError("A model of the server is being loaded; try again in a few seconds.")
@@ -94,45 +85,21 @@ class SiblingLanguageModel:
         self._channel = channel
 
     async def start(self, start: LanguageModelStart) -> None:
-        arrays: Arrays = {
-            "session_id": text_array(start.session_id),
-            "text": text_array(start.text),
-            "is_start": scalar_array(True, np.bool_),
-            "is_end": scalar_array(start.is_end, np.bool_),
-            "is_pull": scalar_array(True, np.bool_),
-            "prompt_text": text_array(start.prompt_text),
-            **sampling_arrays(start.sampling),
-        }
-        if start.instruct_text:
-            arrays["instruct_text"] = text_array(start.instruct_text)
-        if start.text_normalization is not None:
-            arrays["text_normalization"] = text_array(start.text_normalization)
-        if len(start.prompt_speech_tokens):
-            arrays["prompt_speech_tokens"] = start.prompt_speech_tokens.astype(np.int32, copy=False)
-        await self._channel.ask(arrays)
+        await self._ask({**flat_values(start), "is_start": True, "is_pull": True})
 
     async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
-        arrays: Arrays = {
-            "session_id": text_array(session_id),
-            "is_start": scalar_array(False, np.bool_),
-            "is_pull": scalar_array(True, np.bool_),
-            "wanted_tokens": scalar_array(int(wanted_tokens), np.int32),
-        }
-        if isinstance(wanted_tokens, TokenDemand) and wanted_tokens.slack_s is not None:
-            arrays["slack_s"] = scalar_array(wanted_tokens.slack_s, np.float32)
-        return speech_tokens(await self._channel.ask(arrays))
+        slack_s = wanted_tokens.slack_s if isinstance(wanted_tokens, TokenDemand) else None
+        pull = {"session_id": session_id, "is_start": False, "is_pull": True, "wanted_tokens": wanted_tokens, "slack_s": slack_s}
+        return speech_tokens(await self._ask(pull))
 
     async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
-        arrays: Arrays = {
-            "session_id": text_array(session_id),
-            "text": text_array(text),
-            "is_start": scalar_array(False, np.bool_),
-            "is_end": scalar_array(is_end, np.bool_),
-        }
-        await self._channel.ask(arrays)
+        await self._ask({"session_id": session_id, "text": text, "is_start": False, "is_end": is_end})
 
     async def cancel(self, session_id: str) -> None:
-        await _send_cancel(self._channel, session_id)
+        await _send_cancel(self._channel, LLM_BISTREAM, session_id)
+
+    async def _ask(self, values: dict[str, Any]) -> Arrays:
+        return await self._channel.ask(input_arrays(LLM_BISTREAM, values))
 
 
 class SiblingToken2Wav:
@@ -144,41 +111,31 @@ class SiblingToken2Wav:
         self._doors = OtherFrontDoors(clock)
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:
-        arrays: Arrays = {
-            "session_id": text_array(hop.session_id),
-            "finalize": scalar_array(hop.finalize, np.bool_),
-            "seed": scalar_array(hop.seed, np.int64),
-            "playback_buffer_s": scalar_array(hop.playback_buffer_s, np.float32),
+        values: dict[str, Any] = {
+            "session_id": hop.session_id,
+            "target_speech_tokens": hop.token_ids,
+            "finalize": hop.finalize,
+            "seed": hop.seed,
+            "playback_buffer_s": hop.playback_buffer_s,
         }
-        if hop.token_ids:
-            arrays["target_speech_tokens"] = np.array(hop.token_ids, np.int32)
         if hop.prompt is not None:
-            arrays.update(prompt_arrays(hop.prompt))
-            if hop.expected_speech_s is not None:
-                arrays["expected_speech_s"] = scalar_array(hop.expected_speech_s, np.float32)
+            values |= {**prompt_values(hop.prompt), "expected_speech_s": hop.expected_speech_s}
             self._doors.opened(hop.session_id)
-        waveform = await self._waveform(arrays)
+        waveform = await self._waveform(values)
         if hop.finalize:
             self._doors.ended(hop.session_id)
         return waveform
 
     async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
-        arrays: Arrays = {
-            "session_id": text_array(session_id),
-            "seed": scalar_array(seed, np.int64),
-            "speed": scalar_array(speed, np.float32),
-            **prompt_arrays(prompt),
-        }
-        if token_ids:
-            arrays["target_speech_tokens"] = np.array(token_ids, np.int32)
-        return await self._waveform(arrays)
+        values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "seed": seed, "speed": speed}
+        return await self._waveform({**values, **prompt_values(prompt)})
 
     async def cancel(self, session_id: str) -> None:
-        await _send_cancel(self._channel, session_id)
+        await _send_cancel(self._channel, TOKEN2WAV, session_id)
         self._doors.ended(session_id)
 
-    async def _waveform(self, arrays: Arrays) -> FloatArray:
-        outputs = await self._channel.ask(arrays)
+    async def _waveform(self, values: dict[str, Any]) -> FloatArray:
+        outputs = await self._channel.ask(input_arrays(TOKEN2WAV, values))
         if not outputs:
             raise EngineError("token2wav ended a request without a response; try again.")
         if (report := outputs.get("load_report")) is not None:
@@ -216,15 +173,16 @@ def speech_tokens(outputs: Arrays) -> SpeechTokens:
 def speech_token_arrays(message: SpeechTokens, error: BistreamError | None = None) -> Arrays:
     """The outputs of ``llm_bistream`` for one message; the inverse of ``speech_tokens``."""
     attended = -1 if message.text_attended is None else message.text_attended
-    return {
-        "speech_token_ids": np.array(message.token_ids, np.int32),
-        "is_final": scalar_array(message.is_final, np.bool_),
-        "finish_reason": text_array(message.finish_reason.value if message.finish_reason else ""),
-        "text_consumed": scalar_array(message.text_consumed, np.int32),
-        "text_fed": np.array([[message.text_fed, message.text_tokens_fed, attended]], np.int32),
-        "is_resting": scalar_array(message.is_resting, np.bool_),
-        "error": text_array(format_error(error) if error else ""),
+    values = {
+        "speech_token_ids": message.token_ids,
+        "is_final": message.is_final,
+        "finish_reason": message.finish_reason.value if message.finish_reason else "",
+        "text_consumed": message.text_consumed,
+        "text_fed": (message.text_fed, message.text_tokens_fed, attended),
+        "is_resting": message.is_resting,
+        "error": format_error(error) if error else "",
     }
+    return output_arrays(LLM_BISTREAM, values)
 
 
 def speech_error_arrays(error: BistreamError) -> Arrays:
@@ -237,9 +195,9 @@ def _text(array: NDArray[Any]) -> str:
     return text
 
 
-async def _send_cancel(channel: Calling, session_id: str) -> None:
+async def _send_cancel(channel: Calling, contract: ModelContract, session_id: str) -> None:
     with suppress(UnknownSessionError, CancelledError):  # it has ended
-        await channel.ask({"session_id": text_array(session_id), "is_cancel": scalar_array(True, np.bool_)})
+        await channel.ask(input_arrays(contract, {"session_id": session_id, "is_cancel": True}))
 
 
 class SiblingModels:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from bistream.contract.voices import ListedVoice, format_voices
 from bistream.triton.sender import ResponseSender, public_error
-from bistream.voice_list import ListedVoice, format_voices
 
 
 class VoiceLists:

@@ -22,9 +22,8 @@ from bistream.types import IntArray, VoicePrompt
 
 @dataclass(frozen=True)
 class LanguagePrompt:
-    """prompt_speech_tokens: int32 [P], raw codes."""
+    """What comes with the instruction, if there is one. prompt_speech_tokens: int32 [P], raw codes."""
 
-    instruct_text: str
     prompt_text: str
     prompt_speech_tokens: IntArray
 
@@ -32,5 +31,5 @@ class LanguagePrompt:
 def language_prompt(voice: VoicePrompt, instruct_text: str = "", is_cross_lingual: bool = False) -> LanguagePrompt:
     """instruct_text: empty for none."""
     if instruct_text or is_cross_lingual or not voice.prompt_text.strip():
-        return LanguagePrompt(instruct_text, "", np.zeros(0, np.int32))
-    return LanguagePrompt("", voice.prompt_text, voice.speech_tokens)
+        return LanguagePrompt("", np.zeros(0, np.int32))
+    return LanguagePrompt(voice.prompt_text, voice.speech_tokens)

@@ -15,12 +15,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from bistream.contract.checks import SPEAKER_ID_PATTERN, check_speaker_id
 from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
 from bistream.fingerprint import Fingerprint, from_json
-from bistream.limits import check_speaker_id
 from bistream.types import VoicePrompt
 from bistream.voice.build import make_voice_prompt
-from bistream.wire import SPEAKER_ID_PATTERN
 
 FORMAT = 1
 _TENSORS_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}-[0-9a-f]{32}\.safetensors\Z")

@@ -9,8 +9,8 @@ from tritonclient.grpc import service_pb2
 from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.segments import MAX_CHARS
 from bistream.client.translation import infer_request
-from bistream.voice_list import ListedVoice, parse_voices
-from bistream.wire import COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.voices import ListedVoice, parse_voices
 
 LIST_INPUT = "is_voice_list"
 

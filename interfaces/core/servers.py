@@ -18,9 +18,10 @@ from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSessi
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.segments import MAX_CHARS
 from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
+from bistream.config import RuntimeConfig
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.voices import ListedVoice
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
-from bistream.voice_list import ListedVoice
-from bistream.wire import COSYVOICE2_BISTREAM
 from interfaces.core.errors import NO_SERVER, UnreachableError
 from interfaces.core.facts import ServerFacts, ask_facts, with_voices
 from interfaces.core.load import ServerLoad, parse_load
@@ -36,7 +37,7 @@ CHECK_TIMEOUT_S = 2.0
 VOICES_INTERVAL_S = 5.0  # voices may be registered while a server runs
 BUSY_S = 0.5  # for which a server that was full is asked last, where it names no time
 MAX_BUSY_S = 5.0
-MAX_UNREAD_S = 90.0  # of audio kept for a client that reads more slowly than it is made, as the gate's; the models run 60 s ahead
+MAX_UNREAD_S = RuntimeConfig.max_unread_audio_s + 30.0  # of audio kept for a client that reads more slowly than it is made
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 _REFUSALS = Lines(1)
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))

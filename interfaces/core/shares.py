@@ -56,9 +56,11 @@ class Places:
         if self._whole:
             for holder in holders:
                 if self._by_holder[holder] >= self._each:
-                    raise ShareError(f"Your {whose(holder)} has {self._each} {self._what}, which is its share; try again in 1.0 s.")
+                    raise ShareError(
+                        f"Your {whose(holder)} has {self._each} {self._what}, which is its share; try again in 1.0 s.", retry_after_s=1.0
+                    )
             if self.taken >= self._whole:
-                raise BusyError(f"All {self._whole} {self._what} are taken; try again in 1.0 s.")
+                raise BusyError(f"All {self._whole} {self._what} are taken; try again in 1.0 s.", retry_after_s=1.0)
         self.taken += 1
         self._by_holder.update(holders)
 
@@ -108,7 +110,8 @@ class Starts:
             bucket.tokens = max(-self._burst, bucket.tokens - 1.0)
         if lowest < 1.0:
             wait_s = max(0.1, (1.0 - min(bucket.tokens for bucket in buckets)) / self._rate)
-            error = ShareError(f"More than {self._rate:g} utterances per second are begun from here; try again in {wait_s:.1f} s.")
+            sentence = f"More than {self._rate:g} utterances per second are begun from here; try again in {wait_s:.1f} s."
+            error = ShareError(sentence, retry_after_s=wait_s)
             error.pause_s = min(MAX_PAUSE_S, wait_s)
             raise error
 

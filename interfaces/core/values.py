@@ -1,10 +1,10 @@
-"""How an utterance is to be spoken, by the names of the wire contract: seed, temperature, top_k, top_p, speed, instruct_text and
-text_normalization. Pure."""
+"""How an utterance is to be spoken: inputs of a start by their names in the wire contract. Pure."""
 
 from __future__ import annotations
 
+from bistream.contract.checks import is_instruction
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import InvalidInputError
-from bistream.limits import check_seed, check_speed, check_temperature, check_text_normalization, check_top_k, check_top_p, is_instruction
 
 Values = dict[str, int | float | str]
 
@@ -14,20 +14,11 @@ MAX_INSTRUCTION_CHARS = 4096  # as OpenAI has it; servers may allow fewer
 def check_values(values: Values, max_session_chars: int = MAX_INSTRUCTION_CHARS) -> None:
     """max_session_chars: of a text on the servers, which bounds instructions, too. Raises ``InvalidInputError``."""
     for name, value in values.items():
-        if name == "text_normalization":
-            check_text_normalization(str(value))
+        check = COSYVOICE2_BISTREAM.by_name[name].check
+        if check is not None:
+            check(value)
         elif isinstance(value, str):
             _check_instruction(value, min(MAX_INSTRUCTION_CHARS, max_session_chars))
-        elif name == "seed":
-            check_seed(int(value))
-        elif name == "temperature":
-            check_temperature(value)
-        elif name == "top_k":
-            check_top_k(int(value))
-        elif name == "top_p":
-            check_top_p(value)
-        elif name == "speed":
-            check_speed(value)
 
 
 def instructed(text: str | None) -> Values:

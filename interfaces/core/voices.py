@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.voices import ListedVoice
 from bistream.errors import InvalidInputError, UnknownSpeakerError
-from bistream.voice_list import ListedVoice
 from interfaces.core.caller import Caller, digest_of
 from interfaces.core.errors import ForbiddenError, unknown_voice
 from interfaces.core.shares import QuotaError, share_of, whose

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bistream.contract.checks import is_speakable
 from bistream.errors import BistreamError, BusyError, InvalidInputError
-from bistream.limits import is_speakable
 from interfaces.audio.formats import AudioFormat
 from interfaces.core.values import Values
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
@@ -31,8 +31,8 @@ class DeepgramOptions:
 
     voice: str
     format: AudioFormat
+    max_text_chars: int
     speed: float = 1.0
-    max_text_chars: int = 4096
 
 
 def deepgram_speed(value: str) -> float:

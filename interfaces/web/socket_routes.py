@@ -157,4 +157,4 @@ def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, limits
 def _deepgram_options(websocket: WebSocket, limits: Limits) -> DeepgramOptions:
     query = websocket.query_params
     target = deepgram_format(query.get("encoding", "linear16"), query.get("sample_rate", ""))
-    return DeepgramOptions(query.get("model", ""), target, deepgram_speed(query.get("speed", "1")), limits.max_text_chars)
+    return DeepgramOptions(query.get("model", ""), target, limits.max_text_chars, deepgram_speed(query.get("speed", "1")))

@@ -187,7 +187,7 @@ def test_dense(title: str, case: dict[str, Any]) -> None:
 def test_torch_engine(title: str, case: dict[str, Any]) -> None:
     model = model_of(title)
     sampler = ScriptedSampler({"case": scripted_pick(case["sampler"])}, max_decided=MAX_IDS)
-    settings = EngineSettings(max_sessions=1, kv_cache_tokens=2048, max_sequence_ids=MAX_IDS)
+    settings = EngineSettings(max_sessions=1, max_rows=256, kv_cache_tokens=2048, max_sequence_ids=MAX_IDS)
     engine = TorchEngine(model, settings, sampler=sampler, threaded=False)
     session = engine.open("case", SamplingSpec(), MAX_IDS)
     try:

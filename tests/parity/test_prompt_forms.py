@@ -52,27 +52,25 @@ class Form:
 
 
 FORMS = {
-    "zero shot": Form({**RECORDED, "reference_text": TRANSCRIPT.encode()}, TRANSCRIPT, CODES),
+    "zero shot": Form({**RECORDED, "reference_text": TRANSCRIPT}, TRANSCRIPT, CODES),
     "cross-lingual": Form({**RECORDED, "reference_text": None}),
-    "cross-lingual with a transcript": Form({**RECORDED, "reference_text": TRANSCRIPT.encode(), "is_cross_lingual": True}),
-    "instruct": Form(
-        {**RECORDED, "reference_text": None, "instruct_text": f"{INSTRUCTION}{END}".encode()}, INSTRUCTION + END, is_instruction=True
-    ),
+    "cross-lingual with a transcript": Form({**RECORDED, "reference_text": TRANSCRIPT, "is_cross_lingual": True}),
+    "instruct": Form({**RECORDED, "reference_text": None, "instruct_text": f"{INSTRUCTION}{END}"}, INSTRUCTION + END, is_instruction=True),
     "instruct without the mark": Form(
-        {**RECORDED, "reference_text": None, "instruct_text": INSTRUCTION.encode()}, INSTRUCTION + END, is_instruction=True
+        {**RECORDED, "reference_text": None, "instruct_text": INSTRUCTION}, INSTRUCTION + END, is_instruction=True
     ),
     "instruct with a transcript": Form(
-        {**RECORDED, "reference_text": TRANSCRIPT.encode(), "instruct_text": INSTRUCTION.encode()}, INSTRUCTION + END, is_instruction=True
+        {**RECORDED, "reference_text": TRANSCRIPT, "instruct_text": INSTRUCTION}, INSTRUCTION + END, is_instruction=True
     ),
     "registered voice": Form({**NO_RECORDING, "speaker_id": "anna"}, "Anna spoke.", range(10, 42)),
     "registered voice, cross-lingual": Form({**NO_RECORDING, "speaker_id": "anna", "is_cross_lingual": True}),
     "registered voice, instruct": Form(
-        {**NO_RECORDING, "speaker_id": "anna", "instruct_text": b"Happily."}, f"Happily.{END}", is_instruction=True
+        {**NO_RECORDING, "speaker_id": "anna", "instruct_text": "Happily."}, f"Happily.{END}", is_instruction=True
     ),
     "registered without a transcript": Form({**NO_RECORDING, "speaker_id": "mute"}),
     "an embedding alone": Form({**NO_RECORDING, "speaker_id": "fixed"}),
     "an embedding alone, instruct": Form(
-        {**NO_RECORDING, "speaker_id": "fixed", "instruct_text": b"Happily."}, f"Happily.{END}", is_instruction=True
+        {**NO_RECORDING, "speaker_id": "fixed", "instruct_text": "Happily."}, f"Happily.{END}", is_instruction=True
     ),
 }
 
@@ -93,7 +91,7 @@ class Side:
             return (form.prompt_text, "") if form.is_instruction else ("", form.prompt_text)
         if not form.is_instruction:
             return default + END, form.prompt_text
-        is_complete = END.encode() in form.request["instruct_text"]  # as upstream's callers write it
+        is_complete = END in form.request["instruct_text"]  # as upstream's callers write it
         return (form.prompt_text if is_complete else f"{default} {form.prompt_text}"), ""
 
     def speech_ids(self, codes: Sequence[int]) -> list[int]:
@@ -198,4 +196,4 @@ def test_nothing_is_decoded_before_there_is_text(house: House, side: Side) -> No
     assert ours.next_turn() is None
     turn = upstream.next_turn()
     assert turn is not None and turn.append_ids == (space.sos, *ids[:5])
-    assert (start.instruct_text, start.prompt_text, len(start.prompt_speech_tokens)) == (INSTRUCTION + END, "", 0)
+    assert (start.options.instruct_text, start.prompt_text, len(start.prompt_speech_tokens)) == (INSTRUCTION + END, "", 0)

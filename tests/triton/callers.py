@@ -10,7 +10,7 @@ from typing import Any
 
 import tritonclient.grpc as triton
 
-from bistream.wire import parse_error
+from bistream.contract.refusals import parse_error
 from tests.triton.requests import to_input
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
+from bistream.contract.refusals import parse_error
 from bistream.errors import ERRORS_BY_CODE
-from bistream.wire import parse_error
 from tests.triton.requests import end_stream, to_input
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,10 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
+from bistream.contract.codec import scalar_array, text_array
+from bistream.contract.fields import SESSION_SECRET_PARAMETER
+from bistream.contract.refusals import parse_error
 from bistream.errors import BistreamError
-from bistream.wire import SESSION_SECRET_PARAMETER, parse_error
-from bistream.wire_arrays import scalar_array, text_array
 
 ANSWER_TIMEOUT_S = 240.0  # decides nothing on a working server
 DATATYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}

@@ -15,8 +15,8 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from bistream.contract.refusals import parse_error
 from bistream.keeper.health import LIVE, READY
-from bistream.wire import parse_error
 from tests.ports import port
 from tests.triton.conftest import PATIENCE_S, make_repository, wait_for
 from tests.triton.keeper import SUB_COMMAND, Keeper

@@ -21,9 +21,9 @@ from tritonclient.utils import InferenceServerException
 
 from bistream.client import say_http
 from bistream.client.exit_codes import EXIT_SERVER
+from bistream.contract.codec import scalar_array, text_array
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.wire_arrays import scalar_array, text_array
 from gateway.settings import Limits
 from tests.triton.chaos import Storm
 from tests.triton.conftest import PATIENCE_S, wait_for

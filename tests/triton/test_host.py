@@ -18,12 +18,12 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from bistream.contract.fields import SPEAKER_EMBEDDING
 from bistream.keeper.host import SHARED_MEMORY
 from bistream.keeper.model_control import ADMIN_KEY
 from bistream.keeper.server_process import TritonServer
 from bistream.keeper.server_start import start_server
 from bistream.keeper.server_watch import failure
-from bistream.wire import SPEAKER_EMBEDDING
 from tests.triton.conftest import PATIENCE_S, PROBE_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with
 from tests.triton.requests import ask, to_input

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from bistream.config import RuntimeConfig
+from bistream.contract.checks import SERVER_TEXT_NORMALIZATIONS
 from bistream.errors import ConfigError
-from bistream.wire import SERVER_TEXT_NORMALIZATIONS
 
 
 def test_strings_become_typed_fields() -> None:

@@ -19,7 +19,7 @@ from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerEr
 from bistream.local import LocalPipeline, LocalToken2Wav, VoiceChoice
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.stage_times import StageTimes
-from bistream.types import AudioChunk, Sampling
+from bistream.types import AudioChunk, GenerationOptions
 from tests.sounds import speech_like
 
 TEXT = "Hello there."
@@ -63,10 +63,10 @@ def test_offline_speech_is_whole_tokens_and_audible_and_speed_shortens_it(pipeli
 
 
 def test_pieces_give_the_same_audio_however_they_are_cut(pipeline: LocalPipeline) -> None:
-    chunks = list(pipeline.stream(PIECES, tone(), Sampling(seed=3)))
+    chunks = list(pipeline.stream(PIECES, tone(), GenerationOptions(seed=3)))
     assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
     assert chunks[-1].text_consumed == len(TEXT)
-    again = list(pipeline.stream(list(TEXT), tone(), Sampling(seed=3)))
+    again = list(pipeline.stream(list(TEXT), tone(), GenerationOptions(seed=3)))
     first, second = audio(chunks), audio(again)
     assert first.shape == second.shape, "the speech tokens do not depend on the cut"
     assert len(first) % SAMPLES_PER_TOKEN == 0
@@ -85,7 +85,7 @@ def test_a_text_of_many_sequences_is_one_stream_and_numbers_are_words(tiny_model
     )
     text, written_out = "It is 5 km. One two.", "It is five kilometers. One two."
     with LocalPipeline(config) as short:
-        chunks, expected = (list(short.stream(list(each), tone(), Sampling(seed=1))) for each in (text, written_out))
+        chunks, expected = (list(short.stream(list(each), tone(), GenerationOptions(seed=1))) for each in (text, written_out))
         stats = short._language_model._service._parts.engine.stats()
     assert chunks[-1].text_consumed == len(text)
     assert [chunk.sequence_number for chunk in chunks] == list(range(len(chunks)))
@@ -159,10 +159,11 @@ def test_a_preset_of_the_model_speaks_both_ways(tiny_model_dir: Path, tmp_path: 
     shutil.copytree(tiny_model_dir, model_dir)
     embedding = torch.load(model_dir / "spk2info.pt", weights_only=True)["001"]["embedding"]
     torch.save({"fixed": {"embedding": embedding}}, model_dir / "spk2info.pt")
-    voice = VoiceChoice(speaker_id="fixed", instruct_text="Softly.")
+    voice = VoiceChoice(speaker_id="fixed")
+    softly = GenerationOptions(instruct_text="Softly.")
     config = RuntimeConfig(model_dir=str(model_dir), device="cpu", num_threads=1, max_sessions=2, kv_cache_tokens=8192, flow_state_mb=256)
     with LocalPipeline(config) as pipeline:
-        whole, chunks = pipeline.synthesize("Hi.", voice), list(pipeline.stream(["H", "i."], voice))
+        whole, chunks = pipeline.synthesize("Hi.", voice, softly), list(pipeline.stream(["H", "i."], voice, softly))
     assert chunks[-1].text_consumed == len("Hi.")
     assert whole.std() > 0.01 and audio(chunks).std() > 0.01
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bistream.contract.fields import CONTRACTS
 from bistream.conversion.records import file_sha256
 from bistream.model_card import MODEL_CARD_FILE
-from bistream.wire import CONTRACTS
 from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
 
 

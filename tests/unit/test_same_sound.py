@@ -13,7 +13,7 @@ import pytest
 from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, QueueSender
 from bistream.orchestration.ports import BistreamRequest
-from bistream.types import FloatArray, Sampling
+from bistream.types import FloatArray, GenerationOptions
 from tests.sounds import speech_like
 
 SESSIONS, DIFFERENT = 24, 8
@@ -50,10 +50,10 @@ class Conversation:
         start = BistreamRequest(
             target_text=pieces[0],
             reference_wav=speech.voice(),
-            reference_text=b"A tone.",
+            reference_text="A tone.",
             session_id=session_id,
             is_end=len(pieces) == 1,
-            sampling=Sampling(seed=speech.seed),
+            options=GenerationOptions(seed=speech.seed),
         )
         pipeline._orchestrator.handle(start, self._sender)
         for number, piece in enumerate(pieces[1:], 2):

@@ -11,26 +11,20 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from bistream.config import RuntimeConfig
-from bistream.wire import CONTRACTS, ModelContract, TensorSpec
+from bistream.contract.fields import CONTRACTS, ModelContract
 from scripts.fill_template import fill, placeholders
 from scripts.make_model_repo import default_values, read_template
+from scripts.write_contract import DOCUMENT, filled_document, filled_template
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {field.name for field in dataclasses.fields(RuntimeConfig)}
 DEFAULTS = json.loads((ROOT / "templates/defaults.json").read_text(encoding="utf-8"))
-WIRE_NAMES = {f"TYPE_{name}": name for name in ("FP32", "INT32", "INT64", "BOOL", "UINT8")} | {"TYPE_STRING": "BYTES"}
 
 
 def parse(contract: ModelContract) -> model_config_pb2.ModelConfig:
     template = read_template(contract.name)
     values = {name: value for name, value in {**default_values(), "model_dir": "/m"}.items() if name in placeholders(template)}
     return text_format.Parse(fill(template, values), model_config_pb2.ModelConfig())
-
-
-def spec_of(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput, batch: tuple[int, ...] = ()) -> TensorSpec:
-    """batch: the axis that Triton adds to the input of a batched model."""
-    datatype = WIRE_NAMES[model_config_pb2.DataType.Name(tensor.data_type)]
-    return TensorSpec(tensor.name, datatype, (*batch, *tensor.dims), getattr(tensor, "optional", False))
 
 
 each_model = pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.name)
@@ -69,15 +63,20 @@ def test_parameters_are_fields_of_the_runtime_configuration(contract: ModelContr
 
 
 @each_model
-def test_tensors_are_those_of_the_wire_contract(contract: ModelContract) -> None:
+def test_templates_are_written_from_the_table_of_fields(contract: ModelContract) -> None:
+    template = read_template(contract.name)
+    assert filled_template(template, contract) == template, "run scripts/write_contract.py"
     config = parse(contract)
     assert config.name == contract.name and config.backend == "python"
-    batch = (1,) if contract.is_batched else ()
     assert (config.max_batch_size > 0) == contract.is_batched == config.HasField("dynamic_batching")
-    assert tuple(spec_of(tensor, batch) for tensor in config.input) == contract.inputs
-    assert all(tensor.allow_ragged_batch == contract.is_batched for tensor in config.input)
-    assert tuple(spec_of(tensor) for tensor in config.output) == contract.outputs
     assert config.model_transaction_policy.decoupled == contract.decoupled
+    assert [tensor.name for tensor in config.input] == [field.name for field in contract.inputs]
+    assert [tensor.optional for tensor in config.input] == [field.optional for field in contract.inputs]
+
+
+def test_the_tables_of_the_wire_protocol_are_written_from_the_table_of_fields() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert filled_document(text) == text, "run scripts/write_contract.py"
 
 
 @each_model

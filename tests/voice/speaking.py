@@ -11,7 +11,7 @@ from pathlib import Path
 from bistream.errors import BistreamError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
-from bistream.types import FinishReason, Sampling, SpeechTokens
+from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from bistream.voice.spk2info import read_spk2info
 
 VOICE = "nora"
@@ -40,7 +40,7 @@ class VoiceUnderTest:
         session, text = uuid.uuid4().hex, "".join(pieces).encode()
         prompt = self.prompt
         start = LanguageModelStart(
-            session, text if is_whole else b"", is_whole, prompt.prompt_text, prompt.speech_tokens, Sampling(seed=seed)
+            session, text if is_whole else b"", is_whole, prompt.prompt_text, prompt.speech_tokens, GenerationOptions(seed=seed)
         )
         self._service.start(start, messages.put)
         tokens = list[int]()

@@ -12,7 +12,7 @@ import pytest
 
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.rates import SAMPLE_RATE
-from bistream.types import FinishReason, FloatArray, Sampling
+from bistream.types import FinishReason, FloatArray, GenerationOptions
 from tests.voice.judges import Judge
 from tests.voice.speaking import VOICE, VoiceUnderTest, words_with_blanks
 from training.normalise import words_of
@@ -54,7 +54,7 @@ LONG = [Form(" ".join([STORY, EXPLANATION, DIALOGUE] * count), is_whole) for cou
 
 def audio_of(pipeline: LocalPipeline, form: Form) -> FloatArray:
     pieces = [form.text] if form.is_whole else words_with_blanks(form.text)
-    chunks = pipeline.stream(pieces, VoiceChoice(speaker_id=VOICE), Sampling(seed=1), is_whole=form.is_whole)
+    chunks = pipeline.stream(pieces, VoiceChoice(speaker_id=VOICE), GenerationOptions(seed=1), is_whole=form.is_whole)
     return np.concatenate([chunk.waveform for chunk in chunks])
 
 

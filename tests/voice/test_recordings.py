@@ -11,7 +11,7 @@ import soundfile
 
 from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, VoiceChoice
-from bistream.types import FloatArray, Sampling
+from bistream.types import FloatArray, GenerationOptions
 from tests.voice.judges import Heard, Judge
 from training.heldout import sentences
 
@@ -39,7 +39,7 @@ def speak(pipeline: LocalPipeline, waveform: FloatArray, transcript: str) -> lis
     choice = VoiceChoice(waveform, transcript)
     silence = np.zeros(240, np.float32)
     return [
-        np.concatenate([silence, *(chunk.waveform for chunk in pipeline.stream([text], choice, Sampling(seed=seed)))])
+        np.concatenate([silence, *(chunk.waveform for chunk in pipeline.stream([text], choice, GenerationOptions(seed=seed)))])
         for seed, text in enumerate(SENTENCES)
     ]
 

@@ -22,7 +22,7 @@ from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE
 from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
-from bistream.types import AudioChunk, FloatArray, Sampling
+from bistream.types import AudioChunk, FloatArray, GenerationOptions
 from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
 from interfaces.core.speech import Audio, Flushed
@@ -64,7 +64,7 @@ class Places:
 def chunks(pipeline: LocalPipeline) -> list[list[AudioChunk]]:
     """The sentences, word by word."""
     return [
-        list(pipeline.stream(words_with_blanks(text), VoiceChoice(speaker_id=VOICE), Sampling(seed=number)))
+        list(pipeline.stream(words_with_blanks(text), VoiceChoice(speaker_id=VOICE), GenerationOptions(seed=number)))
         for number, text in enumerate(SENTENCES)
     ]
 
@@ -135,7 +135,7 @@ def test_a_cancelled_session_says_what_was_heard(pipeline: LocalPipeline, chunks
             is_last = chunk is each[-1]
             assert is_last or not words or places.word_ends[len(words) - 1] <= samples / SAMPLE_RATE, (text, chunk.text_consumed)
         if number < CANCELLED:
-            session = pipeline.stream(words_with_blanks(text), VoiceChoice(speaker_id=VOICE), Sampling(seed=number))
+            session = pipeline.stream(words_with_blanks(text), VoiceChoice(speaker_id=VOICE), GenerationOptions(seed=number))
             begun = list(islice(session, len(each) // 2))
             del session  # leaving the iteration cancels it
             for one, other in zip(begun, each, strict=False):
@@ -207,7 +207,7 @@ def test_clone_is_closer_to_its_own_voice(pipeline: LocalPipeline, judge: Judge,
         recording, rate = soundfile.read(VOICE_DIR / "recordings" / f"{name}.wav", dtype="float32")
         recordings.append(recording)
         choice = VoiceChoice(recording, (VOICE_DIR / "recordings" / "transcript.txt").read_text(encoding="utf-8").strip())
-        clones += [joined(list(pipeline.stream([text], choice, Sampling(seed=seed)))) for seed, text in enumerate(CLONED)]
+        clones += [joined(list(pipeline.stream([text], choice, GenerationOptions(seed=seed)))) for seed, text in enumerate(CLONED)]
     originals = vectors(judge.hear(tmp_path / "recordings", ["", ""], recordings, rate))
     similarity = vectors(judge.hear(tmp_path / "clones", [*CLONED, *CLONED], clones)) @ originals.T
     assert similarity.shape == (2 * len(CLONED), 2)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoint_config import LanguageModelConfig
-from bistream.limits import MAX_TOP_K
+from bistream.contract.checks import MAX_TOP_K
 from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, write_rows, write_starts
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.engine_settings import EngineSettings

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
-from bistream.triton.inputs import RequestInputs
+from bistream.contract.codec import Inputs
+from bistream.contract.fields import AUDIO_TOKENIZER
 from bistream.triton.model import BatchedModel
 from bistream.triton.sender import Arrays
 from bistream.triton.startup import yield_cores, yield_gpu
 from bistream.types import FloatArray
-from bistream.wire import AUDIO_TOKENIZER
 
 
 class TritonPythonModel(BatchedModel):
@@ -25,10 +25,10 @@ class TritonPythonModel(BatchedModel):
         yield_gpu()
         self._tokenizer = SpeechTokenizer.from_config(config, before_cpu=yield_cores)  # hops have deadlines, a recording has none
 
-    def read(self, inputs: RequestInputs) -> FloatArray:
+    def read(self, inputs: Inputs) -> FloatArray:
         from bistream.voice.reference_audio import check_reference_audio
 
-        return check_reference_audio(inputs.required("reference_wav"), inputs.integer("reference_wav_len"), self.config)
+        return check_reference_audio(inputs.value("reference_wav"), inputs.value("reference_wav_len"), self.config)
 
     def answers(self, items: Sequence[FloatArray]) -> list[Arrays]:
         return [{"prompt_speech_tokens": tokens} for tokens in self._tokenizer.tokens_of(items)]

@@ -8,12 +8,13 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import Inputs
+from bistream.contract.fields import COSYVOICE2
 from bistream.metrics.recorder import Recorder
-from bistream.triton.inputs import RequestInputs, upstream_request
+from bistream.triton.inputs import upstream_request
 from bistream.triton.model import DecoupledModel, UnaryModel
 from bistream.triton.outbox import Outbox
 from bistream.triton.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
-from bistream.wire import COSYVOICE2
 
 
 class _OwnOrchestrator:
@@ -45,12 +46,12 @@ class _Streaming(_OwnOrchestrator, DecoupledModel):
     def sender(self, triton_sender: Any) -> ResponseSender:
         return ResponseSender(pb_utils, triton_sender, self._keeper)
 
-    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def handle(self, inputs: Inputs, sender: ResponseSender) -> None:
         self._orchestrator.handle(upstream_request(inputs, offline=False), WaveformSender(sender, self._outbox))
 
 
 class _Offline(_OwnOrchestrator, UnaryModel):
-    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+    def answer(self, inputs: Inputs, request: Any) -> Arrays:
         sender = CollectingSender(request, self._keeper)
         self._orchestrator.handle(upstream_request(inputs, offline=True), sender)
         return {"waveform": sender.wait()}

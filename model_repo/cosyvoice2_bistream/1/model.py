@@ -7,11 +7,12 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
-from bistream.triton.inputs import RequestInputs, bistream_request
+from bistream.contract.codec import Inputs
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.triton.inputs import bistream_request
 from bistream.triton.model import DecoupledModel
 from bistream.triton.outbox import Outbox
 from bistream.triton.sender import BistreamAudioSender, ResponseSender
-from bistream.wire import COSYVOICE2_BISTREAM
 
 
 class TritonPythonModel(DecoupledModel):
@@ -37,8 +38,8 @@ class TritonPythonModel(DecoupledModel):
     def sender(self, triton_sender: Any) -> ResponseSender:
         return ResponseSender(pb_utils, triton_sender, self._keeper)
 
-    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
-        if inputs.flag("is_voice_list", False):
+    def handle(self, inputs: Inputs, sender: ResponseSender) -> None:
+        if inputs.value("is_voice_list"):
             self._voice_lists.answer(sender)
         else:
             self._orchestrator.handle(bistream_request(inputs), BistreamAudioSender(sender, self._outbox))

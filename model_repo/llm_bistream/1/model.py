@@ -9,13 +9,14 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import Inputs
+from bistream.contract.fields import LLM_BISTREAM
 from bistream.errors import BistreamError, UnknownSessionError
 from bistream.metrics.families import AUDIO_STAGE
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
 from bistream.text2token.service import LanguageModelStart
-from bistream.triton.inputs import RequestInputs, language_model_start, require_session_id
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.ordered_work import OrderedWork
@@ -23,7 +24,6 @@ from bistream.triton.sender import Answerer, ResponseSender, SiblingResponseSend
 from bistream.triton.sibling_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
-from bistream.wire import LLM_BISTREAM
 
 TEXT_THREADS = 4  # that many sessions with slow texts do not wait for each other
 
@@ -46,24 +46,24 @@ class TritonPythonModel(SiblingModel):
     def sender(self, triton_sender: Any) -> ResponseSender:
         return SiblingResponseSender(pb_utils, triton_sender, speech_error_arrays)
 
-    def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
-        session_id = require_session_id(inputs)
-        if inputs.flag("is_cancel", False):
+    def handle(self, inputs: Inputs, sender: Answerer) -> None:
+        session_id = inputs.required("session_id")
+        if inputs.value("is_cancel"):
             self._in_order(session_id, partial(self._cancel, session_id, sender), sender)
-        elif inputs.flag("is_start", True):
-            start, is_pulled = language_model_start(inputs), inputs.flag("is_pull", False)
+        elif inputs.value("is_start"):
+            start, is_pulled = inputs.read(LanguageModelStart), inputs.value("is_pull")
             work = partial(self._start_pulled if is_pulled else self._start, start, sender)
-            mode = chosen_normalization(start.text_normalization, self.config.text_normalization)
+            mode = chosen_normalization(start.options.text_normalization, self.config.text_normalization)
             is_slow = takes_long(start.text, mode) or takes_long(start.prompt_text.encode(), mode)
             self._in_order(session_id, work, sender, is_slow)
-        elif inputs.flag("is_pull", False):
+        elif inputs.value("is_pull"):
             pull = partial(self._pull, session_id, inputs, sender)
             if session_id in self._mailboxes:
                 pull()
             else:
                 self._in_order(session_id, pull, sender)
         else:
-            text, is_end = inputs.data("text") or b"", inputs.flag("is_end", True)
+            text, is_end = inputs.value("text"), inputs.value("is_end")
             self._in_order(session_id, partial(self._append, session_id, text, is_end, sender), sender, takes_long(text))
 
     def _in_order(self, session_id: str, work: Callable[[], None], sender: Answerer, is_slow: bool = False) -> None:
@@ -102,7 +102,7 @@ class TritonPythonModel(SiblingModel):
             self._mailboxes[start.session_id] = mailbox
         sender.finish()
 
-    def _pull(self, session_id: str, inputs: RequestInputs, sender: Answerer) -> None:
+    def _pull(self, session_id: str, inputs: Inputs, sender: Answerer) -> None:
         mailbox = self._mailboxes.get(session_id)
         if mailbox is None:
             raise UnknownSessionError("No session with this id has tokens to take; start one with is_pull.", session_id)
@@ -110,7 +110,7 @@ class TritonPythonModel(SiblingModel):
         def answer(message: SpeechTokens | BistreamError) -> None:
             self.post_answer(sender, partial(_answer, sender, message))
 
-        slack_s, wanted, waiting = inputs.number("slack_s"), inputs.integer("wanted_tokens") or 1, mailbox.num_tokens
+        slack_s, wanted, waiting = inputs.value("slack_s"), inputs.value("wanted_tokens") or 1, mailbox.num_tokens
         if slack_s is not None:  # the caller does not know of the tokens that wait here
             self._service.demand(session_id, slack_s + waiting / SPEECH_TOKENS_PER_SECOND, wanted - waiting)
         mailbox.take(answer, wanted)

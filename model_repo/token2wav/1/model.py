@@ -8,14 +8,15 @@ from functools import partial
 import triton_python_backend_utils as pb_utils
 
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import Inputs
+from bistream.contract.fields import TOKEN2WAV
 from bistream.errors import InvalidInputError
 from bistream.start_phases import phase
-from bistream.triton.inputs import RequestInputs, read_session_id, read_speaker_id, voice_prompt
+from bistream.triton.inputs import voice_prompt
 from bistream.triton.model import SiblingModel
 from bistream.triton.sender import Answerer, public_error
 from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import FloatArray, VoicePrompt
-from bistream.wire import TOKEN2WAV
 
 
 class TritonPythonModel(SiblingModel):
@@ -37,10 +38,10 @@ class TritonPythonModel(SiblingModel):
         self._token2wav = Token2Wav(config, recorder=self.recorder, right_of_way=right_of_way(resolve_device(config.device), HOPS))
         self._tier_metrics = TierMetrics(pb_utils, self._token2wav.tiers)
 
-    def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
-        session_id = read_session_id(inputs)
-        speed = inputs.number("speed")
-        if session_id is not None and inputs.flag("is_cancel", False):
+    def handle(self, inputs: Inputs, sender: Answerer) -> None:
+        session_id = inputs.value("session_id")
+        speed = inputs.value("speed")
+        if session_id is not None and inputs.value("is_cancel"):
             self._token2wav.cancel(session_id)
             sender.finish()
             return
@@ -50,30 +51,30 @@ class TritonPythonModel(SiblingModel):
             waveform = self._hop(session_id, inputs)
         waveform.add_done_callback(lambda future: self.post_answer(sender, partial(self._send, sender, future)))
 
-    def _hop(self, session_id: str, inputs: RequestInputs) -> Future[FloatArray]:
+    def _hop(self, session_id: str, inputs: Inputs) -> Future[FloatArray]:
         from bistream.token2wav.service import Token2WavHop
 
         return self._token2wav.hop(
             Token2WavHop(
                 session_id=session_id,
-                token_ids=tuple(inputs.integers("target_speech_tokens").tolist()),
-                finalize=inputs.flag("finalize", False),
+                token_ids=tuple(inputs.value("target_speech_tokens").tolist()),
+                finalize=inputs.value("finalize"),
                 prompt=self._prompt(inputs),
-                seed=inputs.integer("seed") or 0,
-                playback_buffer_s=inputs.number("playback_buffer_s") or 0.0,
-                expected_speech_s=inputs.number("expected_speech_s"),
+                seed=inputs.value("seed"),
+                playback_buffer_s=inputs.value("playback_buffer_s"),
+                expected_speech_s=inputs.value("expected_speech_s"),
             )
         )
 
-    def _synthesize(self, session_id: str | None, speed: float, inputs: RequestInputs) -> Future[FloatArray]:
+    def _synthesize(self, session_id: str | None, speed: float, inputs: Inputs) -> Future[FloatArray]:
         prompt = self._prompt(inputs)
         if prompt is None:
             raise InvalidInputError("The voice is missing; send prompt_spk_embedding (with prompt_speech_tokens and _feat) or speaker_id.")
-        tokens = inputs.integers("target_speech_tokens").tolist()
-        return self._token2wav.synthesize(tokens, prompt, inputs.integer("seed") or 0, speed, session_id)
+        tokens = inputs.value("target_speech_tokens").tolist()
+        return self._token2wav.synthesize(tokens, prompt, inputs.value("seed"), speed, session_id)
 
-    def _prompt(self, inputs: RequestInputs) -> VoicePrompt | None:
-        speaker_id = read_speaker_id(inputs)
+    def _prompt(self, inputs: Inputs) -> VoicePrompt | None:
+        speaker_id = inputs.value("speaker_id")
         if speaker_id is None:
             return voice_prompt(inputs, self._token2wav.sizes.mel_bins)
         return self._voices.get_or_build(self._named.content_key(speaker_id), lambda: self._named.load(speaker_id))

@@ -177,7 +177,7 @@ class Refusing:
 
 
 def test_a_server_that_is_full_is_asked_again_with_all_pieces(serve: Serve) -> None:
-    server = serve(Refusing(2, "BUSY: All 3 sessions are taken; try again in 0.1 s."))
+    server = serve(Refusing(2, "BUSY: All 3 sessions are taken; try again in 0.1 s. [retry_after_s 0.1]"))
     heard = spoken(server, *PIECES)
     assert [error.recoverable for error in heard.errors] == [True, True]
     assert heard.samples == len("".join(PIECES)) * SAMPLES_PER_CHARACTER and "".join(heard.words) == "".join(PIECES)
@@ -207,7 +207,7 @@ def test_what_cannot_succeed_is_not_tried_again(serve: Serve, message: str, stat
 
 def test_what_follows_a_pause_is_tried_again_within_the_turn(serve: Serve) -> None:
     """The framework repeats nothing once there was audio."""
-    refusing = Refusing(0, "BUSY: All 3 sessions are taken; try again in 0.1 s.")
+    refusing = Refusing(0, "BUSY: All 3 sessions are taken; try again in 0.1 s. [retry_after_s 0.1]")
     server = serve(refusing)
 
     async def run(speech: bistream.TTS) -> Heard:

@@ -187,7 +187,7 @@ class Refusing:
 
 
 def test_a_server_that_is_full_is_asked_again(serve: Serve) -> None:
-    server = serve(Refusing(1, "BUSY: All 3 sessions are taken; try again in 0.1 s."))
+    server = serve(Refusing(1, "BUSY: All 3 sessions are taken; try again in 0.1 s. [retry_after_s 0.1]"))
     heard = spoken(server, turn("Hello."))
     assert heard.samples == 6 * SAMPLES_PER_CHARACTER and texts(server) == ["Hello.", "Hello."] and not heard.of(ErrorFrame)
 

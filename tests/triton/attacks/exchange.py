@@ -15,7 +15,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from bistream.client.server_errors import server_error
-from bistream.wire import CONTRACTS
+from bistream.contract.fields import CONTRACTS
 from tests.triton.attacks.tensors import IDS, Request, bytes_tensor
 from tests.triton.requests import to_input
 

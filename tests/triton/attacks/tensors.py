@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bistream.contract.codec import scalar_array, text_array
+from bistream.contract.fields import Field, ModelContract
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from bistream.triton.envelope import Message, pack
-from bistream.wire import ModelContract, TensorSpec
-from bistream.wire_arrays import scalar_array, text_array
 from tests.sounds import speech_like
 
 TYPES: dict[str, Any] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "FP64": np.float64, "UINT8": np.uint8}
@@ -81,7 +81,7 @@ NUMBERS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def vectors(draw: st.DrawFn, spec: TensorSpec) -> Tensor:
+def vectors(draw: st.DrawFn, spec: Field) -> Tensor:
     """Of plausible values, with one that is not now and then."""
     shape = draw(st.sampled_from(FEATURES)) if spec.name == "prompt_speech_feat" else (draw(st.sampled_from(LENGTHS[spec.name])),)
     generator = np.random.default_rng(draw(st.integers(0, 3)))
@@ -96,7 +96,7 @@ def vectors(draw: st.DrawFn, spec: TensorSpec) -> Tensor:
     return array_tensor(spec.datatype, array.reshape(1, -1) if len(spec.dims) == 2 and array.ndim == 1 else array)
 
 
-def values(spec: TensorSpec) -> st.SearchStrategy[Tensor]:
+def values(spec: Field) -> st.SearchStrategy[Tensor]:
     """For one input of a contract."""
     if spec.name == "session_id":
         return NAMES

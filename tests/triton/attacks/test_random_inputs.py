@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from bistream.contract.fields import CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.errors import ERRORS_BY_CODE
-from bistream.wire import CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM
 from tests.triton.attacks.exchange import ANSWER_TIMEOUT_S, INTERNALS, call_once, coded, converse, message
 from tests.triton.attacks.sizes import Sizes
 from tests.triton.attacks.tensors import TYPES, Request, Tensor, requests

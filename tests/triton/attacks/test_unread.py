@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from bistream.contract.codec import scalar_array, text_array
 from bistream.rates import SAMPLE_RATE
-from bistream.wire_arrays import scalar_array, text_array
 from tests.triton.attacks.conftest import SHORT_S, UNREAD_S
 from tests.triton.attacks.exchange import SERVICE, coded
 from tests.triton.attacks.gauges import wait_free

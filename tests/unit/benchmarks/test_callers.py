@@ -17,7 +17,7 @@ from benchmarks import first_audio
 from benchmarks._callers import Caller, Speech, fresh_voice, plan_of, prepare, run_loads
 from benchmarks.first_audio import heard
 from bistream.client.report import ChunkRecord, SessionReport
-from bistream.reference_hash import reference_hash
+from bistream.contract.voices import reference_hash
 from tests.unit.client.fake_server import FakeServer, Speakers
 
 

@@ -19,7 +19,7 @@ from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
-from bistream.types import Sampling
+from bistream.types import GenerationOptions
 from scripts._chunk_strategy import schedule
 from scripts._stages import Speech, Stages, hop_sizes
 from tests.unit.benchmarks.sets import write_jsonl, write_recording
@@ -44,7 +44,7 @@ def test_a_batch_is_what_its_rows_are_alone(stages: Stages, tiny_model_dir: Path
     choices = [VoiceChoice(read_reference(write_recording(tmp_path / f"{hertz}.wav", pitch_hz=hertz)), "A tone.") for hertz in (120, 180)]
     voices = [stages.voice(choice) for choice in choices]
     texts = list(zip(("Hi.", "You."), voices, strict=True))
-    sampling = Sampling(seed=3)
+    sampling = GenerationOptions(seed=3)
     together = stages.speech_tokens(texts, sampling)
     assert together == [stages.speech_tokens([text], sampling)[0] for text in texts]
     speeches = [Speech(tokens, voice) for tokens, voice in zip(together, voices, strict=True) if not isinstance(tokens, BistreamError)]
@@ -61,7 +61,7 @@ def test_a_batch_is_what_its_rows_are_alone(stages: Stages, tiny_model_dir: Path
 
 def test_an_error_is_that_of_its_row(stages: Stages, tmp_path: Path) -> None:
     voice = stages.voice(VoiceChoice(read_reference(write_recording(tmp_path / "voice.wav")), "A tone."))
-    good, bad = stages.speech_tokens([("Hi.", voice), (TOO_LONG, voice)], Sampling())
+    good, bad = stages.speech_tokens([("Hi.", voice), (TOO_LONG, voice)], GenerationOptions())
     assert isinstance(bad, BistreamError) and not isinstance(good, BistreamError)
     spoken, failed = stages.render([Speech(good, voice), Speech(good * 400, voice)], seed=0)
     assert isinstance(failed, BistreamError) and isinstance(spoken, np.ndarray)

@@ -17,8 +17,8 @@ from bistream.client.exchange import Heard
 from bistream.client.server_errors import NotServedError, UnauthenticatedError
 from bistream.client.translation import infer_input, stream_error
 from bistream.client.word_times import WordTime, word_times
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError
-from bistream.wire import COSYVOICE2_BISTREAM
 from tests.unit.client.fake_server import Behaviour, FakeServer, Received, Speaker, Speakers, Stream
 
 WAIT_S = 120.0

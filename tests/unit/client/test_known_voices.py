@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from bistream.client.audio import read_reference
 from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.known_voices import CAPACITY, MAX_REFUSALS, KnownVoices
+from bistream.contract.voices import reference_hash
 from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, UnknownVoiceError
-from bistream.reference_hash import reference_hash
 from tests.unit.client.fake_server import FakeServer, Received, Speaker, Stream
 
 RECORDING = np.linspace(-1, 1, 16000, dtype=np.float32)

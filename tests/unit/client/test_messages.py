@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 from bistream.client.exchange import Request
 from bistream.client.messages import RequestMessages
 from bistream.client.translation import infer_request
-from bistream.wire import COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
 
 
 @given(

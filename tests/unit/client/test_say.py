@@ -19,11 +19,6 @@ from hypothesis import strategies as st
 from bistream.client import say
 from bistream.client.audio import WavWriter
 from bistream.client.say import main, paced, split_pieces
-from bistream.config import RuntimeConfig
-from bistream.errors import InvalidInputError
-from bistream.orchestration.admission import _check_speaker
-from bistream.orchestration.ports import BistreamRequest
-from bistream.wire import format_error
 from tests.unit.client.fake_server import FakeServer, Received, Speaker, Stream
 
 ROOT = Path(__file__).parents[3]
@@ -130,17 +125,6 @@ def test_an_end_without_audio_is_an_error(output: Path, capsys: pytest.CaptureFi
     assert run(server, output, "--text", "Hi.", "--speaker-id", "anna") == 1
     server.stop()
     assert "without any audio" in capsys.readouterr().err
-
-
-def test_a_missing_voice_is_told_in_options(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server names its tensors, and means whoever writes a client."""
-    line = "error: INVALID_INPUT: The voice is missing; give --speaker-id, or --reference-audio with --reference-text.\n"
-    with pytest.raises(InvalidInputError) as refused:
-        _check_speaker(BistreamRequest(target_text=b"Hi."), RuntimeConfig())
-    server = FakeServer(lambda request, stream: stream.error(request.id, format_error(refused.value)))
-    assert run(server, output, "Hi.") == 1
-    server.stop()
-    assert capsys.readouterr().err == line and not output.exists()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.client.server_errors import server_error
+from bistream.contract.refusals import format_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
-from bistream.wire import format_error
 
 # As this build of Triton words them.
 TRITON = [

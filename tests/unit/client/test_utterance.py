@@ -154,7 +154,7 @@ async def whole(utterance: Utterance) -> None:
     await utterance.end_text("Hello.")
 
 
-BUSY = "BUSY: All 3 sessions are taken; try again in 0.1 s."
+BUSY = "BUSY: All 3 sessions are taken; try again in 0.1 s. [retry_after_s 0.1]"
 
 
 def test_what_may_pass_is_tried_again_until_it_is_heard(serve: Serve) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bistream.contract.refusals import server_full, sessions_taken
 from bistream.errors import BistreamError, BusyError, InvalidInputError
-from bistream.refusals import server_full, sessions_taken
 from gateway.refusals import retry_after
 
 

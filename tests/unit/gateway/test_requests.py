@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from bistream.contract.fields import CONTRACTS
 from bistream.errors import InvalidInputError
-from bistream.wire import CONTRACTS
 from gateway.messages import (
     error_bytes,
     is_final,
@@ -127,7 +127,7 @@ def forwarded(made: Any, own_id: str = "7") -> Any:
 
 def test_what_is_right_goes_on_as_it_is_under_an_id_of_ours() -> None:
     made = message(
-        target_text="Hi", session_id="s", reference_wav=[0.5] * 8000, seed=-1, top_k=3, top_p=0.5, is_end=True, outputs=("waveform",)
+        target_text="Hi", session_id="s", reference_wav=[0.5] * 8000, seed=2**40, top_k=3, top_p=0.5, is_end=True, outputs=("waveform",)
     )
     went = forwarded(made)
     assert went.id == "7" and went.model_name == BISTREAM and wants_empty_final(went)
@@ -151,12 +151,12 @@ def test_typed_contents_become_raw_ones() -> None:
     for name, datatype, shape, contents in (
         ("target_text", "BYTES", (1, 1), {"bytes_contents": [b"Hi"]}),
         ("is_end", "BOOL", (1, 1), {"bool_contents": [True]}),
-        ("seed", "INT64", (1, 1), {"int64_contents": [-2]}),
+        ("seed", "INT64", (1, 1), {"int64_contents": [2]}),
         ("top_k", "INT32", (1, 1), {"int_contents": [5]}),
         ("reference_wav", "FP32", (1, 2), {"fp32_contents": [0.5, -0.5]}),
     ):
         made.inputs.add(name=name, datatype=datatype, shape=shape, contents=service_pb2.InferTensorContents(**contents))
-    expected = message(target_text="Hi", is_end=True, seed=-2, top_k=5, reference_wav=[0.5, -0.5])
+    expected = message(target_text="Hi", is_end=True, seed=2, top_k=5, reference_wav=[0.5, -0.5])
     assert forwarded(made).raw_input_contents == expected.raw_input_contents
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import uvicorn
 from tritonclient.grpc import service_pb2
 
-from bistream.voice_list import ListedVoice, format_voices
-from bistream.wire import COSYVOICE2_BISTREAM
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.voices import ListedVoice, format_voices
 from gateway.keys import Keys
 from interfaces.__main__ import _config
 from interfaces.core.servers import Servers

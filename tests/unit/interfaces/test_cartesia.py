@@ -125,7 +125,7 @@ def test_the_rest_of_a_text_is_not_spoken_without_its_beginning(ends: str) -> No
     if ends == "cancel":
         one.receive('{"context_id": "c1", "cancel": true}')
     else:
-        one.failed("1", BusyError("Full; try again in 2.5 s."))
+        one.failed("1", BusyError("Full; try again in 2.5 s.", retry_after_s=2.5))
     (error,) = send(one, "tail of it", **{"continue": True})
     assert (error["type"], error["context_id"], error["status_code"], error["done"]) == ("error", "c1", 400, True)
     assert one.texts == {} and one.closed is None
@@ -174,7 +174,7 @@ def test_a_server_without_positions_tells_words_when_they_are_certainly_spoken()
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (BusyError("Full; try again in 2.5 s."), 429, "busy"),
+        (BusyError("Full; try again in 2.5 s.", retry_after_s=2.5), 429, "busy"),
         (UnknownSpeakerError("There is none."), 404, "unknown_speaker"),
         (EngineError("Computing failed; try again."), 503, "engine_error"),
     ],

@@ -94,7 +94,7 @@ def test_a_client_that_does_not_read_is_left() -> None:
     async def run() -> None:
         socket, service = MemorySocket(reads=False), ScriptedService(Limits(send_timeout_s=20.0))
         socket.incoming.put_nowait(speak("Hello"))
-        await converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run()
+        await converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run()
         assert service.open_speeches == 0 and not any(isinstance(message, bytes) for message in socket.sent)
 
     run_at_once(run())
@@ -103,11 +103,11 @@ def test_a_client_that_does_not_read_is_left() -> None:
 def test_an_idle_socket_is_closed_and_a_speaking_one_is_not() -> None:
     async def run() -> None:
         socket, service = MemorySocket(), ScriptedService(Limits(idle_socket_s=60.0))
-        await converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run()
+        await converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run()
         assert socket.closed is not None and socket.closed[0] == 1001
         socket = MemorySocket()
         socket.incoming.put_nowait(speak("Hello"))
-        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run())
+        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run())
         await asyncio.sleep(600.0)
         assert socket.closed is None and service.open_speeches == 1
         socket.incoming.put_nowait(None)
@@ -152,7 +152,7 @@ def test_errors_are_said_with_the_protocols_own_code() -> None:
     async def run() -> None:
         socket, service = MemorySocket(), ScriptedService(Limits())
         socket.incoming.put_nowait(speak("x1"))
-        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run(), WAIT_S)
+        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
         event = json.loads(socket.sent[-1])
         assert event == {"type": "Error", "code": "NET-0000", "description": "Computing failed; try again."}
         assert socket.closed is not None and socket.closed[0] == 1011
@@ -173,7 +173,7 @@ def test_an_error_of_the_encoder_is_said_and_frees_the_place(monkeypatch: pytest
         socket, service = MemorySocket(), ScriptedService(Limits())
         for _ in range(1 + pieces):
             socket.incoming.put_nowait(speak("Hello"))
-        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run(), WAIT_S)
+        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
         assert json.loads(socket.sent[-1])["type"] == "Error" and "The gateway failed" in str(socket.sent[-1])
         assert service.open_speeches == 0 and len(closed) == 1
 
@@ -186,7 +186,7 @@ def test_the_encoder_of_a_client_that_leaves_is_closed(monkeypatch: pytest.Monke
         monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
         socket, service = MemorySocket(), ScriptedService(Limits())
         socket.incoming.put_nowait(speak("Hello"))
-        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), socket, service).run())
+        running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run())
         while not any(isinstance(message, bytes) for message in socket.sent):
             await asyncio.sleep(0)
         socket.incoming.put_nowait(None)

@@ -147,7 +147,7 @@ def test_cancel_discards_the_rest_and_is_answered_with_task_finished() -> None:
 
 def test_a_failure_is_task_failed_and_the_socket_stays() -> None:
     one = started()
-    (event,) = one.failed("1", BusyError("Full; try again in 2.5 s."))
+    (event,) = one.failed("1", BusyError("Full; try again in 2.5 s.", retry_after_s=2.5))
     assert event["header"]["event"] == "task-failed" and event["header"]["error_code"] == "Throttling"
     assert "Full" in event["header"]["error_message"] and one.closed is None
 

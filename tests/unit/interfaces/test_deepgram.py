@@ -17,7 +17,7 @@ from tests.unit.interfaces.machine import Player
 
 
 def player() -> Player:
-    return Player(Deepgram(DeepgramOptions("anna", AudioFormat())))
+    return Player(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)))
 
 
 def send(one: Player, kind: str, **message: Any) -> list[Any]:

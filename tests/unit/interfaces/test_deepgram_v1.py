@@ -17,7 +17,7 @@ from tests.unit.interfaces.machine import Player
 
 
 def player(**options: Any) -> Player:
-    return Player(DeepgramV1(DeepgramOptions("anna", AudioFormat(), **options)))
+    return Player(DeepgramV1(DeepgramOptions("anna", AudioFormat(), **{"max_text_chars": 4096, **options})))
 
 
 def send(one: Player, kind: str, **message: Any) -> list[Any]:

@@ -96,7 +96,7 @@ def test_a_failure_concerns_its_context_alone() -> None:
     one = player()
     send(one, text="a", context_id="c1")
     send(one, text="b", context_id="c2")
-    error, final = one.failed("1", BusyError("Full; try again in 2.5 s."))
+    error, final = one.failed("1", BusyError("Full; try again in 2.5 s.", retry_after_s=2.5))
     assert error["error"].startswith("Full") and error["contextId"] == final["contextId"] == "c1"
     assert one.texts == {"2": "b"} and one.closed is None
 
@@ -105,7 +105,7 @@ def test_the_rest_of_a_failed_text_is_not_spoken_without_its_beginning() -> None
     """Pieces of the language model that were under way when its context failed."""
     one = player()
     send(one, text="a", context_id="c1")
-    one.failed("1", BusyError("Full; try again in 2.5 s."))
+    one.failed("1", BusyError("Full; try again in 2.5 s.", retry_after_s=2.5))
     assert send(one, text="tail of it", context_id="c1") == send(one, context_id="c1", flush=True) == [] and one.texts == {}
     assert send(one, context_id="c1", close_context=True) == []
     send(one, text="anew", context_id="c1")

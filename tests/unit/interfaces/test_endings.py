@@ -224,7 +224,7 @@ def test_a_websocket_client_that_does_not_read() -> None:
     async def run() -> None:
         client, service = MemorySocket(reads=False), ScriptedService(Limits(send_timeout_s=0.01))
         client.incoming.put_nowait(speak("Hello"))
-        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat())), client, service).run(), WAIT_S)
+        await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), client, service).run(), WAIT_S)
         assert +service.counts.endings == {Ending.TIMED_OUT: 1}
 
     asyncio.run(run())

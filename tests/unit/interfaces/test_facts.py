@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from bistream.client.asyncio_client import AsyncBistreamClient
+from bistream.contract.voices import PRESET, REGISTERED, ListedVoice
 from bistream.errors import InvalidInputError
-from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from interfaces.core import servers as servers_module
 from interfaces.core.caller import Caller
 from interfaces.core.servers import Servers

@@ -375,7 +375,7 @@ def scripted(behave: Any) -> FakeServer:
 
 
 def test_a_full_server_is_429_with_retry_after() -> None:
-    server = scripted(lambda request, stream: stream.error(request.id, "BUSY: All sessions are taken; try again in 2.5 s."))
+    server = scripted(lambda request, stream: stream.error(request.id, "BUSY: All sessions are taken. [retry_after_s 2.5]"))
     try:
         with running(server.address) as front:
             answer = speech(front)

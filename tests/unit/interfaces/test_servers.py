@@ -124,7 +124,7 @@ def test_a_server_that_was_full_is_asked_last_until_its_time() -> None:
     async def choose() -> None:
         servers = Servers(["a:1", "b:1"], now=lambda: now[0])
         first, second = servers.all
-        error = BusyError("All 4 sessions are taken; try again in 2.0 s.")
+        error = BusyError("All 4 sessions are taken; try again in 2.0 s.", retry_after_s=2.0)
         servers.refused(first, error)
         assert servers.choose() is second and servers.choose([second]) is first
         now[0] += 5.0

@@ -154,7 +154,7 @@ def refusing(sentence: str) -> FakeServer:
 
 
 def test_another_server_speaks_what_a_full_or_dead_one_refuses(server: FakeServer) -> None:
-    full = refusing("BUSY: The server speaks with as many listeners as it can; try again in 2.5 s. [session s]")
+    full = refusing("BUSY: The server speaks with as many listeners as it can; try again in 2.5 s. [session s; retry_after_s 2.5]")
 
     async def speak() -> list[Audio | Flushed]:
         service = service_for("127.0.0.1:1", full.address, server.address)
@@ -175,7 +175,10 @@ def test_another_server_speaks_what_a_full_or_dead_one_refuses(server: FakeServe
 
 @pytest.mark.parametrize(
     ("sentence", "kind"),
-    [("BUSY: All 4 sessions are taken; try again in 2.5 s.", BusyError), ("INVALID_INPUT: The text is wrong.", InvalidInputError)],
+    [
+        ("BUSY: All are taken. [retry_after_s 2.5]", BusyError),
+        ("INVALID_INPUT: The text is wrong.", InvalidInputError),
+    ],
 )
 def test_the_servers_refusal_is_the_answer(sentence: str, kind: type[BistreamError]) -> None:
     server = refusing(sentence)

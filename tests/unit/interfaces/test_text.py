@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.limits import is_speakable
+from bistream.contract.checks import is_speakable
 from interfaces.core.text import PieceJoiner
 
 LATIN = st.text(alphabet="abz .,!?'-éß한국", max_size=40)

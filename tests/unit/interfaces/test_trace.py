@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.limits import check_session_id
+from bistream.contract.checks import check_session_id
 from interfaces.core.caller import Caller
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService

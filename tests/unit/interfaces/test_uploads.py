@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.contract.voices import ListedVoice
 from bistream.errors import BistreamError, InvalidInputError, UnknownSpeakerError
-from bistream.voice_list import ListedVoice
 from interfaces.core.caller import Caller
 from interfaces.core.errors import ForbiddenError
 from interfaces.core.shares import QuotaError

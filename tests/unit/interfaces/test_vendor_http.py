@@ -197,7 +197,7 @@ def failing_later(request: Received, stream: Stream) -> None:
 
 
 def test_a_failure_before_the_first_event_is_a_status() -> None:
-    server = ReadyServer(lambda request, stream: stream.error(request.id, "BUSY: All sessions are taken; try again in 2.5 s."))
+    server = ReadyServer(lambda request, stream: stream.error(request.id, "BUSY: All sessions are taken. [retry_after_s 2.5]"))
     try:
         with running(server.address) as front:
             answer = cartesia(front, "/tts/sse")

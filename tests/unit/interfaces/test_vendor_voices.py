@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from bistream.voice_list import PRESET, ListedVoice
+from bistream.contract.voices import PRESET, ListedVoice
 from gateway.keys import Keys
 from interfaces.core.voices import VoiceStore
 from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running

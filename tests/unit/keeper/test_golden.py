@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bistream.contract.codec import Arrays, scalar_array, text_array
+from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, ModelContract
 from bistream.fingerprint import Fingerprint
 from bistream.keeper import golden_check, golden_facts
 from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
@@ -32,8 +34,6 @@ from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.reference_tone import recording
 from bistream.types import FloatArray
-from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, ModelContract
-from bistream.wire_arrays import Arrays, scalar_array, text_array
 from tests.unit.voice.voices import noise
 
 TOKENS = 40

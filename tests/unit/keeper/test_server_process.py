@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bistream.contract.fields import CONTRACTS
 from bistream.keeper.host import ServerError
 from bistream.keeper.model_processes import process_state
 from bistream.keeper.probe import ProbeSchedule
@@ -25,7 +26,6 @@ from bistream.keeper.server_process import (
 )
 from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
-from bistream.wire import CONTRACTS
 from tests.ports import ports
 from tests.triton.conftest import wait_for
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from bistream.contract.fields import CONTRACTS
 from bistream.errors import ERRORS_BY_CODE, BistreamError
 from bistream.metrics.families import ALL, BY_NAME, END_REASONS, ERROR_CODES, SESSIONS, Kind
 from bistream.orchestration.session import SessionState
 from bistream.types import FinishReason
-from bistream.wire import CONTRACTS
 
 MOST_SERIES = 1000  # of one server, all buckets included
 

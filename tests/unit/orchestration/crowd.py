@@ -22,7 +22,7 @@ from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.hop_queue import BatchPace, HopQueue
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, Turns
-from bistream.types import Sampling
+from bistream.types import GenerationOptions
 
 TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
 VOCODER_WITHHOLDS_TOKENS = 4  # eight mel frames, until the final hop
@@ -62,7 +62,7 @@ class Listener:
     @property
     def start(self) -> SessionStart:
         text = b"x" * int(14 * self.total_tokens * TOKEN_S)
-        return SessionStart(None, text, self.is_whole, None, "", "anna", Sampling(), 1.0, False)
+        return SessionStart(None, text, self.is_whole, None, "", "anna", GenerationOptions(), 1.0, False)
 
     def received(self, now_s: float) -> int:
         """As the language model makes them, or block by block as the text comes."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import queue
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from bistream.rates import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
-from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
+from bistream.types import AudioChunk, FinishReason, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
 
 WAIT_S = 120.0  # time limit for a thread; exceeding it is a failure, never a measurement
 TOKENS_PER_BLOCK = 15
@@ -296,11 +298,17 @@ class FakeModels:
 REFERENCE = (np.arange(16000, dtype=np.float32) % 100) / 200.0
 
 
+def request_of(**values: Any) -> BistreamRequest:
+    """A request by the names of its inputs."""
+    options = {one.name: values.pop(one.name) for one in dataclasses.fields(GenerationOptions) if one.name in values}
+    return BistreamRequest(**{"options": GenerationOptions(**options), **values})
+
+
 def start_request(text: str | bytes = b"Hello world.", session_id: str | None = "s", **changes: object) -> BistreamRequest:
     """A valid start with all its text, modified by ``changes``."""
     data = text.encode() if isinstance(text, str) else text
-    values: dict[str, object] = {"target_text": data, "session_id": session_id, "reference_wav": REFERENCE, "reference_text": b"Reference."}
-    return BistreamRequest(**(values | changes))  # type: ignore[arg-type]
+    values: dict[str, object] = {"target_text": data, "session_id": session_id, "reference_wav": REFERENCE, "reference_text": "Reference."}
+    return request_of(**(values | changes))
 
 
 def append_request(text: str | bytes = b"", is_end: bool = False, session_id: str | None = "s") -> BistreamRequest:

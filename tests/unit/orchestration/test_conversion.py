@@ -12,6 +12,7 @@ import pytest
 from bistream.errors import CancelledError, EngineError, InvalidInputError
 from bistream.orchestration.ports import BistreamRequest
 from bistream.rates import SAMPLES_PER_TOKEN
+from bistream.types import GenerationOptions
 from tests.unit.orchestration.fakes import REFERENCE, append_request, cancel_request, start_request
 from tests.unit.orchestration.house import House
 
@@ -57,7 +58,7 @@ def test_a_voice_that_was_heard_is_analysed_once_and_the_source_always(house: Ho
     ("changes", "words"),
     [
         ({"target_text": b"x"}, "leave target_text"),
-        ({"instruct_text": b"x"}, "instruct_text out"),
+        ({"options": GenerationOptions(instruct_text="x")}, "instruct_text out"),
         ({"is_end": False}, "is_end true"),
         ({"source_wav": np.zeros(100, np.float32)}, "The recording in source_wav lasts 0.006 s"),
         ({"source_wav": np.zeros(16000 * 31, np.float32)}, "at most 30 s"),

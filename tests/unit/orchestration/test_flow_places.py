@@ -18,7 +18,7 @@ from bistream.orchestration.needs import LEAST_RESERVED_S, Standing, need_of, re
 from bistream.token2mel.page_pool import Account, PagePool
 from bistream.token2mel.state_budget import reserved_pages
 from bistream.token2wav.load_report import LoadReport
-from bistream.types import Sampling, VoicePrompt
+from bistream.types import GenerationOptions, VoicePrompt
 from tests.unit.orchestration.fakes import WAIT_S, start_request
 from tests.unit.orchestration.house import CONFIG, House, assert_whole
 
@@ -30,7 +30,7 @@ SHORT_S = 5.6
 
 
 def text(characters: int, is_whole: bool = True, voice: str = "anna") -> SessionStart:
-    return SessionStart(None, b"x" * characters, is_whole, None, "", voice, Sampling(), 1.0, False)
+    return SessionStart(None, b"x" * characters, is_whole, None, "", voice, GenerationOptions(), 1.0, False)
 
 
 def in_voice_of(start: SessionStart, recording: int | None, is_known: bool) -> SessionStart:

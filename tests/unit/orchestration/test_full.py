@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from bistream.contract.refusals import format_error, parse_error
 from bistream.errors import BusyError
 from bistream.token2wav.load_report import LoadReport
-from bistream.wire import format_error, parse_error
 from tests.unit.orchestration.fakes import WAIT_S, FakeSender, start_request
 from tests.unit.orchestration.house import CONFIG, House, assert_whole
 
@@ -55,8 +55,3 @@ def test_all_places_taken_says_when_to_come_again(house: House) -> None:
     assert isinstance(error, BusyError) and error.retry_after_s is not None
     house.orchestrator.drain(0.0)
     assert all(sender.wait() is not None for sender in senders)
-
-
-def test_a_busy_error_without_a_time() -> None:
-    assert BusyError("All streams of the gate are taken; try again later.").retry_after_s is None
-    assert BusyError("Slow down; try again in a second.").retry_after_s is None

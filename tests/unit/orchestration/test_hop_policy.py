@@ -18,6 +18,7 @@ from bistream.token2wav.hop_queue import BatchPace, HopQueue
 from bistream.token2wav.turns import FIRST_TOKENS_PER_S, Turns
 
 POLICY = HopPolicy()
+CHUNK_BY_CHUNK = HopPolicy(max_chunks=1)
 TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
 FIRST_HOP = POLICY.first_hop_tokens + LOOKAHEAD_TOKENS
 NEAREST = CHUNK_TOKENS - 1 + POLICY.min_hop_tokens  # the nearest boundary is never further away
@@ -79,10 +80,10 @@ def test_after_the_end_something_is_always_due(progress: HopProgress) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(progresses())
-def test_a_later_hop_is_no_longer_than_a_chunk_and_the_shortest_hop(progress: HopProgress) -> None:
+def test_a_later_hop_is_no_longer_than_its_chunks_and_the_shortest_hop(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
     assume(count is not None and progress.sent_tokens)
-    assert count is not None and count <= NEAREST
+    assert count is not None and count <= (POLICY.max_chunks - 1) * CHUNK_TOKENS + NEAREST
 
 
 @settings(max_examples=100, deadline=None)
@@ -193,7 +194,7 @@ def test_hops_of_a_whole_text_grow_with_their_place_alone(prompt_tokens: int, to
     sizes = boundaries(prompt_tokens, total, True, [1], policy=policy)
     assert boundaries(prompt_tokens, total, True, arrivals, policy=policy) == sizes and sum(sizes) == total
     ends = [end - LOOKAHEAD_TOKENS for end in accumulate(sizes)][:-1]
-    plain = [end - LOOKAHEAD_TOKENS for end in accumulate(boundaries(prompt_tokens, total, True, [1]))][:-1]
+    plain = [end - LOOKAHEAD_TOKENS for end in accumulate(boundaries(prompt_tokens, total, True, [1], policy=CHUNK_BY_CHUNK))][:-1]
     assert set(ends) <= set(plain), "they leave boundaries out, and move none"
     assert all(
         size <= max(1, min(chunks, (end - size) // 50)) * CHUNK_TOKENS + NEAREST for size, end in zip(sizes[1:], ends[1:], strict=False)
@@ -211,7 +212,7 @@ def test_chunks_that_join_leave_boundaries_out_and_move_none(
 ) -> None:
     """However tokens come and whatever the listener has: samples must not depend on it. Only the last hop may begin earlier."""
     policy, received, ends = HopPolicy(max_chunks=chunks), 0, [0]
-    plain = set(accumulate(boundaries(prompt_tokens, total, is_whole, [1])))
+    plain = set(accumulate(boundaries(prompt_tokens, total, is_whole, [1], policy=CHUNK_BY_CHUNK)))
     for number in itertools.count():
         tokens, buffer_s = arrivals[number % len(arrivals)]
         received, has_ended = min(total, received + tokens), received == total

@@ -14,9 +14,9 @@ from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.load import ASSUMED_CAPACITY, LENGTH_MARGIN, MAX_RETRY_S, MIN_RETRY_S, RECOUNT_S, Lengths, LoadControl, Need
 from bistream.orchestration.needs import UNKNOWN_VOICE_PAGES, Standing, need_of
 from bistream.token2wav.load_report import LoadReport
-from bistream.types import Sampling, VoicePrompt
+from bistream.types import GenerationOptions, VoicePrompt
 
-START = SessionStart(None, b"x" * 120, True, None, "", "anna", Sampling(), 1.0, False)
+START = SessionStart(None, b"x" * 120, True, None, "", "anna", GenerationOptions(), 1.0, False)
 SPEAKING = Standing(age_s=5.0, buffer_s=2.0, made_s=4.0, received_s=6.0, voice_tokens=125)
 REPORT = LoadReport(capacity=100.0, pages=0, reserve_pages=10)
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from bistream.config import RuntimeConfig
+from bistream.contract.voices import PRESET, REGISTERED, ListedVoice, format_voices, parse_voices
 from bistream.errors import CheckpointError, UnknownSpeakerError
 from bistream.orchestration.named_voices import NamedVoices, open_voices
 from bistream.text.tokenizer import TextTokenizer
 from bistream.voice.registry import VoiceRegistry
-from bistream.voice_list import PRESET, REGISTERED, ListedVoice, format_voices, parse_voices
 from tests.unit.voice.voices import assert_same_voice, random_voice
 
 SAID = "What <strong>she</strong> said, \u4f60\u597d [laughter]."

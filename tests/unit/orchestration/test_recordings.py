@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
+from bistream.contract.voices import reference_hash
 from bistream.errors import InvalidInputError
 from bistream.orchestration.admission import SessionStart, check_start
 from bistream.orchestration.voices import Voices
-from bistream.reference_hash import reference_hash
 from bistream.types import FloatArray, IntArray, SpeakerFeatures
 from bistream.voice.conditioning import condition_reference
 from tests.sounds import speech_like

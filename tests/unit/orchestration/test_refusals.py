@@ -22,7 +22,7 @@ from bistream.errors import (
 )
 from bistream.model_card import MODEL_CARD_FILE
 from bistream.orchestration.ports import BistreamRequest
-from bistream.types import Sampling
+from bistream.types import GenerationOptions
 from tests.unit.orchestration.fakes import (
     REFERENCE,
     append_request,
@@ -43,11 +43,9 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"session_id": "no blanks"}, "session_id"),
         ({"session_id": None, "is_end": False}, "session_id"),
         ({"reference_wav": None}, "speaker_id"),
-        ({"reference_text": b""}, "leave reference_text out"),
-        ({"instruct_text": b"\xff"}, "instruct_text is not valid UTF-8"),
-        ({"instruct_text": b"x" * 101}, "instruct_text is longer than 100"),
-        ({"reference_text": b" "}, "transcript"),
-        ({"reference_text": b"\xff"}, "UTF-8"),
+        ({"reference_text": ""}, "leave reference_text out"),
+        ({"instruct_text": "x" * 101}, "instruct_text is longer than 100"),
+        ({"reference_text": " "}, "transcript"),
         ({"reference_wav": np.zeros(0, np.float32)}, "0 samples"),
         ({"reference_wav": np.zeros(7999, np.float32)}, "0.5 s"),
         ({"reference_wav": np.zeros(16000 * 31, np.float32)}, "30 s"),
@@ -63,12 +61,12 @@ from tests.unit.orchestration.house import CONFIG, House, assert_whole
         ({"reference_hash": "0" * 64 + "\n", "reference_wav": None, "reference_text": None}, "64"),
         ({"reference_hash": "speaker:anna", "reference_wav": None, "reference_text": None}, "64"),
         ({"speaker_id": "../anna", "reference_wav": None}, "speaker_id"),
-        ({"sampling": Sampling(temperature=-1.0)}, "temperature"),
-        ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
-        ({"sampling": Sampling(top_k=0)}, "top_k"),
-        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
-        ({"sampling": Sampling(top_p=1.5)}, "top_p"),
-        ({"sampling": Sampling(seed=-1)}, "seed"),
+        ({"options": GenerationOptions(temperature=-1.0)}, "temperature"),
+        ({"options": GenerationOptions(temperature=float("nan"))}, "temperature"),
+        ({"options": GenerationOptions(top_k=0)}, "top_k"),
+        ({"options": GenerationOptions(top_p=0.0)}, "top_p"),
+        ({"options": GenerationOptions(top_p=1.5)}, "top_p"),
+        ({"options": GenerationOptions(seed=-1)}, "seed"),
         ({"speed": 0.4}, "speed"),
         ({"text_normalization": "fr"}, "text_normalization"),
         ({"speed": float("inf")}, "speed"),
@@ -178,17 +176,17 @@ def english(tmp_path: Path) -> Iterator[House]:
 
 @pytest.mark.parametrize("offline", [False, True])  # both front doors
 def test_a_checkpoint_that_takes_no_instructions_says_so(english: House, offline: bool) -> None:
-    error = english.refused(start_request(instruct_text=b"Speak cheerfully.", offline=offline))
+    error = english.refused(start_request(instruct_text="Speak cheerfully.", offline=offline))
     assert isinstance(error, InvalidInputError) and "leave instruct_text out" in error.sentence
 
 
 @pytest.mark.parametrize("nothing", ["", "  ", "None", "null", " NULL\n", "undefined"])
 def test_an_instruction_that_says_nothing_is_none(english: House, nothing: str) -> None:
-    sender = english.send(start_request(instruct_text=nothing.encode(), is_end=False))
-    assert english.send(replace(append_request(b"Again.", is_end=True), instruct_text=nothing.encode())).wait() is None
+    sender = english.send(start_request(instruct_text=nothing, is_end=False))
+    assert english.send(replace(append_request(b"Again.", is_end=True), options=GenerationOptions(instruct_text=nothing))).wait() is None
     assert sender.wait() is None
     (start,) = english.models.language_model.starts
-    assert start.instruct_text == ""
+    assert start.options.instruct_text == ""
 
 
 def test_text_in_another_script_is_refused_at_the_piece_that_brings_it(english: House) -> None:

@@ -15,7 +15,7 @@ from bistream.errors import (
 from bistream.orchestration.speaking import ANSWER_TIMEOUT_S
 from bistream.rates import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, SILENCE_S
 from bistream.token2wav.load_report import LoadReport
-from bistream.types import FinishReason, Sampling, SpeechTokens
+from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from tests.unit.orchestration.fakes import (
     REFERENCE,
     WAIT_S,
@@ -30,7 +30,7 @@ def test_one_request_is_one_session(house: House) -> None:
     sender = house.send(start_request(text, session_id=None, text_normalization="en"))
     assert_whole(sender, text)
     assert house.models.language_model.starts[0].is_end
-    assert house.models.language_model.starts[0].text_normalization == "en"
+    assert house.models.language_model.starts[0].options.text_normalization == "en"
     assert house.models.language_model.starts[0].prompt_text == "Reference."
     assert house.models.held == 0
     assert house.orchestrator.open_sessions == 0
@@ -115,7 +115,7 @@ def test_text_consumed_is_never_ahead_of_the_audio(house: House) -> None:
 
 
 def test_the_first_chunk_is_small_and_the_first_hop_has_the_voice_and_the_seed(house: House) -> None:
-    sender = house.send(start_request("Hello world, hello world, hello world.", sampling=Sampling(seed=7)))
+    sender = house.send(start_request("Hello world, hello world, hello world.", options=GenerationOptions(seed=7)))
     sender.wait()
     first, *others = house.models.token2wav.hops
     assert (len(first.token_ids), first.seed, first.playback_buffer_s) == (18, 7, 0.0)
@@ -149,7 +149,7 @@ def test_a_voice_is_prepared_once_and_shared(house: House) -> None:
     for index in range(3):
         house.send(start_request(session_id=f"s{index}")).wait()
     assert house.models.voice.calls == 1
-    house.send(start_request(reference_text=b"Another transcript.")).wait()
+    house.send(start_request(reference_text="Another transcript.")).wait()
     assert house.models.voice.calls == 2
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
+from bistream.contract.voices import reference_hash
 from bistream.errors import InvalidInputError, UnknownVoiceError
 from bistream.orchestration.ports import BistreamRequest
-from bistream.reference_hash import reference_hash
 from tests.unit.orchestration.fakes import REFERENCE, append_request, cancel_request, start_request
 from tests.unit.orchestration.house import CONFIG, House, assert_whole
 
@@ -66,7 +66,7 @@ def test_an_unknown_hash_takes_no_place_of_a_full_server(house: House) -> None:
         house.send(start_request("Hello", session_id=f"s{index}", is_end=False))
     unheard = reference_hash(REFERENCE, "Unheard.")
     house.refused(by_hash(reference_hash=unheard))
-    assert house.send(start_request(reference_text=b"Unheard.")).wait() is None
+    assert house.send(start_request(reference_text="Unheard.")).wait() is None
 
 
 def test_another_transcript_or_recording_is_another_voice(house: House) -> None:
@@ -96,7 +96,7 @@ def test_a_forgotten_voice_is_wanted_again() -> None:
     house = House(RuntimeConfig(max_sessions=4, max_text_chars=100, drain_timeout_s=0.0, voice_cache_size=1))
     assert house.send(start_request()).wait() is None
     assert house.send(by_hash()).wait() is None
-    assert house.send(start_request(reference_text=b"Another.")).wait() is None
+    assert house.send(start_request(reference_text="Another.")).wait() is None
     assert isinstance(house.refused(by_hash()), UnknownVoiceError)
     assert house.send(start_request()).wait() is None
     assert house.models.voice.calls == 3

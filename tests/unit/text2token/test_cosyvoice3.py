@@ -34,7 +34,7 @@ from bistream.text2token.sizes import kernels_need
 from bistream.text2token.step_runner import EagerRunner, SampledRows, StepRunner
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import ModelWeights, build_weights
-from bistream.types import FinishReason, Sampling, SpeechTokens
+from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._tokenizer_files import special_token_count, write_tokenizer_files
 from tests.fakes import RecordingSink, Script, ScriptedEngine, TurnView
 from tests.unit.text2token import tiny
@@ -179,7 +179,7 @@ def fed(tokenizer: TextTokenizer, pieces: Sequence[str], script: Script = counti
     engine, mailbox = ScriptedEngine(SPACE, script), Mailbox()
     parts = LanguageModelParts(tokenizer, SIZES, engine, family=COSYVOICE3)
     service = SpeechTokenService(RuntimeConfig(drain_timeout_s=0.0), parts=parts, run_timer=False)
-    start = LanguageModelStart("a", pieces[0].encode(), len(pieces) == 1, "", np.zeros(0, np.int32), Sampling())
+    start = LanguageModelStart("a", pieces[0].encode(), len(pieces) == 1, "", np.zeros(0, np.int32), GenerationOptions())
     service.start(replace(start, **changes), mailbox)
     for number, piece in enumerate(pieces[1:], 2):
         service.append("a", piece.encode(), number == len(pieces))
@@ -203,7 +203,7 @@ PROMPTS: dict[str, tuple[dict[str, Any], str, str, int]] = {
         "",
         0,
     ),
-    "a wish": ({"instruct_text": "Loudly."}, f"{COSYVOICE3.default_instruction} Loudly.{END_OF_PROMPT}", "", 0),
+    "a wish": ({"options": GenerationOptions(instruct_text="Loudly.")}, f"{COSYVOICE3.default_instruction} Loudly.{END_OF_PROMPT}", "", 0),
 }
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bistream.metrics.families import LM_RUNAWAYS
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.sequence_series import MAX_REDRAWS
-from bistream.types import FinishReason, Sampling, SpeechTokens
+from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from tests.fakes import TurnView
 from tests.unit.text2token.test_service import CONFIG, SPACE, TEXT, Bench, Mailbox, ends_in_time, yielded
 from tests.unit.text2token.test_service import tokenizer as tokenizer  # the fixture
@@ -41,7 +41,7 @@ def looping(sequences: int, period: int = 30, ahead: int = 40) -> Callable[[Turn
 
 
 def speak(bench: Bench, text: str, seed: int = 0, is_whole: bool = True) -> Mailbox:
-    mailbox = bench.start(text if is_whole else "", is_end=is_whole, sampling=Sampling(seed=seed))
+    mailbox = bench.start(text if is_whole else "", is_end=is_whole, options=GenerationOptions(seed=seed))
     if not is_whole:
         bench.append(text, is_end=True)
     if bench.pumped:

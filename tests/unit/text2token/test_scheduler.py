@@ -241,9 +241,9 @@ def test_ids_of_a_cancelled_turn_are_ignored() -> None:
 
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError):
-        EngineSettings(max_rows=3)
+        EngineSettings(max_sessions=1, max_rows=3, kv_cache_tokens=64)
     with pytest.raises(ConfigError):
-        EngineSettings(kv_cache_tokens=8)
+        EngineSettings(max_sessions=1, max_rows=4, kv_cache_tokens=8)
 
 
 class FakeDevice:

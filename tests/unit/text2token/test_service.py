@@ -48,7 +48,7 @@ from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.text_session import Message
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
-from bistream.types import FinishReason, Sampling, SpeechTokens
+from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import Script, ScriptedEngine, ScriptedSequence, TurnView, counting_script, turns
@@ -151,7 +151,7 @@ class Bench:
 
 
 def request(session_id: str, text: bytes, is_end: bool) -> LanguageModelStart:
-    return LanguageModelStart(session_id, text, is_end, "", np.zeros(0, np.int32), Sampling())
+    return LanguageModelStart(session_id, text, is_end, "", np.zeros(0, np.int32), GenerationOptions())
 
 
 def yielded(session: ScriptedSequence) -> list[int]:
@@ -263,7 +263,7 @@ class TestSpeaking:
         assert max(message.text_consumed for message in mailbox.messages[:-1] if isinstance(message, SpeechTokens)) < len(TEXT)
 
     def test_sampling_defaults_to_the_checkpoint(self, bench: Bench) -> None:
-        bench.start(TEXT, is_end=True, sampling=Sampling(seed=7, temperature=0.0, top_p=0.5))
+        bench.start(TEXT, is_end=True, options=GenerationOptions(seed=7, temperature=0.0, top_p=0.5))
         spec = bench.engine.opened[0].spec
         assert (spec.seed, spec.temperature, spec.top_p, spec.top_k) == (7, 0.0, 0.5, SIZES.top_k)
         assert (spec.win_size, spec.tau_r) == (SIZES.win_size, SIZES.tau_r)
@@ -349,13 +349,13 @@ class TestRefusals:
             ({"prompt_speech_tokens": np.array([-1], np.int32)}, "prompt_speech_tokens"),
             ({"prompt_speech_tokens": np.zeros((1, 2), np.int32)}, "prompt_speech_tokens"),
             ({"prompt_speech_tokens": np.zeros(5000, np.int32)}, "shorter reference"),
-            ({"sampling": Sampling(temperature=-0.1)}, "temperature"),
-            ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
-            ({"sampling": Sampling(temperature=float("inf"))}, "temperature"),
-            ({"sampling": Sampling(top_k=0)}, "top_k"),
-            ({"sampling": Sampling(top_p=0.0)}, "top_p"),
-            ({"sampling": Sampling(top_p=1.01)}, "top_p"),
-            ({"sampling": Sampling(top_p=float("nan"))}, "top_p"),
+            ({"options": GenerationOptions(temperature=-0.1)}, "temperature"),
+            ({"options": GenerationOptions(temperature=float("nan"))}, "temperature"),
+            ({"options": GenerationOptions(temperature=float("inf"))}, "temperature"),
+            ({"options": GenerationOptions(top_k=0)}, "top_k"),
+            ({"options": GenerationOptions(top_p=0.0)}, "top_p"),
+            ({"options": GenerationOptions(top_p=1.01)}, "top_p"),
+            ({"options": GenerationOptions(top_p=float("nan"))}, "top_p"),
         ],
     )
     def test_bad_input(self, bench: Bench, changes: dict[str, Any], word: str) -> None:
@@ -589,7 +589,7 @@ class TestEnds:
     @pytest.mark.parametrize("is_whole", [True, False])
     def test_a_text_beyond_the_positions_of_a_sequence_goes_on_in_others(self, tokenizer: TextTokenizer, is_whole: bool) -> None:
         bench = Bench(tokenizer, ends_in_time, config=replace(CONFIG, max_session_tokens=120))
-        mailbox = bench.start(TEXT if is_whole else "", is_end=is_whole, sampling=Sampling(seed=5))
+        mailbox = bench.start(TEXT if is_whole else "", is_end=is_whole, options=GenerationOptions(seed=5))
         if not is_whole:
             for character in TEXT:
                 bench.append(character)
@@ -722,7 +722,7 @@ def test_a_step_that_fails_for_one_session_ends_that_one(tokenizer: TextTokenize
 
     def start(name: str) -> Mailbox:
         mailbox = Mailbox()
-        service.start(replace(request(name, TEXT.encode(), True), sampling=Sampling(seed=len(name))), mailbox)
+        service.start(replace(request(name, TEXT.encode(), True), options=GenerationOptions(seed=len(name))), mailbox)
         return mailbox
 
     def failing(runner: EagerRunner, segments: tuple[Segment, ...], observe: Observe | None) -> torch.Tensor:
@@ -760,7 +760,7 @@ def test_threads_and_a_real_engine(tokenizer: TextTokenizer) -> None:
         return SpeechTokenService(config, parts=LanguageModelParts(tokenizer, SIZES, engine))
 
     def speak(service: SpeechTokenService, index: int, piece_size: int, mailbox: Mailbox) -> None:
-        start = replace(request(str(index), b"", False), sampling=Sampling(seed=index))
+        start = replace(request(str(index), b"", False), options=GenerationOptions(seed=index))
         service.start(start, mailbox)
         data = texts[index].encode()
         for at in range(0, len(data), piece_size):

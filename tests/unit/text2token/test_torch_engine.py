@@ -43,9 +43,12 @@ class WaitingSink(RecordingSink):
         self.ended.set()
 
 
+ROOMY = EngineSettings(max_sessions=64, max_rows=256, kv_cache_tokens=65536)
+
+
 def make(max_rows: int = 32, **settings_: object) -> TorchEngine:
     values = {"max_sessions": 8, "kv_cache_tokens": 4096, "block_size": 8} | settings_
-    return TorchEngine(tiny_model(), EngineSettings(max_rows=max_rows, **values), threaded=False)  # type: ignore[arg-type]
+    return TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_rows=max_rows, **values), threaded=False)  # type: ignore[arg-type]
 
 
 def drain(engine: TorchEngine) -> None:
@@ -139,7 +142,7 @@ def test_scores_are_bit_identical_in_any_batch() -> None:
             return len(decided)
 
         picks = {"a": keep} | {f"other{index}": lambda log_probs, decided: 7 for index in range(company)}
-        engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=8, max_rows=64), sampler=ScriptedSampler(picks), threaded=False)
+        engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_rows=64), sampler=ScriptedSampler(picks), threaded=False)
         for index in range(company):
             begin(engine.open(f"other{index}", GREEDY, 600), range(10, 10 + 60 * index + 1), 200)
         begin(engine.open("a", GREEDY, 300), range(150), 40)
@@ -262,7 +265,7 @@ def test_history_spans_turns_and_holds_forced_fills() -> None:
     fill = SPACE.speech_token_size + 2
     answers = {"a": [3, 4, 5, fill, 6, 7], "b": [9, 9, 9, 9, 9, 9]}
     picks = {name: lambda scores, decided, name=name: pick(name, answers[name], scores, decided) for name in answers}
-    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2), sampler=ScriptedSampler(picks), threaded=False)
+    engine = TorchEngine(tiny_model(), ROOMY, sampler=ScriptedSampler(picks), threaded=False)
     limits = TurnLimits(2, forbidden=frozenset({SPACE.eos}), record_on_length=SPACE.fill)
     sessions = {name: engine.open(name, SamplingSpec(), 100) for name in "ab"}
     results = []
@@ -407,13 +410,18 @@ def test_half_precision_runs_and_is_seeded() -> None:
     model = Qwen2Model(CONFIG, build_weights(random_state(CONFIG), CONFIG, torch.device("cpu"), torch.bfloat16))
     answers = []
     for _ in range(2):
-        engine = TorchEngine(model, EngineSettings(max_sessions=2, kv_cache_tokens=1024), threaded=False)
+        engine = TorchEngine(model, dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), threaded=False)
         answers.append(talk(engine, "a", SamplingSpec(seed=3), [[1, 2, 3], [4, 5]]))
     assert answers[0] == answers[1] and len(answers[0][1]) == 9
 
 
 def test_window_larger_than_the_history_is_refused() -> None:
-    engine = TorchEngine(tiny_model(), EngineSettings(), sampler=RepetitionAwareSampler(history_size=12), threaded=False)
+    engine = TorchEngine(
+        tiny_model(),
+        EngineSettings(max_sessions=64, max_rows=256, kv_cache_tokens=65536),
+        sampler=RepetitionAwareSampler(history_size=12),
+        threaded=False,
+    )
     engine.open("a", SamplingSpec(win_size=12), 100)
     with pytest.raises(InvalidInputError, match="win_size"):
         engine.open("b", SamplingSpec(win_size=13), 100)
@@ -434,7 +442,7 @@ def test_from_config_loads_a_model_directory(tiny_model_dir: Path) -> None:
 @pytest.mark.parametrize("slack_s", [100.0, 1e10, 3.4e38])
 def test_others_are_decoded_while_one_is_held(slack_s: float) -> None:
     """By the engine's own thread, which waits until the listener needs more, whatever number its caller sends."""
-    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2, kv_cache_tokens=1024, max_ahead_s=10.0))
+    engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024, max_ahead_s=10.0))
     limits = TurnLimits(9, forbidden=ALL_STOPS)
     try:
         held = engine.open("held", GREEDY, 300)
@@ -531,7 +539,7 @@ def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> Non
     """By the engine's own thread, which goes to sleep with a listener who waits for more than there is."""
     seen = Claim(tmp_path, 0, TOKENS)
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
-    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2, kv_cache_tokens=1024), right_of_way=shared)
+    engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), right_of_way=shared)
     sink, sequence = WaitingSink(), engine.open("a", GREEDY, 300)
     sequence.demand(0.0, 100)
     sequence.turn([SPACE.sos, 1, 2], TurnLimits(9, forbidden=ALL_STOPS), sink)

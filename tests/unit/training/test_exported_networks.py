@@ -21,7 +21,7 @@ from bistream.text2token.weights import load_weights
 from bistream.token2mel.encoder import ConformerLayer
 from bistream.token2mel.flow import FlowNetwork
 from bistream.token2mel.weights import load_network
-from bistream.types import Sampling
+from bistream.types import GenerationOptions
 from bistream.voice.s3_network import S3Network
 from bistream.voice.s3_weights import state_dict_from_onnx
 from tests.sounds import speech_like
@@ -133,7 +133,7 @@ def test_pipeline_speaks(model_dir: Path) -> None:
         model_dir=str(model_dir), device="cpu", num_threads=1, max_sessions=1, kv_cache_tokens=2048, flow_state_mb=64, left_context_chunks=4
     )
     with LocalPipeline(config) as pipeline:
-        chunks = list(pipeline.stream(["the river ", "is quiet"], VoiceChoice(speech_like(), "the house"), Sampling(seed=1)))
+        chunks = list(pipeline.stream(["the river ", "is quiet"], VoiceChoice(speech_like(), "the house"), GenerationOptions(seed=1)))
     assert sum(len(chunk.waveform) for chunk in chunks) % 960 == 0 and chunks and all(np.isfinite(chunk.waveform).all() for chunk in chunks)
 
 

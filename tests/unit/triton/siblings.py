@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from bistream.contract.codec import ArrayInputs, Inputs
+from bistream.contract.fields import LLM_BISTREAM, TOKEN2WAV
+from bistream.contract.refusals import parse_error
 from bistream.errors import BistreamError
 from bistream.triton.call_sockets import socket_path
 from bistream.triton.channel_end import BlsEnds
 from bistream.triton.direct_end import DirectEnds
-from bistream.triton.inputs import CallInputs, RequestInputs, TritonInputs
+from bistream.triton.inputs import TritonInputs
 from bistream.triton.sender import Answerer, SiblingResponseSender, public_error
-from bistream.wire import LLM_BISTREAM, TOKEN2WAV, parse_error
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeRequest, FakeResponse, FakeSender
 
 WAIT_S = 120.0
@@ -59,8 +61,8 @@ class Siblings:
             ends.close()
         self._outbox.shutdown()
 
-    def handle(self, model: str, inputs: RequestInputs, sender: Answerer) -> None:
-        assert isinstance(inputs, CallInputs)
+    def handle(self, model: str, inputs: Inputs, sender: Answerer) -> None:
+        assert isinstance(inputs, ArrayInputs)
         self.calls.append((model, inputs._arrays))
         (response,) = self._answer(model, inputs._arrays)
         if response.has_error():
@@ -81,7 +83,7 @@ class Siblings:
             self.requests.append("calls" if "calls" in arrays else "collect")
             try:
                 inputs: Any = TritonInputs(FakeRequest(None, **arrays), contract)
-                self._ends[model].take(inputs.text("channel_id"), inputs, sender)
+                self._ends[model].take(inputs.value("channel_id"), inputs, sender)
             except BistreamError as error:
                 sender.fail(public_error(error))
         assert triton_sender.ended.wait(WAIT_S), "a request was never answered"

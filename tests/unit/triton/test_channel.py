@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bistream.contract.codec import Arrays, Inputs, scalar_array, text_array
+from bistream.contract.fields import TOKEN2WAV
+from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, BusyError, EngineError, InvalidInputError, UnknownSessionError
 from bistream.triton import channel_end
 from bistream.triton.bls_client import BlsClient
 from bistream.triton.channel import MAX_CALL_BYTES, Channel
 from bistream.triton.channel_end import MAX_CHANNELS, BlsEnd, BlsEnds
 from bistream.triton.envelope import Message, pack, unpack
-from bistream.triton.inputs import RequestInputs, TritonInputs
+from bistream.triton.inputs import TritonInputs
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.triton.sender import Answerer, SiblingResponseSender
-from bistream.wire import TOKEN2WAV, format_error
-from bistream.wire_arrays import Arrays, scalar_array, text_array
 from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, error_response, response
 from tests.unit.triton.siblings import WAIT_S, AwaitedSender, Siblings
 
@@ -157,8 +158,8 @@ class End:
         self.open: list[Answerer] = []
         self.ends = BlsEnds(TOKEN2WAV, self._handle, self.outbox)
 
-    def _handle(self, inputs: RequestInputs, sender: Answerer) -> None:
-        if inputs.integer("seed") == 13:
+    def _handle(self, inputs: Inputs, sender: Answerer) -> None:
+        if inputs.value("seed") == 13:
             raise UnknownSessionError("Gone.", "s")
         self.open.append(sender)
 

@@ -17,16 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.contract.codec import ArrayInputs, Arrays, Inputs, scalar_array
+from bistream.contract.fields import TOKEN2WAV
 from bistream.errors import BusyError, EngineError, InvalidInputError
 from bistream.triton import channel_end, direct_end
 from bistream.triton.call_sockets import MAX_ENVELOPE_BYTES, Frames, frame
 from bistream.triton.direct_channel import DirectChannel
 from bistream.triton.direct_end import DirectEnds
 from bistream.triton.envelope import Message
-from bistream.triton.inputs import CallInputs, RequestInputs
 from bistream.triton.sender import Answerer
-from bistream.wire import TOKEN2WAV
-from bistream.wire_arrays import Arrays, scalar_array
 
 WAIT_S = 120.0
 
@@ -35,15 +34,15 @@ def call(number: int) -> Arrays:
     return {"seed": scalar_array(number, np.int64)}
 
 
-def echo(inputs: RequestInputs, sender: Answerer) -> None:
-    assert isinstance(inputs, CallInputs)
+def echo(inputs: Inputs, sender: Answerer) -> None:
+    assert isinstance(inputs, ArrayInputs)
     sender.send_last(inputs._arrays)
 
 
 class Model:
     """The model's end. handle: what answers a call."""
 
-    def __init__(self, path: Path, handle: Callable[[RequestInputs, Answerer], None] = echo) -> None:
+    def __init__(self, path: Path, handle: Callable[[Inputs, Answerer], None] = echo) -> None:
         self.outbox = ThreadPoolExecutor(1)
         self.ends = DirectEnds(path, TOKEN2WAV, handle, self.outbox)
 
@@ -89,8 +88,8 @@ def ask(path: Path, *calls: Arrays) -> list[Any]:
 def test_every_call_gets_its_own_answer_and_calls_arrive_in_order(path: Path) -> None:
     arrived: list[int] = []
 
-    def handle(inputs: RequestInputs, sender: Answerer) -> None:
-        arrived.append(inputs.integer("seed") or 0)
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        arrived.append(inputs.value("seed") or 0)
         echo(inputs, sender)
 
     model = Model(path, handle)
@@ -111,9 +110,9 @@ def test_answers_that_wait_leave_together_in_bounded_portions(path: Path, monkey
     model = Model(path)
     model.outbox.submit(gate.wait, WAIT_S)
 
-    def handle(inputs: RequestInputs, sender: Answerer) -> None:
+    def handle(inputs: Inputs, sender: Answerer) -> None:
         echo(inputs, sender)
-        if inputs.integer("seed") == 29:
+        if inputs.value("seed") == 29:
             gate.set()
 
     model.ends._handle = handle
@@ -122,8 +121,8 @@ def test_answers_that_wait_leave_together_in_bounded_portions(path: Path, monkey
 
 
 def test_an_error_is_that_of_its_call_alone(path: Path) -> None:
-    def handle(inputs: RequestInputs, sender: Answerer) -> None:
-        match inputs.integer("seed"):
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        match inputs.value("seed"):
             case 1:
                 raise BusyError("Full.", "s")
             case 2:
@@ -146,9 +145,9 @@ def test_an_answer_that_cannot_be_sent_fails_its_call_alone(path: Path) -> None:
     """All of them leave together."""
     gate, unsendable = threading.Event(), {"seed": np.zeros(1, np.complex64)}
 
-    def handle(inputs: RequestInputs, sender: Answerer) -> None:
-        sender.send_last(unsendable if inputs.integer("seed") == 1 else call(inputs.integer("seed") or 0))
-        if inputs.integer("seed") == 2:
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        sender.send_last(unsendable if inputs.value("seed") == 1 else call(inputs.value("seed") or 0))
+        if inputs.value("seed") == 2:
             gate.set()
 
     model = Model(path, handle)
@@ -162,8 +161,8 @@ def test_an_answer_that_cannot_be_sent_fails_its_call_alone(path: Path) -> None:
 def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one(path: Path) -> None:
     asked = threading.Event()
 
-    def keep(inputs: RequestInputs, sender: Answerer) -> None:
-        if not inputs.integer("seed"):
+    def keep(inputs: Inputs, sender: Answerer) -> None:
+        if not inputs.value("seed"):
             asked.set()
 
     silent = Model(path, keep)
@@ -242,8 +241,8 @@ def test_a_front_door_that_goes_leaves_nothing_behind_and_others_go_on(path: Pat
     open_calls: list[Answerer] = []
     entered = threading.Event()
 
-    def handle(inputs: RequestInputs, sender: Answerer) -> None:
-        if inputs.integer("seed"):
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        if inputs.value("seed"):
             echo(inputs, sender)
         else:
             open_calls.append(sender)

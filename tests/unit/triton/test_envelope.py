@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
+from bistream.contract.codec import scalar_array, text_array
 from bistream.errors import InvalidInputError
 from bistream.triton.envelope import Message, pack, unpack
-from bistream.wire_arrays import scalar_array, text_array
 
 NUMBERS = st.sampled_from([np.bool_, np.int32, np.int64, np.float32, np.uint8]).flatmap(
     lambda dtype: nps.arrays(dtype, nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))

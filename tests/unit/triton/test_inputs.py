@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bistream.contract.codec import Inputs
+from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
 from bistream.errors import InvalidInputError
 from bistream.orchestration.ports import BistreamRequest
-from bistream.triton.inputs import RequestInputs, TritonInputs, bistream_request, language_model_start, upstream_request, voice_prompt
-from bistream.types import Sampling
-from bistream.wire import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
+from bistream.text2token.service import LanguageModelStart
+from bistream.triton.inputs import TritonInputs, bistream_request, upstream_request, voice_prompt
+from bistream.types import GenerationOptions
 from tests.unit.triton.fakes import FakeRequest, text
 
 
-def inputs(contract: ModelContract, **arrays: Any) -> RequestInputs:
+def inputs(contract: ModelContract, **arrays: Any) -> Inputs:
     return TritonInputs(FakeRequest(**arrays), contract)
 
 
@@ -56,11 +58,11 @@ def test_all_inputs_of_a_session_arrive() -> None:
     assert request.target_text == b"\xe4\xbd"  # not decoded: a piece may end inside a character
     assert request.reference_wav is not None and request.reference_wav.shape == (8,)
     assert not np.shares_memory(request.reference_wav, wav)
-    assert (request.reference_wav_len, request.reference_text, request.session_id) == (6, b"said", "a.b:c-1")
-    assert (request.reference_hash, request.text_normalization) == ("0" * 64, "zh")
+    assert (request.reference_wav_len, request.reference_text, request.session_id) == (6, "said", "a.b:c-1")
+    assert (request.reference_hash, request.options.text_normalization) == ("0" * 64, "zh")
     assert (request.is_start, request.is_end, request.is_cancel, request.speed) == (True, False, False, 1.5)
-    assert request.sampling == Sampling(seed=2**40, temperature=0.5, top_k=3, top_p=0.25)
-    assert (request.instruct_text, request.is_cross_lingual) == (b"softly", True)
+    assert request.options == GenerationOptions(2**40, 0.5, 3, 0.25, "softly", "zh")
+    assert request.is_cross_lingual
     assert request.source_wav is not None and (request.source_wav.shape, request.source_wav_len) == ((4,), 3)
 
 
@@ -90,6 +92,10 @@ def test_the_secret_of_a_session_is_a_parameter() -> None:
         {"session_id": text("line\n")},
         {"speaker_id": text("../x")},
         {"speaker_id": text("x" * 65)},
+        {"reference_text": text(b"\xff")},
+        {"instruct_text": text(b"\xff")},
+        {"continues": text("a b")},
+        {"seed": one(-1, np.int64)},
     ],
 )
 def test_violations_of_the_contract_are_refused(arrays: dict[str, Any]) -> None:
@@ -105,7 +111,7 @@ def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
     assert by_hash == BistreamRequest(target_text=b"Hello.", reference_hash="0" * 64, offline=True)
     manner = {"speaker_id": text("anna"), "instruct_text": text("softly"), "is_cross_lingual": one(True, np.bool_)}
     named = upstream_request(inputs(COSYVOICE2, target_text=text("Hello."), **manner), offline=False)
-    assert (named.speaker_id, named.instruct_text, named.is_cross_lingual) == ("anna", b"softly", True)
+    assert (named.speaker_id, named.options.instruct_text, named.is_cross_lingual) == ("anna", "softly", True)
     source = upstream_request(inputs(COSYVOICE2, source_wav=np.zeros((1, 5), np.float32)), offline=True)
     assert source.target_text is None and source.source_wav is not None and source.source_wav.shape == (5,)
     with pytest.raises(InvalidInputError, match="target_text"):
@@ -113,11 +119,11 @@ def test_upstreams_request_is_a_whole_session_of_its_own() -> None:
 
 
 def test_a_language_model_start_needs_its_session() -> None:
-    start = language_model_start(inputs(LLM_BISTREAM, session_id=text("s"), prompt_speech_tokens=np.arange(3, dtype=np.int32)))
+    start = inputs(LLM_BISTREAM, session_id=text("s"), prompt_speech_tokens=np.arange(3, dtype=np.int32)).read(LanguageModelStart)
     assert (start.session_id, start.text, start.is_end, start.prompt_text) == ("s", b"", True, "")
     assert start.prompt_speech_tokens.tolist() == [0, 1, 2]
     with pytest.raises(InvalidInputError, match="session_id"):
-        language_model_start(inputs(LLM_BISTREAM, text=text("Hello.")))
+        inputs(LLM_BISTREAM, text=text("Hello.")).read(LanguageModelStart)
 
 
 def test_a_voice_prompt_without_a_recording_is_its_embedding() -> None:

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from bistream.config import RuntimeConfig
+from bistream.contract.codec import Inputs, text_array
+from bistream.contract.fields import COSYVOICE2, LLM_BISTREAM, SPEAKER_EMBEDDING
 from bistream.errors import CheckpointError, ConfigError, EngineError, InvalidInputError
 from bistream.triton import model as model_module
-from bistream.triton.inputs import RequestInputs
 from bistream.triton.model import BatchedModel, DecoupledModel, SiblingModel, UnaryModel
 from bistream.triton.sender import Answerer, Arrays, ResponseSender
 from bistream.triton.startup import check_numpy, is_decoupled, refusing_to_load, runtime_config
-from bistream.wire import COSYVOICE2, LLM_BISTREAM, SPEAKER_EMBEDDING
-from bistream.wire_arrays import text_array
 from tests.unit.triton.fakes import FakePbUtils, FakeRequest
 
 FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/secret.py"), MemoryError()]
@@ -43,7 +42,7 @@ class Streaming(DecoupledModel):
         if self.load_failure:
             raise self.load_failure
 
-    def handle(self, inputs: RequestInputs, sender: ResponseSender) -> None:
+    def handle(self, inputs: Inputs, sender: ResponseSender) -> None:
         if self.failure:
             raise self.failure
         sender.finish()
@@ -62,8 +61,8 @@ class Sibling(SiblingModel):
     def open(self, config: RuntimeConfig) -> None:
         pass
 
-    def handle(self, inputs: RequestInputs, sender: Answerer) -> None:
-        self.post_answer(sender, partial(self.answers[inputs.text("session_id") or ""], sender))
+    def handle(self, inputs: Inputs, sender: Answerer) -> None:
+        self.post_answer(sender, partial(self.answers[inputs.value("session_id") or ""], sender))
 
     def close(self) -> None:
         self.outbox.shutdown()
@@ -77,10 +76,10 @@ class Unary(UnaryModel):
     def open(self, config: RuntimeConfig) -> None:
         pass
 
-    def answer(self, inputs: RequestInputs, request: Any) -> Arrays:
+    def answer(self, inputs: Inputs, request: Any) -> Arrays:
         if self.failure:
             raise self.failure
-        return {"prompt_spk_embedding": inputs.required("reference_wav")[0]}
+        return {"prompt_spk_embedding": inputs.value("reference_wav")}
 
     def close(self) -> None:
         pass
@@ -204,8 +203,8 @@ class Batched(BatchedModel):
     def open(self, config: RuntimeConfig) -> None:
         self.batches: list[int] = []
 
-    def read(self, inputs: RequestInputs) -> float:
-        number = float(inputs.required("reference_wav")[0, 0])
+    def read(self, inputs: Inputs) -> float:
+        number = float(inputs.value("reference_wav")[0])
         if number == 0:
             raise InvalidInputError("Send something else.")
         return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bistream.contract.codec import ArrayInputs
+from bistream.contract.fields import CONTRACTS, LLM_BISTREAM, TOKEN2WAV
+from bistream.contract.refusals import format_error
 from bistream.control_files import CONTROL_VARIABLE
 from bistream.errors import (
     BistreamError,
@@ -28,7 +32,7 @@ from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.triton.bls_client import BlsClient
-from bistream.triton.inputs import CallInputs, language_model_start, read_sampling, voice_prompt
+from bistream.triton.inputs import voice_prompt
 from bistream.triton.iterator_keeper import IteratorKeeper
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.sibling_ports import (
@@ -39,8 +43,7 @@ from bistream.triton.sibling_ports import (
     speech_token_arrays,
     speech_tokens,
 )
-from bistream.types import FinishReason, Sampling, SpeechTokens, TokenDemand, VoicePrompt
-from bistream.wire import CONTRACTS, LLM_BISTREAM, TOKEN2WAV, format_error
+from bistream.types import FinishReason, GenerationOptions, SpeechTokens, TokenDemand, VoicePrompt
 from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeResponse, error_response, response
 from tests.unit.triton.siblings import Siblings
 
@@ -104,8 +107,8 @@ def check_fits(model: str, arrays: Arrays) -> None:
 
 def start(**changes: Any) -> LanguageModelStart:
     values = {"session_id": "s", "text": b"Hi", "is_end": False, "prompt_text": "said", "prompt_speech_tokens": PROMPT.speech_tokens}
-    manner = {"instruct_text": "softly", "text_normalization": "zh"}
-    return LanguageModelStart(**{**values, "sampling": Sampling(seed=3, top_k=4), **manner, **changes})
+    options = GenerationOptions(3, 0.5, 4, 0.25, "softly", "zh", "earlier")
+    return LanguageModelStart(**{**values, "options": options, **changes})
 
 
 @settings(max_examples=50, deadline=None)
@@ -163,10 +166,9 @@ def test_a_start_is_read_as_it_was_sent(ports: Ask, prompt_speech_tokens: Any) -
     (_, arrays), *asked = siblings.calls
     assert arrays["is_pull"][0, 0]
     assert [int(asking["wanted_tokens"][0, 0]) for _, asking in asked] == [7]
-    read = language_model_start(CallInputs(arrays, LLM_BISTREAM))
+    read = ArrayInputs(arrays, LLM_BISTREAM).read(LanguageModelStart)
     assert read.prompt_speech_tokens.tolist() == sent.prompt_speech_tokens.tolist()
-    assert (read.session_id, read.text, read.is_end, read.prompt_text, read.sampling) == ("s", b"Hi", False, "said", sent.sampling)
-    assert read.text_normalization == "zh"
+    assert replace(read, prompt_speech_tokens=sent.prompt_speech_tokens) == sent
 
 
 @pytest.mark.parametrize("slack_s", [None, 0.0, 1.5])
@@ -274,10 +276,10 @@ def test_a_hop_is_read_as_it_was_sent(ports: Ask, prompt: VoicePrompt | None, to
     assert run(speaking.token2wav.hop(hop)).tolist() == [0, 1, 2, 3]
     ((model, arrays),) = siblings.calls
     check_fits(model, arrays)
-    read = CallInputs(arrays, TOKEN2WAV)
-    assert tuple(read.integers("target_speech_tokens").tolist()) == token_ids
-    assert (read.flag("finalize", False), read.integer("seed"), read.number("playback_buffer_s")) == (True, 9, 0.5)
-    assert read.number("expected_speech_s") == (None if prompt is None else 4.5)
+    read = ArrayInputs(arrays, TOKEN2WAV)
+    assert tuple(read.value("target_speech_tokens").tolist()) == token_ids
+    assert (read.value("finalize"), read.value("seed"), read.value("playback_buffer_s")) == (True, 9, 0.5)
+    assert read.value("expected_speech_s") == (None if prompt is None else 4.5)
     voice = voice_prompt(read, 80)
     assert (voice is None) == (prompt is None)
     if voice is not None and prompt is not None:
@@ -341,7 +343,7 @@ def test_a_voice_model_that_refuses_raises_its_error(ports: Ask) -> None:
 
 def test_sampling_defaults_are_left_to_the_checkpoint(ports: Ask) -> None:
     speaking, siblings = ports(lambda model, arrays: [FINAL])
-    run(speaking.language_model.start(start(sampling=Sampling())))
+    run(speaking.language_model.start(start(options=GenerationOptions())))
     ((_, arrays),) = siblings.calls
     assert "top_k" not in arrays and "top_p" not in arrays
-    assert read_sampling(CallInputs(arrays, LLM_BISTREAM)) == Sampling()
+    assert ArrayInputs(arrays, LLM_BISTREAM).read(LanguageModelStart).options == GenerationOptions()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bistream.contract.voices import PRESET, ListedVoice, parse_voices
 from bistream.errors import CheckpointError
 from bistream.triton.sender import ResponseSender
 from bistream.triton.voice_lists import VoiceLists
-from bistream.voice_list import PRESET, ListedVoice, parse_voices
 from tests.unit.triton.fakes import FakePbUtils, FakeSender
 
 NORA = ListedVoice("nora", PRESET, is_default=True)

@@ -19,12 +19,12 @@ from bistream.commands.recording_advice import advice
 from bistream.commands.voice_making import read_recording, text_decoder
 from bistream.commands.voices import main
 from bistream.config import RuntimeConfig
+from bistream.contract.voices import PRESET, REGISTERED, ListedVoice
 from bistream.errors import CheckpointError, InvalidInputError
 from bistream.text.tokenizer import TextTokenizer
 from bistream.types import FloatArray
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE, open_registry
 from bistream.voice.registry import VoiceRegistry
-from bistream.voice_list import PRESET, REGISTERED, ListedVoice
 from scripts.make_checkpoint import make_checkpoint
 from tests.sounds import speech_like
 from tests.unit.interfaces.rig import reading

@@ -1,4 +1,4 @@
-"""Errors survive the wire: code, sentence and session are unchanged."""
+"""Errors survive the wire: code, sentence, session and time are unchanged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.contract.checks import SPEAKER_ID_PATTERN, SPEAKER_NAME_PATTERN
+from bistream.contract.refusals import format_error, parse_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, BusyError
-from bistream.wire import CONTRACTS, SPEAKER_ID_PATTERN, SPEAKER_NAME_PATTERN, format_error, parse_error
 
 SENTENCES = st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]), min_size=1).map(lambda text: text.strip() or "x")
 
 
-@given(st.sampled_from(sorted(ERRORS_BY_CODE)), SENTENCES, st.none() | st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True))
-def test_an_error_survives_the_wire(code: str, sentence: str, session_id: str | None) -> None:
-    error = parse_error(format_error(ERRORS_BY_CODE[code](sentence, session_id)))
-    assert (error.code, error.sentence, error.session_id) == (code, sentence, session_id)
+SESSIONS = st.none() | st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True)
+
+
+@given(st.sampled_from(sorted(ERRORS_BY_CODE)), SENTENCES, SESSIONS, st.none() | st.integers(0, 9999).map(lambda tenths: tenths / 10))
+def test_an_error_survives_the_wire(code: str, sentence: str, session_id: str | None, retry_after_s: float | None) -> None:
+    error = parse_error(format_error(ERRORS_BY_CODE[code](sentence, session_id, retry_after_s)))
+    assert (error.code, error.sentence, error.session_id, error.retry_after_s) == (code, sentence, session_id, retry_after_s)
     assert type(error) is ERRORS_BY_CODE[code]
+    again = error.renewed("another")
+    assert (again.session_id, again.retry_after_s) == ("another", retry_after_s)
+
+
+def test_the_form_on_the_wire() -> None:
+    assert (
+        format_error(BusyError("Full; try again in 2.5 s.", "a", 2.5)) == "BUSY: Full; try again in 2.5 s. [session a; retry_after_s 2.5]"
+    )
+    old = parse_error("BUSY: Full; try again in 2.5 s. [session a]")
+    assert (old.session_id, old.retry_after_s) == ("a", None)
 
 
 def test_a_message_of_the_server_itself_stays_readable() -> None:
@@ -39,14 +53,8 @@ def test_speaker_ids_cannot_name_paths(speaker_id: str) -> None:
     assert SPEAKER_NAME_PATTERN.match(speaker_id) is None
 
 
-def test_contracts_name_each_tensor_once() -> None:
-    for contract in CONTRACTS:
-        names = [spec.name for spec in (*contract.inputs, *contract.outputs)]
-        assert len(names) == len(set(names)), contract.name
-
-
 def test_importing_the_contract_loads_neither_torch_nor_triton() -> None:
-    code = "import sys, bistream, bistream.wire, bistream.config, bistream.checkpoint; print(sorted(sys.modules))"
+    code = "import sys, bistream, bistream.contract.codec, bistream.config, bistream.checkpoint; print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'torch'" not in modules
     assert "tritonclient" not in modules

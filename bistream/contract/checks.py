@@ -1,7 +1,5 @@
-"""Limits on the values of a request, and their checks, in one place for all code that reads or makes requests.
-
-Used by request parsing, admission, the services, the voice registry, clients and scripts, so that no two of them disagree;
-``docs/wire_protocol.md`` lists the limits for clients. Pure; every check raises ``InvalidInputError`` that says what to send.
+"""The rules for the values of a request, one function and one sentence for each. The table of fields names them; the gate, the models, the
+clients and the scripts apply them. Pure; every check raises ``InvalidInputError`` that says what to send.
 """
 
 from __future__ import annotations
@@ -11,16 +9,16 @@ import re
 
 from bistream.errors import InvalidInputError
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
-from bistream.types import Sampling
-from bistream.wire import (
-    REFERENCE_HASH_PATTERN,
-    SESSION_ID_PATTERN,
-    SESSION_SECRET_PATTERN,
-    SPEAKER_ID_PATTERN,
-    SPEAKER_NAME_PATTERN,
-    TEXT_NORMALIZATIONS,
-)
 
+SESSION_ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
+SPEAKER_ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")  # of a voice that is registered: the name of a file
+SPEAKER_NAME_PATTERN = re.compile(r"[\w-]{1,64}\Z")  # of any voice: presets have names of their own, such as 中文女
+_REFERENCE_HASH = re.compile(r"[0-9a-f]{64}\Z")  # the output of ``voices.reference_hash``
+# Preparation of a text. raw: none; off: characters without a sound are dropped; auto, zh, en: numbers are read out as well, with auto in
+# the language of the sentence. Each but raw may have "+markdown" behind it.
+_READINGS = ("off", "auto", "zh", "en")
+SERVER_TEXT_NORMALIZATIONS = ("raw", *_READINGS, *(f"{reading}+markdown" for reading in _READINGS))
+TEXT_NORMALIZATIONS = (*SERVER_TEXT_NORMALIZATIONS, "+markdown")  # of a request; the last one: as the server has it, with Markdown
 NO_INSTRUCTIONS = ("", "none", "null", "undefined")  # what clients make of an option that was not set
 MIN_SPEED, MAX_SPEED = 0.5, 2.0  # the mel is stretched linearly; outside this range the result is no longer speech
 MAX_TEMPERATURE = 10.0  # far above anything useful; keeps the scores finite in half precision
@@ -29,16 +27,17 @@ MAX_TOP_K = 100  # four times the released value; sampling sorts as many candida
 _SPEAKABLE = re.compile(r"[^\W_]")
 
 
-def check_session_id(session_id: str) -> None:
+def check_session_id(session_id: str, name: str = "session_id") -> None:
     if SESSION_ID_PATTERN.match(session_id) is None:
-        raise InvalidInputError("session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another.")
+        raise InvalidInputError(f"{name} must be 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another.")
+
+
+def check_continues(session_id: str) -> None:
+    check_session_id(session_id, "continues")
 
 
 def check_session_secret(secret: object) -> None:
-    if not isinstance(secret, str) or SESSION_SECRET_PATTERN.match(secret) is None:
-        raise InvalidInputError(
-            "The parameter session_secret must be a string of 1 to 128 of the characters A-Z a-z 0-9 _ . : and -; choose another."
-        )
+    check_session_id(secret if isinstance(secret, str) else "", "The string parameter session_secret")
 
 
 def check_speaker_id(speaker_id: str) -> None:
@@ -54,7 +53,7 @@ def check_speaker_name(speaker_id: str) -> None:
 
 def check_reference_hash(value: str) -> None:
     """The value is no part of the sentence: whoever knows a hash may speak with its voice."""
-    if REFERENCE_HASH_PATTERN.match(value) is None:
+    if _REFERENCE_HASH.match(value) is None:
         raise InvalidInputError("reference_hash must be 64 lower-case hexadecimal digits; compute it as the wire protocol says.")
 
 
@@ -78,16 +77,6 @@ def check_top_p(top_p: float) -> None:
         raise InvalidInputError(f"top_p is {top_p:g}; set it above 0 and at most 1.")
 
 
-def check_sampling(sampling: Sampling) -> None:
-    """``None`` stands for the checkpoint's value and is not checked."""
-    check_seed(sampling.seed)
-    check_temperature(sampling.temperature)
-    if sampling.top_k is not None:
-        check_top_k(sampling.top_k)
-    if sampling.top_p is not None:
-        check_top_p(sampling.top_p)
-
-
 def check_speed(speed: float) -> None:
     if not (math.isfinite(speed) and MIN_SPEED <= speed <= MAX_SPEED):
         raise InvalidInputError(f"speed is {speed:g}; set it between {MIN_SPEED:g} and {MAX_SPEED:g}.")
@@ -96,6 +85,11 @@ def check_speed(speed: float) -> None:
 def check_text_normalization(value: str) -> None:
     if value not in TEXT_NORMALIZATIONS:
         raise InvalidInputError(f"text_normalization must be one of {', '.join(TEXT_NORMALIZATIONS)}; correct it.")
+
+
+def is_instruction(text: str | None) -> bool:
+    """Whether an ``instruct_text`` says anything. Speaking it as one would change the voice, or be heard."""
+    return text is not None and text.strip().lower() not in NO_INSTRUCTIONS
 
 
 def check_offline_length(tokens: int, max_offline_tokens: int) -> None:
@@ -127,11 +121,6 @@ def check_transcript_length(characters: int, max_text_chars: int) -> None:
     """characters: length of ``reference_text``."""
     if characters > max_text_chars:
         raise InvalidInputError(f"The reference text is longer than {max_text_chars} characters; use a shorter reference.")
-
-
-def is_instruction(text: str) -> bool:
-    """Whether an ``instruct_text`` says anything. Speaking it as one would change the voice, or be heard."""
-    return text.strip().lower() not in NO_INSTRUCTIONS
 
 
 def check_instruction_length(characters: int, max_text_chars: int) -> None:

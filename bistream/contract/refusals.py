@@ -1,8 +1,11 @@
-"""The wording of refusals that more than one model gives: one fault, one sentence. Raised by the orchestrator and the models' services."""
+"""Errors on the wire, and the wording of refusals that more than one model gives: one fault, one sentence."""
 
 from __future__ import annotations
 
+import re
+
 from bistream.errors import (
+    ERRORS_BY_CODE,
     BistreamError,
     BusyError,
     CancelledError,
@@ -13,6 +16,29 @@ from bistream.errors import (
     UnknownSessionError,
     UnknownVoiceError,
 )
+
+_ERROR = re.compile(
+    r"(?P<code>[A-Z_]+): (?P<sentence>.*?)"
+    r"(?: \[(?:session (?P<session>[^\];]*)(?:; |(?=\])))?(?:retry_after_s (?P<retry>\d+(?:\.\d+)?))?\])?\Z",
+    re.DOTALL,
+)
+
+
+def format_error(error: BistreamError) -> str:
+    """``CODE: sentence [session ID; retry_after_s N]``; each part in brackets only where the error has it."""
+    parts = [f"session {error.session_id}"] if error.session_id else []
+    if error.retry_after_s is not None:
+        parts.append(f"retry_after_s {error.retry_after_s:.1f}")
+    return f"{error.code}: {error.sentence}" + (f" [{'; '.join(parts)}]" if parts else "")
+
+
+def parse_error(message: str) -> BistreamError:
+    """The error that ``format_error`` wrote. Anything else (a message of Triton itself) becomes a ``BistreamError``."""
+    match = _ERROR.search(message)
+    if match is None or match["code"] not in ERRORS_BY_CODE:
+        return BistreamError(message)
+    retry_after_s = None if match["retry"] is None else float(match["retry"])
+    return ERRORS_BY_CODE[match["code"]](match["sentence"], match["session"], retry_after_s)
 
 
 def unknown_session(session_id: str | None = None) -> UnknownSessionError:
@@ -34,21 +60,22 @@ def hash_differs(session_id: str | None = None) -> InvalidInputError:
 
 
 def sessions_taken(max_sessions: int, session_id: str | None = None, retry_after_s: float | None = None) -> BusyError:
-    when = "later" if retry_after_s is None else after(retry_after_s)
-    return BusyError(f"All {max_sessions} sessions are taken; try again {when}.", session_id)
+    return _busy(f"All {max_sessions} sessions are taken", retry_after_s, session_id)
 
 
 def server_full(retry_after_s: float, session_id: str | None = None) -> BusyError:
-    return BusyError(f"The server speaks with as many listeners as it can; try again {after(retry_after_s)}.", session_id)
+    return _busy("The server is at capacity", retry_after_s, session_id)
 
 
 def flow_state_taken(retry_after_s: float, session_id: str | None = None) -> BusyError:
-    return BusyError(f"The flow state is reserved for other sessions; try again {after(retry_after_s)}.", session_id)
+    return _busy("The flow state is reserved for other sessions", retry_after_s, session_id)
 
 
-def after(seconds: float) -> str:
-    """The form that ``BusyError.retry_after_s`` reads."""
-    return f"in {seconds:.1f} s"
+def _busy(why: str, retry_after_s: float | None, session_id: str | None) -> BusyError:
+    """To the tenth of a second, as on the wire."""
+    seconds = None if retry_after_s is None else round(retry_after_s, 1)
+    when = "later" if seconds is None else f"in {seconds:.1f} s"
+    return BusyError(f"{why}; try again {when}.", session_id, seconds)
 
 
 def accepts_no_sessions(session_id: str | None = None) -> ShuttingDownError:

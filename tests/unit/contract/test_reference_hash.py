@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.reference_hash import reference_hash
-from bistream.wire import REFERENCE_HASH_PATTERN
+from bistream.contract.checks import check_reference_hash
+from bistream.contract.voices import reference_hash
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "wire_protocol.md"
+PROTOCOL = Path(__file__).resolve().parents[3] / "docs" / "wire_protocol.md"
 SAMPLES = st.lists(st.floats(-1.0, 1.0, width=32), min_size=1, max_size=20)
 SETTINGS = settings(max_examples=60, deadline=None)
 
@@ -27,7 +27,7 @@ def test_it_is_computed_byte_for_byte_as_documented(samples: list[float], text: 
     expected = hashlib.sha256(b"\x01" + struct.pack("<I", len(data)) + data + struct.pack(f"<{len(samples)}f", *samples)).hexdigest()
     found = reference_hash(np.array(samples, np.float32), text)
     assert found == expected == reference_hash(np.array([samples], np.float32), data)
-    assert REFERENCE_HASH_PATTERN.match(found)
+    check_reference_hash(found)
 
 
 def test_the_example_of_the_document() -> None:

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream import limits
 from bistream.checkpoint_config import LanguageModelConfig
 from bistream.client.say import parse_arguments
 from bistream.config import RuntimeConfig
+from bistream.contract import checks as limits
 from bistream.errors import InvalidInputError
 from bistream.orchestration.admission import check_start
 from bistream.orchestration.ports import BistreamRequest
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.sampler import DEFAULT_HISTORY, check_spec
-from bistream.types import Sampling
+from bistream.types import GenerationOptions
 
 SIZES = LanguageModelConfig()
 CONFIG = RuntimeConfig(default_speaker_id="anna")
@@ -45,12 +45,12 @@ def check_at_the_front_door(name: str, value: Any) -> None:
     if name == "speed":
         check_start(replace(request, speed=value), CONFIG)
     else:
-        check_start(replace(request, sampling=Sampling(**{name: value})), CONFIG)
+        check_start(replace(request, options=GenerationOptions(**{name: value})), CONFIG)
 
 
 def check_in_the_language_model(name: str, value: Any) -> None:
     assert name != "speed", "not the language model's"
-    check_spec(make_sampling_spec(Sampling(**{name: value}), SIZES), DEFAULT_HISTORY, "session")
+    check_spec(make_sampling_spec(GenerationOptions(**{name: value}), SIZES), DEFAULT_HISTORY, "session")
 
 
 def check_in_the_client(name: str, value: Any) -> None:
@@ -79,8 +79,7 @@ def test_values_outside_are_refused_everywhere(check: Callable[[str, Any], None]
 
 
 def test_omitted_values_are_the_checkpoints() -> None:
-    limits.check_sampling(Sampling())
-    spec = make_sampling_spec(Sampling(), SIZES)
+    spec = make_sampling_spec(GenerationOptions(), SIZES)
     assert (spec.top_k, spec.top_p) == (SIZES.top_k, SIZES.top_p)
 
 

@@ -1,0 +1,280 @@
+"""The wire contract as a table: every tensor of every model, with its type, its rule, its models and one line of documentation.
+
+A field of a request is one row here. Read from it: how tensors become values and the reverse (``codec.py``), what the gate lets through,
+what an append may carry, the arguments of the clients, the options of ``bistream say``, the inputs and outputs in
+``templates/*/config.pbtxt`` and the tables of ``docs/wire_protocol.md`` (``scripts/write_contract.py``). Importable without torch.
+
+``dims`` are full shapes, -1 is any size; in ``config.pbtxt`` those of a batched model's inputs lack the first axis. Sizes that depend on
+the checkpoint are left open and checked by the model that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bistream.contract import checks
+
+# A request parameter, not a tensor: a start may carry it, and its session is then known only to requests that carry the same.
+SESSION_SECRET_PARAMETER = "session_secret"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One input or output. ``datatype`` is Triton's wire name: BYTES, BOOL, INT32, INT64, FP32, UINT8.
+
+    models: those that have it. default: its value where it is absent. check: raises ``InvalidInputError`` for a value that is wrong.
+    is_text: BYTES that are UTF-8; text that may be cut inside a character is none. is_start_only: belongs to the first request of a
+    session, and later ones that have it are refused. says: whether a value says anything; if not, it is as if it were absent.
+    """
+
+    name: str
+    datatype: str
+    models: tuple[str, ...]
+    doc: str = ""
+    dims: tuple[int, ...] = (1, 1)
+    optional: bool = True
+    default: Any = field(default=None, compare=False)
+    check: Callable[[Any], None] | None = field(default=None, compare=False)
+    is_text: bool = True
+    is_start_only: bool = False
+    says: Callable[[Any], bool] = field(default=lambda value: value is not None and value is not False, compare=False)
+
+    @property
+    def form(self) -> str:
+        """``FP32 [1, N]``."""
+        return f"{self.datatype} [{', '.join('N' if size < 0 else str(size) for size in self.dims)}]"
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return shape == self.dims or (
+            len(shape) == len(self.dims)
+            and all(found >= 0 and wanted in (-1, found) for found, wanted in zip(shape, self.dims, strict=True))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ModelContract:
+    """is_batched: Triton counts the first axis of its inputs as the batch, and hands over several requests at once."""
+
+    name: str
+    decoupled: bool
+    is_batched: bool = False
+
+    @cached_property
+    def inputs(self) -> tuple[Field, ...]:
+        return tuple(one for one in INPUTS if self.name in one.models)
+
+    @cached_property
+    def outputs(self) -> tuple[Field, ...]:
+        return tuple(one for one in OUTPUTS if self.name in one.models)
+
+    @cached_property
+    def by_name(self) -> dict[str, Field]:
+        """The inputs."""
+        return {one.name: one for one in self.inputs}
+
+
+COSYVOICE2_BISTREAM = ModelContract("cosyvoice2_bistream", decoupled=True)
+# Upstream's tensors, then optional ones of ours; whether it is decoupled is a placeholder of its template (upstream's DECOUPLED_MODE).
+COSYVOICE2 = ModelContract("cosyvoice2", decoupled=True)
+LLM_BISTREAM = ModelContract("llm_bistream", decoupled=True)
+TOKEN2WAV = ModelContract("token2wav", decoupled=True)
+AUDIO_TOKENIZER = ModelContract("audio_tokenizer", decoupled=False, is_batched=True)
+SPEAKER_EMBEDDING = ModelContract("speaker_embedding", decoupled=False, is_batched=True)
+CONTRACTS = (COSYVOICE2_BISTREAM, COSYVOICE2, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZER, SPEAKER_EMBEDDING)
+# Upstream's name of its front door for CosyVoice3, which has the same tensors; the gate answers to it, whichever family is served.
+OTHER_NAMES = {"cosyvoice3": COSYVOICE2.name}
+
+_BOTH = ("cosyvoice2_bistream", "cosyvoice2")  # front doors
+_DOOR, _LM, _WAV = "cosyvoice2_bistream", "llm_bistream", "token2wav"
+_ANALYSES = ("audio_tokenizer", "speaker_embedding")
+_VECTOR, _WAVE = (-1,), (1, -1)
+_NO_CODES = np.zeros(0, np.int32)
+
+INPUTS = (
+    Field("target_text", "BYTES", _BOTH, "a piece of UTF-8 text, cut anywhere, even inside a character; may be empty", is_text=False),
+    Field("text", "BYTES", (_LM,), "as `target_text`", default=b"", is_text=False),
+    Field(
+        "session_id",
+        "BYTES",
+        (_DOOR, _LM, _WAV),
+        "`[A-Za-z0-9_.:-]`, 1 to 128 characters; absent: this request is a whole session",
+        check=checks.check_session_id,
+    ),
+    Field("is_start", "BOOL", (_DOOR, _LM), "default true. True opens the session; false appends to a live one", default=True),
+    Field("is_end", "BOOL", (_DOOR, _LM), "default true. True: no more text will come", default=True),
+    Field("is_cancel", "BOOL", (_DOOR, _LM, _WAV), "default false. True: stop now and drop unsent audio", default=False),
+    Field("reference_wav", "FP32", _BOTH, "with the start: 16 kHz mono in [-1,1], 0.5 to 30 s", _WAVE, is_start_only=True),
+    Field("reference_wav", "FP32", _ANALYSES, "16 kHz mono in [-1,1]", _WAVE, optional=False),
+    Field(
+        "reference_wav_len",
+        "INT32",
+        (*_BOTH, "audio_tokenizer"),
+        "valid samples of `reference_wav` (the rest is padding); absent: all",
+    ),
+    Field("reference_text", "BYTES", _BOTH, "transcript of the reference; absent: the voice is used cross-lingually", is_start_only=True),
+    Field(
+        "reference_hash",
+        "BYTES",
+        _BOTH,
+        "with the start, instead of a recording that this model has heard before: its [hash](#the-hash-of-a-recording)",
+        check=checks.check_reference_hash,
+        is_start_only=True,
+    ),
+    Field(
+        "speaker_id",
+        "BYTES",
+        (*_BOTH, _WAV),
+        "with the start, instead of a reference: a registered voice, or a preset (a speaker of the checkpoint's `spk2info.pt`);"
+        " 1 to 64 letters and digits of any script, `_`, `-`",
+        check=checks.check_speaker_name,
+        is_start_only=True,
+    ),
+    # The language model's part of a request, ``types.GenerationOptions``, which nothing in between looks at one by one.
+    Field("seed", "INT64", (_DOOR, _LM, _WAV), "with the start: sampling; default 0", default=0, check=checks.check_seed),
+    Field(
+        "temperature",
+        "FP32",
+        (_DOOR, _LM),
+        "with the start: sampling, 0 (greedy) to 10; default 1",
+        default=1.0,
+        check=checks.check_temperature,
+    ),
+    Field("top_k", "INT32", (_DOOR, _LM), "with the start: sampling, 1 to 100; default: the checkpoint's, 25", check=checks.check_top_k),
+    Field(
+        "top_p",
+        "FP32",
+        (_DOOR, _LM),
+        "with the start: sampling, above 0, at most 1; default: the checkpoint's, 0.8",
+        check=checks.check_top_p,
+    ),
+    Field(
+        "instruct_text",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start: how to speak, an emotion, a dialect, a speed, such as 用四川话说",
+        default="",
+        is_start_only=True,
+        says=checks.is_instruction,
+    ),
+    Field(
+        "text_normalization",
+        "BYTES",
+        (*_BOTH, _LM),
+        "with the start: how the text is prepared, `raw`, or `off` (without what has no sound), `auto`, `zh` or `en` (numbers read out as"
+        " well), each of these four also with `+markdown` behind it; `+markdown`: the server's own with Markdown; absent: the server's own",
+        check=checks.check_text_normalization,
+        is_start_only=True,
+    ),
+    Field(
+        "continues",
+        "BYTES",
+        (_DOOR, _LM),
+        "with the start: the id of the session that this one continues, in the form of `session_id`; has no effect yet",
+        check=checks.check_continues,
+        is_start_only=True,
+    ),
+    Field(
+        "speed",
+        "FP32",
+        (_DOOR, _WAV),
+        "only with the whole text in the first request, 0.5 to 2; default 1",
+        check=checks.check_speed,
+        is_start_only=True,
+    ),
+    Field(
+        "is_cross_lingual",
+        "BOOL",
+        _BOTH,
+        "with the start, default false. True: the transcript of the voice is left aside",
+        default=False,
+        is_start_only=True,
+    ),
+    Field(
+        "source_wav",
+        "FP32",
+        _BOTH,
+        "with the start, instead of a text: a recording to [convert](#voice-conversion), 16 kHz mono in [-1,1], 0.5 to 30 s",
+        _WAVE,
+        is_start_only=True,
+    ),
+    Field("source_wav_len", "INT32", _BOTH, "valid samples of `source_wav`; absent: all"),
+    Field(
+        "is_voice_list",
+        "BOOL",
+        (_DOOR,),
+        "default false. True: no session; the answer is the [list of voices](#the-voices-of-a-server)",
+        default=False,
+    ),
+    Field(
+        "is_pull",
+        "BOOL",
+        (_LM,),
+        "on a start: keep the tokens until they are pulled; otherwise: pull, one answer with the tokens so far",
+        default=False,
+    ),
+    Field(
+        "wanted_tokens",
+        "INT32",
+        (_LM,),
+        "answer a pull with at least this many, or fewer when no more come for now; default 1",
+        default=1,
+    ),
+    Field(
+        "slack_s",
+        "FP32",
+        (_LM,),
+        "with a pull: audio seconds that the listener has, those of tokens already pulled included; absent: unknown",
+    ),
+    Field("target_speech_tokens", "INT32", (_WAV,), "what to render", _VECTOR, default=_NO_CODES),
+    Field("finalize", "BOOL", (_WAV,), "default false. True: the last tokens of the session", default=False),
+    Field("prompt_text", "BYTES", (_LM,), "transcript of the voice", default=""),
+    Field("prompt_speech_tokens", "INT32", (_LM, _WAV), "raw codes of the voice's recording", _VECTOR, default=_NO_CODES),
+    Field("prompt_speech_feat", "FP32", (_WAV,), "mel frames of the voice's recording, two for each code", (-1, -1)),
+    Field("prompt_spk_embedding", "FP32", (_WAV,), "the speaker of the voice", _VECTOR),
+    Field("playback_buffer_s", "FP32", (_WAV,), "audio seconds that the listener has; default 0", default=0.0),
+    Field("expected_speech_s", "FP32", (_WAV,), "how long the speech of the session is likely to be"),
+    Field("channel_id", "BYTES", (_LM, _WAV), "the channel of a front door (`bistream/triton/channel.py`)"),
+    Field("calls", "UINT8", (_LM, _WAV), "calls through the channel; absent: the answers to earlier ones are asked for", _VECTOR),
+)
+
+OUTPUTS = (
+    Field("waveform", "FP32", (_DOOR,), "24 kHz mono in [-0.99, 0.99]; play the chunks one after another, no cross-fade needed", _WAVE),
+    Field("waveform", "FP32", ("cosyvoice2", _WAV), "24 kHz mono in [-0.99, 0.99]", _VECTOR),
+    Field("sequence_number", "INT32", (_DOOR,), "0, 1, 2, ..."),
+    Field("speech_token_ids", "INT32", (_LM,), "further speech tokens", _VECTOR),
+    Field("is_final", "BOOL", (_LM,), "the last message of the session"),
+    Field("finish_reason", "BYTES", (_LM,), "of the last message: eos, length, cancelled, error"),
+    Field(
+        "text_consumed",
+        "INT32",
+        (_DOOR, _LM),
+        "characters of the session's text that are certainly spoken once this chunk has been played",
+    ),
+    Field(
+        "text_position",
+        "INT32",
+        (_DOOR,),
+        "estimated character that is spoken at the end of this chunk, between `text_consumed` and what the model had been given;"
+        " never decreases; earlier servers send none",
+    ),
+    Field("voices", "BYTES", (_DOOR,), "of a request with `is_voice_list`: the [list of voices](#the-voices-of-a-server)"),
+    Field(
+        "text_fed",
+        "INT32",
+        (_LM,),
+        "characters, and text tokens, that the model had been given; the character that the last token speaks, -1: not known",
+        (1, 3),
+    ),
+    Field("is_resting", "BOOL", (_LM,), "no more tokens until more text comes"),
+    Field("error", "BYTES", (_LM,), "with finish_reason error: `CODE: sentence`, as in [errors](#errors)"),
+    Field("load_report", "FP32", (_WAV,), "for the front doors (`bistream/token2wav/load_report.py`)", (1, 6)),
+    Field("answers", "UINT8", (_LM, _WAV), "to calls through the channel", _VECTOR),
+    Field("prompt_speech_tokens", "INT32", ("audio_tokenizer",), "raw codes, 25 per second", _VECTOR),
+    Field("prompt_spk_embedding", "FP32", ("speaker_embedding",), "the speaker", _VECTOR),
+    Field("prompt_speech_feat", "FP32", ("speaker_embedding",), "the 24 kHz log-mel", (-1, -1)),
+)
