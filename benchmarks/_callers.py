@@ -1,26 +1,19 @@
-"""Callers of a running server who all say the same, for ``first_audio.py``.
-
-As a program this file is a client process (``_client_processes.py``). Needs what the client needs.
-"""
+"""Callers of a running server who all say the same, for ``first_audio.py``. Needs what the client needs."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._client_processes import ProcessLoad, Result, Task, run_processes, serve
+from benchmarks._client_processes import ProcessLoad, Task, run_processes
 from bistream.client.audio import read_reference
 from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import INSECURE, ClientSecurity
@@ -123,32 +116,19 @@ def poisson_starts(starts_per_s: float, seconds: float, rng: random.Random) -> l
 def run_loads(loads: Sequence[tuple[Speech, Sequence[Caller]]], processes: int) -> list[Load]:
     """Loads of one server at the same time, each from so many processes. Raises ``RuntimeError`` when a client process fails."""
     plans = [
-        {"load": index, "speech": plan_of(speech), "callers": [asdict(caller) for caller in share]}
+        (index, speech, share)
         for index, (speech, callers) in enumerate(loads)
         for number in range(processes)
-        if (share := callers[number::processes])
+        if (share := tuple(callers[number::processes]))
     ]
     reports: list[list[SessionReport]] = [[] for _ in loads]
-    process = run_processes(Path(__file__), plans, lambda result: reports[result["load"]].append(report_of(result["report"])))
+    process = run_processes(prepare, plans, lambda result: reports[result[0]].append(result[1]))
     return [Load(ours, process) for ours in reports]
 
 
-def plan_of(speech: Speech) -> dict[str, Any]:
-    """As JSON."""
-    return asdict(speech)
-
-
-def speech_of(plan: dict[str, Any]) -> Speech:
-    return Speech(**{**plan, "security": ClientSecurity(**plan["security"])})
-
-
-def report_of(values: Result) -> SessionReport:
-    """From the dictionary that ``dataclasses.asdict`` made of it."""
-    return SessionReport(**{**values, "chunks": [ChunkRecord(**chunk) for chunk in values["chunks"]]})
-
-
-def prepare(plan: dict[str, Any]) -> list[Task]:
-    speech = speech_of(plan["speech"])
+def prepare(plan: tuple[int, Speech, tuple[Caller, ...]]) -> list[Task]:
+    """Whose results are the number of the load and a ``SessionReport``."""
+    number_of_load, speech, callers = plan
     voice = _voice(speech)
     client = BistreamClient(speech.server, security=speech.security, sends_hashes=speech.sends_hash, keeps_connections=True)
     if client.known_voices is not None and "reference_wav" in voice:
@@ -156,18 +136,14 @@ def prepare(plan: dict[str, Any]) -> list[Task]:
     whole: dict[str, Any] = {"text": speech.text, "is_end": True} if speech.text_rate is None else {}
     pieces = split_pieces(speech.text)
 
-    def call(caller: Caller, began: float) -> Iterator[Result]:
+    def call(caller: Caller, began: float) -> Iterator[tuple[int, SessionReport]]:
         for number in itertools.count():
             if number >= caller.requests and time.monotonic() >= began + caller.until_s:
                 return
             own = voice if speech.fresh_seed is None else fresh_voice(voice, (speech.fresh_seed, caller.number, number), speech.fresh_s)
-            report = run_session(functools.partial(client.start, **own, **whole), pieces, speech.text_rate)
-            yield {"load": plan["load"], "report": asdict(report)}
+            yield number_of_load, run_session(functools.partial(client.start, **own, **whole), pieces, speech.text_rate)
 
-    def task(caller: Caller) -> Task:
-        return Task(caller.begin_s, lambda began: call(caller, began))
-
-    return [task(Caller(**values)) for values in plan["callers"]]
+    return [Task(caller.begin_s, functools.partial(call, caller)) for caller in callers]
 
 
 def fresh_voice(voice: dict[str, Any], seed: Sequence[int], seconds: float | None = None) -> dict[str, Any]:
@@ -187,7 +163,3 @@ def _voice(speech: Speech) -> dict[str, Any]:
         return {"speaker_id": speech.speaker_id}
     assert speech.reference_audio is not None
     return {"reference_wav": read_reference(speech.reference_audio), "reference_text": speech.reference_text}
-
-
-if __name__ == "__main__":
-    serve(prepare)

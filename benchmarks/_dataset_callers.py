@@ -1,4 +1,4 @@
-"""A client process of ``dataset.py``: tasks that speak rows one after another (``_client_processes.py``), in one of three modes.
+"""Callers of ``dataset.py``: tasks that speak rows of a data set one after another, in one of three modes.
 
 - ``streaming``: ``cosyvoice2`` over a gRPC stream, the whole text in one request (upstream's benchmark with decoupled True);
 - ``offline``: ``cosyvoice2`` in one call, the whole waveform in one answer (decoupled False);
@@ -8,11 +8,10 @@
 from __future__ import annotations
 
 import queue
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,10 +19,8 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks._callers import listen
-from benchmarks._client_processes import Result, Task, serve
+from benchmarks._client_processes import Task
 from benchmarks._preflight import failure
 from bistream.client.audio import WavWriter, read_reference
 from bistream.client.client import BistreamClient
@@ -54,7 +51,7 @@ class Manner:
     text_rate: float = 10.0
     default_voice: bool = False
     speaker_id: str | None = None
-    wavs: str | None = None
+    wavs: Path | None = None
     security: ClientSecurity = field(default=INSECURE, repr=False)
 
 
@@ -65,30 +62,18 @@ def shares_of(rows: Sequence[T], tasks: int) -> list[Sequence[T]]:
     return [rows[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
 
 
-def plan_of(manner: Manner, shares: Sequence[Sequence[Row]]) -> dict[str, Any]:
-    """As JSON, with which this program is started."""
-    rows = [[{**asdict(row), "prompt_audio": str(row.prompt_audio), "target_tokens": ()} for row in share] for share in shares]
-    return {"manner": asdict(manner), "shares": rows}
+def prepare(plan: tuple[Manner, Sequence[Sequence[Row]]]) -> list[Task]:
+    manner, shares = plan
+    return [Task(0.0, lambda began, rows=rows: speak(manner, rows)) for rows in shares]  # type: ignore[misc]
 
 
-def prepare(plan: dict[str, Any]) -> list[Task]:
-    manner = Manner(**{**plan["manner"], "security": ClientSecurity(**plan["manner"]["security"])})
-
-    def task(values: list[dict[str, Any]]) -> Task:
-        rows = [Row(**{**row, "prompt_audio": Path(row["prompt_audio"]), "target_tokens": ()}) for row in values]
-        return Task(0.0, lambda began: speak(manner, rows))
-
-    return [task(values) for values in plan["shares"]]
-
-
-def speak(manner: Manner, rows: Sequence[Row]) -> Iterator[Result]:
-    """The report of each row. The last one is ``is_lost`` where the server was, so that it says nothing about the row."""
+def speak(manner: Manner, rows: Sequence[Row]) -> Iterator[tuple[SessionReport, bool]]:
+    """The report of each row, and whether the server was lost, so that it says nothing about the row: then it is the last one."""
     speaker = Speaker(manner)
     try:
         for row in rows:
-            report, is_lost = speaker.speak(row)
-            yield {"is_lost": is_lost, "report": asdict(report)}
-            if is_lost:
+            yield (spoken := speaker.speak(row))
+            if spoken[1]:
                 return
     finally:
         speaker.close()
@@ -127,7 +112,7 @@ class Speaker:
             report.error, is_lost = str(error), True
         report.session_id, report.wall_s = row.id, time.monotonic() - began
         if self._manner.wavs is not None and waveforms:
-            with WavWriter(Path(self._manner.wavs) / f"{row.id}.wav") as wav:
+            with WavWriter(self._manner.wavs / f"{row.id}.wav") as wav:
                 wav.write(np.concatenate(waveforms))
         return report, is_lost
 
@@ -179,7 +164,3 @@ class Speaker:
                 is_over = answer.get_response().parameters["triton_final_response"].bool_param
         finally:
             self._connection.stop_stream(cancel_requests=not is_over)
-
-
-if __name__ == "__main__":
-    serve(prepare)

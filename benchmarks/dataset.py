@@ -25,11 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
-from benchmarks import _dataset_callers
-from benchmarks._callers import report_of
-from benchmarks._client_processes import ProcessLoad, Result, default_processes, run_processes
+from benchmarks._client_processes import ProcessLoad, default_processes, run_processes
 from benchmarks._common import describe, table
-from benchmarks._dataset_callers import MODELS, MODES, Manner, plan_of, shares_of
+from benchmarks._dataset_callers import MODELS, MODES, Manner, prepare, shares_of
 from benchmarks._preflight import check_server
 from benchmarks._summary import failures, summarise
 from benchmarks._upstream_files import rtf_text
@@ -50,24 +48,23 @@ def speak(options: argparse.Namespace, rows: Sequence[Row], tasks: int, wavs: Pa
         options.text_rate,
         options.default_voice,
         options.speaker_id,
-        str(wavs) if wavs else None,
+        wavs,
         options.security,
     )
     reports: list[SessionReport] = []
 
-    def keep(result: Result) -> None:
-        if result["is_lost"]:
-            error = result["report"]["error"]
+    def keep(result: tuple[SessionReport, bool]) -> None:
+        report, is_lost = result
+        if is_lost:
             raise ConnectionError(
-                f"The server was lost after {len(reports)} of {len(rows)} rows ({error}); start it and repeat this command."
+                f"The server was lost after {len(reports)} of {len(rows)} rows ({report.error}); start it and repeat this command."
             )
-        reports.append(report_of(result["report"]))
+        reports.append(report)
         on_report()
 
     shares = shares_of(rows, tasks)
     processes = min(len(shares), options.processes or default_processes(len(shares)))
-    plans = [plan_of(manner, shares[number::processes]) for number in range(processes)]
-    return reports, run_processes(Path(_dataset_callers.__file__), plans, keep)
+    return reports, run_processes(prepare, [(manner, shares[number::processes]) for number in range(processes)], keep)
 
 
 def measure(options: argparse.Namespace, rows: Sequence[Row], tasks: int) -> tuple[dict[str, Any], list[SessionReport]]:

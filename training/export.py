@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor, nn
+from torch import Tensor
 
 from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.checkpoint_config import CheckpointConfig
@@ -23,7 +23,7 @@ from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._onnx_models import speaker_encoder_model, speech_tokenizer_model
 from training.alignment import GUIDED_HEADS, GUIDED_LAYERS
 from training.language_model_task import EMBEDDING, TIED, LanguageModelNetwork
-from training.loop import Folders, load_travel
+from training.loop import load_network
 from training.sizes import Sizes
 from training.speaker_task import SpeakerNetwork
 
@@ -82,14 +82,6 @@ def _halves(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.detach().cpu().half().contiguous() for key, value in state.items()}
 
 
-def _loaded(module: nn.Module, folders: Folders, name: str) -> int:
-    """The newest weights of a network; returns its step. Raises ``FileNotFoundError``."""
-    path = folders.travel / f"{name}.pt"
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; train {name} first.")
-    return load_travel(path, {"network": module})
-
-
 def exported_config(sizes: Sizes) -> CheckpointConfig:
     """The sizes, and which head of the language model was guided to the text token that is spoken."""
     model = sizes.checkpoint.language_model
@@ -98,8 +90,11 @@ def exported_config(sizes: Sizes) -> CheckpointConfig:
     return replace(sizes.checkpoint, language_model=replace(model, text_position_head=head))
 
 
-def export(folders: Folders, bpe: Path, sizes: Sizes, directory: Path) -> dict[str, int]:
-    """Write ``directory`` (replaced if it exists). bpe: a folder with the tokenizer's files. Returns the step of each network."""
+def export(checkpoints: Path, bpe: Path, sizes: Sizes, directory: Path) -> dict[str, int]:
+    """Write ``directory`` (replaced if it exists). checkpoints: the folder of ``loop.train``; bpe: one with the tokenizer's files.
+
+    Returns the step of each network.
+    """
     config = exported_config(sizes)
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -112,20 +107,20 @@ def export(folders: Folders, bpe: Path, sizes: Sizes, directory: Path) -> dict[s
         shutil.copy(bpe / QWEN_DIRECTORY / name, qwen / name)
     steps = {}
     language_model = LanguageModelNetwork(config.language_model)
-    steps["language_model"] = _loaded(language_model, folders, "language_model")
+    steps["language_model"] = load_network(checkpoints, "language_model", language_model)
     torch.save(language_model_state(language_model), partial / "llm.pt")
     flow = FlowNetwork(config.flow)
-    steps["flow"] = _loaded(flow, folders, "flow")
+    steps["flow"] = load_network(checkpoints, "flow", flow)
     torch.save(_halves(flow_state(flow, sizes)), partial / "flow.pt")
     vocoder = HiFT(config.vocoder)
-    steps["vocoder"] = _loaded(vocoder, folders, "vocoder")
+    steps["vocoder"] = load_network(checkpoints, "vocoder", vocoder)
     torch.save(_halves(vocoder_state(vocoder, sizes)), partial / "hift.pt")
     tokenizer = S3Network(sizes.tokenizer)
-    steps["tokenizer"] = _loaded(tokenizer, folders, "tokenizer")
+    steps["tokenizer"] = load_network(checkpoints, "tokenizer", tokenizer)
     weights = {key: value.numpy() for key, value in tokenizer.state_dict().items()}
     onnx.save(in_half(speech_tokenizer_model(weights)), str(partial / "speech_tokenizer_v2.onnx"))
     speaker = SpeakerNetwork(sizes.speaker_width, sizes.speaker_layers, config.flow.spk_embed_dim)
-    steps["speaker"] = _loaded(speaker, folders, "speaker")
+    steps["speaker"] = load_network(checkpoints, "speaker", speaker)
     onnx.save(in_half(speaker_model(speaker)), str(partial / "campplus.onnx"))
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)

@@ -80,7 +80,7 @@ def without_silence(waveform: FloatArray) -> FloatArray:
 def export_voice(work: Work) -> bool:
     """``model``, ``recordings`` and the demo's ``reference.wav``; needs the teachers and all five networks."""
     directory, recordings = work.root / "model", work.root / "recordings"
-    steps = export(work.folders, work.carried, work.sizes, directory)
+    steps = export(work.checkpoints, work.carried, work.sizes, directory)
     recordings.mkdir(parents=True, exist_ok=True)
     (recordings / "transcript.txt").write_text(f"{PROMPT_TEXT}\n", encoding="utf-8")
     (work.root / "reference.txt").write_text(f"{REFERENCE_TEXT}\n", encoding="utf-8")

@@ -1,8 +1,6 @@
 """One training loop for all networks: until the steps are done or the time is over, with checkpoints, and a curve of losses in CSV.
 
-Two files keep a network. ``NAME.full.pt`` stays on the machine and continues exactly (float32, optimizers). ``NAME.pt`` travels: weights
-in float16 and the number of steps; after it the optimizers begin anew and the learning rate rises again. What only training needs
-(discriminators, decoders) travels until the last step.
+``NAME.pt`` has everything to continue exactly: float32 weights, optimizers, what only training needs (discriminators, decoders).
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from tqdm import tqdm
 
 SAVE_EVERY_S = 120.0
 LOG_EVERY = 50
-_REWARM_STEPS = 100
 
 
 class Task(Protocol):
@@ -45,32 +42,16 @@ class Curve:
     total: int
     floor: float = 0.02
 
-    def share(self, step: int, resumed_at: int = 0) -> float:
+    def share(self, step: int) -> float:
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        if resumed_at:
-            rise = min(rise, (step - resumed_at + 1) / _REWARM_STEPS)
         progress = min(1.0, step / max(1, self.total))
         return rise * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-@dataclass(frozen=True)
-class Folders:
-    """local: full checkpoints and curves; travel: what is carried between machines."""
-
-    local: Path
-    travel: Path
-
-    @classmethod
-    def of(cls, work: Path) -> Folders:
-        folders = cls(work / "local", work / "travel")
-        for folder in (folders.local, folders.travel):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folders
-
-
-def train(task: Task, folders: Folders, deadline: float, quiet: bool = False) -> bool:
+def train(task: Task, folder: Path, deadline: float, quiet: bool = False) -> bool:
     """Train until ``deadline`` (of ``time.monotonic``) or the last step. Returns whether it was the last step."""
-    step, resumed_at = _load(task, folders)
+    folder.mkdir(parents=True, exist_ok=True)
+    step = _load(task, folder)
     curve = Curve(task.warmup_steps, task.total_steps)
     peaks = {name: [group["lr"] for group in optimizer.param_groups] for name, optimizer in task.optimizers.items()}
     device = next(iter(task.modules.values())).parameters().__next__().device
@@ -78,10 +59,10 @@ def train(task: Task, folders: Folders, deadline: float, quiet: bool = False) ->
     bar = tqdm(total=task.total_steps, initial=step, desc=task.name, unit="step", disable=quiet, mininterval=5.0)
     sums: dict[str, Tensor] = {}
     summed = 0
-    with bar, (folders.local / f"{task.name}.csv").open("a", newline="", encoding="utf-8") as file:
+    with bar, (folder / f"{task.name}.csv").open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         while step < task.total_steps and time.monotonic() < deadline:
-            share = curve.share(step, resumed_at)
+            share = curve.share(step)
             for name, optimizer in task.optimizers.items():
                 for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
                     group["lr"] = peak * share
@@ -99,10 +80,10 @@ def train(task: Task, folders: Folders, deadline: float, quiet: bool = False) ->
                 summed = 0
             if time.monotonic() - saved > SAVE_EVERY_S:
                 _check_finite(task.name, sums)
-                _save(task, folders, step, peaks)
+                _save(task, folder, step, peaks)
                 saved = time.monotonic()
     _check_finite(task.name, sums)
-    _save(task, folders, step, peaks)
+    _save(task, folder, step, peaks)
     taken = time.monotonic() - began
     print(f"{task.name}: step {step} of {task.total_steps}, {1000 * taken / max(1, step - first):.0f} ms a step", flush=True)
     return step >= task.total_steps
@@ -117,55 +98,47 @@ def _check_finite(name: str, losses: Mapping[str, float] | Mapping[str, Tensor])
             )
 
 
-def steps_done(folders: Folders, name: str) -> int:
+def steps_done(folder: Path, name: str) -> int:
     """Of the newest checkpoint; 0 without one."""
-    for path in (folders.local / f"{name}.full.pt", folders.travel / f"{name}.pt"):
-        if path.exists():
-            return int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["step"])
-    return 0
+    path = folder / f"{name}.pt"
+    return int(_read(path)["step"]) if path.exists() else 0
 
 
-def _load(task: Task, folders: Folders) -> tuple[int, int]:
-    """(step, step at which the optimizers began anew; 0: they did not)."""
-    full, carried = folders.local / f"{task.name}.full.pt", folders.travel / f"{task.name}.pt"
-    device = next(iter(task.modules.values())).parameters().__next__().device
-    if full.exists():
-        state = torch.load(full, map_location=device, weights_only=True)
-        for name, module in task.modules.items():
-            module.load_state_dict(state["modules"][name])
-        for name, optimizer in task.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
-        return int(state["step"]), 0
-    if carried.exists():
-        step = load_travel(carried, task.modules)
-        return step, step
-    return 0, 0
-
-
-def load_travel(path: Path, modules: Mapping[str, nn.Module]) -> int:
-    """Weights of the modules that the file has; returns its step. A module that the file lacks keeps its own."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    for name, module in modules.items():
-        if name in state["modules"]:
-            own = module.state_dict()
-            module.load_state_dict({key: value.to(own[key].dtype) for key, value in state["modules"][name].items()})
+def load_network(folder: Path, name: str, network: nn.Module) -> int:
+    """The trained weights, rounded to float16 as they are exported; returns their step. Raises ``FileNotFoundError``."""
+    path = folder / f"{name}.pt"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; run the stage {name} first.")
+    state = _read(path)
+    weights = state["modules"]["network"]
+    network.load_state_dict({key: value.half().float() if value.is_floating_point() else value for key, value in weights.items()})
     return int(state["step"])
 
 
-def _save(task: Task, folders: Folders, step: int, peaks: Mapping[str, list[float]]) -> None:
-    modules = {name: module.state_dict() for name, module in task.modules.items()}
+def _read(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return state
+
+
+def _load(task: Task, folder: Path) -> int:
+    """The step of the checkpoint that the task goes on from; 0: there is none."""
+    path = folder / f"{task.name}.pt"
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    for name, module in task.modules.items():
+        module.load_state_dict(state["modules"][name])
+    for name, optimizer in task.optimizers.items():
+        optimizer.load_state_dict(state["optimizers"][name])
+    return int(state["step"])
+
+
+def _save(task: Task, folder: Path, step: int, peaks: Mapping[str, list[float]]) -> None:
     for name, optimizer in task.optimizers.items():  # a checkpoint has the peak rate, from which the next piece's schedule starts
         for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
             group["lr"] = peak
-    optimizers = {name: optimizer.state_dict() for name, optimizer in task.optimizers.items()}
-    _write({"step": step, "modules": modules, "optimizers": optimizers}, folders.local / f"{task.name}.full.pt")
-    travelling = {"network": modules["network"]} if step >= task.total_steps else modules
-    halves = {name: {key: _half(value) for key, value in state.items()} for name, state in travelling.items()}
-    _write({"step": step, "modules": halves}, folders.travel / f"{task.name}.pt")
-
-
-def _half(value: Tensor) -> Tensor:
-    return value.detach().cpu().half() if value.dtype == torch.float32 else value.detach().cpu()
+    state = {name: {key: part.state_dict() for key, part in getattr(task, name).items()} for name in ("modules", "optimizers")}
+    _write({"step": step, **state}, folder / f"{task.name}.pt")
 
 
 def _write(state: dict[str, Any], path: Path) -> None:

@@ -23,7 +23,7 @@ def letters_of(pieces: Sequence[bytes]) -> Tensor:
 
 
 class Spelling(nn.Module):
-    """Embeddings of text ids from their letters. ``letters`` travels with the weights, so that an export needs no vocabulary."""
+    """Embeddings of text ids from their letters. ``letters`` is kept with the weights, so that an export needs no vocabulary."""
 
     letters: Tensor
 

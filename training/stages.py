@@ -20,7 +20,7 @@ from training.flow_mels import FlowMels
 from training.flow_task import FlowTask
 from training.language_model_data import Utterances
 from training.language_model_task import LanguageModelTask
-from training.loop import Folders, Task, load_travel, steps_done, train
+from training.loop import Task, load_network, steps_done, train
 from training.sizes import Sizes
 from training.speaker_task import SpeakerNetwork, SpeakerTask
 from training.texts import TextPlan, make_texts, read_texts, write_texts
@@ -31,7 +31,7 @@ from training.voices import VOICES
 
 @dataclass(frozen=True)
 class Work:
-    """Where everything is. carried: what a bare machine needs; travel: checkpoints; local: what can be made again.
+    """Where everything is. carried: what a bare machine needs; checkpoints: of the networks; work: what can be made again.
 
     deadline: of ``time.monotonic``. hours: scale of the corpus. voices: names of those that speak; none: all.
     """
@@ -73,9 +73,9 @@ class Work:
     def utterances_file(self) -> Path:
         return self.root / "work" / "utterances.npz"
 
-    @cached_property
-    def folders(self) -> Folders:
-        return Folders(_made(self.root / "work" / "local"), _made(self.root / "travel"))
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
 
     @cached_property
     def texts(self) -> list[str]:
@@ -95,12 +95,9 @@ class Work:
             raise FileNotFoundError(f"{self.utterances_file} does not exist; run the stage codes first.")
         return Utterances.load(self.utterances_file)
 
-    def travelled(self, name: str, module: torch.nn.Module) -> int:
-        """Weights as they will be exported; raises ``FileNotFoundError``."""
-        path = self.folders.travel / f"{name}.pt"
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; run the stage {name} first.")
-        return load_travel(path, {"network": module.to(self.device)})
+    def trained(self, name: str, network: torch.nn.Module) -> int:
+        """Weights as they will be exported, on the device; returns their step. Raises ``FileNotFoundError``."""
+        return load_network(self.checkpoints, name, network.to(self.device))
 
 
 def _made(folder: Path) -> Path:
@@ -140,15 +137,15 @@ def corpus(work: Work) -> bool:
 
 
 def tokenizer(work: Work) -> bool:
-    if steps_done(work.folders, "tokenizer") >= work.sizes.plan.tokenizer_steps:  # without loading the corpus
+    if steps_done(work.checkpoints, "tokenizer") >= work.sizes.plan.tokenizer_steps:  # without loading the corpus
         return True
     return _train(work, TokenizerTask(work.corpus(), work.sizes, len(VOICES), _piece_seed(work, "tokenizer")))
 
 
 def codes(work: Work) -> bool:
-    """With the float16 weights that travel and are exported, so that every machine gets the same ones."""
+    """With the float16 weights that are exported, so that a server gets the same ones."""
     network = S3Network(work.sizes.tokenizer)
-    step = work.travelled("tokenizer", network)
+    step = work.trained("tokenizer", network)
     speech = work.corpus()
     found = encode_corpus(network.eval(), speech, work.codes_file, 256 if work.device.type == "cuda" else 16)
     Utterances.of(speech, found, work.texts).save(work.utterances_file)
@@ -159,7 +156,7 @@ def codes(work: Work) -> bool:
 
 
 def speaker(work: Work) -> bool:
-    if steps_done(work.folders, "speaker") >= work.sizes.plan.speaker_steps:
+    if steps_done(work.checkpoints, "speaker") >= work.sizes.plan.speaker_steps:
         return True
     return _train(work, SpeakerTask(work.corpus(), work.sizes, len(VOICES), _piece_seed(work, "speaker")))
 
@@ -167,25 +164,25 @@ def speaker(work: Work) -> bool:
 def _speaker_network(work: Work) -> SpeakerNetwork:
     sizes = work.sizes
     network = SpeakerNetwork(sizes.speaker_width, sizes.speaker_layers, sizes.checkpoint.flow.spk_embed_dim)
-    work.travelled("speaker", network)
+    work.trained("speaker", network)
     return network
 
 
 def language_model(work: Work) -> bool:
-    if steps_done(work.folders, "language_model") >= work.sizes.plan.language_model_steps:
+    if steps_done(work.checkpoints, "language_model") >= work.sizes.plan.language_model_steps:
         return True
     seed = _piece_seed(work, "language_model")
     return _train(work, LanguageModelTask(work.utterances(), TextIds(work.texts, work.carried), work.sizes, work.device, seed))
 
 
 def flow(work: Work) -> bool:
-    if steps_done(work.folders, "flow") >= work.sizes.plan.flow_steps:
+    if steps_done(work.checkpoints, "flow") >= work.sizes.plan.flow_steps:
         return True
     return _train(work, FlowTask(work.corpus(), work.codes(), _speaker_network(work), work.sizes, _piece_seed(work, "flow")))
 
 
 def vocoder(work: Work) -> bool:
-    if steps_done(work.folders, "vocoder") >= work.sizes.plan.vocoder_steps + work.sizes.plan.vocoder_gan_steps:
+    if steps_done(work.checkpoints, "vocoder") >= work.sizes.plan.vocoder_steps + work.sizes.plan.vocoder_gan_steps:
         return True
     data = work.corpus()
     task = VocoderTask(data, work.sizes, _piece_seed(work, "vocoder"), lambda: _flow_mels(work, data))
@@ -194,18 +191,18 @@ def vocoder(work: Work) -> bool:
 
 def _flow_mels(work: Work, data: Corpus) -> FlowMels | None:
     """Of the newest checkpoint, which another process may be training; None while it is less than half done."""
-    if not ((work.folders.travel / "flow.pt").exists() and work.codes_file.exists()):
+    if not ((work.checkpoints / "flow.pt").exists() and work.codes_file.exists()):
         return None
     network = FlowNetwork(work.sizes.checkpoint.flow)
-    if work.travelled("flow", network) < work.sizes.plan.flow_steps // 2:
+    if work.trained("flow", network) < work.sizes.plan.flow_steps // 2:
         return None
     return FlowMels(data, work.codes(), network, _speaker_network(work))
 
 
 def _train(work: Work, task: Task) -> bool:
-    return train(task, work.folders, work.deadline)
+    return train(task, work.checkpoints, work.deadline)
 
 
 def _piece_seed(work: Work, name: str) -> int:
     """Another one after every piece, or a resumed piece would draw its first batches again."""
-    return work.seed + steps_done(work.folders, name)
+    return work.seed + steps_done(work.checkpoints, name)

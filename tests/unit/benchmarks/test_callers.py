@@ -6,7 +6,6 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import soundfile
 
 from benchmarks import first_audio
-from benchmarks._callers import Caller, Speech, fresh_voice, plan_of, prepare, run_loads
+from benchmarks._callers import Caller, Speech, fresh_voice, prepare, run_loads
 from benchmarks.first_audio import heard
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.contract.voices import reference_hash
@@ -62,8 +61,7 @@ def test_two_loads_at_a_time_keep_their_reports_apart(server: FakeServer, record
 
 
 def test_callers_go_on_until_their_time_is_over(server: FakeServer) -> None:
-    speech = plan_of(Speech(server.address, "Hi.", speaker_id="anna"))
-    (task,) = prepare({"load": 0, "speech": speech, "callers": [asdict(Caller(requests=2, until_s=1.0))]})
+    (task,) = prepare((0, Speech(server.address, "Hi.", speaker_id="anna"), (Caller(requests=2, until_s=1.0),)))
     assert len(list(itertools.islice(task.results(time.monotonic() + 1e6), 5))) == 5  # its time has not come to an end
     assert len(list(task.results(time.monotonic() - 1e6))) == 2
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks._callers import Speech, plan_of, speech_of
+from benchmarks._callers import Speech
 from benchmarks._common import without_api_key
 from bistream.client.connection import API_KEY_VARIABLE, INSECURE, ClientSecurity, add_security_arguments, security_of
 
@@ -63,11 +62,6 @@ def test_a_damaged_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFix
         with pytest.raises(SystemExit) as ended:
             read(arguments)
         assert ended.value.code == 2 and "cannot be used" in capsys.readouterr().err
-
-
-def test_a_plan_for_a_client_process_keeps_the_key_and_the_files() -> None:
-    speech = Speech("s", "t", security=ClientSecurity(KEY, True, "a", "b", "c"), sends_hash=True)
-    assert speech_of(json.loads(json.dumps(plan_of(speech)))) == speech
 
 
 def test_the_command_of_a_result_has_no_key() -> None:

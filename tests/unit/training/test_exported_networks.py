@@ -29,7 +29,6 @@ from training.bpe import num_special_tokens, write_tokenizer
 from training.export import export
 from training.flow_task import forget_positions, initialise
 from training.language_model_task import LanguageModelNetwork
-from training.loop import Folders
 from training.sizes import SMOKE, VOICE
 from training.speaker_task import SpeakerNetwork
 
@@ -62,12 +61,10 @@ def networks() -> dict[str, torch.nn.Module]:
 @pytest.fixture(scope="module")
 def model_dir(networks: dict[str, torch.nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("voice")
-    folders = Folders.of(root)
     for name, network in networks.items():
-        halves = {key: value.half() for key, value in network.state_dict().items()}
-        torch.save({"step": 7, "modules": {"network": halves}}, folders.travel / f"{name}.pt")
+        torch.save({"step": 7, "modules": {"network": network.state_dict()}}, root / f"{name}.pt")
     write_tokenizer(["the river and the house on the hill are quiet"] * 5, root / "bpe", SMOKE.bpe_entries)
-    assert export(folders, root / "bpe", SMOKE, root / "model") == dict.fromkeys(networks, 7)
+    assert export(root, root / "bpe", SMOKE, root / "model") == dict.fromkeys(networks, 7)
     return root / "model"
 
 

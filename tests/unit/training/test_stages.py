@@ -27,7 +27,8 @@ def test_complete_stage_needs_no_corpus(name: str, tmp_path: Path) -> None:
     work, stage = work_in(tmp_path), getattr(stages, name)
     with pytest.raises(FileNotFoundError, match="run the stage"):
         stage(work)
-    torch.save({"step": 10**6, "modules": {}}, work.folders.travel / f"{name}.pt")
+    work.checkpoints.mkdir()
+    torch.save({"step": 10**6, "modules": {}}, work.checkpoints / f"{name}.pt")
     assert stage(work)
 
 
@@ -50,7 +51,8 @@ def test_voices_chosen_by_name_keep_their_numbers() -> None:
 def test_pieces_draw_other_batches(tmp_path: Path) -> None:
     work = work_in(tmp_path)
     assert stages._piece_seed(work, "flow") == work.seed
-    torch.save({"step": 700, "modules": {}}, work.folders.travel / "flow.pt")
+    work.checkpoints.mkdir()
+    torch.save({"step": 700, "modules": {}}, work.checkpoints / "flow.pt")
     assert (stages._piece_seed(work, "flow"), stages._piece_seed(work, "vocoder")) == (work.seed + 700, work.seed)
 
 
