@@ -7,11 +7,11 @@ Called by ``make_checkpoint.py``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
-from bistream.family import COSYVOICE2, Family, FlowKind, VocoderKind
+from bistream.family import COSYVOICE2, Family
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
 
 _DIT_SIZES = ("dim", "depth", "heads", "dim_head", "ff_mult", "mel_dim", "mu_dim", "spk_dim")
@@ -34,8 +34,8 @@ chunk_size: {flow.chunk_tokens} # of streaming inference, in tokens
 num_decoding_left_chunks: -1 # below 0: all
 {_head_line(config.language_model)}
 {_llm_section(config.language_model, family)}
-{_FLOW_SECTIONS[family.flow](flow)}
-{_HIFT_SECTIONS[family.vocoder](config.vocoder)}
+{_flow_section(flow)}
+{_hift_section(config.vocoder)}
 get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
     token_path: !ref <qwen_pretrain_path>
     skip_special_tokens: True{version}
@@ -92,24 +92,11 @@ def _own_key(indent: int, name: str, value: int, released: int) -> str:
     return "" if value == released else f"\n{indent * ' '}{name}: {value} # {released} in the released model, which has no such key"
 
 
-def _cfm_params(flow: FlowConfig) -> str:
+def _flow_section(flow: FlowConfig) -> str:
+    parts, estimator = _dit_parts(flow) if isinstance(flow, DitFlowConfig) else _unet_parts(flow)
     steps = _own_key(16, "n_timesteps", flow.n_timesteps, 10)
     return f"""\
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: 1e-06
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: 0.2
-                inference_cfg_rate: {flow.inference_cfg_rate}{steps}
-                reg_loss_type: 'l1'"""
-
-
-def _unet_flow_section(flow: FlowConfig) -> str:
-    encoder, estimator = flow.encoder, flow.estimator
-    up_blocks = _own_key(8, "num_up_blocks", encoder.num_up_blocks, 4)
-    return f"""\
-flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWith{"DiT" if isinstance(flow, DitFlowConfig) else "Xvec"}
     input_size: {flow.input_size}
     output_size: {flow.output_size}
     spk_embed_dim: !ref <spk_embed_dim>
@@ -119,6 +106,31 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
     only_mask_loss: True
     token_mel_ratio: !ref <token_mel_ratio>
     pre_lookahead_len: {flow.pre_lookahead_len}
+{parts}
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        in_channels: 240
+        n_spks: 1
+        spk_emb_dim: 80
+        cfm_params: !new:omegaconf.DictConfig
+            content:
+                sigma_min: 1e-06
+                solver: 'euler'
+                t_scheduler: 'cosine'
+                training_cfg_rate: 0.2
+                inference_cfg_rate: {flow.inference_cfg_rate}{steps}
+                reg_loss_type: 'l1'
+{estimator}
+            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
+            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
+"""
+
+
+def _unet_parts(flow: FlowConfig) -> tuple[str, str]:
+    """What is before the decoder, and the estimator."""
+    encoder, estimator = flow.encoder, flow.estimator
+    up_blocks = _own_key(8, "num_up_blocks", encoder.num_up_blocks, 4)
+    return (
+        f"""\
     encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder
         output_size: {encoder.output_size}
         attention_heads: {encoder.attention_heads}
@@ -134,12 +146,8 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
         input_size: {encoder.input_size}
         use_cnn_module: False
         macaron_style: False
-        static_chunk_size: !ref <chunk_size>
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        in_channels: 240
-        n_spks: 1
-        spk_emb_dim: 80
-{_cfm_params(flow)}
+        static_chunk_size: !ref <chunk_size>""",
+        f"""\
         estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
             in_channels: {estimator.in_channels}
             out_channels: {estimator.out_channels}
@@ -149,56 +157,32 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
             n_blocks: {estimator.n_blocks}
             num_mid_blocks: {estimator.num_mid_blocks}
             num_heads: {estimator.num_heads}
-            act_fn: 'gelu'
-            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
-            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
-"""
+            act_fn: 'gelu'""",
+    )
 
 
-def _dit_flow_section(flow: FlowConfig) -> str:
-    assert isinstance(flow, DitFlowConfig)
+def _dit_parts(flow: DitFlowConfig) -> tuple[str, str]:
+    """As ``_unet_parts``."""
     sizes = "\n".join(f"            {name}: {getattr(flow.dit, name)}" for name in _DIT_SIZES)
-    return f"""\
-flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
-    input_size: {flow.input_size}
-    output_size: {flow.output_size}
-    spk_embed_dim: !ref <spk_embed_dim>
-    output_type: 'mel'
-    vocab_size: {flow.vocab_size}
-    input_frame_rate: !ref <token_frame_rate>
-    only_mask_loss: True
-    token_mel_ratio: !ref <token_mel_ratio>
-    pre_lookahead_len: {flow.pre_lookahead_len}
+    return (
+        f"""\
     pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
         in_channels: {flow.input_size}
         channels: {flow.lookahead_channels}
-        pre_lookahead_len: {flow.pre_lookahead_len}
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        in_channels: 240
-        n_spks: 1
-        spk_emb_dim: 80
-{_cfm_params(flow)}
+        pre_lookahead_len: {flow.pre_lookahead_len}""",
+        f"""\
         estimator: !new:cosyvoice.flow.DiT.dit.DiT
 {sizes}
-            out_channels: {flow.output_size}
-            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
-            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
-"""
+            out_channels: {flow.output_size}""",
+    )
 
 
 def _hift_section(vocoder: VocoderConfig) -> str:
-    return _vocoder_section(vocoder, "HiFTGenerator", "ConvRNNF0Predictor", "")
-
-
-def _causal_hift_section(vocoder: VocoderConfig) -> str:
-    assert isinstance(vocoder, CausalVocoderConfig)
-    look_right = f"\n    conv_pre_look_right: {vocoder.conv_pre_look_right}"
-    return _vocoder_section(vocoder, "CausalHiFTGenerator", "CausalConvRNNF0Predictor", look_right)
-
-
-def _vocoder_section(vocoder: VocoderConfig, generator: str, f0_predictor: str, own_keys: str) -> str:
+    causal, own_keys = "", ""
+    if isinstance(vocoder, CausalVocoderConfig):
+        causal, own_keys = "Causal", f"\n    conv_pre_look_right: {vocoder.conv_pre_look_right}"
     return f"""\
-hift: !new:cosyvoice.hifigan.generator.{generator}
+hift: !new:cosyvoice.hifigan.generator.{causal}HiFTGenerator
     in_channels: {vocoder.in_channels}
     base_channels: {vocoder.base_channels}
     nb_harmonics: {vocoder.nb_harmonics}
@@ -217,15 +201,11 @@ hift: !new:cosyvoice.hifigan.generator.{generator}
     source_resblock_dilation_sizes: {_numbers(vocoder.source_resblock_dilation_sizes)}
     lrelu_slope: {vocoder.lrelu_slope}
     audio_limit: {vocoder.audio_limit}{own_keys}
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{f0_predictor}
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{causal}ConvRNNF0Predictor
         num_class: 1
         in_channels: {vocoder.in_channels}
         cond_channels: {vocoder.f0_channels}
 """
-
-
-_FLOW_SECTIONS: dict[FlowKind, Callable[[FlowConfig], str]] = {"unet": _unet_flow_section, "dit": _dit_flow_section}
-_HIFT_SECTIONS: dict[VocoderKind, Callable[[VocoderConfig], str]] = {"hift": _hift_section, "causal_hift": _causal_hift_section}
 
 
 def qwen2_config_json(llm: LanguageModelConfig) -> str:

@@ -97,12 +97,9 @@ def _of_cosyvoice3(size: CheckpointSize, dit: DitFlowConfig, hift: CausalVocoder
     return replace(size, checkpoint=checkpoint, speech_tokenizer=tokenizer, has_speaker_table=False)
 
 
-TINY3 = _of_cosyvoice3(
-    TINY,
-    DitFlowConfig(dit=DitConfig(dim=64, depth=2, heads=4, dim_head=16), lookahead_channels=48),
-    CausalVocoderConfig(base_channels=48, f0_channels=32),
-    tokenizer_layers=2,
-)
+TINY_DIT = DitFlowConfig(dit=DitConfig(dim=64, depth=2, heads=4, dim_head=16), lookahead_channels=48)
+TINY_CAUSAL_HIFT = CausalVocoderConfig(base_channels=48, f0_channels=32)
+TINY3 = _of_cosyvoice3(TINY, TINY_DIT, TINY_CAUSAL_HIFT, tokenizer_layers=2)
 FULL3 = _of_cosyvoice3(FULL, DitFlowConfig(), CausalVocoderConfig(), COSYVOICE3.tokenizer_layers)
 FAMILY_SIZES = {COSYVOICE2.name: SIZES, COSYVOICE3.name: {"tiny": TINY3, "full": FULL3}}
 

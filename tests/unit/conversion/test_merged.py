@@ -18,7 +18,6 @@ from bistream.checkpoint import QWEN_DIRECTORY, load_state_dict, read_config
 from bistream.checkpoint_config import LanguageModelConfig
 from bistream.conversion.merged import (
     HEAD,
-    HEAD_BIAS,
     architecture_of,
     load_tensors,
     merged_state,
@@ -33,6 +32,7 @@ from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, COSYVOICE3
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.qwen2 import Qwen2Model
+from bistream.text2token.tensorrt_llm.merged_ids import HEAD_BIAS
 from bistream.text2token.weights import load_weights
 from tests.unit.text2token.tiny import CONFIG, random_state
 

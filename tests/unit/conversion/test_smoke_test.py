@@ -17,6 +17,7 @@ from bistream.config import RuntimeConfig
 from bistream.conversion.records import write_folder
 from bistream.conversion.smoke_test import compare
 from bistream.errors import ConfigError
+from bistream.text2token.factory import make_engine
 from scripts import test_engine
 from tests.unit.text2token.tiny import SPACE, tiny_model
 
@@ -91,8 +92,8 @@ def test_the_engine_of_another_checkpoint_is_noticed(
     state = load_state_dict(model_dir / "llm.pt")
     state["llm_decoder.weight"] = state["llm_decoder.weight"].flip(0)
     torch.save(state, other / "llm.pt")
-    tested = test_engine.make_engine(RuntimeConfig(model_dir=str(other), device="cpu", max_sessions=1, max_session_tokens=2048))
-    engines = [tested, test_engine.make_engine(RuntimeConfig(model_dir=str(model_dir), device="cpu", max_sessions=1))]
+    tested = make_engine(RuntimeConfig(model_dir=str(other), device="cpu", max_sessions=1, max_session_tokens=2048))
+    engines = [tested, make_engine(RuntimeConfig(model_dir=str(model_dir), device="cpu", max_sessions=1))]
     monkeypatch.setattr(test_engine, "make_engine", lambda config: engines.pop(0))
     assert smoke(model_dir, "--text", "Hello there.") == 1
     output = capsys.readouterr()

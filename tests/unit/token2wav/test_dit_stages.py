@@ -23,10 +23,10 @@ from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, VoicePrompt
 from scripts._random_weights import Drawer, flow_state, vocoder_state
-from scripts.make_checkpoint import TINY3
+from scripts.make_checkpoint import TINY_CAUSAL_HIFT as TINY_VOCODER
+from scripts.make_checkpoint import TINY_DIT as TINY_FLOW
 
 WAIT_S = 300.0  # longer than a busy machine takes
-TINY_FLOW, TINY_VOCODER = TINY3.checkpoint.flow, TINY3.checkpoint.vocoder
 CHECKPOINT = CheckpointConfig(flow=TINY_FLOW, vocoder=TINY_VOCODER)
 EXACT = 2e-3  # of audio (standard deviation 0.05): rounding of the mel (2e-6) moves f0, which the source sums. Seen: 6e-4
 
