@@ -285,7 +285,8 @@ def test_a_session_that_ends_on_a_boundary_has_an_empty_last_hop() -> None:
 
 
 def test_sizes() -> None:
-    assert boundaries(50, 140, True, [1]) == [18, 10, 25, 25, 25, 25, 12]
+    assert boundaries(50, 140, True, [1], policy=CHUNK_BY_CHUNK) == [18, 10, 25, 25, 25, 25, 12]
+    assert boundaries(50, 140, True, [1]) == [18, 10, 25, 25, 25, 37], "the last chunk does not go alone"
     assert boundaries(60, 100, True, [1]) == [18, 15, 10, 25, 25, 7]
     assert boundaries(45, 100, False, [1]) == [15, 15, 28, 25, 17]
     assert boundaries(125, 150, False, [1]) == [25, 15, 13, 25, 25, 25, 22]

@@ -41,7 +41,7 @@ class ListeningPort(FakeVoicePort):
 
 
 def start(digest: str | None = None) -> SessionStart:
-    return check_start(start_request(reference_wav=RECORDING, reference_text=WORDS.encode(), reference_hash=digest), CONFIG)
+    return check_start(start_request(reference_wav=RECORDING, reference_text=WORDS, reference_hash=digest), CONFIG)
 
 
 def test_both_models_hear_the_speech_alone_and_the_hash_is_that_of_what_was_sent() -> None:
