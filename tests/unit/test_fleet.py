@@ -173,7 +173,7 @@ def open_sessions(found: Fleet) -> int:
     return sum(len(replica.live) for replica in found.replicas)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     rule=st.sampled_from([OPEN_DOOR, AdmissionRule(3, 0.0), AdmissionRule(capacity=8.0)]),

@@ -52,7 +52,7 @@ def test_rows_without_a_session_have_no_frames() -> None:
     assert out[-1, :3].tolist() == [132 + 3 * FRAME_GAP, 8 * 132 + 3 * GAP, 120 * 132 + 3 * GAP]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(1, LONGEST), min_size=1, max_size=20), st.sampled_from(RATES))
 def test_rows_keep_their_distance(lengths: list[int], rate: Rate) -> None:
     """Rows begin where the kernels expect them, and none is nearer to another, or to the ends, than its gap less the extra position."""
@@ -63,7 +63,7 @@ def test_rows_keep_their_distance(lengths: list[int], rate: Rate) -> None:
     assert all(after - end == rate.gap - rate.extra for end, after in zip(ends, behind, strict=True))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.sampled_from([1, 3, 7]), st.sampled_from([1, 3]), st.sampled_from([80, 128]), st.sampled_from([64, 192]))
 def test_tiles_multiply_as_the_convolution(taps: int, dilation: int, channels: int, outputs: int) -> None:
     generator = torch.Generator().manual_seed(taps + dilation)

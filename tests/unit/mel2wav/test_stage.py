@@ -59,7 +59,7 @@ def signal_to_error_db(found: FloatArray, expected: FloatArray) -> float:
     return float(10 * np.log10(np.mean(expected**2) / (np.mean((found - expected) ** 2) + 1e-20)))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(CUTS)
 def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: list[int]) -> None:
     """The difference is the right context beyond the 8 withheld frames: 30 dB is far below the speech."""
@@ -68,7 +68,7 @@ def test_any_cut_gives_nearly_the_offline_audio(any_stage: VocoderStage, cuts: l
     assert signal_to_error_db(streamed, any_stage.synthesize(mel, SEED)) > 30
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(CUTS)
 def test_a_hop_withholds_eight_frames_and_the_last_one_none(any_stage: VocoderStage, cuts: list[int]) -> None:
     chunks = stream(any_stage, tiny.voiced_mel(sum(cuts)), cuts)

@@ -106,7 +106,7 @@ UNSPEAKABLE = ["", " \n\t", "...", "?!", "\u3002\uff1f", "--- * ---", "\U0001f60
 
 
 @given(st.sampled_from([*UNSPEAKABLE, *SPECIAL_TOKENS]), st.integers(0, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nothing_said_keeps_no_session(text: str, cut: int) -> None:
     session, data = make_session(), text.encode()
     session.opened(0.0)
@@ -143,7 +143,7 @@ class Resource:
 
 
 @given(st.lists(st.sampled_from(["fine", "refuses", "breaks"]), max_size=4), st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_everything_is_freed_once_last_first_whatever_happens(kinds: list[str], times: int) -> None:
     errors = {"fine": None, "refuses": UnknownSessionError("gone"), "breaks": ValueError("bug")}
     session, log = make_session(), list[str]()

@@ -67,7 +67,7 @@ def attend_plainly(query: torch.Tensor, memory: torch.Tensor, lists: BlockLists,
     return attended.flatten(1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.integers(0, 5 * BLOCK_SIZE - 1), min_size=1, max_size=6), st.integers(1, 16), st.integers(0, 10**6))
 def test_a_row_sees_its_own_blocks_up_to_its_position(positions: list[int], splits: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -209,7 +209,7 @@ SPECS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.dictionaries(st.integers(0, 9), st.tuples(TURNS, st.none() | SPECS), min_size=1))
 def test_turns_begin_as_in_the_plain_sampler_state(turns: dict[int, tuple[TurnLimits, SamplingSpec | None]]) -> None:
     starts = tuple(

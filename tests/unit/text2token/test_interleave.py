@@ -124,7 +124,7 @@ CHOOSE = st.builds(random_choice, st.integers(0, 1000), st.sampled_from([0.0, 0.
 @of_every_family
 class TestCorrected:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_the_fed_ids_depend_on_the_text_alone(
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
@@ -136,7 +136,7 @@ class TestCorrected:
         assert pieces.layout.finish_reason is late_end.layout.finish_reason is whole.layout.finish_reason
 
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, places=PLACES, choose=CHOOSE)
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_the_sequence_is_the_training_layout(
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], places: list[int], choose: Choose
     ) -> None:
@@ -164,7 +164,7 @@ class TestCorrected:
             assert sorted(fed_speech) == sorted([*prompt_speech, *decoded])
 
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_every_session_ends_within_twenty_speech_tokens_per_text_token(
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
     ) -> None:
@@ -215,7 +215,7 @@ class TestCorrected:
         assert turn.append_ids == (space.sos, *range(5), *speech(*range(15)), *range(5, 10), *speech(*range(15, 30)), 20, 21, 22, 23, 24)
 
     @given(max_ids=st.integers(2, 120), prompt_speech=PROMPT_SPEECH, text=TEXT, choose=CHOOSE)
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_a_session_stays_within_its_positions(
         self, space: TokenSpace, max_ids: int, prompt_speech: list[int], text: list[int], choose: Choose
     ) -> None:
@@ -328,7 +328,7 @@ class TestDefectsOfTheReference:
         assert bistream([[1, 2]]).turns[0].limits.max_new_ids == 40
 
     @given(text=TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=20, deadline=None)
     def test_sessions_of_the_reference_end_within_their_positions(self, text: list[int], prompt_speech: list[int], choose: Choose) -> None:
         try:
             run = bistream(cut(text, range(0, 60, 3)), choose, [1] * 12, prompt_speech, mode="reference", max_ids=500)
@@ -341,7 +341,7 @@ class TestDefectsOfTheReference:
 @of_every_family
 class TestUnistream:
     @given(text=TEXT, prompt_text=PROMPT_TEXT, prompt_speech=PROMPT_SPEECH, choose=CHOOSE)
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=40, deadline=None)
     def test_one_turn_of_two_to_twenty_tokens_per_text_token(
         self, space: TokenSpace, text: list[int], prompt_text: list[int], prompt_speech: list[int], choose: Choose
     ) -> None:

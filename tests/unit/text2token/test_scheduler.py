@@ -333,7 +333,7 @@ def test_pool_is_consistent_after_each_of_10000_random_sessions(run_ahead: int) 
     assert scheduler.pool.num_available == 40
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 12)), min_size=1, max_size=8), st.integers(4, 40))
 def test_every_id_is_fed_once_in_order_at_its_position(shapes: list[tuple[int, int]], max_rows: int) -> None:
     """For any chunks, the rows of a sequence cover its positions one by one, prompt ids in place, one id per decode row."""

@@ -194,7 +194,7 @@ class TestSpeaking:
         bench.check_free()
 
     @given(cuts=st.lists(st.integers(0, 60), max_size=12), pumps=st.lists(st.integers(0, 30), min_size=12, max_size=12))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=20, deadline=None)
     def test_speech_depends_on_the_text_alone(self, tokenizer: TextTokenizer, cuts: list[int], pumps: list[int]) -> None:
         text = (TEXT + "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u3002").encode()
         whole = Bench(tokenizer)
@@ -636,7 +636,7 @@ class TestEnds:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_accepted_session_ends_exactly_once(tokenizer: TextTokenizer, seed: int) -> None:
     """Random starts, pieces, cancels, timeouts and steps."""
     rng = random.Random(seed)

@@ -53,7 +53,7 @@ def free_row(span: Span, frame: int) -> int:
     return chunk * sum(2 * tokens for tokens in range(1, CHUNK + 1)) + sum(2 * tokens for tokens in range(1, known)) + place
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_every_row_knows_its_place(batch: list[Span]) -> None:
     arrays = packed(batch)
@@ -93,7 +93,7 @@ def test_every_array_has_its_own_place_at_an_aligned_address() -> None:
         taken[begin : begin + array.size] = True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_tiles_cover_every_frame_once(batch: list[Span]) -> None:
     arrays = packed(batch)
@@ -110,7 +110,7 @@ def listed(tiles: IntArray32) -> list[list[int]]:
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_the_estimator_begins_with_the_longest_tiles(batch: list[Span]) -> None:
     """Work of a tile: keys up to the end of its last frame's chunk, as far as they exist; half as much where half the rows are padding."""
@@ -123,7 +123,7 @@ def test_the_estimator_begins_with_the_longest_tiles(batch: list[Span]) -> None:
     assert work == sorted(work, reverse=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_lookahead_windows_show_the_right_tokens(batch: list[Span]) -> None:
     """Each token's windows, followed back to token ids, are its neighbours; None where there is no token."""

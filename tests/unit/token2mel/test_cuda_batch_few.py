@@ -60,7 +60,7 @@ def tile_sizes(draw: st.DrawFn) -> TileSizes:
     return dataclasses.replace(TILES, key_items=draw(st.sampled_from([1, 8, 16])), key_splits=draw(st.sampled_from([1, 2, 8])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(spans(), st.sampled_from([0, 1, 3]), tile_sizes())
 def test_every_new_frame_meets_every_visible_chunk_once(batch: list[Span], left: int, tiles: TileSizes) -> None:
     arrays = packed(batch, left, tiles)
@@ -86,7 +86,7 @@ def test_every_new_frame_meets_every_visible_chunk_once(batch: list[Span], left:
     assert len(met) == row
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(spans(), tile_sizes())
 def test_items_fit_the_bucket_and_fill_the_gpu_only_when_there_is_room(batch: list[Span], tiles: TileSizes) -> None:
     arrays = packed(batch, tiles=tiles)
@@ -96,7 +96,7 @@ def test_items_fit_the_bucket_and_fill_the_gpu_only_when_there_is_room(batch: li
     assert int(arrays.window_items[0]) <= len(arrays.window_item)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(spans())
 def test_windows_cover_every_frame_once_and_know_their_history(batch: list[Span]) -> None:
     arrays = packed(batch)

@@ -49,7 +49,7 @@ def _filled(spans: list[Span], layout: SlotLayout, before: list[Span]) -> dict[s
     return arrays
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(batches(), batches(), st.sampled_from([0, 1, 2]))
 def test_every_tile_sees_its_stored_pages_where_they_stand_and_its_own_chunks(spans: list[Span], before: list[Span], left: int) -> None:
     layout = _layout(left)
@@ -73,7 +73,7 @@ def test_every_tile_sees_its_stored_pages_where_they_stand_and_its_own_chunks(sp
     assert not arrays["visible"][tile:].any() and (arrays["page"][tile:] == SCRATCH_PAGE).all(), "dead tiles"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(batches(), batches())
 def test_a_page_that_sessions_read_at_one_place_has_one_slot(spans: list[Span], before: list[Span]) -> None:
     layout = _layout()
@@ -84,7 +84,7 @@ def test_a_page_that_sessions_read_at_one_place_has_one_slot(spans: list[Span], 
     assert (arrays["context"][used:] == ZERO_PAGE).all() and arrays["used"].tolist() == [used]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(batches(), min_size=1, max_size=4), st.integers(4, 12), st.integers(5, 9))
 def test_groups_keep_the_order_and_fit(parts: list[list[Span]], tiles: int, context: int) -> None:
     layout, largest = _layout(), BatchSize(tiles, context)

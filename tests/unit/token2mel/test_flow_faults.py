@@ -351,7 +351,7 @@ def test_a_missing_file_is_named() -> None:
         FlowStage(RuntimeConfig(model_dir="does-not-exist"), CHECKPOINT)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from(["open", "hop", "final", "close"]), st.integers(0, 3), st.integers(0, 60)), max_size=14),
     st.integers(0, 1),

@@ -35,7 +35,7 @@ both_tiers = pytest.mark.parametrize("tier", [Tier.PLAIN, Tier.GRAPHS], ids=lamb
 
 
 @both_tiers
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     prompt_tokens=prompt_sizes,
     sizes=hop_sizes,
@@ -61,7 +61,7 @@ def test_incremental_equals_the_whole_prefix(tier: Tier, prompt_tokens: int, siz
 
 
 @both_tiers
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(
     sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4),
     left=st.sampled_from([0, 1]),

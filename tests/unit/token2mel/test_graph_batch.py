@@ -59,7 +59,7 @@ def _filled(spans: list[Span], layout: Layout, before: list[Span]) -> dict[str, 
     return arrays
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(batches(), batches(), st.sampled_from([0, 1, 2]))
 def test_every_tile_sees_its_chunk_and_its_left_context(spans: list[Span], before: list[Span], left: int) -> None:
     layout = _layout(left)
@@ -86,7 +86,7 @@ def test_every_tile_sees_its_chunk_and_its_left_context(spans: list[Span], befor
     assert not set(used) & {page for span in spans for page in span.context_pages}, "a stored page is overwritten"
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(batches(), batches())
 def test_dead_tiles_see_nothing_and_store_to_unread_pages(spans: list[Span], before: list[Span]) -> None:
     layout = _layout()
@@ -96,7 +96,7 @@ def test_dead_tiles_see_nothing_and_store_to_unread_pages(spans: list[Span], bef
     assert (arrays["page"][dead] == SCRATCH_PAGE).all()
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(batches())
 def test_rows_name_frames_of_their_span_and_every_frame_comes_out_once(spans: list[Span]) -> None:
     layout = _layout()
@@ -113,7 +113,7 @@ def test_rows_name_frames_of_their_span_and_every_frame_comes_out_once(spans: li
         tile, first = tile + layout.tiles(span), first + RATIO * span.length
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(batches(), min_size=1, max_size=4), st.integers(4, 12), st.integers(4, 8))
 def test_groups_keep_the_order_and_fit(parts: list[list[Span]], max_tiles: int, scratch: int) -> None:
     layout = _layout(scratch=range(900, 900 + scratch))

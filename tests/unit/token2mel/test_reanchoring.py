@@ -46,7 +46,7 @@ def test_forgetting_beyond_reach_changes_nothing(prompt: int, sizes: list[int], 
         assert_same(mel, other)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     prompt_sizes,
     st.lists(st.integers(0, 45), min_size=1, max_size=4).filter(any),

@@ -51,7 +51,7 @@ STEP_S = st.floats(0.002, 0.2)
 HOP_S = st.floats(0.02, 0.19)  # of 0.2 s on, the bound on the credit makes the share smaller
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(step_s=STEP_S, hop_s=HOP_S, load=st.floats(1.0, 3.0))
 def test_the_background_never_starves(step_s: float, hop_s: float, load: float) -> None:
     simulation = Simulation(step_s, hop_s, hop_s / load)
@@ -59,7 +59,7 @@ def test_the_background_never_starves(step_s: float, hop_s: float, load: float) 
     assert simulation.background_s == pytest.approx(SHARE * simulation.now_s, rel=0.1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(step_s=STEP_S, hop_s=HOP_S, load=st.floats(0.1, 0.7))
 def test_below_capacity_no_hop_waits_longer_than_the_saved_credit_and_two_steps(step_s: float, hop_s: float, load: float) -> None:
     """One step runs when the hop arrives, the last one of the credit may begin just before it is used up."""
@@ -147,7 +147,7 @@ def test_an_utterance_that_is_dropped_during_its_step_does_not_come_back() -> No
     assert next_names(background, 2) == ["u2", "u2"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["voice", "utterance", "turn", "done", "drop"]), max_size=40))
 def test_nothing_is_lost_and_at_most_one_utterance_is_in_progress(operations: list[str]) -> None:
     background, expected = Background(), set[str]()
