@@ -68,18 +68,6 @@ def stages(tmp_path: Path) -> Stages:
     return Stages(tmp_path)
 
 
-
-
-
-
-
-
-
-
-
-
-
-
 def test_a_directory_that_is_not_there_is_refused_by_every_stage_that_reads_it(stages: Stages) -> None:
     for profile in ("torch", "tensorrt_llm"):
         for stage in ("1", "2", "6"):
@@ -91,14 +79,6 @@ def test_a_directory_that_is_not_there_is_refused_by_every_stage_that_reads_it(s
 def test_a_hub_that_does_not_exist_is_one_sentence(stages: Stages) -> None:
     status, calls, error = stages.run("0", "0", MODEL_HUB="nowhere")
     assert (status, calls, error) == (1, [], "run.sh: MODEL_HUB is nowhere; set it to huggingface or modelscope\n")
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize(
@@ -119,8 +99,6 @@ def test_stage_2_of_tensorrt_llm_names_the_stage_that_is_missing(stages: Stages)
     assert status == 1 and "bash run.sh 1 1" in error
 
 
-
-
 @pytest.mark.parametrize(
     "arguments", [("0",), ("0", "7"), ("3", "2"), ("0", "0", "both"), ("0", "0", "offline", "more"), ("00", "1")], ids=" ".join
 )
@@ -134,8 +112,6 @@ def test_wrong_arguments_are_one_sentence(arguments: tuple[str, ...], stages: St
 def test_an_unknown_profile_is_one_sentence(stage: str, stages: Stages) -> None:
     status, _, error = stages.run(stage, stage, PROFILE="vllm")
     assert status == 1 and error == "run.sh: PROFILE is vllm; set it to torch or tensorrt_llm\n"
-
-
 
 
 def test_a_model_directory_that_does_not_exist_is_one_sentence(stages: Stages) -> None:
@@ -160,12 +136,6 @@ def test_default_is_the_download_else_the_trained_voice_else_random_weights(stag
     stages.make(own)
     assert model_dir(MODEL_DIR=str(own)) == str(own)
     assert model_dir(FAMILY="cosyvoice3") == f"{stages.build}/tiny_cosyvoice3", "the voice is a CosyVoice2"
-
-
-
-
-
-
 
 
 def both_of(calls: list[str]) -> tuple[str, str]:
