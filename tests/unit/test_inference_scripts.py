@@ -81,15 +81,15 @@ def either_model_dir(
     return made
 
 
-@pytest.mark.parametrize("main", [offline_inference.main, streaming_inference.main])
 @pytest.mark.parametrize(
-    "manner",
+    "main, manner",
     [
-        ["--text", "Hi.", "--reference-audio", "{voice}"],
-        ["--text", "Hi.", "--speaker-id", "001", "--instruct-text", "Softly."],
-        ["--source-audio", "{voice}", "--speaker-id", "001"],
+        (offline_inference.main, ["--text", "Hi.", "--reference-audio", "{voice}"]),
+        (offline_inference.main, ["--source-audio", "{voice}", "--speaker-id", "001"]),
+        (streaming_inference.main, ["--text", "Hi.", "--speaker-id", "001", "--instruct-text", "Softly."]),
+        (streaming_inference.main, ["--source-audio", "{voice}", "--speaker-id", "001"]),
     ],
-    ids=["cross-lingual", "instructed preset", "conversion"],
+    ids=["cross-lingual", "conversion", "instructed preset in chunks", "conversion in chunks"],
 )
 def test_manners_of_speaking(main: Any, manner: list[str], either_model_dir: Path, manifest: Path, tmp_path: Path) -> None:
     voice, output = str(manifest.parent / "voice.wav"), tmp_path / "out"
