@@ -33,7 +33,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 @pytest.fixture
 def company(gate: Process, request: pytest.FixtureRequest) -> Iterator[Company]:
-    """Beside the test; afterwards the gate has as much memory as before it, after long floods as many descriptors too: gRPC may find out by its
+    """Beside the test; afterwards the gate has as much memory as before, and after long floods as many descriptors: gRPC may learn by its
     keepalive alone, after 30 s, that a connection which it had stopped reading is gone."""
     process = Proc(gate.process.pid)
     descriptors, memory_mib = process.descriptors, process.memory_mib

@@ -145,12 +145,6 @@ def test_a_decompression_bomb_is_left_when_it_is_too_long() -> None:
         decode_recording(bomb, 0.5, 30.0)
 
 
-@pytest.mark.parametrize("name", ["pcm", "pcm_7999", "mp3_24000_9999", "opus_44100_64", "x" * 1000, "pcm_48001", "mp3_1_1"])
-def test_formats_that_do_not_exist_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInputError):
-        elevenlabs_format(name)
-
-
 def test_the_formats_of_deepgram_and_dashscope() -> None:
     assert deepgram_format("linear16", "") == AudioFormat("pcm_s16le", 24000)
     assert deepgram_format("mulaw", "8000") == AudioFormat("pcm_mulaw", 8000)
