@@ -10,12 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bistream.start_phases import INTERPRETER, STARTED_AT, interpreter_is_ready, phase, progress_in, took
 from bistream.triton.startup import prepare_process
-from scripts.start_report import BAR, Part, last_start, main, read_parts, table
+from scripts.start_report import last_start, read_parts, table
 
 LINES = """
 2026-11-24 12:00:00,500 INFO serve: start: interpreter and first imports, 0.50 s
@@ -40,25 +38,6 @@ def test_parts_of_all_processes() -> None:
     rows = table(parts)
     assert rows[-1] == "5.00 s in all" and len(rows) == 6
     assert rows[4].split()[:3] == ["2.50", "1.50", "llm_bistream"]
-
-
-def test_servers_of_a_group_are_told_apart() -> None:
-    parts = read_parts(f"[server {number}] {line}" for line in LINES for number in (0, 1))
-    assert {part.process for part in last_start(parts)} == {
-        f"server {number} {name}" for number in (0, 1) for name in ("serve", "llm_bistream")
-    }
-
-
-def test_only_the_last_start_counts() -> None:
-    later = [line.replace("12:00:", "12:07:") for line in LINES]
-    assert table(last_start(read_parts([*LINES, *later]))) == table(last_start(read_parts(LINES)))
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e3)), min_size=1, max_size=20))
-def test_every_part_has_a_row_with_a_bar(spans: list[tuple[float, float]]) -> None:
-    rows = table([Part("a", "b", began, began + length) for began, length in spans])
-    assert len(rows) == len(spans) + 2
-    assert all(1 <= row.count("#") <= BAR for row in rows[1:-1])
 
 
 def test_the_programs_lines_are_those_that_are_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,14 +111,3 @@ def test_what_a_shell_did_before_it_became_the_program_is_not_its_start(
         interpreter_is_ready()
         ages.append(seconds_in(caplog.messages[-1]))
     assert ages[0] >= 500.0 and ages[1:3] == [2.5, 0.0] and 500.0 <= ages[3] <= 1000.0
-
-
-def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "absent")]) == 1
-    assert "absent cannot be read" in capsys.readouterr().err
-    (tmp_path / "log").write_text("nothing\n", encoding="utf-8")
-    assert main([str(tmp_path / "log")]) == 1
-    assert "no line of a start" in capsys.readouterr().err
-    (tmp_path / "log").write_text("\n".join(LINES), encoding="utf-8")
-    assert main([str(tmp_path / "log")]) == 0
-    assert "language model: weights read" in capsys.readouterr().out
