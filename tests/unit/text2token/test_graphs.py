@@ -98,7 +98,7 @@ class Talk:
 
     def __init__(self, runner: GraphStepRunner, model: Qwen2Model, rng: random.Random) -> None:
         self.runner, self.rng = runner, rng
-        self.ids = [[rng.randrange(SPACE.size) for _ in range(rng.randrange(1, 160))] for _ in range(4)]
+        self.ids = [[rng.randrange(SPACE.size) for _ in range(rng.randrange(1, 130))] for _ in range(4)]
         blocks = rng.sample(range(15), 12)
         self.blocks = [tuple(blocks[slot * 3 : slot * 3 + 3]) for slot in range(4)]
         self.fed = [0] * 4
@@ -136,7 +136,7 @@ class Talk:
 @pytest.mark.parametrize("config", [CONFIG, UNEVEN], ids=["even", "padded"])
 def test_rows_match_the_dense_forward(config: LanguageModelConfig) -> None:
     runner, model = make_runner(config), Qwen2Model(config, weights_of(config))
-    for seed in range(2):
+    for seed in range(1):
         talk = Talk(runner, model, random.Random(seed))
         while talk.fed != [len(ids) for ids in talk.ids]:
             plan = talk.plan()

@@ -24,7 +24,7 @@ TINY = FlowConfig(
     estimator=EstimatorConfig(channels=(16,), attention_head_dim=8, n_blocks=2, num_mid_blocks=1, num_heads=3),
     vocab_size=50,
     input_size=24,
-    n_timesteps=4,
+    n_timesteps=3,
 )
 CHECKPOINT = CheckpointConfig(flow=TINY)
 TINY_DIT = DitFlowConfig(

@@ -86,7 +86,7 @@ def test_a_batch_equals_its_sessions_alone(tier: Tier, sessions: list[tuple[int,
 
 
 @both_tiers
-@pytest.mark.parametrize("prompt_tokens", [0, 37, 50, 750])
+@pytest.mark.parametrize("prompt_tokens", [0, 37, 160])
 def test_a_hop_larger_than_the_rest_commits_several_chunks(tier: Tier, prompt_tokens: int) -> None:
     subject, plain = stage(tier=tier), stage(False)
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(140)
@@ -110,8 +110,7 @@ def test_reference_final_mode_is_the_offline_result(incremental: bool, tier: Tie
     assert (last - streamed[1]).abs().max() > 1e-3  # the two modes are not interchangeable
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 26])
-@pytest.mark.parametrize("prompt_tokens", [0, 50])
+@pytest.mark.parametrize("prompt_tokens, count", [(0, 1), (50, 2), (0, 3), (50, 26)])
 def test_short_utterances_in_one_final_hop(prompt_tokens: int, count: int) -> None:
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(count)
     found = run(stage(), prompt, [tokens])[0]
