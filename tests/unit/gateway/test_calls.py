@@ -83,22 +83,6 @@ def test_a_message_over_the_limit_ends_its_own_call(rig: GateRig) -> None:
     beside(rig, test)
 
 
-def test_many_streams_of_one_connection_beside_each_other(rig: GateRig) -> None:
-    async def speak(call: Any, number: int) -> bool:
-        for index in range(6):
-            await call.write(message(model="nope", request_id=f"{number}-{index}").SerializeToString())
-        await call.done_writing()
-        ids = []
-        while (data := await call.read()) is not grpc.aio.EOF:
-            ids.append(service_pb2.ModelStreamInferResponse.FromString(data).infer_response.id)
-        return ids == [f"{number}-{index}" for index in range(6) for _ in range(2)]
-
-    async def test(channel: Any) -> None:
-        assert all(await asyncio.gather(*(speak(stream(channel), number) for number in range(100))))
-
-    beside(rig, test)
-
-
 @pytest.mark.parametrize("how", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_a_compressed_message_is_not_implemented(rig: GateRig, how: grpc.Compression) -> None:
     async def test(channel: Any) -> None:
@@ -107,18 +91,6 @@ def test_a_compressed_message_is_not_implemented(rig: GateRig, how: grpc.Compres
         assert failed.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
     beside(rig, test, compression=how)
-
-
-def test_a_deadline_and_a_cancel_end_the_call(rig: GateRig) -> None:
-    async def test(channel: Any) -> None:
-        assert (await end_of(stream(channel, timeout=0.05)))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
-        hanging = stream(channel)
-        await until(lambda: rig.gate.admission.calls == 1)
-        hanging.cancel()
-        await until(lambda: rig.gate.admission.calls == 0)
-        assert await live(channel)
-
-    beside(rig, test)
 
 
 def test_too_much_metadata_ends_its_own_call(rig: GateRig) -> None:

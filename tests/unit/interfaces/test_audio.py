@@ -157,8 +157,8 @@ def test_the_formats_of_deepgram_and_dashscope() -> None:
 
 
 @pytest.mark.parametrize("codec", ["opus", "mp3", "aac", "flac", "wav"])
-@pytest.mark.parametrize("sample_rate", [8_000, 11_025, 22_050, 24_000, 44_100, 48_000])
-@pytest.mark.parametrize("bit_rate", [None, 8_000, 256_000, 512_000])
+@pytest.mark.parametrize("sample_rate", [8_000, 22_050, 48_000])
+@pytest.mark.parametrize("bit_rate", [None, 8_000, 256_000])
 def test_what_is_accepted_can_be_made(codec: str, sample_rate: int, bit_rate: int | None) -> None:
     try:
         target = checked(codec, sample_rate, bit_rate)

@@ -366,43 +366,6 @@ def test_the_cache_has_room_for_all_sessions_by_default() -> None:
     assert settings_of(dataclasses.replace(config, kv_cache_tokens=64), CONFIG).kv_cache_tokens == 64
 
 
-def test_many_threads_use_one_engine() -> None:
-    """Callers on six threads, the engine on its own thread: each caller gets what it gets alone."""
-    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=6, max_rows=16, kv_cache_tokens=4096))
-    expected = {seed: talk(make(), "alone", SamplingSpec(seed=seed), random_turns(random.Random(seed))) for seed in range(12)}
-    wrong: list[int] = []
-
-    class Waiting(RecordingSink):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ended = threading.Event()
-
-        def on_end(self, result: TurnResult) -> None:
-            super().on_end(result)
-            self.ended.set()
-
-    def caller(seeds: Sequence[int]) -> None:
-        for seed in seeds:
-            session, answers = engine.open(f"s{seed}", SamplingSpec(seed=seed), 300), []
-            for ids in random_turns(random.Random(seed)):
-                sink = Waiting()
-                session.turn(ids, TurnLimits(9, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sink)
-                assert sink.ended.wait(240)
-                answers.append(sink.ids)
-            session.close()
-            if answers != expected[seed]:
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=caller, args=([index, index + 6],)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(240)
-    assert not wrong and engine.stats().sessions == 0
-    engine.check_integrity()
-    engine.close()
-
-
 def test_half_precision_runs_and_is_seeded() -> None:
     model = Qwen2Model(CONFIG, build_weights(random_state(CONFIG), CONFIG, torch.device("cpu"), torch.bfloat16))
     answers = []

@@ -70,26 +70,6 @@ def test_below_capacity_no_hop_waits_longer_than_the_saved_credit_and_two_steps(
     assert simulation.background_s > 0.9 * (1 - load) * simulation.now_s - step_s
 
 
-def test_an_idle_worker_gives_everything_to_the_background() -> None:
-    share = BackgroundShare()
-    for _ in range(1000):
-        assert share.is_due(hops_wait=False)
-        share.step_took(1.0, hops_waited=False)
-    assert not share.is_due(hops_wait=True)  # nothing was saved up, nothing is owed
-    share.hops_took(0.1)
-    assert share.is_due(hops_wait=True)
-
-
-def test_hours_of_hops_do_not_pay_for_a_long_run_of_steps() -> None:
-    share = BackgroundShare()
-    share.hops_took(10_000.0)
-    steps = 0
-    while share.is_due(hops_wait=True):
-        share.step_took(0.01, hops_waited=True)
-        steps += 1
-    assert steps == pytest.approx(MAX_CREDIT_S / 0.01, abs=1)
-
-
 def utterance(name: str) -> OfflineJob:
     return OfflineJob([1], VOICE, 0, 1.0, Future[FloatArray](), name)
 
@@ -121,19 +101,6 @@ def test_voices_and_one_utterance_take_turns() -> None:
     background.remove(done)
     background.remove(done)
     assert (background.utterances, next_names(background, 3)) == (1, ["v1", "v2", "u2"])
-
-
-def test_what_is_over_takes_no_turn() -> None:
-    background, job, ended = Background(), utterance("u1"), voice("v1")
-    background.add_utterance(job)
-    background.add_utterance(utterance("u2"))
-    background.add_voice(ended)
-    job.future.set_exception(RuntimeError("cancelled"))
-    ended.session.has_ended = True
-    assert next_names(background, 2) == ["u2", "u2"]
-    assert len(background) == background.utterances == 1
-    assert [job.session_id for job in background.drop_utterances("u2")] == ["u2"]
-    assert background.take() is None
 
 
 def test_an_utterance_that_is_dropped_during_its_step_does_not_come_back() -> None:

@@ -267,19 +267,6 @@ def test_a_flood_of_first_hops_ends_no_batch(seed: int, most: int) -> None:
     assert max(worker.suspended_s, default=0.0) <= most * (LONG_BATCH_S + 0.01)
 
 
-def test_interruptions_shorten_the_wait_of_first_hops() -> None:
-    """The same hops on the same clock: a batch in progress costs a first hop a step of it instead of the rest of it."""
-    waits = {}
-    for most in (0, 5):
-        worker = Worker(made(most), offered(random.Random(1), 0.7, 20.0))
-        worker.run()
-        assert worker.late() == 0
-        found = worker.first_waits()
-        waits[most] = (found[len(found) // 2], found[int(0.9 * len(found))])
-        assert bool(worker.suspended_s and max(worker.suspended_s)) == bool(most)
-    assert waits[5][0] < 0.9 * waits[0][0] and waits[5][1] < 0.8 * waits[0][1]
-
-
 def test_the_simulation_detects_an_overload() -> None:
     worker = Worker(made(), offered(random.Random(2), 3.0, 10.0))
     worker.run()
