@@ -1,4 +1,4 @@
-"""The gRPC door before a client that shares nothing with grpc's own: grpclib, Python's HTTP/2 library ``h2`` underneath. Plain and TLS."""
+"""The end of the gRPC door before a client that shares nothing with grpc's own: grpclib, Python's HTTP/2 library ``h2`` underneath."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from grpclib.config import Configuration
 from grpclib.exceptions import StreamTerminatedError
 from tritonclient.grpc import service_pb2
 
-from gateway.settings import Limits, TlsSettings
+from gateway.settings import TlsSettings
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.requests import message
 from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton, GateRig, certificate
@@ -27,7 +27,6 @@ from tests.unit.gateway.test_process import Process
 
 SERVICE = "/inference.GRPCInferenceService"
 LIVE = f"{SERVICE}/ServerLive"
-MANY = 100
 
 
 def keepalive(interval_s: float) -> Configuration:
@@ -76,14 +75,6 @@ class Caller:
     def open(self, timeout_s: float = TIMEOUT_S) -> Any:
         return self._stream.open(timeout=timeout_s)
 
-    async def speak(self, session_id: str) -> None:
-        """A session of three pieces: the second and third are sent once the audio before them has come."""
-        async with self.open() as stream:
-            await self.start(stream, session_id)
-            await self.append(stream, session_id)
-            assert (await audio(stream))[0] == 1
-            await self.finish(stream, session_id, 2)
-
     async def start(self, stream: Any, session_id: str) -> None:
         await stream.send_message(message(request_id="start", target_text="x", session_id=session_id, is_start=True, is_end=False))
         assert (await audio(stream))[0] == 0
@@ -124,27 +115,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-class Door:
-    """A gate, and how to reach it."""
-
-    def __init__(self, rig: GateRig, tls: TlsSettings | None) -> None:
-        self.rig = rig
-        self.tls = tls
-
-    def check(self, test: Callable[[Caller], Awaitable[None]], config: Configuration | None = None) -> None:
-        """Run it with one connection, which must be the same at its end, and leave nothing behind."""
-
-        async def run() -> None:
-            async with asyncio.timeout(2 * TIMEOUT_S), calling(self.rig.grpc_port, self.tls, config) as caller:
-                assert await caller.is_live()
-                before = caller.connection
-                await test(caller)
-                assert await caller.is_live() and caller.connection is before
-
-        asyncio.run(run())
-        self.rig.wait_for(lambda: self.rig.gate.admission.calls == self.rig.gate.admission.sessions == 0)
-
-
 @asynccontextmanager
 async def calling(port: int, tls: TlsSettings | None = None, config: Configuration | None = None) -> AsyncIterator[Caller]:
     caller = Caller(port, tls, config)
@@ -152,13 +122,6 @@ async def calling(port: int, tls: TlsSettings | None = None, config: Configurati
         yield caller
     finally:
         await caller.close()
-
-
-@pytest.fixture(scope="module", params=["plain", "tls"])
-def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    tls = certificate(tmp_path_factory.mktemp("tls")) if request.param == "tls" else None
-    with GateRig(Speakers(), Limits(streams_per_address=MANY), tls=tls) as rig:
-        yield Door(rig, tls)
 
 
 def count_calls(owner: Any, name: str) -> list[None]:
