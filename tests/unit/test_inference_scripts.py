@@ -69,7 +69,7 @@ def test_streaming_writes_chunks_and_continues_after_an_error(
     assert "first audio after" in capsys.readouterr().out
 
 
-@pytest.fixture(scope="module", params=["cosyvoice2", "cosyvoice3"])
+@pytest.fixture(scope="module")
 def either_model_dir(
     request: pytest.FixtureRequest, tiny_model_dir: Path, tiny_cosyvoice3_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
@@ -82,14 +82,15 @@ def either_model_dir(
 
 
 @pytest.mark.parametrize(
-    "main, manner",
+    "either_model_dir, main, manner",
     [
-        (offline_inference.main, ["--text", "Hi.", "--reference-audio", "{voice}"]),
-        (offline_inference.main, ["--source-audio", "{voice}", "--speaker-id", "001"]),
-        (streaming_inference.main, ["--text", "Hi.", "--speaker-id", "001", "--instruct-text", "Softly."]),
-        (streaming_inference.main, ["--source-audio", "{voice}", "--speaker-id", "001"]),
+        ("cosyvoice2", offline_inference.main, ["--text", "Hi.", "--reference-audio", "{voice}"]),
+        ("cosyvoice2", streaming_inference.main, ["--source-audio", "{voice}", "--speaker-id", "001"]),
+        ("cosyvoice3", offline_inference.main, ["--source-audio", "{voice}", "--speaker-id", "001"]),
+        ("cosyvoice3", streaming_inference.main, ["--text", "Hi.", "--speaker-id", "001", "--instruct-text", "Softly."]),
     ],
-    ids=["cross-lingual", "conversion", "instructed preset in chunks", "conversion in chunks"],
+    ids=["cross-lingual", "conversion in chunks", "conversion", "instructed preset in chunks"],
+    indirect=["either_model_dir"],
 )
 def test_manners_of_speaking(main: Any, manner: list[str], either_model_dir: Path, manifest: Path, tmp_path: Path) -> None:
     voice, output = str(manifest.parent / "voice.wav"), tmp_path / "out"
