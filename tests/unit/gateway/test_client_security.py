@@ -129,10 +129,3 @@ def test_the_load_test_lets_itself_in(gate: Guarded, tmp_path: Path) -> None:
     assert refused.returncode == 1 and refused.stdout == ""
     (line,) = refused.stderr.splitlines()
     assert "No valid API key" in line and WRONG not in line
-
-
-def test_the_budget_of_the_first_audio_ends_at_a_wrong_key(gate: Guarded) -> None:
-    refused = program(gate, WRONG, "benchmarks/first_audio.py", "--closed", "1", "--speaker-id", "anna")
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
-    assert "No valid API key" in line and WRONG not in line

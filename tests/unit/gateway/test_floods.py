@@ -20,7 +20,7 @@ from tests.unit.gateway.test_process import ROOT, Process
 
 SHORT_S, LONG_S = 0.5, 10.0
 KEPT_MIB = 400  # of memory that the allocator may keep after a flood; the flood itself is gigabytes
-SLOW_CONNECTIONS = 500
+SLOW_CONNECTIONS = 100
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_floods_one_after_another_leave_no_memory(gate: Process) -> None:
 
 
 def test_connections_that_say_nothing_or_little(gate: Process, company: Company) -> None:
-    """500 of them, which stop before, in and after the preface."""
+    """A hundred of them, which stop before, in and after the preface."""
     beginnings = [b"", PREFACE[:5], PREFACE, PREFACE + frame(SETTINGS, 0, 0)[:4], PREFACE + frame(SETTINGS, 0, 0)]
     sockets = []
     for number in range(SLOW_CONNECTIONS):
