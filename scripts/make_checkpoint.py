@@ -28,7 +28,6 @@ from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.checkpoint_config import (
     CausalVocoderConfig,
     CheckpointConfig,
-    DitConfig,
     DitFlowConfig,
     EstimatorConfig,
     FlowConfig,
@@ -74,6 +73,7 @@ TINY = CheckpointSize(
             encoder=FlowEncoderConfig(input_size=64, output_size=64, attention_heads=4, linear_units=128, num_blocks=2, num_up_blocks=2),
             estimator=EstimatorConfig(channels=(32,), attention_head_dim=16, n_blocks=1, num_mid_blocks=2, num_heads=2),
             input_size=64,
+            n_timesteps=_cosyvoice3_flow.TINY_FLOW.n_timesteps,
         ),
         vocoder=VocoderConfig(base_channels=48, f0_channels=32),
     ),
@@ -101,8 +101,8 @@ def _of_cosyvoice3(size: CheckpointSize, flow: DitFlowConfig, vocoder: CausalVoc
 
 TINY3 = _of_cosyvoice3(
     TINY,
-    DitFlowConfig(dit=DitConfig(dim=64, depth=2, heads=4, dim_head=16), lookahead_channels=48),
-    CausalVocoderConfig(base_channels=48, f0_channels=32),
+    _cosyvoice3_flow.TINY_FLOW,
+    _cosyvoice3_flow.TINY_VOCODER,
     tokenizer_layers=2,
 )
 FULL3 = _of_cosyvoice3(FULL, DitFlowConfig(), CausalVocoderConfig(), COSYVOICE3.tokenizer_layers)

@@ -168,7 +168,7 @@ def test_a_strategy_has_room_for_the_whole_of_a_long_utterance(
         return caplog.text
 
     assert "flow state is full" not in speak(SHARE_S + 2)
-    assert "flow state is full" in speak(6, "--flow-state-mb", "2")
+    assert "flow state is full" in speak(6, "--flow-state-mb", "1")
 
 
 def test_a_strategy_scores_its_joints(

@@ -25,7 +25,7 @@ from scripts._seam_meter import joints_of, measure_seams
 from tests.sounds import speech_like
 
 CONTEXT_S = 5.0
-HOPS = 13  # of a second each
+HOPS = 16  # of a second each
 TEXT = "One more sentence as before."
 
 
