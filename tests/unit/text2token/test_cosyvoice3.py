@@ -110,8 +110,8 @@ def stepped(engine: TorchEngine) -> Drive:
     return drive
 
 
-@pytest.mark.parametrize("spec", [SamplingSpec(seed=3), SamplingSpec(temperature=0.0)], ids=["sampled", "greedy"])
-def test_every_engine_speaks_the_same(weights: ModelWeights, spec: SamplingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_engine_speaks_the_same(weights: ModelWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SamplingSpec(seed=3)
     monkeypatch.setattr(layer, "attend", attend_plainly)  # the compiled one, interpreted, would take minutes
     found = {}
     for name, make in RUNNERS.items():
