@@ -68,16 +68,6 @@ def test_the_first_early_end_counts(error: EngineError, state: S) -> None:
     assert (type(session.error), session.error.sentence, session.error.session_id) == (type(error), "x", "s")
 
 
-def test_text_for_the_language_model_keeps_its_order() -> None:
-    session = make_session()
-    session.add_text(b"ab", False, 1.0)
-    session.add_text(b"cd", False, 2.0)
-    assert session.take_text() == (b"abcd", False)
-    session.add_text(b"ef", True, 3.0)
-    assert session.take_text() == (b"ef", True)
-    assert session.take_text() == (b"", False)
-
-
 # Nothing of this can be spoken, wherever it is cut.
 UNSPEAKABLE = ["", " \n\t", "...", "?!", "\u3002\uff1f", "--- * ---", "\U0001f600", "_", " [breath] ... <strong></strong> "]
 

@@ -24,7 +24,6 @@ from bistream.text2token.graphs.step import CANDIDATES, compiled_functions
 from bistream.text2token.graphs.tuning import GraphTuning
 from bistream.text2token.graphs.weights import fold_weights, padded_query_heads
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import INACTIVE, Segment, SlotReset, StepPlan, TurnStart
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
@@ -199,48 +198,6 @@ def test_padding_rows_touch_nothing(plain_attention: None) -> None:
     assert not memory[:, :, [block for block in range(SMALL.num_blocks) if block not in (14, 3)]].any()
     for name, value in before.items():
         assert torch.equal(getattr(runner.step.state, name)[: SMALL.max_sessions], value[: SMALL.max_sessions]), name
-
-
-SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
-TURNS = st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill))
-SPECS = st.builds(
-    SamplingSpec, st.floats(0.1, 1.0), st.integers(1, 30), st.integers(0, 64), st.floats(0, 2), st.floats(0, 10),
-    st.integers(-(2**63), 2**63 - 1),
-)  # fmt: skip
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.dictionaries(st.integers(0, 9), st.tuples(TURNS, st.none() | SPECS), min_size=1))
-def test_turns_begin_as_in_the_plain_sampler_state(turns: dict[int, tuple[TurnLimits, SamplingSpec | None]]) -> None:
-    starts = tuple(
-        TurnStart(slot, limits, limits.max_new_ids, None if spec is None else SlotReset("a", spec, (slot, 3)))
-        for slot, (limits, spec) in turns.items()
-    )
-    runner = turn_runner()
-    state = SamplerState(10, SPACE, runner.step.state.history_size, CPU)
-    tensors = {name: value for name, value in vars(state).items() if isinstance(value, torch.Tensor)}
-    for number, (name, value) in enumerate(tensors.items()):
-        value.copy_(torch.arange(value.numel()).view(value.shape) % 7 + number)  # so that an overwrite would show
-        getattr(runner.step.state, name).copy_(value)
-    table = runner.step.table.clone()
-    state.start_turns(starts)
-    runner._begin_turns(0, runner._write_starts(0, starts))
-    for name, value in tensors.items():
-        assert torch.equal(getattr(runner.step.state, name)[:10], value[:10]), name
-    for start in starts:
-        if start.reset is not None:
-            table[start.slot, :2] = torch.tensor(start.reset.blocks)
-            runner.step.table[start.slot, 2:] = table[start.slot, 2:]  # after the sequence's blocks the content is arbitrary
-    assert torch.equal(runner.step.table, table)
-
-
-TURN_RUNNERS: list[GraphStepRunner] = []
-
-
-def turn_runner() -> GraphStepRunner:
-    if not TURN_RUNNERS:
-        TURN_RUNNERS.append(make_runner(settings=dataclasses.replace(SMALL, max_sessions=10, max_rows=4)))
-    return TURN_RUNNERS[0]
 
 
 def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,34 +250,6 @@ def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:
     assert [sink.ids for sink in sinks] == [expected] * 4
 
 
-def test_history_spans_turns_and_holds_forced_fills() -> None:
-    """Inputs of a custom sampler: masked scores and all decided ids of its own session."""
-    seen: dict[str, list[list[int]]] = {"a": [], "b": []}
-
-    def pick(name: str, answers: list[int], log_probs: torch.Tensor, decided: list[int]) -> int:
-        assert log_probs[SPACE.speech_token_size] == -torch.inf and log_probs[-1] > -torch.inf
-        seen[name].append(decided)
-        return answers[len(seen[name]) - 1]
-
-    fill = SPACE.speech_token_size + 2
-    answers = {"a": [3, 4, 5, fill, 6, 7], "b": [9, 9, 9, 9, 9, 9]}
-    picks = {name: lambda scores, decided, name=name: pick(name, answers[name], scores, decided) for name in answers}
-    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=2), sampler=ScriptedSampler(picks), threaded=False)
-    limits = TurnLimits(2, forbidden=frozenset({SPACE.eos}), record_on_length=SPACE.fill)
-    sessions = {name: engine.open(name, SamplingSpec(), 100) for name in "ab"}
-    results = []
-    for _ in range(3):
-        sinks = {name: RecordingSink() for name in "ab"}
-        for name in "ab":
-            sessions[name].turn([1, 2, 3], limits, sinks[name])
-        drain(engine)
-        results.append(sinks["a"].result)
-    assert results == [TurnResult(TurnEnd.LENGTH), TurnResult(TurnEnd.STOP, stop_id=SPACE.fill), TurnResult(TurnEnd.LENGTH)]
-    decided_a = [3, 4, fill, 5, fill, 6, 7]
-    assert seen["a"] == [decided_a[:count] for count in (0, 1, 3, 4, 5, 6)]
-    assert seen["b"][-1] == [9, 9, fill, 9, 9, fill, 9]
-
-
 class BadSink(RecordingSink):
     """Raises when it is called for the ``count``-th time, and whenever it is called later."""
 
