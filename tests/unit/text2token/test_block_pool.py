@@ -12,10 +12,46 @@ from bistream.text2token.block_pool import BlockPool, PrefixNode, common_prefix
 SIZE = 4
 
 
+def register_all(pool: BlockPool, blocks: list[int], ids: list[int]) -> None:
+    node = None
+    for index in range(0, len(ids), SIZE):
+        node = pool.register(node, blocks[index // SIZE], ids[index : index + SIZE])
+        if node is None:
+            break
+
+
 def take(pool: BlockPool, count: int) -> list[int]:
     blocks = pool.allocate(count)
     assert blocks is not None
     return blocks
+
+
+def test_match_finds_full_and_partial_blocks() -> None:
+    pool = BlockPool(8, SIZE)
+    ids = list(range(10))  # two full blocks and a partial one
+    blocks = take(pool, 3)
+    register_all(pool, blocks, ids)
+    match = pool.match([*ids, 77, 78])
+    assert [node.block for node in match.shared] == blocks[:2]
+    assert match.partial is not None and (match.partial.block, match.num_partial) == (blocks[2], 2)
+    diverging = pool.match([0, 1, 2, 3, 4, 5, 99, 7, 8])
+    assert [node.block for node in diverging.shared] == blocks[:1]
+    assert diverging.partial is not None and (diverging.partial.block, diverging.num_partial) == (blocks[1], 2)
+    assert pool.match([5, 6, 7, 8, 9]).num_ids(SIZE) == 0, "content counts from the start of the sequence"
+
+
+def test_released_prefix_stays_until_space_is_needed() -> None:
+    pool = BlockPool(4, SIZE)
+    blocks = take(pool, 3)
+    register_all(pool, blocks, list(range(12)))
+    pool.release(blocks)
+    assert (pool.num_available, pool.num_cached) == (4, 3)
+    other = take(pool, 2)  # one free block, and the tail of the prefix
+    assert pool.match(list(range(20))).num_ids(SIZE) == 8
+    pool.check_integrity([other])
+    more = take(pool, 2)
+    assert pool.match(list(range(20))).num_ids(SIZE) == 0
+    pool.check_integrity([other, more])
 
 
 def test_evicting_a_parent_drops_its_unreachable_descendants() -> None:
