@@ -24,9 +24,9 @@ from bistream.types import VoicePrompt
 from scripts._seam_meter import joints_of, measure_seams
 from tests.sounds import speech_like
 
-CONTEXT_S = 5.0
+CONTEXT_S = 4.0
 HOPS = 16  # of a second each
-TEXT = "One more sentence as before."
+TEXT = "One more sentence, then."
 
 
 def configuration(model_dir: Path) -> RuntimeConfig:
