@@ -592,7 +592,7 @@ check() {
   "$VENV/bin/mypy"
   local model
   for model in model_repo/*/1/model.py; do "$VENV/bin/mypy" "$model"; done # one at a time: all have the module name "model"
-  "$VENV/bin/python" -m pytest -q tests/unit/test_import_order.py
+  "$VENV/bin/python" -m pytest -q tests/unit/test_import_order.py tests/unit/test_size_report.py
   "$VENV/bin/python" scripts/size_report.py
 }
 
