@@ -61,7 +61,7 @@ def test_incremental_equals_the_whole_prefix(tier: Tier, prompt_tokens: int, siz
 
 
 @both_tiers
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4),
     left=st.sampled_from([0, 1]),
