@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from bistream.start_phases import INTERPRETER, STARTED_AT, interpreter_is_ready, phase, progress_in, took
+from bistream.start_phases import INTERPRETER, interpreter_is_ready, phase, progress_in, took
 from bistream.triton.startup import prepare_process
 from scripts.start_report import last_start, read_parts, table
 
@@ -73,41 +71,3 @@ def test_the_programs_lines_are_those_that_are_read(caplog: pytest.LogCaptureFix
 )  # fmt: skip
 def test_progress_of_a_start(line: str, progress: str | None) -> None:
     assert progress_in(line) == progress
-
-
-TICK_S = 0.01  # in which the kernel counts; half of another one is rounded away
-
-
-def seconds_in(line: str) -> float:
-    return float(line.rpartition(", ")[2].split()[0])
-
-
-def test_the_interpreter_s_part_is_the_age_of_the_process() -> None:
-    code = (
-        "import logging, time; logging.basicConfig(format='%(message)s', level='INFO')\n"
-        "from bistream.start_phases import interpreter_is_ready\n"
-        "worked = time.process_time()\n"
-        "interpreter_is_ready()\n"
-        "print(worked)"
-    )
-    began = time.clock_gettime(time.CLOCK_BOOTTIME)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    longest = time.clock_gettime(time.CLOCK_BOOTTIME) - began
-    assert float(done.stdout) - 2 * TICK_S <= seconds_in(done.stderr) <= longest + 2 * TICK_S
-
-
-def test_what_a_shell_did_before_it_became_the_program_is_not_its_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    clock = time.clock_gettime
-    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + 500.0)
-    monkeypatch.setattr(time, "time", lambda: 2000.0)
-    ages = []
-    for told in ("", "1997.5", "2001.0", "1000.0"):  # not told, told, then by a clock that was set back, then inherited from an old parent
-        monkeypatch.delenv(STARTED_AT, raising=False)
-        if told:
-            monkeypatch.setenv(STARTED_AT, told)
-        interpreter_is_ready()
-        ages.append(seconds_in(caplog.messages[-1]))
-    assert ages[0] >= 500.0 and ages[1:3] == [2.5, 0.0] and 500.0 <= ages[3] <= 1000.0
