@@ -58,6 +58,7 @@ class CheckpointSize:
     has_speaker_table: bool = True  # ``spk2info.pt``
 
 
+TINY_STEPS = 4  # of the flow's solver: with random weights ten give no other speech, and take more than twice as long
 TINY = CheckpointSize(
     checkpoint=CheckpointConfig(
         language_model=LanguageModelConfig(
@@ -72,6 +73,7 @@ TINY = CheckpointSize(
             encoder=FlowEncoderConfig(input_size=64, output_size=64, attention_heads=4, linear_units=128, num_blocks=2, num_up_blocks=2),
             estimator=EstimatorConfig(channels=(32,), attention_head_dim=16, n_blocks=1, num_mid_blocks=2, num_heads=2),
             input_size=64,
+            n_timesteps=TINY_STEPS,
         ),
         vocoder=VocoderConfig(base_channels=48, f0_channels=32),
     ),
@@ -97,7 +99,7 @@ def _of_cosyvoice3(size: CheckpointSize, dit: DitFlowConfig, hift: CausalVocoder
     return replace(size, checkpoint=checkpoint, speech_tokenizer=tokenizer, has_speaker_table=False)
 
 
-TINY_DIT = DitFlowConfig(dit=DitConfig(dim=64, depth=2, heads=4, dim_head=16), lookahead_channels=48)
+TINY_DIT = DitFlowConfig(dit=DitConfig(dim=64, depth=2, heads=4, dim_head=16), lookahead_channels=48, n_timesteps=TINY_STEPS)
 TINY_CAUSAL_HIFT = CausalVocoderConfig(base_channels=48, f0_channels=32)
 TINY3 = _of_cosyvoice3(TINY, TINY_DIT, TINY_CAUSAL_HIFT, tokenizer_layers=2)
 FULL3 = _of_cosyvoice3(FULL, DitFlowConfig(), CausalVocoderConfig(), COSYVOICE3.tokenizer_layers)

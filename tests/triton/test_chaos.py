@@ -38,7 +38,7 @@ STORMS = 3  # the first storm fills caches and pools
 # More than the sessions of both front doors use at once (270 MB in storms without this limit), or some would forget
 # speech and sound different; and small enough to be filled before the first storm, because a page stays resident after its first use,
 # which would look like a leak.
-FLOW_STATE_MB = 384
+FLOW_STATE_MB = 160
 FILLING_CHUNKS, FILLING_HOPS = 240, 24  # of one session: 240 s of speech, of the 300 s that a session may have
 GROWTH_ALLOWED_MB = 30.0  # growth after the first storm; seen: 14, and 94 in 40 s when token2wav kept all it had spoken
 

@@ -39,7 +39,7 @@ def test_placeholders_are_those_outside_comments() -> None:
     assert placeholders(TEMPLATE) == {"size", "model_dir"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @example("\\")
 @example('"')
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])).filter(lambda value: "${" not in value))
@@ -54,7 +54,7 @@ def test_a_value_that_is_an_unreplaced_variable_is_refused() -> None:
         fill(TEMPLATE, {"size": "0", "model_dir": "/models/${name}"})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(), min_size=1, max_size=4))
 def test_escaped_pairs_survive_a_round_trip(values: dict[str, str]) -> None:
     pairs = ",".join(f"{key}:{value}".replace("\\", "\\\\").replace(",", "\\,") for key, value in values.items())

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,15 @@ GATEWAY_ORDER = tuple(
 DOORS = {"grpc_call", "grpc_door", "grpc_questions", "http_door", "http_json", "http_server"}
 
 
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Of a file, wherever they stand."""
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported_modules(path: Path) -> Iterator[tuple[list[str], int]]:
     """(names below bistream, line) of every import in a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -212,7 +219,7 @@ def test_only_kernel_code_imports_triton() -> None:
 
 def top_level_packages(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -222,7 +229,10 @@ def top_level_packages(path: Path) -> set[str]:
 
 def gateway_imports(path: Path) -> set[str]:
     """Modules of the gate that a file imports when it runs (not those for types alone)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if "gateway" not in text:
+        return set()
+    tree = ast.parse(text)
     for_types = {inner for node in tree.body if isinstance(node, ast.If) for inner in ast.walk(node)}
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -256,8 +266,7 @@ def test_the_core_of_the_gate_knows_no_web_framework() -> None:
     for path in sources("gateway"):
         names = {
             name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Import | ast.ImportFrom)
+            for node in import_statements(path)
             for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
         }
         assert path.stem in DOORS or not names & {"starlette", "uvicorn", "fastapi"}, path
@@ -266,7 +275,7 @@ def test_the_core_of_the_gate_knows_no_web_framework() -> None:
 def interfaces_imports(path: Path) -> set[str]:
     """Packages of the interfaces, ``gateway`` modules and parts of bistream that a file imports, as ``gateway.keys``."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in import_statements(path):
         for name in (
             [node.module or ""]
             if isinstance(node, ast.ImportFrom)
@@ -314,7 +323,7 @@ def test_the_interfaces_load_no_torch() -> None:
 
 def test_only_model_code_knows_the_python_backend() -> None:
     for path in sources("bistream"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in import_statements(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
             assert "triton_python_backend_utils" not in names, path
 

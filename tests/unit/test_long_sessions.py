@@ -24,9 +24,9 @@ from bistream.types import VoicePrompt
 from scripts._seam_meter import joints_of, measure_seams
 from tests.sounds import speech_like
 
-CONTEXT_S = 5.0
-HOPS = 20  # of a second each
-TEXT = "One more sentence as before."
+CONTEXT_S = 4.0
+HOPS = 16  # of a second each
+TEXT = "One more sentence, then."
 
 
 def configuration(model_dir: Path) -> RuntimeConfig:
@@ -89,7 +89,7 @@ def test_a_session_that_is_left_beyond_the_context_gives_its_memory_back(pipelin
 def test_where_it_forgets_is_no_louder_and_no_sharper_than_where_it_does_not(tiny_model_dir: Path) -> None:
     """The seam meter at all joints of hops: those after which the flow knows half as much are within the range of the others."""
     checkpoint = read_config(tiny_model_dir)
-    stages = SpeechStages.load(replace(configuration(tiny_model_dir), flow_context_s=12.0), checkpoint, sizes_of(checkpoint))
+    stages = SpeechStages.load(replace(configuration(tiny_model_dir), flow_context_s=6.0), checkpoint, sizes_of(checkpoint))
     random = np.random.default_rng(0)
     prompt = VoicePrompt(
         prompt_text="",

@@ -19,7 +19,7 @@ def noise(samples: int, seed: int = 0) -> FloatArray:
     return np.random.default_rng(seed).standard_normal(samples).astype(np.float32)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(source=RATES, target=RATES, samples=st.integers(0, 3000))
 def test_length_and_type(source: int, target: int, samples: int) -> None:
     output = resample(noise(samples), source, target)
@@ -27,7 +27,7 @@ def test_length_and_type(source: int, target: int, samples: int) -> None:
     assert output.shape == (math.ceil(samples * target / source),)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(source=RATES, target=RATES, samples=st.integers(100, 1500), gain=st.floats(-3, 3))
 def test_linear(source: int, target: int, samples: int, gain: float) -> None:
     first, second = noise(samples, 1), noise(samples, 2)
@@ -36,7 +36,7 @@ def test_linear(source: int, target: int, samples: int, gain: float) -> None:
     np.testing.assert_allclose(together, apart, atol=1e-4)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(source=RATES, target=RATES, samples=st.integers(50, 800))
 def test_equals_the_plain_sum(source: int, target: int, samples: int) -> None:
     """Output n is the sum over all input samples j of s sinc(s d) cos^2(pi s d / 12), d = j - n source / target, |s d| < 6."""

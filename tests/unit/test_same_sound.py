@@ -16,7 +16,7 @@ from bistream.orchestration.ports import BistreamRequest
 from bistream.types import FloatArray, GenerationOptions
 from tests.sounds import speech_like
 
-SESSIONS, DIFFERENT = 24, 8
+SESSIONS, DIFFERENT = 16, 8
 TEXTS = ("Hi", "你好", "Hi", "你好")
 
 

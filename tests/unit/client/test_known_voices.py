@@ -240,7 +240,7 @@ def test_a_success_forgives_refusals() -> None:
     assert HASH not in known
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([8000, 16000, 22050, 44100, 48000]), st.integers(1, 3))
 def test_the_same_samples_in_other_files_have_the_same_hash(
     tmp_path_factory: pytest.TempPathFactory, seed: int, rate: int, channels: int

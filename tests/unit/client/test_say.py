@@ -183,7 +183,7 @@ def test_an_interrupt_cancels_and_leaves_a_playable_file(
     assert server.stream_gone.wait(240)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.text(max_size=40))
 def test_pieces_joined_are_the_text(text: str) -> None:
     pieces = split_pieces(text)

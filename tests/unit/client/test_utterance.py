@@ -93,7 +93,7 @@ def test_a_text_that_is_there_goes_as_a_whole(serve: Serve) -> None:
     assert texts(server) == [("Hello there.", True, True)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(pieces=st.lists(st.sampled_from(["Hi", " there.", "...", " ", "flush", "1"]), max_size=8))
 def test_every_speakable_character_is_heard_once(reader: FakeServer, pieces: list[str]) -> None:
     """And text without anything to speak is a short silence, for what is flushed as well as for the end."""

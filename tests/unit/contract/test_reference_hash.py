@@ -17,7 +17,7 @@ from bistream.contract.voices import reference_hash
 
 PROTOCOL = Path(__file__).resolve().parents[3] / "docs" / "wire_protocol.md"
 SAMPLES = st.lists(st.floats(-1.0, 1.0, width=32), min_size=1, max_size=20)
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=20, deadline=None)
 
 
 @SETTINGS

@@ -6,7 +6,6 @@ Where no report is written (``run.sh attack``) no time decides: the longest wait
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import pytest
 
 from tests.triton.conftest import wait_for
 from tests.triton.reliability import Attack
-from tests.unit.edge.gate import UNARY
-from tests.unit.edge.rig import LOOPBACK, NEW, Edge, Served
+from tests.unit.edge.rig import NEW, Edge, Served
 
 logger = logging.getLogger(__name__)
 
@@ -76,29 +74,3 @@ def test_who_fills_the_memory_loses_the_calls_that_do(tmp_path: Path, attack: At
         check(edge, served, *before, attack)
         assert edge.under(["true"]).refused == []
         assert edge.stat("reset_high_memory_stream.count") > 0
-
-
-@pytest.mark.skipif(shutil.which("h2load") is None, reason="needs h2load (nghttp2-client)")
-@pytest.mark.attack("h2load at Envoy: 16,000 calls, 16 connections of 128 at once", must=MUST)
-def test_h2load(edge: Edge, tmp_path: Path, attack: Attack) -> None:
-    body = tmp_path / "message"
-    body.write_bytes(bytes(5))
-    before = edge.descriptors, edge.memory_mib
-    words = [
-        "h2load",
-        "-n",
-        "16000",
-        "-c",
-        "16",
-        "-m",
-        "128",
-        "-d",
-        str(body),
-        "-H",
-        "content-type: application/grpc",
-        "-H",
-        "te: trailers",
-    ]
-    served = edge.under([*words, f"http://{LOOPBACK}:{edge.grpc_port}{UNARY}"])
-    assert "16000 succeeded" in served.attacks[0], "a refusal is an answer, too"
-    check(edge, served, *before, attack)

@@ -21,7 +21,6 @@ from tests.unit.gateway.rig import TIMEOUT_S
 
 LIVE_SESSIONS, NEWCOMERS = 4, 2
 PAUSE_S = 0.02  # of a caller between its pieces, and between its calls
-LONGEST_GAP_S = 10.0  # a session that hears nothing for so long counts as lost by its caller
 REPORT_FILE = "BISTREAM_ATTACK_REPORT"  # an environment variable: where measurements are written, one line of JSON each
 
 
@@ -57,7 +56,6 @@ class Company:
         self._report()
         if error is None:
             assert not any(thread.is_alive() for thread in self._threads) and not self.failures, self.failures[:5]
-            assert max(self.gaps_s) < LONGEST_GAP_S
 
     def _guarded(self, work: Any) -> None:
         try:

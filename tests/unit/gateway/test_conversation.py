@@ -8,7 +8,6 @@ import pytest
 
 from bistream.errors import EngineError, UnknownSessionError
 from gateway.keys import Keys
-from gateway.requests import FrontDoorRequest
 from gateway.settings import Limits
 from tests.unit.gateway.fakes import House, answers, run, settle, told
 from tests.unit.gateway.requests import OFFLINE, append, cancel, request, start
@@ -106,22 +105,6 @@ def test_streams_of_one_key_share_their_sessions() -> None:
     run(test)
 
 
-def test_a_client_that_goes_frees_everything() -> None:
-    async def test() -> None:
-        house = House()
-        client = house.client()
-        for name in ("a", "b"):
-            await client.send(start(name, "x"))
-        house.last.audio()
-        await settle()
-        client.close()
-        await settle()
-        assert all(stream.is_asked_to_cancel for stream in house.upstream.streams)
-        assert (house.gate.admission.sessions, len(house.gate.sessions)) == (0, 0)
-
-    run(test)
-
-
 @pytest.mark.parametrize("spoken", [False, True])
 @pytest.mark.parametrize("draining", [False, True])
 def test_a_server_that_is_lost_gives_every_session_one_error(spoken: bool, draining: bool) -> None:
@@ -143,18 +126,6 @@ def test_a_server_that_is_lost_gives_every_session_one_error(spoken: bool, drain
         assert [answer.error.session_id for answer in came if answer.error] == ["a", None]
         client.end_of_requests()
         assert await client.next_answer() is None
-
-    run(test)
-
-
-def test_appends_that_wait_get_the_error_too() -> None:
-    async def test() -> None:
-        house = House()
-        client = house.client()
-        await client.send(start("a", "x"))
-        await client.send(append("a", "y"))
-        house.last.lose()
-        assert [told(answer)[1] for answer in await answers(client, 4)] == ["ENGINE_ERROR", "final", "ENGINE_ERROR", "final"]
 
     run(test)
 
@@ -269,38 +240,6 @@ def test_triton_is_asked_to_cancel_what_ends_early(name: str | None) -> None:
     run(test)
 
 
-def test_a_client_that_goes_before_the_answer_leaves_nothing_counted() -> None:
-    """Another stream of its key started the session, which lives on."""
-
-    async def test() -> None:
-        house = House(keys=Keys({"k" * 16: "anna"}))
-        home, other = house.client(key="k" * 16), house.client(key="k" * 16)
-        await home.send(start("mine", "x"))
-        await other.send(append("mine", "y"))
-        other.close()
-        house.last.audio("1")
-        assert len(house.gate.sessions) == 1 and house.gate.output_budget.used == 0
-        home.close()
-
-    run(test)
-
-
-def test_a_session_that_was_answered_is_left_to_end() -> None:
-    """Its client goes with the answer: Triton is ending the stream."""
-
-    async def test() -> None:
-        house = House()
-        client = house.client()
-        await client.send(start("mine", "x"))
-        stream = house.last
-        stream.error("INVALID_INPUT: No voice.")
-        client.close()
-        await settle()
-        assert not stream.is_cancelled and [sent.id for sent in stream.sent] == ["0"]
-
-    run(test)
-
-
 @pytest.mark.parametrize("sign", ["text", "audio", "half a character"])
 def test_speakable_text_and_audio_renew_a_session(sign: str) -> None:
     async def test() -> None:
@@ -350,33 +289,6 @@ def test_audio_that_nobody_reads_is_bounded() -> None:
         assert greedy.is_asked_to_cancel and not house.last.is_finished
         came = [told(answer) for answer in await answers(client, 3)]
         assert sorted(came) == [("other", "audio"), ("start", "CANCELLED"), ("start", "final")]
-
-    run(test)
-
-
-def test_a_last_response_may_be_the_one_too_much() -> None:
-    async def test() -> None:
-        house = House(Limits(max_unread_audio_s=5))
-        client = house.client()
-        await client.send(start("a", "x", is_end=True))
-        house.last.audio(seconds=6, final=True)
-        assert [told(answer) for answer in await answers(client, 2)] == [("start", "CANCELLED"), ("start", "final")]
-        await asyncio.gather(*house.gate._tasks)
-        assert len(house.gate.sessions) == 0
-
-    run(test)
-
-
-def test_audio_that_is_read_is_not() -> None:
-    async def test() -> None:
-        house = House(Limits(max_unread_audio_s=5))
-        client = house.client()
-        await client.send(start("a", "x"))
-        for _ in range(50):
-            house.last.audio(seconds=1)
-            await answers(client, 1)
-        await settle()
-        assert not house.last.is_cancelled
 
     run(test)
 
@@ -525,22 +437,5 @@ def test_a_silent_server_costs_every_session_one_error() -> None:
         await client.send(start("a", "x"))
         house.upstream.on_silence()
         assert [told(answer) for answer in await answers(client, 2)] == [("start", "ENGINE_ERROR"), ("start", "final")]
-
-    run(test)
-
-
-@pytest.mark.parametrize("late", [append("a", "z"), start("b", "z")], ids=["append", "start"])
-def test_a_client_that_goes_while_a_request_waits_for_room(late: FrontDoorRequest) -> None:
-    async def test() -> None:
-        house = House(Limits(max_unanswered=1))
-        client = house.client()
-        await client.send(start("a", "x"))
-        await client.send(append("a", "y"))
-        waiting = asyncio.create_task(client.send(late))
-        await settle()
-        client.close()
-        await waiting
-        await settle()
-        assert house.last.is_asked_to_cancel and len(house.upstream.streams) == 1 and house.gate.admission.sessions == 0
 
     run(test)

@@ -191,12 +191,6 @@ def check_body(rig: GateRig, connection: http.client.HTTPConnection, body: bytes
         assert answer["error"].startswith("INVALID_INPUT: ") and len(rig.server.unary_requests) == before
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(BODIES.map(written) | damaged() | st.binary(max_size=100), st.none() | st.integers(0, 300), st.binary(max_size=20))
-def test_any_body_gets_an_answer(rig: GateRig, body: bytes, split: int | None, after: bytes) -> None:
-    fuzz_body(rig, body, split, after)
-
-
 @long
 @settings(max_examples=30_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(BODIES.map(written) | damaged() | st.binary(max_size=100), st.none() | st.integers(0, 300), st.binary(max_size=20))

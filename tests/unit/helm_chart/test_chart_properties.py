@@ -102,7 +102,7 @@ def values(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(values=values(), name=NAMES, version=st.sampled_from(KUBERNETES))
 def test_any_combination_is_valid_and_fits_together(values: dict[str, Any], name: str, version: str) -> None:
     found = release(values, name)

@@ -66,7 +66,7 @@ def test_raw_audio_has_its_length_at_every_rate(name: str) -> None:
     assert len(data) == SECONDS * target.sample_rate * (2 if target.codec == "pcm_s16le" else 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=6), st.sampled_from(["wav", "flac", "pcm_16000", "mp3_44100_128"]))
 def test_how_the_audio_is_cut_does_not_matter(cuts: list[int], name: str) -> None:
     target = openai_format(name) if name in ("wav", "flac") else elevenlabs_format(name)
@@ -145,12 +145,6 @@ def test_a_decompression_bomb_is_left_when_it_is_too_long() -> None:
         decode_recording(bomb, 0.5, 30.0)
 
 
-@pytest.mark.parametrize("name", ["pcm", "pcm_7999", "mp3_24000_9999", "opus_44100_64", "x" * 1000, "pcm_48001", "mp3_1_1"])
-def test_formats_that_do_not_exist_are_refused(name: str) -> None:
-    with pytest.raises(InvalidInputError):
-        elevenlabs_format(name)
-
-
 def test_the_formats_of_deepgram_and_dashscope() -> None:
     assert deepgram_format("linear16", "") == AudioFormat("pcm_s16le", 24000)
     assert deepgram_format("mulaw", "8000") == AudioFormat("pcm_mulaw", 8000)
@@ -163,8 +157,8 @@ def test_the_formats_of_deepgram_and_dashscope() -> None:
 
 
 @pytest.mark.parametrize("codec", ["opus", "mp3", "aac", "flac", "wav"])
-@pytest.mark.parametrize("sample_rate", [8_000, 11_025, 22_050, 24_000, 44_100, 48_000])
-@pytest.mark.parametrize("bit_rate", [None, 8_000, 256_000, 512_000])
+@pytest.mark.parametrize("sample_rate", [8_000, 22_050, 48_000])
+@pytest.mark.parametrize("bit_rate", [None, 8_000, 256_000])
 def test_what_is_accepted_can_be_made(codec: str, sample_rate: int, bit_rate: int | None) -> None:
     try:
         target = checked(codec, sample_rate, bit_rate)

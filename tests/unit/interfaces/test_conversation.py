@@ -118,7 +118,7 @@ def test_an_idle_socket_is_closed_and_a_speaking_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_life_of_a_conversation_ends_without_a_failure_of_its_own(name: str, data: st.DataObject) -> None:
     messages = data.draw(st.lists(MESSAGES[name].map(json.dumps) | MESSAGES[name].map(json.dumps) | HOSTILE | st.just(None), max_size=12))

@@ -62,18 +62,6 @@ def test_a_turn_beyond_the_limit_is_refused_and_not_cut() -> None:
     assert one.opened == [] and one.closed is not None
 
 
-def test_text_after_a_flush_waits_for_its_turn() -> None:
-    one = speaking("First.")
-    first = one.opened[0].speech
-    send(one, "Flush")
-    assert send(one, "Speak", text="Second") == [] and send(one, "Speak", text=".") == []
-    send(one, "Flush")
-    assert len(one.opened) == 1
-    assert kinds(one.finished(first)) == ["SpeechMetadata", "SpeechStarted", "Flushed"]
-    second = one.opened[1].speech
-    assert one.texts == {second: "Second."} and second in one.ended
-
-
 def test_an_interruption_says_what_was_certainly_heard() -> None:
     one = speaking("One two. Three four.", (400.0, 4), (400.0, 9), (400.0, 20))
     event = interrupt(one, 850)
@@ -152,32 +140,12 @@ def test_a_close_cancels_a_turn_without_a_flush() -> None:
     assert one.cancelled and one.closed is not None and one.closed.code == 1000
 
 
-def test_a_close_waits_for_turns_that_were_flushed() -> None:
-    one = speaking("One.", (400.0, 4))
-    send(one, "Flush")
-    send(one, "Speak", text="Two.")
-    send(one, "Flush")
-    send(one, "Speak", text="Three.")
-    assert send(one, "Close") == [] and send(one, "Speak", text="Four.") == []
-    assert kinds(one.finished(one.opened[0].speech)) == ["SpeechMetadata", "SpeechStarted", "Flushed"]
-    assert kinds(one.finished(one.opened[1].speech)) == ["SpeechMetadata", "SessionMetadata"]
-    assert not one.cancelled and len(one.opened) == 2 and one.closed is not None and one.closed.code == 1000
-
-
 def test_an_interruption_ends_a_close_that_waits() -> None:
     one = speaking("One.", (400.0, 4))
     send(one, "Flush")
     send(one, "Close")
     assert kinds(send(one, "Interrupt")) == ["SpeechInterrupted", "SessionMetadata"]
     assert one.cancelled and one.closed is not None
-
-
-@pytest.mark.parametrize("text", ["", None])
-def test_an_empty_text_is_nothing(text: str | None) -> None:
-    one = player()
-    assert send(one, "Speak", text=text) == [] and one.opened == [] and one.closed is None
-    send(one, "Speak", text="Hi.")
-    assert send(one, "Speak", text=text) == [] and list(one.texts.values()) == ["Hi."]
 
 
 def test_text_without_speech_completes_with_a_warning() -> None:

@@ -90,17 +90,6 @@ def test_a_second_flush_asks_for_nothing_more() -> None:
     assert one.finished("1") == [flushed(0)]
 
 
-def test_a_close_waits_for_turns_that_were_flushed() -> None:
-    one = player()
-    for text in ("First.", "Second."):
-        send(one, "Speak", text=text)
-        send(one, "Flush")
-    send(one, "Speak", text="Third.")
-    assert send(one, "Close") == [] and send(one, "Speak", text="Fourth.") == []
-    assert one.finished("1") == [flushed(0)] and one.closed is None
-    assert one.finished("2") == [flushed(1)] and len(one.opened) == 2 and one.closed is not None and one.closed.code == 1000
-
-
 @pytest.mark.parametrize("last", ["Close", "Clear"])
 def test_a_close_without_a_flush_and_a_clear_after_it_end_at_once(last: str) -> None:
     """So LiveKit gives back a socket whose turn was interrupted: it sends both, and closes the socket itself."""
@@ -109,12 +98,6 @@ def test_a_close_without_a_flush_and_a_clear_after_it_end_at_once(last: str) -> 
     for kind in ["Close"] if last == "Close" else ["Flush", "Close", "Clear"]:
         send(one, kind)
     assert one.cancelled == ["1"] and one.closed is not None and one.closed.code == 1000
-
-
-@pytest.mark.parametrize("text", ["", None])
-def test_an_empty_text_is_nothing(text: str | None) -> None:
-    one = player()
-    assert send(one, "Speak", text=text) == [] and one.opened == [] and one.closed is None
 
 
 def test_speed_comes_with_the_address() -> None:

@@ -25,32 +25,12 @@ def send(one: Player, **message: Any) -> list[Any]:
     return one.receive(json.dumps(message))
 
 
-def test_pieces_go_on_unchanged_and_audio_names_its_context() -> None:
-    one = player()
-    send(one, text=" ", context_id="c1", voice_settings={"speed": 1.1}, generation_config={"chunk_length_schedule": [120]})
-    for piece in ("Hel", "lo wor", "ld."):
-        send(one, text=piece, context_id="c1")
-    assert one.texts == {"1": "Hello world."} and one.opened[0].values == {"speed": 1.1} and one.opened[0].voice == "anna"
-    (message,) = one.audio("1", Made(b"\x01\x02", 1000, 5))
-    assert message["audio"] == "AQI=" and message["contextId"] == "c1"
-    assert message["alignment"]["chars"] == list("Hello") and message["alignment"] == message["normalizedAlignment"]
-
-
 def test_contexts_beside_each_other_and_an_empty_text_keeps_alive() -> None:
     one = player()
     send(one, text="a", context_id="c1")
     send(one, text="b", context_id="c2")
     assert send(one, text="") == [] and send(one, text="", context_id="c1") == [] and send(one, text="", context_id="new") == []
     assert one.texts == {"1": "a", "2": "b"} and not one.ended
-
-
-def test_flush_and_close_back_to_back_is_the_normal_end() -> None:
-    one = player()
-    send(one, text="Hello.", context_id="c1")
-    send(one, context_id="c1", flush=True)
-    send(one, context_id="c1", close_context=True)
-    assert one.ended == {"1"} and one.cancelled == []
-    assert one.finished("1") == [{"isFinal": True, "contextId": "c1"}]
 
 
 def test_close_without_a_flush_is_a_cancel() -> None:
@@ -77,19 +57,6 @@ def test_livekits_flush_has_an_empty_text() -> None:
     one.flushed("1")
     send(one, context_id="c1", close_context=True)  # all was spoken: nothing is left to wait for
     assert one.cancelled == ["1"]
-
-
-def test_close_socket_waits_for_what_was_flushed_and_drops_the_rest() -> None:
-    one = player()
-    send(one, text="Hello", context_id="c1", flush=True)
-    send(one, text="Never", context_id="c2")
-    send(one, close_socket=True)
-    assert one.cancelled == ["2"] and one.closed is None
-    one.finished("1")
-    assert one.closed is not None and one.closed.code == 1000
-    idle = player()
-    send(idle, close_socket=True)
-    assert idle.closed is not None and idle.closed.code == 1000
 
 
 def test_a_failure_concerns_its_context_alone() -> None:

@@ -48,7 +48,7 @@ FIELDS = ("model", "input", "text", "transcript", "voice", "output_format", "gen
           "instructions", "response_format", "stream_format", "temperature", "top_k", "top_p", "text_normalization", "context_id",
           "add_timestamps")  # fmt: skip
 KEY = base64.b64encode(bytes(16)).decode()
-many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HUGE_NUMBERS = st.sampled_from([10**20, -(10**400), 1e308, 5000 * "9"])
 
 

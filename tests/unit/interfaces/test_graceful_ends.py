@@ -101,7 +101,7 @@ def happen(one: Player) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(VENDORS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_graceful_ends_never_lose_what_was_flushed(name: str, data: st.DataObject) -> None:
     vendor = VENDORS[name]

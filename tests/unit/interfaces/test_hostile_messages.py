@@ -133,7 +133,7 @@ def happens(one: Player, event: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_no_message_breaks_a_protocol(name: str, data: st.DataObject) -> None:
     one = Player(MAKERS[name]())

@@ -424,22 +424,6 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_a_client_that_vanishes_frees_its_session() -> None:
-    server = scripted(holding)
-    try:
-        with running(server.address) as front:
-            raw = socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S)
-            body = json.dumps({"model": "m", "voice": "anna", "input": "Hello", "response_format": "pcm"}).encode()
-            raw.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-            assert raw.recv(100).startswith(b"HTTP/1.1 200")
-            assert front.service.open_speeches == 1
-            raw.close()
-            wait_until(lambda: front.service.open_speeches == 0)
-            assert server.stream_gone.wait(WAIT_S)
-    finally:
-        server.stop()
-
-
 def test_a_drain_answers_503_and_ends_what_does_not_end_itself() -> None:
     server = scripted(holding)
     try:

@@ -7,7 +7,6 @@ import base64
 import json
 import time
 from collections.abc import Iterator
-from socket import SHUT_RDWR
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from interfaces.settings import Limits
 from interfaces.web.access import Access
 from interfaces.web.first_message import identified
 from tests.clock import run_at_once
-from tests.unit.client.fake_server import FakeServer, Received, Stream
-from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
+from tests.unit.client.fake_server import FakeServer
+from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, Running, reading, running
 
 WAIT_S = 120.0
 KEY = "a-key-of-the-tests"
@@ -105,25 +104,6 @@ def test_deepgram_speaks_turn_after_turn_and_closes(front: Running) -> None:
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
 
 
-def test_deepgram_v1_speaks_clears_and_closes(front: Running) -> None:
-    with opened(front, DEEPGRAM_V1) as socket:
-        assert receive(socket)["type"] == "Metadata"
-        for text in ("Hello world. ", "Again. "):
-            for piece in (text[:3], text[3:]):
-                send(socket, type="Speak", text=piece)
-            send(socket, type="Flush")
-            events, audio = until(socket, "Flushed")
-            assert len(events) == 1 and len(audio) == len(text) * BYTES_PER_CHARACTER
-        send(socket, type="Speak", text="Never mind. ")
-        send(socket, type="Clear")
-        assert until(socket, "Cleared")
-        send(socket, type="Close")
-        with pytest.raises(ConnectionClosed) as caught:
-            while True:
-                receive(socket)
-        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
-
-
 def test_cartesia_contexts_speak_beside_each_other_with_words(front: Running) -> None:
     with opened(front, CARTESIA) as socket:
         texts = {"c1": "First one.", "c2": "And 你好 too."}
@@ -146,68 +126,6 @@ def test_cartesia_contexts_speak_beside_each_other_with_words(front: Running) ->
                 done.append(name)
         assert {name: len(data) for name, data in audio.items()} == {name: len(text) * BYTES_PER_CHARACTER for name, text in texts.items()}
         assert words == {"c1": ["First", "one."], "c2": ["And", "你", "好", "too."]}
-
-
-def test_cartesia_cancels_without_an_answer(endless: FakeServer) -> None:
-    with running(endless.address) as front, opened(front, CARTESIA) as socket:
-        send(socket, **CARTESIA_SETTINGS, transcript="Hello", context_id="c1", **{"continue": True})
-        assert receive(socket)["type"] == "chunk"
-        send(socket, context_id="c1", cancel=True)
-        assert endless.stream_gone.wait(WAIT_S)
-        wait_until(lambda: front.service.open_speeches == 0)
-        send(socket, **CARTESIA_SETTINGS, transcript="", context_id="c2")
-        assert receive(socket) == {"type": "done", "context_id": "c2", "done": True, "status_code": 200}
-
-
-def test_elevenlabs_contexts_speak_beside_each_other_with_alignment(front: Running) -> None:
-    with opened(front, MULTI) as socket:
-        for name, text in (("c1", "First."), ("c2", "Second one.")):
-            send(socket, text=" ", context_id=name)
-            send(socket, text=text, context_id=name)
-            send(socket, context_id=name, flush=True)
-            send(socket, context_id=name, close_context=True)
-        audio, chars = {"c1": b"", "c2": b""}, {"c1": "", "c2": ""}
-        finals: list[str] = []
-        durations = {"c1": 0, "c2": 0}
-        while len(finals) < 2:
-            message = receive(socket)
-            name = message["contextId"]
-            if message.get("isFinal"):
-                finals.append(name)
-            else:
-                audio[name] += base64.b64decode(message["audio"])
-                chars[name] += "".join(message["alignment"]["chars"])
-                durations[name] += sum(message["alignment"]["charDurationsMs"])
-        assert chars == {"c1": "First.", "c2": "Second one."}
-        assert {name: len(data) / 48 for name, data in audio.items()} == pytest.approx(durations, abs=1)
-        send(socket, close_socket=True)
-        with pytest.raises(ConnectionClosed) as caught:
-            receive(socket)
-        assert caught.value.rcvd is not None and caught.value.rcvd.code == 1000
-
-
-def test_what_was_flushed_is_heard_before_a_close_that_comes_with_it(front: Running) -> None:
-    with opened(front, MULTI) as socket:
-        send(socket, text="Hello world. ", context_id="c")
-        for message in ({"context_id": "c", "flush": True}, {"context_id": "c", "close_context": True}, {"close_socket": True}):
-            send(socket, **message)
-        data = b""
-        with pytest.raises(ConnectionClosed) as caught:
-            while True:
-                data += base64.b64decode(receive(socket).get("audio") or "")
-        assert len(data) == 13 * BYTES_PER_CHARACTER and caught.value.rcvd is not None and caught.value.rcvd.code == 1000
-    for path in (DEEPGRAM, DEEPGRAM_V1):
-        with opened(front, path) as socket:
-            for text in ("", "Hello."):
-                send(socket, type="Speak", text=text)
-            for kind in ("Flush", "Close"):
-                send(socket, type=kind)
-            data = b""
-            with pytest.raises(ConnectionClosed) as caught:
-                while True:
-                    event = receive(socket)
-                    data += event if isinstance(event, bytes) else b""
-            assert len(data) == 6 * BYTES_PER_CHARACTER and caught.value.rcvd is not None and caught.value.rcvd.code == 1000
 
 
 def test_elevenlabs_stream_input_closes_with_1000(front: Running) -> None:
@@ -237,17 +155,6 @@ def test_dashscope_runs_task_after_task(front: Running) -> None:
                 else:
                     event = message["header"]["event"]
             assert len(audio) == 5 * BYTES_PER_CHARACTER  # the blank between the words is no text
-
-
-def test_long_audio_comes_in_messages_of_bounded_size(front: Running) -> None:
-    with opened(front, DEEPGRAM) as socket:
-        send(socket, type="Speak", text="x" * 500)  # 10 s in one chunk of the server
-        send(socket, type="Flush")
-        sizes: list[int] = []
-        while not (sizes and sum(sizes) == 500 * BYTES_PER_CHARACTER):
-            message = receive(socket)
-            sizes += [len(message)] if isinstance(message, bytes) else []
-        assert max(sizes) <= 24000
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -358,15 +265,6 @@ def test_messages_beyond_the_limit_close_the_socket(front: Running) -> None:
         assert caught.value.rcvd is not None and caught.value.rcvd.code == 1009
 
 
-def test_text_beyond_the_limit_is_the_protocols_own_error(server: FakeServer) -> None:
-    with running(server.address, limits=Limits(max_text_chars=10)) as front, opened(front, MULTI) as socket:
-        send(socket, text="x" * 11, context_id="c")
-        message = receive(socket)
-        assert message["contextId"] == "c" and "longer than 10 characters" in message["error"]
-        send(socket, text="short", context_id="d", flush=True)
-        assert receive(socket)["isFinal"] and receive(socket)["contextId"] == "d"  # the socket lives
-
-
 def test_sockets_of_an_address_are_bounded(server: FakeServer) -> None:
     with running(server.address, limits=Limits(max_sockets=4)) as front:
         with opened(front, DEEPGRAM), pytest.raises(InvalidStatus) as caught:
@@ -382,69 +280,6 @@ def wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def holding(request: Received, stream: Stream) -> None:
-    """Speaks a little and never ends."""
-    if "is_cancel" not in request.inputs and request.flag("is_start"):
-        stream.audio(request.id, np.zeros(2400), 0, 1)
-
-
-@pytest.fixture
-def endless() -> Iterator[FakeServer]:
-    server = ReadyServer(holding)
-    yield server
-    server.stop()
-
-
-@pytest.mark.parametrize("path", ALL)
-def test_a_client_that_vanishes_frees_its_session(endless: FakeServer, path: str) -> None:
-    with running(endless.address) as front, opened(front, path) as client:
-        if path == DASHSCOPE:
-            client.send(task("run-task", voice="anna", format="pcm", sample_rate=24000))
-            client.send(task("continue-task", {"text": "Hello"}))
-        elif path == CARTESIA:
-            send(client, **CARTESIA_SETTINGS, transcript="Hello", context_id="c")
-        else:
-            client.send(json.dumps({"type": "Speak", "text": "Hello", "context_id": "c"}))
-        wait_until(lambda: front.service.counts.audio_s > 0)
-        client.socket.shutdown(SHUT_RDWR)  # without a closing handshake
-        wait_until(lambda: front.service.open_speeches == 0 and front.access.open_sockets == 0)
-        assert endless.stream_gone.wait(WAIT_S)
-
-
-def test_an_interruption_stops_the_session_on_the_server(endless: FakeServer) -> None:
-    with running(endless.address) as front, opened(front, DEEPGRAM) as socket:
-        send(socket, type="Speak", text="Hello")
-        while not isinstance(receive(socket), bytes):
-            pass
-        send(socket, type="Interrupt")
-        assert until(socket, "SpeechInterrupted")
-        assert endless.stream_gone.wait(WAIT_S)
-        wait_until(lambda: front.service.open_speeches == 0)
-
-
-def test_a_drain_lets_turns_end_and_then_closes_with_1001(server: FakeServer) -> None:
-    with running(server.address) as front, opened(front, DEEPGRAM) as socket, opened(front, MULTI) as idle:
-        receive(socket)
-        send(socket, type="Speak", text="Hello ")
-        until_audio = [receive(socket), receive(socket)]
-        assert isinstance(until_audio[-1], bytes)
-        draining = asyncio.run_coroutine_threadsafe(front.service.drain(WAIT_S), front.loop)
-        wait_until(front.service.drains.is_set)
-        with pytest.raises(InvalidStatus) as refused:
-            opened(front, DEEPGRAM)
-        assert refused.value.response.status_code == 503 and "retry-after" in refused.value.response.headers
-        with pytest.raises(ConnectionClosed) as left:
-            receive(idle)
-        send(socket, type="Speak", text="world.")
-        send(socket, type="Flush")
-        assert until(socket, "SpeechMetadata")
-        with pytest.raises(ConnectionClosed) as caught:
-            receive(socket)
-        for closed in (left, caught):
-            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
-        draining.result(WAIT_S)
 
 
 def test_a_pause_of_the_language_model_is_spoken_over(server: FakeServer) -> None:

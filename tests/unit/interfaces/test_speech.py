@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from bistream.client.segments import MAX_CHARS
-from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, ShuttingDownError, UnknownSpeakerError
+from bistream.errors import BistreamError, BusyError, CancelledError, InvalidInputError, UnknownSpeakerError
 from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError, UnreachableError
 from interfaces.core.servers import Servers
@@ -238,26 +238,6 @@ def test_what_was_heard_is_not_said_again_elsewhere(server: FakeServer, changes:
         broken.stop()
 
 
-def test_close_frees_the_session_on_the_server(server: FakeServer) -> None:
-    async def speak() -> None:
-        service = service_for(server.address)
-        speech = service.open("anna", CALLER)
-        parts = speech.__aiter__()
-        await speech.append("Hello")
-        await anext(parts)
-        waiting = asyncio.ensure_future(anext(parts))
-        await asyncio.sleep(0)
-        await speech.close()
-        with pytest.raises(CancelledError):
-            await waiting
-        with pytest.raises(CancelledError):
-            await speech.append("more")
-        assert service.open_speeches == 0
-
-    run(speak())
-    assert server.stream_gone.wait(WAIT_S)
-
-
 def test_limits_of_a_key_of_an_address_and_of_a_text(server: FakeServer) -> None:
     async def speak() -> None:
         service = service_for(server.address, max_speeches=8, max_text_chars=5)
@@ -302,22 +282,6 @@ def test_an_instruction_holds_for_every_session_of_the_utterance(server: FakeSer
     run(speak())
     starts = [one for one in server.received if one.flag("is_start")]
     assert [one.inputs.get("instruct_text") for one in starts] == [b"calm", b"calm"]
-
-
-def test_a_drain_lets_open_utterances_end_and_takes_no_new_ones(server: FakeServer) -> None:
-    async def speak() -> None:
-        service = service_for(server.address)
-        speech = service.open("anna", CALLER)
-        draining = asyncio.ensure_future(service.drain(WAIT_S))
-        await asyncio.sleep(0)
-        with pytest.raises(ShuttingDownError):
-            service.open("anna", CALLER)
-        assert not service.is_ready() and not draining.done()
-        await speech.end("Hello")
-        assert len(await heard(speech)) == 1
-        await draining
-
-    run(speak())
 
 
 def test_a_drain_ends_what_is_left_at_its_deadline(server: FakeServer) -> None:

@@ -94,7 +94,7 @@ def check_equal(found: Sequence[Sequence[FloatArray]], expected: Sequence[Sequen
 cuts_of_session = st.tuples(st.lists(st.integers(0, 60), min_size=1, max_size=4), st.integers(0, 2))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(st.lists(cuts_of_session, min_size=1, max_size=SESSIONS))
 def test_any_pieces_in_any_batches_match_the_plain_network(sessions: list[tuple[list[int], int]]) -> None:
     """Also those that are longer than the largest bucket, and batches with more sessions than it has rows."""
@@ -157,7 +157,7 @@ def test_offline_synthesis_is_the_plain_networks_and_needs_no_slot() -> None:
     assert len(states) == stage.slots[0] == SESSIONS
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 40), max_size=8), st.integers(0, 40))
 def test_plans_hand_out_every_frame_once(news: list[int], last: int) -> None:
     session = SimpleNamespace(received_frames=0, pitched_frames=0, decoded_frames=0)

@@ -15,7 +15,7 @@ from bistream.metrics.families import ALL, AUDIO_STAGE, AUDIO_TTFP, SESSION_STAR
 from bistream.metrics.recorder import Recorder
 from bistream.metrics.snapshot import add_up, exposition, from_json, to_json
 
-SETTINGS = settings(max_examples=50, deadline=None)
+SETTINGS = settings(max_examples=20, deadline=None)
 VALUES = st.lists(st.floats(0.0, 100.0), max_size=20)
 
 

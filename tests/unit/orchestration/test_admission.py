@@ -12,7 +12,7 @@ from bistream.orchestration.admission import TextLedger, check_append
 from bistream.text.special_tokens import SPECIAL_TOKENS
 from tests.unit.orchestration.fakes import request_of
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=20, deadline=None)
 CUTS = st.lists(st.integers(0, 60), max_size=6)
 
 

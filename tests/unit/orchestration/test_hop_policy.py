@@ -44,7 +44,7 @@ def progresses(draw: st.DrawFn) -> HopProgress:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses())
 def test_a_hop_takes_available_tokens(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
@@ -54,7 +54,7 @@ def test_a_hop_takes_available_tokens(progress: HopProgress) -> None:
         assert POLICY.is_final(progress, count) or progress.sent_tokens + count > LOOKAHEAD_TOKENS  # it speaks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses())
 def test_wanted_tokens_are_what_the_next_hop_lacks(progress: HopProgress) -> None:
     wanted = POLICY.wanted_tokens(progress)
@@ -72,13 +72,13 @@ def test_wanted_tokens(received: int, sent: int, wanted: int) -> None:
     assert POLICY.wanted_tokens(HopProgress(50, received, sent, False)) == wanted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses())
 def test_after_the_end_something_is_always_due(progress: HopProgress) -> None:
     assert POLICY.next_hop(dataclasses.replace(progress, has_ended=True)) is not None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses())
 def test_a_later_hop_is_no_longer_than_its_chunks_and_the_shortest_hop(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
@@ -86,7 +86,7 @@ def test_a_later_hop_is_no_longer_than_its_chunks_and_the_shortest_hop(progress:
     assert count is not None and count <= (POLICY.max_chunks - 1) * CHUNK_TOKENS + NEAREST
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses())
 def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cut_by_a_pause(progress: HopProgress) -> None:
     count = POLICY.next_hop(progress)
@@ -97,7 +97,7 @@ def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cu
     assert POLICY.is_final(progress, count) or is_cut or (progress.prompt_tokens + spoken) % CHUNK_TOKENS == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses(), st.floats(0.61, 10))
 def test_two_blocks_of_a_text_slower_than_speech_go_out_at_once(progress: HopProgress, every_s: float) -> None:
     begun = dataclasses.replace(progress, sent_tokens=0, is_whole=False, block_every_s=every_s)
@@ -108,7 +108,7 @@ def test_two_blocks_of_a_text_slower_than_speech_go_out_at_once(progress: HopPro
         assert POLICY.next_hop(quick) is None, "a quicker text is waited for"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses())
 def test_recheck_is_the_moment_at_which_the_answer_changes(progress: HopProgress) -> None:
     delay_s = POLICY.recheck_after_s(progress)
@@ -178,7 +178,7 @@ def boundaries(
                     return sizes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 100), st.integers(0, 400), st.booleans(), st.lists(st.integers(1, 120), min_size=1, max_size=8))
 def test_where_hops_end_follows_from_the_number_of_tokens(prompt_tokens: int, total: int, is_whole: bool, arrivals: list[int]) -> None:
     """However the tokens come, and whether the end is known with the last of them or later."""
@@ -187,7 +187,7 @@ def test_where_hops_end_follows_from_the_number_of_tokens(prompt_tokens: int, to
     assert sum(expected) == total and len(expected) <= 4 + total // CHUNK_TOKENS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 100), st.integers(0, 900), st.integers(1, 8), st.lists(st.integers(1, 200), min_size=1, max_size=8))
 def test_hops_of_a_whole_text_grow_with_their_place_alone(prompt_tokens: int, total: int, chunks: int, arrivals: list[int]) -> None:
     policy = HopPolicy(max_chunks=chunks)
@@ -202,7 +202,7 @@ def test_hops_of_a_whole_text_grow_with_their_place_alone(prompt_tokens: int, to
     assert boundaries(prompt_tokens, total, False, [1], policy=policy) == boundaries(prompt_tokens, total, False, [1]), "pieces do not wait"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 100), st.integers(0, 900), st.integers(1, 8), st.booleans(),
     st.lists(st.tuples(st.integers(1, 200), st.floats(0.0, 10.0)), min_size=1, max_size=8),
@@ -230,7 +230,7 @@ def test_chunks_that_join_leave_boundaries_out_and_move_none(
 JOINING = HopPolicy(max_chunks=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(progresses(), st.integers(0, 120))
 def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(progress: HopProgress, more: int) -> None:
     progress = dataclasses.replace(progress, chunks_join=True, received_tokens=progress.received_tokens + more)
@@ -243,7 +243,7 @@ def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(p
     assert delay_s <= 0.02 or JOINING.next_hop(later(progress, delay_s - 0.01)) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(6, 100), st.integers(0, 750), st.integers(0, 40), st.floats(0.0, 5.0))
 @example(100, 0, 0, 0.0)
 def test_the_second_hop_takes_available_tokens_after_a_first_one_of_any_length(
@@ -270,7 +270,7 @@ def test_a_hop_waits_for_four_chunks_only_while_the_listener_has_a_second_for_ea
     assert JOINING.next_hop(progress) == hop
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 100), st.integers(60, 400), st.integers(40, 300))
 def test_a_cut_is_forgotten_after_the_next_hop(prompt_tokens: int, total: int, cut_at: int) -> None:
     """A pause of the text moves one boundary; all that follow are where they were."""
@@ -379,7 +379,7 @@ def service_curve(number: int, load: float) -> Callable[[list[int]], float]:
     return lambda tokens: 0.01 + per_token_s * sum(tokens)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.integers(10, 40), st.floats(75, 400), st.floats(0.05, 0.5), st.integers(0, 1000))
 def test_nobody_starves_as_long_as_capacity_allows(number: int, tokens_per_s: float, load: float, seed: int) -> None:
     """Up to half load (about 0.7 with recomputed tokens and the cost of calls), no listener hears a gap."""

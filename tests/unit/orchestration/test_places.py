@@ -32,29 +32,6 @@ def analyse(house: House) -> FakeSender:
     return sender
 
 
-def wait_for_text(house: House) -> FakeSender:
-    sender = house.send(start_request("Hello world.", is_end=False))
-    sender.wait_chunks(1)
-    house.wait_receiving()
-    return sender
-
-
-def wait_for_the_listener(house: House) -> FakeSender:
-    """All text has come, all tokens are there, and the listener is 5 s behind."""
-    sender = house.send(start_request("Hello world. " * 20))
-    house.wait_waiting(sender)
-    return sender
-
-
-@pytest.mark.parametrize("busy_with", [wait_for_text, wait_for_the_listener])
-def test_a_cancel_frees_everything(small: House, busy_with: object) -> None:
-    sender = busy_with(small)  # type: ignore[operator]
-    assert small.send(cancel_request()).endings == [None]
-    assert isinstance(sender.wait(), CancelledError)
-    small.wait_empty()
-    assert_whole(small.send(start_request("Hello again.")), "Hello again.")
-
-
 @pytest.mark.parametrize("ending", ["cancel", "gone", "drain"])
 def test_the_place_does_not_wait_for_the_analysis_of_a_recording(small: House, ending: str) -> None:
     """The analysis goes on without the session; its result still goes to the cache of voices."""

@@ -11,7 +11,7 @@ from bistream.orchestration.text_position import SpokenEffort
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import SpeechTokens
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=20, deadline=None)
 
 
 def test_a_listener_plays_from_the_first_chunk_and_waits_in_a_gap() -> None:

@@ -60,7 +60,7 @@ def test_the_error_on_synthetic_alignments(text: str, running: float, known: flo
     assert np.mean([np.mean(errors(text, True, chance)) for _ in range(100)]) < known
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60), st.floats(0, 500), st.floats(0.2, 2), st.integers(0, 60), st.integers(0, 60))
 def test_the_estimate_keeps_its_bounds_and_grows_with_the_speech(text: str, tokens: float, pace: float, one: int, other: int) -> None:
     effort, bounds = SpokenEffort(), (min(one, other), max(one, other))

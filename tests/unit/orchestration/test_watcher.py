@@ -35,7 +35,7 @@ class Watched:
 
 
 @given(st.integers(0, 5 * MAX_POLLS), st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_every_session_has_its_turn(sessions: int, turns: int) -> None:
     runs: dict[str, Any] = {str(number): Watched() for number in range(sessions)}
     watcher = Watcher(runs)

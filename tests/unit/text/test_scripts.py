@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bistream.errors import InvalidInputError
 from bistream.text.scripts import ScriptGuard
 
-SETTINGS = settings(max_examples=150, deadline=None)
+SETTINGS = settings(max_examples=40, deadline=None)
 ENGLISH = frozenset({"en"})
 CHINESE = "今天天气不错，我们去公园散步吧。"
 RUSSIAN = "Сегодня хорошая погода."

@@ -89,7 +89,7 @@ def within_bound(tokenizer: TextTokenizer, text: str) -> bool:
 
 
 @given(text=st.text(st.sampled_from(" \n\t!.-'[<aeos1\u0301\u4eca\u7532\u4e59"), max_size=40), cuts=CUTS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_cut_of_a_text_in_which_every_cut_matters(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     tokens = stream(tokenizer, text.encode(), cuts)
     assert tokens == stream(tokenizer, text.encode(), [])
@@ -98,7 +98,7 @@ def test_any_cut_of_a_text_in_which_every_cut_matters(tokenizer: TextTokenizer, 
 
 
 @given(text=TEXTS, cuts=CUTS)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_cut_gives_the_ids_of_the_whole_text(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     tokens = stream(tokenizer, text.encode(), cuts)
     assert tokens == stream(tokenizer, text.encode(), [])
@@ -122,7 +122,7 @@ LONG_RUNS = st.lists(
 
 
 @given(text=LONG_RUNS, cuts=CUTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_beyond_the_bound_the_ids_depend_on_the_text_alone(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     data = text.encode()
     whole = stream(tokenizer, data, [])
@@ -131,7 +131,7 @@ def test_beyond_the_bound_the_ids_depend_on_the_text_alone(tokenizer: TextTokeni
 
 
 @given(text=st.one_of(TEXTS, LONG_RUNS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_end_chars_count_up_to_the_length_of_the_text(tokenizer: TextTokenizer, text: str) -> None:
     ends = [token.end_char for token in stream(tokenizer, text.encode(), [])]
     assert ends == sorted(ends)
@@ -139,7 +139,7 @@ def test_end_chars_count_up_to_the_length_of_the_text(tokenizer: TextTokenizer, 
 
 
 @given(text=st.one_of(TEXTS, LONG_RUNS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_held_back_text_is_bounded(tokenizer: TextTokenizer, text: str) -> None:
     text_in = TextIn(tokenizer)
     longest_special = max(map(len, tokenizer.special_tokens))
@@ -155,7 +155,7 @@ def test_the_held_back_text_is_bounded(tokenizer: TextTokenizer, text: str) -> N
 
 
 @given(text=st.text(st.sampled_from("\u4eca\u5929\u7532\u4e59\u6c14aetoinsh\u304b\u3099"), max_size=150), cuts=CUTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_run_of_letters_of_any_length_has_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> None:
     for places in (cuts, list(range(3 * len(text)))):
         assert [token.id for token in stream(tokenizer, text.encode(), places)] == tokenizer.encode(text)
@@ -238,7 +238,7 @@ def test_ids_that_are_certain_come_at_once(tokenizer: TextTokenizer, pieces: tup
 
 
 @given(prefix=TEXTS, data=st.binary(min_size=1, max_size=6), cut=st.integers(0, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_text_is_accepted_exactly_if_it_is_utf8(tokenizer: TextTokenizer, prefix: str, data: bytes, cut: int) -> None:
     whole = prefix.encode() + data
     try:
@@ -321,7 +321,7 @@ class TestTokenizerFiles:
             assert tokenizer.encode(text) == reference(text)["input_ids"], text
 
     @given(text=TEXTS)
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def test_any_text_has_the_ids_of_transformers(self, model_dir: Path, tokenizer: TextTokenizer, text: str) -> None:
         assert tokenizer.encode(text) == reference_tokenizer(model_dir)(text)["input_ids"]
 

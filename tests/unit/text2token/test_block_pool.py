@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,24 +26,6 @@ def take(pool: BlockPool, count: int) -> list[int]:
     return blocks
 
 
-def test_allocate_all_or_nothing() -> None:
-    pool = BlockPool(5, SIZE)
-    blocks = take(pool, 3)
-    assert pool.allocate(3) is None
-    assert pool.num_available == 2
-    pool.check_integrity([blocks])
-    pool.release(blocks)
-    assert sorted(take(pool, 5)) == list(range(5))
-
-
-def test_double_release_is_our_bug() -> None:
-    pool = BlockPool(2, SIZE)
-    blocks = take(pool, 1)
-    pool.release(blocks)
-    with pytest.raises(AssertionError, match="twice"):
-        pool.release(blocks)
-
-
 def test_match_finds_full_and_partial_blocks() -> None:
     pool = BlockPool(8, SIZE)
     ids = list(range(10))  # two full blocks and a partial one
@@ -59,13 +40,6 @@ def test_match_finds_full_and_partial_blocks() -> None:
     assert pool.match([5, 6, 7, 8, 9]).num_ids(SIZE) == 0, "content counts from the start of the sequence"
 
 
-def test_match_leaves_one_id_to_compute() -> None:
-    pool = BlockPool(8, SIZE)
-    register_all(pool, take(pool, 2), list(range(8)))
-    match = pool.match(list(range(8)))
-    assert match.num_ids(SIZE) == 7 and len(match.shared) == 1
-
-
 def test_released_prefix_stays_until_space_is_needed() -> None:
     pool = BlockPool(4, SIZE)
     blocks = take(pool, 3)
@@ -78,21 +52,6 @@ def test_released_prefix_stays_until_space_is_needed() -> None:
     more = take(pool, 2)
     assert pool.match(list(range(20))).num_ids(SIZE) == 0
     pool.check_integrity([other, more])
-
-
-def test_shared_blocks_survive_their_first_owner() -> None:
-    pool = BlockPool(4, SIZE)
-    blocks = take(pool, 2)
-    register_all(pool, blocks, list(range(8)))
-    match = pool.match(list(range(9)))
-    second = [node.block for node in match.shared]
-    for block in second:
-        pool.retain(block)
-    pool.release(blocks)
-    pool.check_integrity([second])
-    assert pool.num_available == 2 and pool.allocate(3) is None
-    pool.release(second)
-    assert pool.num_available == 4
 
 
 def test_evicting_a_parent_drops_its_unreachable_descendants() -> None:
@@ -111,27 +70,6 @@ def test_evicting_a_parent_drops_its_unreachable_descendants() -> None:
     assert pool.register(parent, rest[0], [5, 6, 7, 8]) is None, "the parent is gone"
 
 
-def test_forgotten_blocks_are_not_found() -> None:
-    pool = BlockPool(4, SIZE)
-    blocks = take(pool, 3)
-    register_all(pool, blocks, list(range(12)))
-    pool.forget(blocks[1:2])
-    assert pool.match(list(range(12))).num_ids(SIZE) == SIZE
-    pool.release(blocks)
-    assert pool.num_cached == 1
-    pool.check_integrity([])
-
-
-def test_equal_content_is_registered_once() -> None:
-    pool = BlockPool(4, SIZE)
-    first, second = take(pool, 1), take(pool, 1)
-    assert pool.register(None, first[0], [1, 2, 3, 4]) is pool.register(None, second[0], [1, 2, 3, 4])
-    pool.release(second)
-    assert pool.num_cached == 0
-    pool.release(first)
-    assert pool.num_cached == 1
-
-
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
 def test_common_prefix(left: list[int], right: list[int]) -> None:
     length = common_prefix(left, right)
@@ -139,7 +77,7 @@ def test_common_prefix(left: list[int], right: list[int]) -> None:
     assert length in (len(left), len(right)) or left[length] != right[length]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(4, 24))
 def test_random_use_keeps_the_pool_consistent_and_the_content_right(seed: int, num_blocks: int) -> None:
     """Random sequences over a tiny alphabet: matched blocks really hold the matched content."""

@@ -110,8 +110,8 @@ def stepped(engine: TorchEngine) -> Drive:
     return drive
 
 
-@pytest.mark.parametrize("spec", [SamplingSpec(seed=3), SamplingSpec(temperature=0.0)], ids=["sampled", "greedy"])
-def test_every_engine_speaks_the_same(weights: ModelWeights, spec: SamplingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_engine_speaks_the_same(weights: ModelWeights, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SamplingSpec(seed=3)
     monkeypatch.setattr(layer, "attend", attend_plainly)  # the compiled one, interpreted, would take minutes
     found = {}
     for name, make in RUNNERS.items():
@@ -137,7 +137,7 @@ def test_every_engine_speaks_the_same(weights: ModelWeights, spec: SamplingSpec,
 SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill)))
 def test_the_masks_of_four_ids_reach_the_gpu_tiers(limits: TurnLimits) -> None:
     """As bits, which the kernels and the graphs unpack; the graphs' own unpacking is run here."""

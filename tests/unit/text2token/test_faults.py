@@ -201,7 +201,7 @@ def check(make: Callable[[], StepRunner], inject: Inject, seed: int, times: int)
 
 
 @pytest.mark.parametrize("place", [*PLANNING, *COMPUTING])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_a_fault_of_one_sequence_ends_that_one(place: str, seed: int) -> None:
     check(plain_runner, (PLANNING | COMPUTING)[place], seed, times=10**6)

@@ -24,7 +24,6 @@ from bistream.text2token.graphs.step import CANDIDATES, compiled_functions
 from bistream.text2token.graphs.tuning import GraphTuning
 from bistream.text2token.graphs.weights import fold_weights, padded_query_heads
 from bistream.text2token.qwen2 import Qwen2Model
-from bistream.text2token.sampler import SamplerState
 from bistream.text2token.sequence import INACTIVE, Segment, SlotReset, StepPlan, TurnStart
 from bistream.text2token.step_runner import EagerRunner
 from bistream.text2token.torch_engine import TorchEngine
@@ -67,7 +66,7 @@ def attend_plainly(query: torch.Tensor, memory: torch.Tensor, lists: BlockLists,
     return attended.flatten(1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.integers(0, 5 * BLOCK_SIZE - 1), min_size=1, max_size=6), st.integers(1, 16), st.integers(0, 10**6))
 def test_a_row_sees_its_own_blocks_up_to_its_position(positions: list[int], splits: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -98,7 +97,7 @@ class Talk:
 
     def __init__(self, runner: GraphStepRunner, model: Qwen2Model, rng: random.Random) -> None:
         self.runner, self.rng = runner, rng
-        self.ids = [[rng.randrange(SPACE.size) for _ in range(rng.randrange(1, 160))] for _ in range(4)]
+        self.ids = [[rng.randrange(SPACE.size) for _ in range(rng.randrange(1, 130))] for _ in range(4)]
         blocks = rng.sample(range(15), 12)
         self.blocks = [tuple(blocks[slot * 3 : slot * 3 + 3]) for slot in range(4)]
         self.fed = [0] * 4
@@ -136,7 +135,7 @@ class Talk:
 @pytest.mark.parametrize("config", [CONFIG, UNEVEN], ids=["even", "padded"])
 def test_rows_match_the_dense_forward(config: LanguageModelConfig) -> None:
     runner, model = make_runner(config), Qwen2Model(config, weights_of(config))
-    for seed in range(2):
+    for seed in range(1):
         talk = Talk(runner, model, random.Random(seed))
         while talk.fed != [len(ids) for ids in talk.ids]:
             plan = talk.plan()
@@ -199,48 +198,6 @@ def test_padding_rows_touch_nothing(plain_attention: None) -> None:
     assert not memory[:, :, [block for block in range(SMALL.num_blocks) if block not in (14, 3)]].any()
     for name, value in before.items():
         assert torch.equal(getattr(runner.step.state, name)[: SMALL.max_sessions], value[: SMALL.max_sessions]), name
-
-
-SPECIALS = st.frozensets(st.sampled_from(SPACE.specials))
-TURNS = st.builds(TurnLimits, st.integers(1, 10**6), st.integers(0, 50), SPECIALS, SPECIALS, st.none() | st.just(SPACE.fill))
-SPECS = st.builds(
-    SamplingSpec, st.floats(0.1, 1.0), st.integers(1, 30), st.integers(0, 64), st.floats(0, 2), st.floats(0, 10),
-    st.integers(-(2**63), 2**63 - 1),
-)  # fmt: skip
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.dictionaries(st.integers(0, 9), st.tuples(TURNS, st.none() | SPECS), min_size=1))
-def test_turns_begin_as_in_the_plain_sampler_state(turns: dict[int, tuple[TurnLimits, SamplingSpec | None]]) -> None:
-    starts = tuple(
-        TurnStart(slot, limits, limits.max_new_ids, None if spec is None else SlotReset("a", spec, (slot, 3)))
-        for slot, (limits, spec) in turns.items()
-    )
-    runner = turn_runner()
-    state = SamplerState(10, SPACE, runner.step.state.history_size, CPU)
-    tensors = {name: value for name, value in vars(state).items() if isinstance(value, torch.Tensor)}
-    for number, (name, value) in enumerate(tensors.items()):
-        value.copy_(torch.arange(value.numel()).view(value.shape) % 7 + number)  # so that an overwrite would show
-        getattr(runner.step.state, name).copy_(value)
-    table = runner.step.table.clone()
-    state.start_turns(starts)
-    runner._begin_turns(0, runner._write_starts(0, starts))
-    for name, value in tensors.items():
-        assert torch.equal(getattr(runner.step.state, name)[:10], value[:10]), name
-    for start in starts:
-        if start.reset is not None:
-            table[start.slot, :2] = torch.tensor(start.reset.blocks)
-            runner.step.table[start.slot, 2:] = table[start.slot, 2:]  # after the sequence's blocks the content is arbitrary
-    assert torch.equal(runner.step.table, table)
-
-
-TURN_RUNNERS: list[GraphStepRunner] = []
-
-
-def turn_runner() -> GraphStepRunner:
-    if not TURN_RUNNERS:
-        TURN_RUNNERS.append(make_runner(settings=dataclasses.replace(SMALL, max_sessions=10, max_rows=4)))
-    return TURN_RUNNERS[0]
 
 
 def test_nan_stays_in_its_session(plain_attention: None, monkeypatch: pytest.MonkeyPatch) -> None:

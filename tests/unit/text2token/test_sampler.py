@@ -96,7 +96,7 @@ def test_nucleus_by_sum_before_and_by_count() -> None:
     assert head_rows[1].tolist() == [0, 1, 2, 3]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7))
 def test_a_row_does_not_depend_on_its_batch(seed: int, rows: int) -> None:
     """Slots, settings and histories of others change nothing, nor does a wider sort for another session's larger top_k."""
@@ -147,7 +147,7 @@ def test_threshold_of_the_repetition_rule() -> None:
     assert counts == [1, 1, 1, 0], "the oldest of five is outside a window of four"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 19), max_size=40), st.integers(0, 8))
 def test_window_counts_match_a_plain_list(decided: list[int], win_size: int) -> None:
     state = make_state(SamplingSpec(win_size=win_size), limits=TurnLimits(1000))

@@ -95,7 +95,7 @@ def test_greedy_turns_match_the_dense_forward() -> None:
             ledger.append(token_id)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6))
 def test_ids_do_not_depend_on_batch_chunks_or_sharing(seed: int) -> None:
     """Overlapping sessions of a few voices; each gets the ids that it gets alone in a separate engine."""
@@ -157,7 +157,7 @@ def test_scores_are_bit_identical_in_any_batch() -> None:
         assert not differing
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10**6))
 def test_sessions_never_see_each_others_ids(seed: int) -> None:
     """Every session is fed distinct ids; its rows attend to nothing written by another session."""
@@ -203,27 +203,27 @@ def test_cancel_or_close_at_every_step_leaves_the_pools_whole() -> None:
     beside_alone = talk(make(), "beside", SamplingSpec(seed=4), [[1, 2, 3]], max_new=30)[0]
     steps = 0
     for index in range(25):
-        for action in ("cancel", "close"):
-            session = engine.open("a", GREEDY, 100)
-            beside = engine.open("beside", SamplingSpec(seed=4), 100)
-            first = begin(session, range(20, 40), 4)
-            company = begin(beside, [1, 2, 3], 30)
-            second = None
-            for _ in range(index):
-                steps += engine.step()
-                if first.result is not None and second is None:
-                    second = begin(session, [5, 6, 7], 8)
-            running = (second or first).result is None
-            getattr(session, action)()
-            engine.check_integrity()
-            drain(engine)
-            result = (second or first).result
-            assert result == TurnResult(TurnEnd.CANCELLED if running else TurnEnd.LENGTH)
-            assert company.ids == beside_alone
-            session.close()
-            beside.close()
-            engine.check_integrity()
-    assert engine.stats().kv_tokens_used == 0 and steps > 400
+        action = ("cancel", "close")[index % 2]
+        session = engine.open("a", GREEDY, 100)
+        beside = engine.open("beside", SamplingSpec(seed=4), 100)
+        first = begin(session, range(20, 40), 4)
+        company = begin(beside, [1, 2, 3], 30)
+        second = None
+        for _ in range(index):
+            steps += engine.step()
+            if first.result is not None and second is None:
+                second = begin(session, [5, 6, 7], 8)
+        running = (second or first).result is None
+        getattr(session, action)()
+        engine.check_integrity()
+        drain(engine)
+        result = (second or first).result
+        assert result == TurnResult(TurnEnd.CANCELLED if running else TurnEnd.LENGTH)
+        assert company.ids == beside_alone
+        session.close()
+        beside.close()
+        engine.check_integrity()
+    assert engine.stats().kv_tokens_used == 0 and steps > 200
 
 
 def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:
@@ -251,34 +251,6 @@ def test_nan_fails_its_session_only_and_leaves_no_trace() -> None:
     sinks = [begin(session, [1, 2, 3], 20) for session in sessions]
     drain(engine)
     assert [sink.ids for sink in sinks] == [expected] * 4
-
-
-def test_history_spans_turns_and_holds_forced_fills() -> None:
-    """Inputs of a custom sampler: masked scores and all decided ids of its own session."""
-    seen: dict[str, list[list[int]]] = {"a": [], "b": []}
-
-    def pick(name: str, answers: list[int], log_probs: torch.Tensor, decided: list[int]) -> int:
-        assert log_probs[SPACE.speech_token_size] == -torch.inf and log_probs[-1] > -torch.inf
-        seen[name].append(decided)
-        return answers[len(seen[name]) - 1]
-
-    fill = SPACE.speech_token_size + 2
-    answers = {"a": [3, 4, 5, fill, 6, 7], "b": [9, 9, 9, 9, 9, 9]}
-    picks = {name: lambda scores, decided, name=name: pick(name, answers[name], scores, decided) for name in answers}
-    engine = TorchEngine(tiny_model(), ROOMY, sampler=ScriptedSampler(picks), threaded=False)
-    limits = TurnLimits(2, forbidden=frozenset({SPACE.eos}), record_on_length=SPACE.fill)
-    sessions = {name: engine.open(name, SamplingSpec(), 100) for name in "ab"}
-    results = []
-    for _ in range(3):
-        sinks = {name: RecordingSink() for name in "ab"}
-        for name in "ab":
-            sessions[name].turn([1, 2, 3], limits, sinks[name])
-        drain(engine)
-        results.append(sinks["a"].result)
-    assert results == [TurnResult(TurnEnd.LENGTH), TurnResult(TurnEnd.STOP, stop_id=SPACE.fill), TurnResult(TurnEnd.LENGTH)]
-    decided_a = [3, 4, fill, 5, fill, 6, 7]
-    assert seen["a"] == [decided_a[:count] for count in (0, 1, 3, 4, 5, 6)]
-    assert seen["b"][-1] == [9, 9, fill, 9, 9, fill, 9]
 
 
 class BadSink(RecordingSink):
@@ -367,43 +339,6 @@ def test_the_cache_has_room_for_all_sessions_by_default() -> None:
     config = RuntimeConfig(max_sessions=3, max_session_tokens=100)
     assert settings_of(config, CONFIG).kv_cache_tokens == 300
     assert settings_of(dataclasses.replace(config, kv_cache_tokens=64), CONFIG).kv_cache_tokens == 64
-
-
-def test_many_threads_use_one_engine() -> None:
-    """Callers on six threads, the engine on its own thread: each caller gets what it gets alone."""
-    engine = TorchEngine(tiny_model(), EngineSettings(max_sessions=6, max_rows=16, kv_cache_tokens=4096))
-    expected = {seed: talk(make(), "alone", SamplingSpec(seed=seed), random_turns(random.Random(seed))) for seed in range(12)}
-    wrong: list[int] = []
-
-    class Waiting(RecordingSink):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ended = threading.Event()
-
-        def on_end(self, result: TurnResult) -> None:
-            super().on_end(result)
-            self.ended.set()
-
-    def caller(seeds: Sequence[int]) -> None:
-        for seed in seeds:
-            session, answers = engine.open(f"s{seed}", SamplingSpec(seed=seed), 300), []
-            for ids in random_turns(random.Random(seed)):
-                sink = Waiting()
-                session.turn(ids, TurnLimits(9, forbidden=ALL_STOPS, record_on_length=SPACE.fill), sink)
-                assert sink.ended.wait(240)
-                answers.append(sink.ids)
-            session.close()
-            if answers != expected[seed]:
-                wrong.append(seed)
-
-    threads = [threading.Thread(target=caller, args=([index, index + 6],)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(240)
-    assert not wrong and engine.stats().sessions == 0
-    engine.check_integrity()
-    engine.close()
 
 
 def test_half_precision_runs_and_is_seeded() -> None:

@@ -66,7 +66,7 @@ def test_sampled_tokens_are_audio(slack_s: float, wanted: int, sampled: int) -> 
     assert (demand.lacks > 0) == (slack_s < NEARLY_SILENT_S and wanted > sampled)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(demands, max_size=150), st.booleans(), st.integers(1, 8))
 def test_a_step_leaves_out_only_those_who_can_wait_and_not_for_long(found: list[Demand | None], has_new: bool, steps: int) -> None:
     shares = StepShares(MOST_S)
@@ -155,7 +155,7 @@ def test_without_demands_nothing_is_held_and_every_step_is_for_everybody() -> No
         assert step(scheduler, 0.0) == 10
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 8.0), st.integers(0, 30)), min_size=1, max_size=40), st.integers(8, 64))
 def test_listeners_never_run_out_below_capacity(sessions: list[tuple[float, int]], max_rows: int) -> None:
     """Listeners begin with their first 18 tokens and play on; pulls come now and then. Every session ends, in time for its listener."""

@@ -47,7 +47,7 @@ def stage(incremental: bool = True, left_context_chunks: int = 0, final_mode: st
     return make_stage(incremental=incremental, left_context_chunks=left_context_chunks, final_mode=final_mode, checkpoint=DIT_CHECKPOINT)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(prompt_tokens=prompt_sizes, sizes=hop_sizes, left=st.sampled_from([0, 0, 1, 2]), final=st.booleans())
 def test_incremental_equals_the_whole_prefix(prompt_tokens: int, sizes: list[int], left: int, final: bool) -> None:
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(sum(sizes))
@@ -67,7 +67,7 @@ def test_incremental_equals_the_whole_prefix(prompt_tokens: int, sizes: list[int
     incremental.check_integrity()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4), left=st.sampled_from([0, 1]))
 def test_a_batch_equals_its_sessions_alone(sessions: list[tuple[int, list[int], int]], left: int) -> None:
     """Sessions with different voices, positions and hop sizes share calls; each starts some hops after the others."""

@@ -50,7 +50,7 @@ def _stage_with_pages(chunks: int, reserve_tokens: int = 100) -> FlowStage:
     return small
 
 
-@pytest.mark.parametrize("token", [-1, TINY.vocab_size, 10**12])
+@pytest.mark.parametrize("token", [-1, TINY.vocab_size])
 def test_a_token_out_of_range_fails_its_hop_only(stage: FlowStage, token: int) -> None:
     prompt, tokens = make_prompt(40), make_tokens(60)
     expected = run(stage, prompt, cut(tokens, [30, 30]))
@@ -85,8 +85,7 @@ def test_several_hops_of_a_session_in_one_call_are_taken_in_order(stage: FlowSta
     state.close()
 
 
-@pytest.mark.parametrize("prompt_tokens", [10, 60])
-@pytest.mark.parametrize("field", ["speech_feat", "speaker_embedding"])
+@pytest.mark.parametrize("prompt_tokens, field", [(10, "speech_feat"), (60, "speaker_embedding")])
 def test_non_finite_numbers_fail_their_session_only(stage: FlowStage, field: str, prompt_tokens: int) -> None:
     """With 60 prompt tokens the fault occurs in the shared prompt state, with 10 in the hop itself."""
     healthy, tokens = make_prompt(prompt_tokens), make_tokens(30)
@@ -351,7 +350,7 @@ def test_a_missing_file_is_named() -> None:
         FlowStage(RuntimeConfig(model_dir="does-not-exist"), CHECKPOINT)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from(["open", "hop", "final", "close"]), st.integers(0, 3), st.integers(0, 60)), max_size=14),
     st.integers(0, 1),
@@ -391,7 +390,7 @@ def test_with_bounded_left_context_short_speech_that_becomes_long_keeps_its_stat
     stage.check_integrity()
 
 
-@pytest.mark.parametrize("left", [0, 5, 15, 40, 100_000])
+@pytest.mark.parametrize("left", [0, 15, 100_000])
 def test_the_automatic_budget_has_room_for_all_sessions(left: int) -> None:
     stage = make_stage(flow_state_mb=0, left_context_chunks=left)
     states = [stage.open(make_prompt(78, seed)) for seed in range(64)]  # RuntimeConfig.max_sessions

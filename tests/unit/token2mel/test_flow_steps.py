@@ -34,8 +34,8 @@ def at_once(stage: FlowStage, prompt_tokens: int, count: int) -> torch.Tensor:
     return mel[:, 2 * prompt_tokens :]
 
 
-@settings(max_examples=12, deadline=None)
-@given(prompt=st.integers(0, 60), count=st.integers(1, 90), scores=st.integers(1, 20_000))
+@settings(max_examples=6, deadline=None)
+@given(prompt=st.integers(0, 60), count=st.integers(1, 60), scores=st.integers(100, 20_000))
 def test_an_utterance_in_steps_is_the_utterance(stage: FlowStage, prompt: int, count: int, scores: int) -> None:
     with mock.patch.dict(runner.MAX_SCORES, cpu=scores):
         found = stage.synthesize(make_tokens(count), make_prompt(prompt))
@@ -46,7 +46,7 @@ def test_a_step_is_bounded_however_long_the_utterance_is(stage: FlowStage) -> No
     """Counted in attention scores per head of the largest call."""
     largest = []
     attention = torch.nn.functional.scaled_dot_product_attention
-    for count in (60, 240):
+    for count in (60, 180):
         scores: list[int] = []
 
         def counted(query: torch.Tensor, key: torch.Tensor, *others: Any, scores: list[int] = scores, **more: Any) -> torch.Tensor:
@@ -76,7 +76,7 @@ def test_bad_utterances_are_refused_before_anything_is_computed(stage: FlowStage
         finish(stage.synthesis(make_tokens(7480), make_prompt(30)))
 
 
-@pytest.mark.parametrize("prompt_tokens", [10, 28, 53, 140, 200])
+@pytest.mark.parametrize("prompt_tokens", [10, 53, 140])
 def test_a_voice_prepared_in_pieces_is_the_voice(prompt_tokens: int) -> None:
     prompt, tokens = make_prompt(prompt_tokens, seed=4), make_tokens(45)
     expected = run(make_stage(), prompt, [tokens])[0]

@@ -35,7 +35,7 @@ both_tiers = pytest.mark.parametrize("tier", [Tier.PLAIN, Tier.GRAPHS], ids=lamb
 
 
 @both_tiers
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     prompt_tokens=prompt_sizes,
     sizes=hop_sizes,
@@ -61,7 +61,7 @@ def test_incremental_equals_the_whole_prefix(tier: Tier, prompt_tokens: int, siz
 
 
 @both_tiers
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(
     sessions=st.lists(st.tuples(prompt_sizes, hop_sizes, st.integers(0, 2)), min_size=2, max_size=4),
     left=st.sampled_from([0, 1]),
@@ -86,7 +86,7 @@ def test_a_batch_equals_its_sessions_alone(tier: Tier, sessions: list[tuple[int,
 
 
 @both_tiers
-@pytest.mark.parametrize("prompt_tokens", [0, 37, 50, 750])
+@pytest.mark.parametrize("prompt_tokens", [0, 37, 160])
 def test_a_hop_larger_than_the_rest_commits_several_chunks(tier: Tier, prompt_tokens: int) -> None:
     subject, plain = stage(tier=tier), stage(False)
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(140)
@@ -110,8 +110,7 @@ def test_reference_final_mode_is_the_offline_result(incremental: bool, tier: Tie
     assert (last - streamed[1]).abs().max() > 1e-3  # the two modes are not interchangeable
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 26])
-@pytest.mark.parametrize("prompt_tokens", [0, 50])
+@pytest.mark.parametrize("prompt_tokens, count", [(0, 1), (50, 2), (0, 3), (50, 26)])
 def test_short_utterances_in_one_final_hop(prompt_tokens: int, count: int) -> None:
     prompt, tokens = make_prompt(prompt_tokens), make_tokens(count)
     found = run(stage(), prompt, [tokens])[0]

@@ -14,13 +14,9 @@ from torch import Tensor
 from bistream.checkpoint_config import CheckpointConfig
 from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
-from bistream.token2mel.estimator import TransformerBlock, Unit
 from bistream.token2mel.graphs import recorded
 from bistream.token2mel.graphs.attention import kernel_options
-from bistream.token2mel.graphs.gathered_attention import attend_gathered
 from bistream.token2mel.graphs.runner import GraphFlowRunner
-from bistream.token2mel.graphs.weights import pack
-from bistream.token2mel.layers import split_heads
 from bistream.token2mel.page_pool import ZERO_PAGE
 from bistream.token2mel.solving import SpanGroup
 from bistream.token2mel.stage import FlowHop, FlowStage
@@ -52,7 +48,7 @@ def plain() -> FlowStage:
     return make_stage()
 
 
-@settings(max_examples=7, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(prompt_sizes, hop_sizes), min_size=2, max_size=4), st.sampled_from([(1,), (1, 2), (2, 3, 5)]))
 def test_any_sizes_of_batches_give_the_same(plain: FlowStage, sessions: list[tuple[int, list[int]]], tiles: tuple[int, ...]) -> None:
     """Calls are split into batches, and spans beyond the largest one go to the plain network, whose state the next hop reads."""
@@ -83,7 +79,7 @@ def test_old_content_of_a_page_is_not_read(left: int) -> None:
     assert not pages.context_rows[..., TINY.estimator.static_chunk_size :, :].any(), "rows after a chunk's frames stay zero"
 
 
-@pytest.mark.parametrize("chunk_tokens", [8, 32, 40])
+@pytest.mark.parametrize("chunk_tokens", [8, 40])
 def test_other_sizes_of_chunks(chunk_tokens: int) -> None:
     flow = dataclasses.replace(
         TINY,
@@ -130,30 +126,7 @@ def test_a_stage_reports_the_memory_that_its_pages_take() -> None:
         assert stage.pool.total + len(pages.scratch) + 2 == pages.upsample_tail.shape[0]
 
 
-def test_folded_projections_are_the_projections() -> None:
-    estimator = network_of(make_stage()).matching.estimator
-    unit = estimator.units[0]
-    assert isinstance(unit, Unit)
-    block = unit.blocks[0]
-    assert isinstance(block, TransformerBlock)
-    weights = pack(estimator).units[0].blocks[0]
-    generator = torch.Generator().manual_seed(0)
-    query, keys = torch.randn(64, 16, generator=generator), torch.randn(3 * 64, 16, generator=generator)
-    with torch.no_grad():
-        bias = torch.zeros(1, 1, 64, 3 * 64)
-
-        key, value = (split_heads(item, block.heads) for item in block.to_keys_values(keys[None]).chunk(2, dim=-1))
-        expected = block._attend(query[None], key, value, bias)
-        index = torch.arange(3, dtype=torch.int32)[None]
-        folded = torch.nn.functional.linear(query[None], weights.query)
-        live = torch.full((3,), 64, dtype=torch.int32)
-        pages = keys.view(3, 64, 16)
-        attended = attend_gathered(folded, pages, pages, torch.tensor([3]), index, live, weights.heads, weights.scale)
-        found = torch.nn.functional.linear(attended, weights.output.weight, weights.output.bias)
-    assert_same(found, expected, 1e-5)
-
-
-@pytest.mark.parametrize("kilobytes", [48, 64, 99, 163, 227])
+@pytest.mark.parametrize("kilobytes", [48, 99, 227])
 @pytest.mark.parametrize("width", [64, 256, 512])
 def test_programs_of_the_attention_fit_the_gpu(kilobytes: int, width: int) -> None:
     options = kernel_options(width, 2, kilobytes * 1024)

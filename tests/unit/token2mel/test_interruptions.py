@@ -73,8 +73,8 @@ sizes = st.lists(st.tuples(*[st.integers(0, 60)] * SESSIONS), min_size=ROUNDS, m
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@settings(max_examples=6, deadline=None)
-@given(hops=st.lists(sizes, min_size=2, max_size=3), turns=st.lists(st.integers(0, 2), max_size=40), left=st.sampled_from([0, 0, 1]))
+@settings(max_examples=3, deadline=None)
+@given(hops=st.lists(sizes, min_size=2, max_size=2), turns=st.lists(st.integers(0, 2), max_size=40), left=st.sampled_from([0, 0, 1]))
 def test_any_interleaving_is_bit_equal(tier: Tier, hops: list[list[tuple[int, ...]]], turns: list[int], left: int) -> None:
     """Groups take turns in any order, step by step; alone, each is computed in whole batches."""
     alone = make(tier, left_context_chunks=left)
@@ -105,7 +105,7 @@ def test_a_batch_has_as_many_steps_as_the_solver(tier: Tier) -> None:
     while batch.steps_left:
         left.append(batch.steps_left)
         batch.step()
-    assert left == [4, 3, 2, 1] and TINY.n_timesteps == 4
+    assert left == list(range(TINY.n_timesteps, 0, -1))
 
 
 def test_without_interruptions_the_graphs_compute_a_batch_in_one_step() -> None:

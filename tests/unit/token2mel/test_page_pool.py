@@ -39,7 +39,7 @@ def _act(pool: PagePool, live: list[Account], kind: str, account: Account, amoun
         account.prefix.ready = True
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(actions)
 def test_every_page_has_one_owner_and_reservations_are_kept(steps: list[tuple[str, int, object]]) -> None:
     pool = PagePool(TOTAL)

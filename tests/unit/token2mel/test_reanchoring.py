@@ -34,7 +34,7 @@ def pieces_of(total: int, sizes: list[int]) -> list[list[int]]:
     return cut(make_tokens(sum(found)), found)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(prompt_sizes, st.lists(st.integers(15, 45), min_size=1, max_size=4), st.integers(8, 14), st.sampled_from([1, 2]))
 def test_forgetting_beyond_reach_changes_nothing(prompt: int, sizes: list[int], context_s: int, left: int) -> None:
     """With bounded attention the forgotten speech is out of reach, and periodic noise is the same at the new positions: the mel is
@@ -46,7 +46,7 @@ def test_forgetting_beyond_reach_changes_nothing(prompt: int, sizes: list[int], 
         assert_same(mel, other)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     prompt_sizes,
     st.lists(st.integers(0, 45), min_size=1, max_size=4).filter(any),
@@ -99,10 +99,9 @@ def test_where_it_forgets_depends_on_its_tokens_alone() -> None:
             assert_same(result, mels[index])
 
 
-@pytest.mark.parametrize("tier", [Tier.PLAIN, Tier.GRAPHS])
-def test_the_tiers_agree(tier: Tier) -> None:
-    voice, pieces = make_prompt(30), pieces_of(500, [18, CHUNK, CHUNK, CHUNK])
-    found, expected = run(stage(8.0, tier=tier), voice, pieces), run(stage(8.0), voice, pieces)
+def test_the_tiers_agree() -> None:
+    voice, pieces = make_prompt(30), pieces_of(325, [18, CHUNK, CHUNK, CHUNK])
+    found, expected = run(stage(8.0, tier=Tier.GRAPHS), voice, pieces), run(stage(8.0), voice, pieces)
     for mel, other in zip(found, expected, strict=True):
         assert_same(mel, other, 10 * EXACT)
 

@@ -54,7 +54,7 @@ def batch(runner: SharingRunner, groups: Sequence[tuple[int, int]]) -> SpanBatch
 groups = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 9)), min_size=1, max_size=3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(groups, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=60))
 def test_every_batch_ends_as_alone(batches: list[list[tuple[int, int]]], turns: list[int]) -> None:
     expected = [batch(SharingRunner(), each).finish() for each in batches]

@@ -435,7 +435,7 @@ def test_idle_sessions_expire(rig: Rig) -> None:
     assert all(state.closed for state in rig.flow.states[:2])
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 25), st.sampled_from("abcd")), min_size=5, max_size=30))
 def test_every_lease_expires_in_its_own_time(steps: list[tuple[int, str]]) -> None:
     """With any arrivals and any times of the check for idle sessions, each expires 30 s after its last request, and not before."""
@@ -676,7 +676,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(OPERATIONS)
 def test_whatever_happens_every_future_is_answered_and_everything_is_freed(operations: list[tuple[str, str]]) -> None:
     rig = make_rig(max_sessions=2)
@@ -698,7 +698,7 @@ def test_whatever_happens_every_future_is_answered_and_everything_is_freed(opera
     assert rig.service.live_sessions == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.floats(0, 10), st.integers(0, 120)), max_size=30),
     st.integers(1, 10),
@@ -744,7 +744,7 @@ def test_a_stall_makes_no_small_batches(stalled: int) -> None:
     assert pace.seconds(200) == pytest.approx(10 * 0.11, rel=0.1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.floats(0.0, 0.02), st.floats(1e-5, 1e-2), st.lists(st.integers(1, 1600), min_size=2, max_size=40, unique=True))
 def test_pace_finds_the_fixed_part_of_a_batch(fixed_s: float, per_token_s: float, batches: list[int]) -> None:
     pace = BatchPace(500.0)

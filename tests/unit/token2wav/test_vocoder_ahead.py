@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -73,21 +73,6 @@ def test_other_tiers_need_none(
     with compiling(config, checkpoint, TierChoice("vocoder", tier, "a GPU", ())):
         pass
     assert not started
-
-
-def test_one_that_fails_is_tried_again(
-    config: RuntimeConfig,
-    checkpoint: CheckpointConfig,
-    marker: Path,
-    started: list[subprocess.Popen[str]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    for number in (1, 2):
-        with compiling(replace(config, model_dir=str(tmp_path)), checkpoint, GRAPHS):
-            pass
-        assert len(started) == number and not marker.exists()
-    assert "it is compiled here" in caplog.text
 
 
 def test_a_start_that_fails_ends_it(

@@ -26,7 +26,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_messages_arrive_as_they_were_sent(messages: list[Message]) -> None:
     found = unpack(pack(messages))
     assert [(message.number, message.error, list(message.arrays)) for message in found] == [
@@ -42,7 +42,7 @@ def test_messages_arrive_as_they_were_sent(messages: list[Message]) -> None:
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_damage_is_refused_or_harmless(messages: list[Message], data: st.DataObject) -> None:
     packed = pack(messages).copy()
     if data.draw(st.booleans()):

@@ -23,7 +23,7 @@ def is_end(message: Message) -> bool:
     return isinstance(message, BistreamError) or message.is_final
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=20), st.sampled_from(ENDS), st.integers(1, 8))
 def test_every_token_is_taken_once_and_in_order(steps: list[int | None], end: Message, wanted_tokens: int) -> None:
     """None: request; n: n more tokens arrive."""

@@ -18,7 +18,7 @@ def wait_for(event: threading.Event) -> None:
     assert event.wait(WAIT_S)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 4))
 def test_the_work_of_a_key_is_done_in_order_and_all_of_it(keys: list[int], threads: int) -> None:
     done: list[tuple[int, int]] = []

@@ -15,7 +15,7 @@ from tests.unit.triton.fakes import held
 TIMEOUT_S = 240.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.booleans(), max_size=30))
 def test_first_ones_go_before_all_others_and_nothing_is_lost(firsts: list[bool]) -> None:
     """While one is being sent the others gather."""

@@ -40,7 +40,7 @@ KINDS = [ResponseSender, SiblingResponseSender, lambda backend, sender: SiblingR
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(calls=st.lists(st.sampled_from(sorted(CALLS)), max_size=12))
 def test_any_order_of_calls_is_safe_and_finishes_once(kind: Callable[..., ResponseSender], calls: list[str]) -> None:
     fake = FakeSender()

@@ -111,7 +111,7 @@ def start(**changes: Any) -> LanguageModelStart:
     return LanguageModelStart(**{**values, "options": options, **changes})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.integers(0, 6560), max_size=20),
     st.integers(0, 4000),

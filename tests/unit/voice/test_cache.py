@@ -12,7 +12,7 @@ VOICES = {name: random_voice(seed=index, tokens=5 + 20 * index) for index, name 
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["get", "put"]), st.sampled_from("abcdefgh")), max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(size=st.integers(1, 6), max_bytes=st.integers(1000, 200_000), operations=OPERATIONS)
 def test_stays_within_its_bounds_and_answers_with_the_right_voice(size: int, max_bytes: int, operations: list[tuple[str, str]]) -> None:
     cache, known = VoiceCache(size, max_bytes), set[str]()
@@ -26,7 +26,7 @@ def test_stays_within_its_bounds_and_answers_with_the_right_voice(size: int, max
     assert sum(voice_bytes(VOICES[name]) for name in VOICES if cache.get(name) is not None) == cache.bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(4, 12), st.integers(1, 40), st.data())
 def test_new_voices_do_not_displace_those_that_are_used_again(size: int, newcomers: int, data: st.DataObject) -> None:
     cache, voice = VoiceCache(size), random_voice()
@@ -51,7 +51,7 @@ def test_nor_do_their_bytes() -> None:
     assert cache.get("newcomer 19") is large and cache.get("newcomer 2") is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 8), st.lists(st.integers(0, 20), max_size=40))
 def test_the_latest_voice_is_always_there(size: int, names: list[int]) -> None:
     cache, voice = VoiceCache(size), random_voice()

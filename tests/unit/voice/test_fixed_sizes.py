@@ -56,7 +56,7 @@ class Sums:
         return torch.stack([features.double().sum((1, 2)), lengths.double()], dim=1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(LENGTHS, st.booleans())
 def test_each_recording_gets_its_own_row(lengths: list[int], are_fixed: bool) -> None:
     network = Sums()
