@@ -1,4 +1,4 @@
-"""CPU time of the metrics: of one event, of one export, and as a share of a core at a given load. No server, no GPU.
+"""CPU time of the metrics: of one event, of one reading of the gauges, and as a share of a core at a given load. No server, no GPU.
 
     python benchmarks/metrics.py [--out benchmarks/results/metrics-HOST.json]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -19,16 +20,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from prometheus_client import CollectorRegistry, generate_latest, values
+from prometheus_client.multiprocess import MultiProcessCollector
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import report, table
-from bistream.keeper.metrics import models_snapshot
-from bistream.metrics.exporter import Exporter
 from bistream.metrics.families import AUDIO_TTFP, SESSION_STARTS
 from bistream.metrics.recorder import Recorder
 from bistream.metrics.session_log import LOGGER, write_plain_lines
-from bistream.metrics.snapshot import exposition
 from bistream.orchestration.admission import SessionStart
 from bistream.orchestration.playback import Playback
 from bistream.orchestration.ports import SessionKey
@@ -43,7 +43,7 @@ from bistream.types import FinishReason, Sampling, VoicePrompt
 
 CALLERS, CHUNKS = 256, 5  # chunks of a session
 # Events per second: sessions of 5.6 s of audio, 590 audio seconds per second, full steps of 1.58 ms, hops in batches of 16.
-LOAD = {"session": 105.0, "language model step": 630.0, "batch of 16 hops": 37.0, "export of one process": 4.0, "scrape": 0.1}
+LOAD = {"session": 105.0, "language model step": 630.0, "batch of 16 hops": 37.0, "gauges of one process": 4.0, "scrape": 0.1}
 PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
 
 
@@ -116,11 +116,14 @@ def batch(recorder: Recorder) -> Callable[[], None]:
     return lambda: metrics.batch(jobs, 9.9, 0.1, 10.0)
 
 
-def measure() -> dict[str, float]:
+def measure(folder: str) -> dict[str, float]:
+    """Counting as a model process does, into files in ``folder``."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
     recorder = Recorder()
     histogram = recorder.histogram(AUDIO_TTFP, "whole")
     found = {
-        "Counter.add": cpu_us(recorder.counter(SESSION_STARTS).add, 100_000),
+        "Counter.inc": cpu_us(recorder.counter(SESSION_STARTS).inc, 100_000),
         "Histogram.observe": cpu_us(lambda: histogram.observe(0.12), 100_000),
     }
     write_plain_lines(io.StringIO())
@@ -128,10 +131,11 @@ def measure() -> dict[str, float]:
     found["session"] = cpu_us(session(recorder), 2_000)
     found["language model step"] = cpu_us(step(recorder), 2_000)
     found["batch of 16 hops"] = cpu_us(batch(recorder), 5_000)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        exporter = Exporter(Path(folder), "model", recorder)
-        found["export of one process"] = cpu_us(exporter.write, 200)
-        found["scrape"] = cpu_us(lambda: exposition(models_snapshot(Path(folder))), 50)
+    recorder.read_process("model")
+    found["gauges of one process"] = cpu_us(recorder.refresh, 200)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
+    found["scrape"] = cpu_us(lambda: generate_latest(registry), 50)
     return found
 
 
@@ -139,7 +143,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="write the result there as well")
     options = parser.parse_args()
-    found = measure()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        found = measure(folder)
     shares = {name: found[name] * rate / 1e4 for name, rate in LOAD.items()}
     rows: list[tuple[object, ...]] = [("event", "CPU us", "per second", "% of a core")]
     for name, microseconds in found.items():

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bistream.checkpoint import QWEN_DIRECTORY
 from bistream.family import FAMILIES
 from bistream.fingerprint import Fingerprint, code_hash, files_hash, gpus, processor, versions
 from bistream.keeper.golden import RECIPE
+from bistream.keeper.host import GoldenError
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.wire import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 
@@ -45,6 +47,15 @@ def checkpoint_files(parameters: Parameters) -> list[Path]:
     """Every file of the checkpoint that is there."""
     folders = ((Path(parameters[model].get("model_dir", "")), names) for model, names in CHECKPOINT_FILES.items() if model in parameters)
     return sorted({folder / name for folder, names in folders for name in names if (folder / name).is_file()})
+
+
+def check_archives(paths: Sequence[Path]) -> None:
+    """Read the weights of a checkpoint once before its first utterance becomes the one to compare with. Raises ``GoldenError``."""
+    for path in filter(zipfile.is_zipfile, paths):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise GoldenError(f"{path.name} is damaged ({damaged} does not match its checksum); download it again.")
 
 
 def checkpoint(parameters: Parameters) -> Fingerprint:

@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bistream.keeper.host import DIE_WITH_PARENT, ServerError
+from bistream.keeper.child import DIE_WITH_PARENT
+from bistream.keeper.host import ServerError
 
 logger = logging.getLogger(__name__)
 

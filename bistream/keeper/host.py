@@ -17,12 +17,14 @@ from pathlib import Path
 from types import FrameType
 
 SHARED_MEMORY = Path("/dev/shm")
-# Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then exec the given program, so that it cannot outlive its keeper.
-DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
 
 class ServerError(Exception):
     """The server cannot start or has died; the message is for the operator."""
+
+
+class PortInUseError(ServerError):
+    """A port was taken between choosing and using it, or belongs to another server."""
 
 
 class GoldenError(ServerError):

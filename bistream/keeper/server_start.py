@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Protocol
 
-from bistream.keeper.host import ServerError
-from bistream.keeper.probe import ProbeError, probe
+from bistream.keeper.host import PortInUseError, ServerError
+from bistream.keeper.model_requests import RequestError
+from bistream.keeper.probe import probe
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
-from bistream.keeper.start_failure import PortInUseError
 from bistream.start_phases import phase
 
 PORT_ATTEMPTS = 3
 
 
-class Verify(Protocol):
-    """What a server must pass before it is ready."""
-
-    def begin(self, model_repository: Path) -> None:
-        """A server starts: do beside it what needs no server."""
-
-    def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
-        """Its models have answered. should_stop: when to raise ``Interrupted``. Raises ``ServerError``."""
+Verify = Callable[[TritonServer, Callable[[], bool]], None]  # what a server must pass before it is ready, once its models have answered
 
 
-class VerifyNothing:
-    def begin(self, model_repository: Path) -> None:
-        pass
-
-    def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
-        pass
-
-
-verify_nothing = VerifyNothing()
+def verify_nothing(server: TritonServer, should_stop: Callable[[], bool]) -> None:
+    """should_stop: when to raise ``Interrupted``. Others raise ``ServerError``."""
 
 
 def start_server(
@@ -43,7 +27,6 @@ def start_server(
     """A server whose models have all answered. Raises ``ServerError`` or ``Interrupted``; nothing is left running then."""
     for attempt in range(PORT_ATTEMPTS):
         server = TritonServer(settings)
-        verify.begin(settings.model_repository)
         try:
             with phase("Triton and its models"):
                 server.start(should_stop)
@@ -58,7 +41,7 @@ def start_server(
                 verify(server, should_stop)
         except BaseException as error:
             server.stop(exit_timeout_s=0.0)
-            if isinstance(error, ProbeError):
+            if isinstance(error, RequestError):
                 raise ServerError(f"The server started, but {error}.") from None
             raise
         return server

@@ -15,8 +15,8 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
+from bistream.control_files import LONGEST_STOP_S
 from bistream.errors import BistreamError
-from bistream.heartbeats import LONGEST_STOP_S
 from bistream.triton.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.triton.channel_end import ChannelEnd, Handle, written
 from bistream.triton.inputs import CallInputs

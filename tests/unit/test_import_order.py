@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors family rates resample reference_hash control_files process_limits heartbeats steps stage_times start_phases
+    types errors family rates resample reference_hash control_files process_limits steps stage_times start_phases
     checkpoint_files model_card reference_tone voice_list
     wire
     checkpoint_config config wire_arrays refusals metrics fingerprint
@@ -69,7 +69,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"compile_ahead"}),
     ),
     "hub": tuple(frozenset(names.split()) for names in ("listing", "failures manifest", "huggingface modelscope released", "download")),
-    "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),
+    "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "recorder")),
     "orchestration": tuple(
         frozenset(line.split())
         for line in """

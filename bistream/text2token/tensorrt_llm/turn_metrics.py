@@ -47,16 +47,16 @@ class TurnMetrics:
             self._text.observe(marks.turn_begun_at - marks.opened_at)
 
     def decoded(self, state: SequenceState, num_ids: int) -> None:
-        self._tokens.add(num_ids)
+        self._tokens.inc(num_ids)
         marks = self._marks.pop(state, None)
         if marks is not None:  # waiting for TensorRT-LLM and its first step cannot be told apart
             self._first_token.observe(self._clock() - marks.turn_begun_at)
 
     def prompt_computed(self, num_recomputed: int) -> None:
-        self._recomputed.add(num_recomputed)
+        self._recomputed.inc(num_recomputed)
 
     def turn_ended(self, num_rejected: int) -> None:
-        self._rejected.add(num_rejected)
+        self._rejected.inc(num_rejected)
 
     def closed(self, state: SequenceState) -> None:
         self._marks.pop(state, None)

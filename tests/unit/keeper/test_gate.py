@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.keeper import gate as module
-from bistream.keeper.drain import CLOSING_S
 from bistream.keeper.gate import ASK_TIMEOUT_S, LAST_WORDS_S, LONGEST_DELAY_S, UNREADY_AFTER_S, KeptGate, restart_delay_s
 from bistream.keeper.hang_watch import DEAD_AFTER_S, STUCK_AFTER_S, Vitals
 from bistream.keeper.host import ServerError
+from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import Interrupted, never
 from gateway.settings import GateSettings, Listen, TlsSettings
 

@@ -18,6 +18,7 @@ from bistream.text2token.tensorrt_llm.api import FORBIDDEN_BIAS, SINGLE_PROCESS,
 from bistream.text2token.tensorrt_llm.engine import STALL_S, TensorRtLlmEngine
 from bistream.text2token.tensorrt_llm.request_maker import make_llm
 from tests.fakes import RecordingSink
+from tests.recorded import sample
 from tests.unit.text2token.tensorrt_llm.bench import MERGED, SIZES, FakeClock, PortBench
 from tests.unit.text2token.tensorrt_llm.port import Choose, KvCacheConfig, Port, SamplingParams
 from tests.unit.text2token.tiny import SPACE
@@ -141,7 +142,7 @@ def test_a_mask_that_is_not_honoured_ends_the_session(bench: PortBench) -> None:
 
 
 def counted(recorder: Recorder, name: str) -> float:
-    return sum(counter.value for (family, _), counter in recorder._counters.items() if family.name == name)
+    return sample(recorder, name.removeprefix("bistream_"))
 
 
 @pytest.mark.parametrize(("manager", "expected"), [("v1", 0), ("v2", 5 * 15)])
