@@ -20,6 +20,7 @@ from pathlib import Path
 CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the folder; unset: the server has no keeper
 LONGEST_STOP_S = 12.0  # any process may stand still for so long, and its sessions go on afterwards: every time-out here is longer
 _STATUS, _ORDER = ".status", "order"
+READ_ATTEMPTS = 3
 _STATUS_BYTES = 512  # always written as a whole, so that a reader sees one status or another
 
 
@@ -83,10 +84,14 @@ def read_statuses(directory: Path) -> list[tuple[str, ProcessStatus]]:
 
 
 def _read(path: Path) -> ProcessStatus | None:
-    try:
-        return ProcessStatus(**json.loads(path.read_text(encoding="ascii")))
-    except (OSError, ValueError, TypeError):
-        return None
+    for _ in range(READ_ATTEMPTS):
+        try:
+            return ProcessStatus(**json.loads(path.read_text(encoding="ascii")))
+        except OSError:
+            return None
+        except (ValueError, TypeError):  # it was being written
+            continue
+    return None
 
 
 def forget_process(directory: Path, model: str, pid: int) -> None:

@@ -63,6 +63,14 @@ def test_a_damaged_file_is_no_status(tmp_path: Path) -> None:
     assert read_status(tmp_path, "m", 1) is None
 
 
+def test_a_status_that_is_being_written_is_read_again(writer: StatusWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a drain would seem to be over while a front door writes how many sessions it has left."""
+    whole = (tmp_path / "m-1.status").read_text(encoding="ascii")
+    found = iter([whole[:20], whole])
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: next(found))
+    assert written(tmp_path).beats == 1
+
+
 def test_a_process_beats_and_reads_its_gauges_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     others, beaten, read = set(threading.enumerate()), threading.Event(), threading.Event()
