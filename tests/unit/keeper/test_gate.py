@@ -271,15 +271,6 @@ def _pass(rig: Rig, seconds: float) -> bool:
     return False
 
 
-def test_a_second_request_while_it_drains_is_passed_on() -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        rig.process.stubborn = True
-        rig.gate.drain()
-        rig.process.stubborn = False
-    assert rig.process.asked >= 2 and rig.process.code == 0
-
-
 def test_a_gate_that_does_not_end_is_killed() -> None:
     rig = Rig()
     with rig.gate.opened(never):

@@ -88,23 +88,13 @@ def test_its_heart_beats_while_its_loop_turns(server: FakeTriton) -> None:
         wait_until(lambda: gate.vitals().processor_s > first.processor_s > 0.0)  # it asks for Triton's readiness
         os.kill(gate.pid, signal.SIGSTOP)
         wait_until(lambda: gate.vitals().is_held)
+        with pytest.raises(TimeoutError):
+            ask_ready(gate.settings, 0.1)
         gate.ask_to_end()
         wait_until(lambda: gate.exit_code() == 0)  # it goes on, and ends
     finally:
         gate.kill()
     assert gate.vitals().beat == 0
-
-
-def test_a_stopped_gate_is_silent(server: FakeTriton) -> None:
-    gate = GateProcess(settings(server))
-    gate.start()
-    try:
-        assert gate.settings.grpc.port and gate.settings.http and gate.settings.http.port, "those that the system has given"
-        os.kill(gate.pid, signal.SIGSTOP)
-        with pytest.raises(TimeoutError):
-            ask_ready(gate.settings, 0.1)
-    finally:
-        gate.kill()
 
 
 @pytest.fixture(scope="module")
@@ -158,17 +148,6 @@ def test_reasons_not_to_start_are_one_sentence(server: FakeTriton, tmp_path: Pat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ServerError, match="^The gate needs the Python package uvloop; run: bash run.sh setup"):
         GateProcess(settings(server)).start()
-
-
-def test_serve_ends_with_the_gates_sentence(tmp_path: Path) -> None:
-    (tmp_path / "python").mkdir()
-    (tmp_path / "a_model").mkdir()
-    (tmp_path / "a_model" / "config.pbtxt").write_text('name: "a_model"\n', encoding="utf-8")
-    arguments = ["--tritonserver", sys.executable, "--backend-directory", str(tmp_path), "--model-repository", str(tmp_path)]
-    command = [sys.executable, str(ROOT / "scripts" / "serve.py"), *arguments, "--free-ports", "--keys-file", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("serve.py: The gate cannot start: ")
 
 
 def test_an_unexplained_end_shows_the_log() -> None:
