@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from bistream.keeper.gate_process import GateProcess, ask_ready, url
+from bistream.keeper.gate_process import GateProcess, ask_ready
 from bistream.keeper.hang_watch import BusyWatch
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import ServerError, url
 from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import Interrupted
 from gateway.settings import GateSettings
@@ -91,12 +91,12 @@ class KeptGate(Gate):
 
     @property
     def grpc_url(self) -> str:
-        return url(self.settings.grpc)
+        return url(self.settings.grpc.address, self.settings.grpc.port)
 
     @property
     def http_url(self) -> str:
         assert self.settings.http is not None
-        return url(self.settings.http)
+        return url(self.settings.http.address, self.settings.http.port)
 
     @property
     def is_ready(self) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from bistream.keeper.child import OutputCopy, spawn
 from bistream.keeper.hang_watch import Vitals
 from bistream.keeper.health import READY
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import ServerError, reachable
 from bistream.keeper.model_processes import RUNNABLE, STOPPED, process_state, processor_s
 from bistream.keeper.server_process import Interrupted, never
 from gateway.options import command
@@ -156,14 +156,3 @@ def ask_ready(settings: GateSettings, timeout_s: float) -> bool | None:
             raise
         except (OSError, http.client.HTTPException):
             return None
-
-
-def reachable(address: str) -> str:
-    """The address under which this host reaches a server that listens there."""
-    return {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)
-
-
-def url(listen: Listen) -> str:
-    """``HOST:PORT`` for a client on this host."""
-    host = reachable(listen.address)
-    return f"[{host}]:{listen.port}" if ":" in host else f"{host}:{listen.port}"

@@ -6,10 +6,10 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from bistream.keeper.child import OutputCopy, spawn
 from bistream.keeper.host import ServerError
@@ -33,18 +33,7 @@ class MemberPlan:
     has_label: bool = True
 
 
-class Process(Protocol):
-    """What a member needs of ``subprocess.Popen``."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, sig: int) -> None: ...
-    def kill(self) -> None: ...
-
-
-def spawn_member(plan: MemberPlan) -> tuple[Process, Callable[[], str]]:
+def spawn_member(plan: MemberPlan) -> tuple[subprocess.Popen[str], Callable[[], str]]:
     """The process and its last line. Raises ``ServerError``."""
     try:
         process = spawn(plan.command, env={**os.environ, **plan.environment})
@@ -63,7 +52,7 @@ class Member:
         self,
         plan: MemberPlan,
         limits: RestartLimits | None = None,
-        spawn_process: Callable[[MemberPlan], tuple[Process, Callable[[], str]]] = spawn_member,
+        spawn_process: Callable[[MemberPlan], tuple[subprocess.Popen[str], Callable[[], str]]] = spawn_member,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
@@ -72,7 +61,7 @@ class Member:
         self._policy = RestartPolicy(limits or RestartLimits(), clock)
         self._spawn = spawn_process
         self._clock = clock
-        self._process: Process | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._last_line: Callable[[], str] = str
         self._restart_at = 0.0
 

@@ -72,6 +72,17 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
+def reachable(address: str) -> str:
+    """The address under which this host reaches a server that listens there."""
+    return {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)
+
+
+def url(address: str, port: int) -> str:
+    """``HOST:PORT`` for a client on this host."""
+    host = reachable(address)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def end_process(process: subprocess.Popen[bytes], kill_after_s: float = 5.0) -> None:
     """SIGTERM, and SIGKILL if that has not ended it in time. Nothing for a process that has ended."""
     if process.poll() is None:

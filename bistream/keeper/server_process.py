@@ -28,6 +28,7 @@ from bistream.keeper.host import (
     ServerError,
     is_free,
     library_directories,
+    url,
 )
 from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, hide_argument, is_ready
 from bistream.keeper.served_models import Ending, ServedModels
@@ -112,11 +113,11 @@ class TritonServer:
 
     @property
     def grpc_url(self) -> str:
-        return f"{_reachable(self.settings.grpc_address)}:{self.ports.grpc}"
+        return url(self.settings.grpc_address, self.ports.grpc)
 
     @property
     def http_url(self) -> str:
-        return f"{_reachable(self.settings.http_address)}:{self.ports.http}"
+        return url(self.settings.http_address, self.ports.http)
 
     @property
     def control_directory(self) -> Path:
@@ -274,7 +275,3 @@ class TritonServer:
                 )
             time.sleep(START_POLL_INTERVAL_S)
         pulse.adopt()  # the last one
-
-
-def _reachable(address: str) -> str:
-    return "127.0.0.1" if address in ("0.0.0.0", "::", "*") else address

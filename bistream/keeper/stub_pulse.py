@@ -69,10 +69,11 @@ class StubPulse:
             self._thread.join()
 
     def adopt(self) -> None:
-        """Look for model processes that have been started since. From one thread at a time."""
+        """Look for model processes that have been started since. From any thread."""
         for process, arguments in stubs_of(self._server):
             if process in self._seen:
                 continue
+            self._seen.add(process)
             try:
                 stub = self._open(process, arguments)
             except (OSError, ValueError, struct.error) as error:
@@ -80,7 +81,6 @@ class StubPulse:
             else:
                 self._stubs[stub.process] = stub
                 self._ended.register(stub.process, select.POLLIN)
-            self._seen.add(process)
 
     def _run(self) -> None:
         try:

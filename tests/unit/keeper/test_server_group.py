@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ class World:
     events: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     changes: list[list[str]] = field(default_factory=list)
 
-    def spawn(self, plan: MemberPlan) -> tuple[FakeProcess, Callable[[], str]]:
+    def spawn(self, plan: MemberPlan) -> Any:
         one = FakeProcess(len(self.started) + 1, self.ends_at)
         if plan.name in self.broken:
             one.code = 1
