@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -114,8 +113,3 @@ def read_order(directory: Path) -> Order | None:
         return Order(**json.loads((directory / _ORDER).read_text(encoding="ascii")))
     except FileNotFoundError:
         return None
-
-
-def age_s(status: ProcessStatus) -> float:
-    """Seconds since its gauges were read."""
-    return max(0.0, time.monotonic() - status.counted_at)

@@ -43,13 +43,13 @@ from bistream.keeper.golden_facts import (
     checkpoint_files,
     environment,
     hardware,
-    read_parameters,
     tiers_of,
 )
 from bistream.keeper.golden_store import GoldenStore, StoredGolden
 from bistream.keeper.host import GoldenError
 from bistream.keeper.metrics import triton_text
 from bistream.keeper.model_requests import ModelStream, RequestError
+from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN

@@ -32,15 +32,8 @@ HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front door: how 
 _FRONT_DOOR_SETTINGS = (*HOP_SETTINGS, "condition_recordings")
 _ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer", "speaker_encoder")
 _PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
-_PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
 _TIER = re.compile(r"^bistream_tier\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
 _LABEL = re.compile(r'(stage|tier)="(\w+)"')
-
-
-def read_parameters(model_repository: Path) -> dict[str, dict[str, str]]:
-    """By model, from each ``config.pbtxt``."""
-    texts = {path.parent.name: path.read_text(encoding="utf-8", errors="replace") for path in model_repository.glob("*/config.pbtxt")}
-    return {name: dict(_PARAMETER.findall(text)) for name, text in texts.items()}
 
 
 def checkpoint_files(parameters: Parameters) -> list[Path]:

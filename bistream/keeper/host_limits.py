@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.keeper.host import SHARED_MEMORY, ServerError
+from bistream.keeper.repository import count_instances, read_parameters
 from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
 from bistream.process_limits import NO_LIMIT, raise_soft_limit
 from bistream.rates import REFERENCE_SAMPLE_RATE
@@ -35,12 +36,10 @@ _MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
 _CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
 _BYTES_PER_SAMPLE = 4
 _FRONT_DOORS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
-_INSTANCES = re.compile(r"instance_group \[ \{ count: (\d+)")
 # What a shell takes as it is: the backend puts paths into a command line without quoting them, and a model process that gets half of a
 # path hangs the start.
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 _PATH_PARAMETERS = ("model_dir", "voices_dir")
-_PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,7 @@ class HostRoom:
 
 def host_needs(model_repository: Path, processors: int) -> HostNeeds:
     """From the models' ``config.pbtxt``."""
-    texts = {path.parent.name: path.read_text(encoding="utf-8", errors="replace") for path in model_repository.glob("*/config.pbtxt")}
-    parameters = {name: dict(_PARAMETER.findall(text)) for name, text in texts.items()}
-    instances = sum(int(match[1]) if (match := _INSTANCES.search(text)) else 1 for text in texts.values())
+    parameters, instances = read_parameters(model_repository), count_instances(model_repository)
     front_doors = [values for name, values in parameters.items() if name in _FRONT_DOORS]
     sessions = sum(int(_number(values, "max_sessions")) for values in front_doors)
     recording_s = max((_number(values, "max_reference_s") for values in front_doors), default=0.0)
@@ -166,24 +163,12 @@ def check_paths(settings: ServerSettings) -> None:
             )
     if not os.access(settings.executable, os.X_OK) or settings.executable.is_dir():
         raise ServerError(f"{settings.executable} cannot be executed; choose another --tritonserver, or run: bash run.sh setup")
-    _check_models(settings.model_repository)
-
-
-def _check_models(repository: Path) -> None:
-    configs = 0
     try:
-        for folder in sorted(repository.iterdir()):
-            config = folder / "config.pbtxt"
-            if folder.is_dir() and config.exists():
-                configs += 1
-                _check_parameters(config)
+        parameters = read_parameters(settings.model_repository)
     except OSError as error:
         raise ServerError(f"{error.filename} cannot be read ({error.strerror}); make it readable for this user.") from None
-    if configs == 0:
-        raise ServerError(f"{repository} holds no model; make it with scripts/make_model_repo.py, or run: bash run.sh 2 2")
-
-
-def _check_parameters(config: Path) -> None:
-    for name, value in _PARAMETER.findall(config.read_text(encoding="utf-8", errors="replace")):
+    if not parameters:
+        raise ServerError(f"{settings.model_repository} holds no model; make it with scripts/make_model_repo.py, or run: bash run.sh 2 2")
+    for name, value in (pair for values in parameters.values() for pair in values.items()):
         if name in _PATH_PARAMETERS and not value.isascii():
             raise ServerError(f"{name} is {value!r}, but this Triton build reads ASCII file names only; rename it, or make a link to it.")

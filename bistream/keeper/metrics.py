@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from bistream.control_files import age_s, read_statuses
+from bistream.control_files import read_statuses
 from bistream.keeper.server_process import TritonServer
 from bistream.metrics.families import METRICS_AGE, SERVER_READY, SERVER_RESTARTS
 
@@ -76,7 +77,7 @@ def _ages(directory: Path) -> dict[str, float]:
     ages: dict[str, float] = {}
     for model, status in read_statuses(directory):
         if status.counted_at:  # else it still loads
-            ages[model] = max(age_s(status), ages.get(model, 0.0))
+            ages[model] = max(time.monotonic() - status.counted_at, ages.get(model, 0.0))
     return ages
 
 

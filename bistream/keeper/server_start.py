@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bistream.keeper.host import PortInUseError, ServerError
 from bistream.keeper.model_requests import RequestError
 from bistream.keeper.probe import probe
+from bistream.keeper.repository import model_names
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
 from bistream.start_phases import phase
 
@@ -36,7 +37,7 @@ def start_server(
             continue
         try:
             with phase("probes"):
-                probe_all(server.grpc_url, model_names(settings), probe_timeout_s, should_stop)
+                probe_all(server.grpc_url, model_names(settings.model_repository), probe_timeout_s, should_stop)
             with phase("verification"):
                 verify(server, should_stop)
         except BaseException as error:
@@ -55,7 +56,3 @@ def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: C
     with ThreadPoolExecutor(len(models), thread_name_prefix="first-probe") as pool:
         for done in [pool.submit(probe, grpc_url, [model], timeout_s, should_stop) for model in models]:
             done.result()
-
-
-def model_names(settings: ServerSettings) -> list[str]:
-    return sorted(path.parent.name for path in settings.model_repository.glob("*/config.pbtxt"))

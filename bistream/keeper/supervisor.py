@@ -21,9 +21,10 @@ from bistream.keeper.hangs import Hangs
 from bistream.keeper.host import GoldenError, ServerError, end_process, handle_stop_signals
 from bistream.keeper.probe import probe
 from bistream.keeper.reloads import RELOADED_ALONE
+from bistream.keeper.repository import model_names
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
-from bistream.keeper.server_start import Verify, model_names, start_server, verify_nothing
+from bistream.keeper.server_start import Verify, start_server, verify_nothing
 from bistream.keeper.server_watch import Fault, ServerWatch, failure
 
 logger = logging.getLogger(__name__)
@@ -272,7 +273,7 @@ class Supervisor:
 
     def _watch(self, server: TritonServer) -> Fault | None:
         """Returns why the server must be restarted, or ``None`` after ``stop``."""
-        models, timeout_s = model_names(self._server_settings), self._settings.probe_timeout_s
+        models, timeout_s = model_names(self._server_settings.model_repository), self._settings.probe_timeout_s
 
         def probe_all(should_stop: Callable[[], bool]) -> None:
             probe(server.grpc_url, models, timeout_s, should_stop)

@@ -22,10 +22,11 @@ from bistream.fingerprint import Fingerprint
 from bistream.keeper import golden_check, golden_facts
 from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
 from bistream.keeper.golden_check import GoldenCheck
-from bistream.keeper.golden_facts import check_archives, checkpoint, checkpoint_files, environment, read_parameters, tiers_of
+from bistream.keeper.golden_facts import check_archives, checkpoint, checkpoint_files, environment, tiers_of
 from bistream.keeper.golden_store import GoldenStore
 from bistream.keeper.host import GoldenError
 from bistream.keeper.model_requests import RequestError
+from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer, never
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN
