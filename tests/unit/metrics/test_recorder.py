@@ -85,7 +85,7 @@ def test_unknown_families_and_labels_are_refused() -> None:
     with pytest.raises(AssertionError, match="is no value of text"):
         recorder.histogram(AUDIO_TTFP, "a sentence of a caller")
     with pytest.raises(AssertionError, match=r"families\.py"):
-        recorder.counter(Family("bistream_new_total", Kind.COUNTER, SESSION_STARTS.source, "New"))
+        recorder.counter(Family("bistream_new_total", Kind.COUNTER, "New"))
 
 
 def test_no_count_is_lost_between_threads() -> None:
