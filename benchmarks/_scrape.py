@@ -6,15 +6,39 @@ import itertools
 import re
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bistream.metrics.families import BY_NAME, Kind, Labels
-from bistream.metrics.snapshot import Buckets, Snapshot
 
 WAIT_S = 30.0
 _SAMPLE = re.compile(r"^(bistream_\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _PART = re.compile(r"_(bucket|sum|count)$")
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """A histogram. counts: observations in each bucket, the last one above all bounds; not cumulative. total: sum of the values."""
+
+    counts: tuple[int, ...]
+    total: float
+
+    def __sub__(self, earlier: Buckets) -> Buckets:
+        """What was observed since ``earlier``."""
+        differences = (now - before for now, before in zip(self.counts, earlier.counts, strict=True))
+        return Buckets(tuple(differences), self.total - earlier.total)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass
+class Snapshot:
+    """By name and label values. values: counters and gauges."""
+
+    values: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    buckets: dict[tuple[str, Labels], Buckets] = field(default_factory=dict)
 
 
 def parse(text: str) -> Snapshot:
@@ -28,7 +52,7 @@ def parse(text: str) -> Snapshot:
         if stem not in BY_NAME or BY_NAME[stem].kind is not Kind.HISTOGRAM:
             snapshot.values[name, tuple(labels.values())] = float(value)
         elif bound is not None:
-            cumulative.setdefault(series, []).append(int(value))
+            cumulative.setdefault(series, []).append(int(float(value)))
         elif name.endswith("_sum"):
             totals[series] = float(value)
     for series, counts in cumulative.items():

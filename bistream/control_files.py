@@ -1,71 +1,115 @@
-"""The files through which the keeper and the front doors of a server coordinate the end of sessions, in a directory that both can access.
+"""The files in one folder through which the keeper and the model processes of its server coordinate; both sides use this module.
 
-    drain               written by the keeper: the seconds that running sessions may still take
-    failed              written by the keeper before a restart: the model whose process has failed ("-": none in particular), and
-                        the seconds that sessions which do not need it may still take
-    <model>-<pid>.door  written by every front door: ``serving``, then ``draining N`` (sessions left), then ``drained``
-    <model>-<pid>.metrics  written by every model once a second (``metrics/exporter.py``)
+    <model>-<pid>.status  written by a model process several times a second: its ``ProcessStatus``
+    order                 written by the keeper, once sessions must end: its ``Order``
+    *.db                  written by the models' ``prometheus_client``, read by the keeper (``keeper/metrics.py``)
 
-Files instead of a request, because a request reaches one instance of a model rather than all, queues behind the session that an offline
-instance is serving, and could come from any client; the directory is accessible to the server's own user only. Read and
-written by ``keeper/drain.py`` and ``triton/front_door.py``; functions raise ``OSError`` where a file cannot be read or written.
+Files instead of requests: a request reaches one instance of a model rather than all, queues behind the session that an offline instance
+is serving, could come from any client, and is not answered by a process that hangs. Only the server's own user can access the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the directory; unset: the server has no keeper
-SERVING, DRAINING, DRAINED = "serving", "draining", "drained"
-_DRAIN = "drain"
-_FAILED, _NO_MODEL = "failed", "-"
-_DOOR = ".door"
+CONTROL_VARIABLE = "BISTREAM_CONTROL"  # environment of the models: the folder; unset: the server has no keeper
+LONGEST_STOP_S = 12.0  # any process may stand still for so long, and its sessions go on afterwards: every time-out here is longer
+_STATUS, _ORDER = ".status", "order"
+READ_ATTEMPTS = 3
+_STATUS_BYTES = 512  # always written as a whole, so that a reader sees one status or another
 
 
-def write_drain(directory: Path, timeout_s: float) -> None:
-    """Ask all front doors to drain."""
-    _write(directory / _DRAIN, str(timeout_s))
+@dataclass(frozen=True)
+class ProcessStatus:
+    """What a model process says of itself.
+
+    beats: grows while its Python code runs. busy_s: for how long after this beat silence must be expected, because of ``reason``.
+    sessions: of a front door, those left to a drain; ``None``: it takes no sessions. is_drained: they have ended, and no new one begins.
+    counted_at: ``time.monotonic()`` (of the whole host) when its gauges were last read.
+    """
+
+    beats: int = 0
+    busy_s: float = 0.0
+    reason: str = ""
+    sessions: int | None = None
+    is_drained: bool = False
+    counted_at: float = 0.0
 
 
-def read_drain(directory: Path) -> float | None:
-    """Seconds that running sessions may take; ``None`` while no drain is requested."""
-    with contextlib.suppress(FileNotFoundError):
-        return float((directory / _DRAIN).read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class Order:
+    """End the sessions: after ``patience_s`` at most, and those that need the model ``failed`` at once, with an error.
+
+    failed: ``None``: a drain, in which sessions may end by themselves; "": the server is restarted, but no model is lost yet.
+    """
+
+    patience_s: float
+    failed: str | None = None
+
+
+class StatusFile:
+    """Of this process. Raises ``OSError`` when it cannot be made.
+
+    It is overwritten in place: making another one to replace it would need memory that a full ``/dev/shm`` does not have, and a process
+    whose status stands still is killed.
+    """
+
+    def __init__(self, directory: Path, model: str, pid: int) -> None:
+        self._file = os.open(directory / f"{model}-{pid}{_STATUS}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, status: ProcessStatus) -> None:
+        """A status that cannot be written is lost; the next one follows soon."""
+        record = json.dumps(asdict(status)).ljust(_STATUS_BYTES)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, record.encode("ascii"), 0)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_status(directory: Path, model: str, pid: int) -> ProcessStatus | None:
+    """The latest status of a process; ``None`` if there is none."""
+    return _read(directory / f"{model}-{pid}{_STATUS}")
+
+
+def read_statuses(directory: Path) -> list[tuple[str, ProcessStatus]]:
+    """(model, status) of every process."""
+    found = ((path.stem.rpartition("-")[0], _read(path)) for path in directory.glob(f"*{_STATUS}"))
+    return [(model, status) for model, status in found if status is not None]
+
+
+def _read(path: Path) -> ProcessStatus | None:
+    for _ in range(READ_ATTEMPTS):
+        try:
+            return ProcessStatus(**json.loads(path.read_text(encoding="ascii")))
+        except OSError:
+            return None
+        except (ValueError, TypeError):  # it was being written
+            continue
     return None
 
 
-def write_failure(directory: Path, model: str, patience_s: float) -> None:
-    """Tell all front doors that the server is restarted because of ``model`` ("": of none in particular)."""
-    _write(directory / _FAILED, f"{model or _NO_MODEL} {patience_s}")
-
-
-def read_failure(directory: Path) -> tuple[str, float] | None:
-    """(model, seconds) of ``write_failure``; ``None`` while nothing has failed."""
-    with contextlib.suppress(FileNotFoundError):
-        model, patience_s = (directory / _FAILED).read_text(encoding="utf-8").split()
-        return "" if model == _NO_MODEL else model, float(patience_s)
-    return None
-
-
-def forget_process(directory: Path, pid: int) -> None:
-    """Remove what a dead model process has reported."""
-    for path in directory.glob(f"*-{pid}.*"):
+def forget_process(directory: Path, model: str, pid: int) -> None:
+    """Remove the status and the gauges of a dead process; its counters remain."""
+    (directory / f"{model}-{pid}{_STATUS}").unlink(missing_ok=True)
+    for path in directory.glob(f"gauge_*_{pid}.db"):
         path.unlink(missing_ok=True)
 
 
-def write_status(directory: Path, door: str, status: str) -> None:
-    """status: ``SERVING``, ``DRAINING`` and the number of sessions left, or ``DRAINED``."""
-    _write(directory / f"{door}{_DOOR}", status)
+def write_order(directory: Path, order: Order) -> None:
+    """Atomic: a reader sees this order or the one before it. Raises ``OSError``."""
+    new = directory / f"{_ORDER}.new"
+    new.write_text(json.dumps(asdict(order)), encoding="ascii")
+    new.replace(directory / _ORDER)
 
 
-def read_statuses(directory: Path) -> list[str]:
-    """The latest status of every front door."""
-    return [path.read_text(encoding="utf-8") for path in directory.glob(f"*{_DOOR}")]
-
-
-def _write(path: Path, text: str) -> None:
-    """Atomic: a reader sees the old or the new content."""
-    new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+def read_order(directory: Path) -> Order | None:
+    """``None`` while sessions may go on."""
+    try:
+        return Order(**json.loads((directory / _ORDER).read_text(encoding="ascii")))
+    except FileNotFoundError:
+        return None

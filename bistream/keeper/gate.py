@@ -2,7 +2,7 @@
 
 A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still (``hang_watch.BusyWatch``).
 One thread owns the process, because the server's start and its probes may occupy the supervisor for minutes. A gate that is lost takes
-its clients' sessions with it and nothing else. Used by ``supervisor``; ``NoGate`` is for clients that reach Triton itself.
+its clients' sessions with it and nothing else. Used by ``supervisor``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from bistream.keeper.drain import CLOSING_S
-from bistream.keeper.gate_process import GateProcess, ask_ready, url
+from bistream.keeper.gate_process import GateProcess, ask_ready
 from bistream.keeper.hang_watch import BusyWatch
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import ServerError, url
+from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import Interrupted
 from gateway.settings import GateSettings
 
@@ -41,16 +40,19 @@ def restart_delay_s(restarts: int) -> float:
     return 0.0 if restarts == 0 else min(FIRST_DELAY_S * 2.0 ** (restarts - 1), LONGEST_DELAY_S)
 
 
-class Gate(Protocol):
-    """What the supervisor needs of it."""
+class Gate:
+    """What the supervisor needs of a gate; as it is, there is none: clients reach Triton itself, and nobody can be kept from it.
+
+    is_ready: whether it takes sessions. has_ended: whether no session can be left in it.
+    """
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes sessions."""
+        return True
 
     @property
     def has_ended(self) -> bool:
-        """Whether no session can be left in it."""
+        return True
 
     def hold(self) -> None:
         """It takes no sessions until ``release``, whatever the server says of itself."""
@@ -61,28 +63,13 @@ class Gate(Protocol):
     def drain(self) -> None:
         """It takes no new sessions and ends when the running ones have ended, or their time is up."""
 
-    def opened(self, should_stop: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
-        """Open for clients inside. Raises ``ServerError`` or ``Interrupted`` when it cannot be opened."""
-
-
-class NoGate:
-    is_ready = has_ended = True
-
-    def hold(self) -> None:
-        """Whoever reaches Triton itself cannot be kept from it."""
-
-    def release(self) -> None:
-        pass
-
-    def drain(self) -> None:
-        """Its clients are Triton's."""
-
     @contextlib.contextmanager
     def opened(self, should_stop: Callable[[], bool]) -> Iterator[None]:
+        """Open for clients inside. Raises ``ServerError`` or ``Interrupted`` when it cannot be opened."""
         yield
 
 
-class KeptGate:
+class KeptGate(Gate):
     """make, ask, clock: for tests."""
 
     def __init__(
@@ -104,12 +91,12 @@ class KeptGate:
 
     @property
     def grpc_url(self) -> str:
-        return url(self.settings.grpc)
+        return url(self.settings.grpc.address, self.settings.grpc.port)
 
     @property
     def http_url(self) -> str:
         assert self.settings.http is not None
-        return url(self.settings.http)
+        return url(self.settings.http.address, self.settings.http.port)
 
     @property
     def is_ready(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import ServerError, is_free
+from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import Ports, free_ports
 from gateway.settings import Limits
 
@@ -18,7 +18,6 @@ BYTES_PER_CHARACTER = 4  # of UTF-8, at most
 _ATTEMPTS = 100
 _LOWEST_PORT = 10_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_MAX_TEXT_CHARS = re.compile(r'key: "max_text_chars" value { string_value: "(\d+)" }')
 
 
 def inner_ports(metrics: int | None, others: Collection[int] = ()) -> Ports:
@@ -58,6 +57,6 @@ def fit_limits(limits: Limits, model_repository: Path) -> Limits:
 
 
 def _max_text_chars(model_repository: Path) -> int:
-    paths = [model_repository / contract.name / "config.pbtxt" for contract in (COSYVOICE2_BISTREAM, COSYVOICE2)]
-    texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
-    return max((int(match[1]) for text in texts for match in _MAX_TEXT_CHARS.finditer(text)), default=0)
+    parameters = read_parameters(model_repository)
+    found = (parameters.get(contract.name, {}).get("max_text_chars", "") for contract in (COSYVOICE2_BISTREAM, COSYVOICE2))
+    return max((int(value) for value in found if value.isdigit()), default=0)

@@ -14,16 +14,15 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from bistream.keeper.child import OutputCopy, spawn
 from bistream.keeper.hang_watch import Vitals
 from bistream.keeper.health import READY
-from bistream.keeper.host import DIE_WITH_PARENT, ServerError
+from bistream.keeper.host import ServerError, reachable
 from bistream.keeper.model_processes import RUNNABLE, STOPPED, process_state, processor_s
 from bistream.keeper.server_process import Interrupted, never
 from gateway.options import command
@@ -32,7 +31,7 @@ from gateway.settings import GateSettings, Listen
 ROOT = Path(__file__).resolve().parents[2]  # holds the packages bistream and gateway
 START_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
-JOIN_TIMEOUT_S = 5.0
+LINES_SHOWN = 20
 _SENTENCE = re.compile(r"^gateway: (.*)$", re.MULTILINE)
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE)
 
@@ -48,9 +47,7 @@ class GateProcess:
         self.settings = settings
         self._process: subprocess.Popen[str] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="bistream-gate-")
-        self._tail: deque[str] = deque(maxlen=100)
-        self._pump: threading.Thread | None = None
-        self._is_open = False
+        self._output: OutputCopy | None = None
 
     @property
     def pid(self) -> int:
@@ -60,25 +57,14 @@ class GateProcess:
     def start(self, should_stop: Callable[[], bool] = never) -> None:
         """Returns when the doors are open. Raises ``ServerError`` with the gate's sentence, or ``Interrupted``; nothing runs then."""
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", DIE_WITH_PARENT, *command(replace(self.settings, ready_file=self._ready_file))],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in a terminal is the keeper's to pass on
-                encoding="utf-8",
-                errors="backslashreplace",
-            )
-            pump = threading.Thread(target=self._copy_log, name="gate-log", daemon=True)
-            pump.start()
-            self._pump = pump
-            addresses = self._await_doors(should_stop)
+            self._process = spawn(command(replace(self.settings, ready_file=self._ready_file)), cwd=ROOT)
+            self._output = OutputCopy(self._process, is_quiet=True)  # kept for the reason of a failed start
+            addresses = self._await_doors(self._output, should_stop)
         except BaseException:
             self.kill()
             raise
         self.settings = _with_ports(self.settings, addresses)
-        self._is_open = True
+        self._output.is_quiet = False
 
     def exit_code(self) -> int | None:
         assert self._process is not None
@@ -106,42 +92,27 @@ class GateProcess:
             return
         process.kill()
         process.wait()
-        if self._pump is not None:
-            self._pump.join(JOIN_TIMEOUT_S)
-
-    def log_tail(self, lines: int = 20) -> str:
-        return "".join(list(self._tail)[-lines:])
+        if self._output is not None:
+            self._output.join()
 
     @property
     def _ready_file(self) -> Path:
         return Path(self._folder.name) / "ready.json"
 
-    def _await_doors(self, should_stop: Callable[[], bool]) -> dict[str, str]:
+    def _await_doors(self, output: OutputCopy, should_stop: Callable[[], bool]) -> dict[str, str]:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             with contextlib.suppress(OSError, ValueError):  # not there yet, or not complete
                 addresses: dict[str, str] = json.loads(self._ready_file.read_text(encoding="utf-8"))
                 return addresses
             if self.exit_code() is not None:
-                assert self._pump is not None
-                self._pump.join(JOIN_TIMEOUT_S)
-                raise ServerError(failure_sentence(self.log_tail(), self.exit_code()))
+                output.join()
+                raise ServerError(failure_sentence(output.tail(LINES_SHOWN), self.exit_code()))
             if should_stop():
                 raise Interrupted
             if time.monotonic() > deadline:
-                raise ServerError(f"The gate was not open after {START_TIMEOUT_S:.0f} s; its log ends with:\n{self.log_tail()}")
+                raise ServerError(f"The gate was not open after {START_TIMEOUT_S:.0f} s; its log ends with:\n{output.tail(LINES_SHOWN)}")
             time.sleep(POLL_INTERVAL_S)
-
-    def _copy_log(self) -> None:
-        """What is said before the doors are open is kept for the reason of a failed start."""
-        assert self._process is not None and self._process.stdout is not None
-        with self._process.stdout:
-            for line in self._process.stdout:
-                self._tail.append(line)
-                if self._is_open:
-                    with contextlib.suppress(OSError):
-                        sys.stderr.write(line)
-                        sys.stderr.flush()
 
 
 def failure_sentence(log: str, exit_code: int | None) -> str:
@@ -185,14 +156,3 @@ def ask_ready(settings: GateSettings, timeout_s: float) -> bool | None:
             raise
         except (OSError, http.client.HTTPException):
             return None
-
-
-def reachable(address: str) -> str:
-    """The address under which this host reaches a server that listens there."""
-    return {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)
-
-
-def url(listen: Listen) -> str:
-    """``HOST:PORT`` for a client on this host."""
-    host = reachable(listen.address)
-    return f"[{host}]:{listen.port}" if ":" in host else f"{host}:{listen.port}"

@@ -13,6 +13,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,21 @@ from bistream.keeper.golden import (
     distance,
     hops,
 )
-from bistream.keeper.golden_facts import HOP_SETTINGS, Parameters, checkpoint, checkpoint_files, environment, read_parameters, tiers_of
+from bistream.keeper.golden_facts import (
+    HOP_SETTINGS,
+    Parameters,
+    check_archives,
+    checkpoint,
+    checkpoint_files,
+    environment,
+    hardware,
+    tiers_of,
+)
 from bistream.keeper.golden_store import GoldenStore, StoredGolden
 from bistream.keeper.host import GoldenError
 from bistream.keeper.metrics import triton_text
 from bistream.keeper.model_requests import ModelStream, RequestError
-from bistream.keeper.reading_ahead import ReadingAhead
+from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN
@@ -66,11 +76,7 @@ class GoldenCheck:
 
     state_dir: Path
     timeout_s: float = 60.0  # for each response of a model
-    reading_ahead: ReadingAhead = field(default_factory=ReadingAhead)
-
-    def begin(self, model_repository: Path) -> None:
-        """With each start of a server: what needs no server."""
-        self.reading_ahead.begin(read_parameters(model_repository), self.state_dir)
+    hardware: Future[str] = field(default_factory=lambda: ThreadPoolExecutor(1).submit(hardware))  # takes a second, beside the start
 
     def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
         """Returns when the server speaks as stored, or as nothing else did yet. Raises ``GoldenError`` and ``Interrupted``."""
@@ -82,12 +88,12 @@ class GoldenCheck:
         try:
             store = GoldenStore(self.state_dir, checkpoint(parameters))
             tiers = _tiers(server)
-            present = environment(parameters, tiers, self.reading_ahead.hardware())
+            present = environment(parameters, tiers, self.hardware.result())
             stored = store.find(present)
             is_known = stored is not None and stored.environment == present
             if stored is None:
                 with phase("golden utterance: checksums of the weights"):
-                    self.reading_ahead.check_archives(checkpoint_files(parameters))
+                    check_archives(checkpoint_files(parameters))
             form = _Form.of(parameters)
             with ModelStream(server.grpc_url, self.timeout_s, should_stop) as stream:
                 if stored is not None:

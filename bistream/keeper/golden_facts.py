@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bistream.checkpoint import QWEN_DIRECTORY
@@ -14,6 +15,7 @@ from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_B
 from bistream.family import FAMILIES
 from bistream.fingerprint import Fingerprint, code_hash, files_hash, gpus, processor, versions
 from bistream.keeper.golden import RECIPE
+from bistream.keeper.host import GoldenError
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 
 Parameters = Mapping[str, Mapping[str, str]]  # by model
@@ -30,21 +32,23 @@ HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front door: how 
 _FRONT_DOOR_SETTINGS = (*HOP_SETTINGS, "condition_recordings")
 _ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer", "speaker_encoder")
 _PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
-_PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
 _TIER = re.compile(r"^bistream_tier\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
 _LABEL = re.compile(r'(stage|tier)="(\w+)"')
-
-
-def read_parameters(model_repository: Path) -> dict[str, dict[str, str]]:
-    """By model, from each ``config.pbtxt``."""
-    texts = {path.parent.name: path.read_text(encoding="utf-8", errors="replace") for path in model_repository.glob("*/config.pbtxt")}
-    return {name: dict(_PARAMETER.findall(text)) for name, text in texts.items()}
 
 
 def checkpoint_files(parameters: Parameters) -> list[Path]:
     """Every file of the checkpoint that is there."""
     folders = ((Path(parameters[model].get("model_dir", "")), names) for model, names in CHECKPOINT_FILES.items() if model in parameters)
     return sorted({folder / name for folder, names in folders for name in names if (folder / name).is_file()})
+
+
+def check_archives(paths: Sequence[Path]) -> None:
+    """Read the weights of a checkpoint once before its first utterance becomes the one to compare with. Raises ``GoldenError``."""
+    for path in filter(zipfile.is_zipfile, paths):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise GoldenError(f"{path.name} is damaged ({damaged} does not match its checksum); download it again.")
 
 
 def checkpoint(parameters: Parameters) -> Fingerprint:

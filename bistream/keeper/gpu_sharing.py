@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bistream.keeper.host import DIE_WITH_PARENT, ServerError
+from bistream.keeper.child import DIE_WITH_PARENT
+from bistream.keeper.host import ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +73,7 @@ def _try_to_share(stack: contextlib.ExitStack, probe: str) -> str | None:
     program = shutil.which(CONTROL_PROGRAM)
     if program is None:
         return f"{CONTROL_PROGRAM} is not installed" if _can_use_gpu(probe) else NO_GPU
-    try:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bistream-mps-", ignore_cleanup_errors=True))
-    except OSError as error:
-        return f"no temporary folder can be made for its socket ({error.strerror})"
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bistream-mps-", ignore_cleanup_errors=True))
     stack.enter_context(_environment({PIPE_VARIABLE: directory, LOG_VARIABLE: directory}))
     stack.enter_context(_daemon(program))
     began, is_known_alone = time.monotonic(), False

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from bistream.keeper.host import DIE_WITH_PARENT, ServerError
+from bistream.keeper.child import OutputCopy, spawn
+from bistream.keeper.host import ServerError
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 
 logger = logging.getLogger(__name__)
-
-LINES_KEPT = 20
-JOIN_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -40,59 +33,13 @@ class MemberPlan:
     has_label: bool = True
 
 
-class Process(Protocol):
-    """What a member needs of ``subprocess.Popen``."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, sig: int) -> None: ...
-    def kill(self) -> None: ...
-
-
-class OutputCopy:
-    """Copies the lines of a process to our standard error and keeps the last ones."""
-
-    def __init__(self, name: str, label: str, process: subprocess.Popen[str]) -> None:
-        """label: in front of each line."""
-        self._label = label
-        self._process = process
-        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
-        self._thread = threading.Thread(target=self._copy, name=f"log of {name}", daemon=True)
-        self._thread.start()
-
-    def last_line(self) -> str:
-        """Of all, once the process has ended."""
-        self._thread.join(JOIN_TIMEOUT_S)
-        return next((line.strip() for line in reversed(self._lines) if line.strip()), "")
-
-    def _copy(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout:
-            for line in self._process.stdout:
-                self._lines.append(line)
-                with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
-                    sys.stderr.write(self._label + line)
-                    sys.stderr.flush()
-
-
-def spawn(plan: MemberPlan) -> tuple[Process, Callable[[], str]]:
-    """The process and its last line. It dies with us, and a Ctrl-C in our terminal does not reach it. Raises ``ServerError``."""
+def spawn_member(plan: MemberPlan) -> tuple[subprocess.Popen[str], Callable[[], str]]:
+    """The process and its last line. Raises ``ServerError``."""
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", DIE_WITH_PARENT, *plan.command],
-            env={**os.environ, **plan.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-        )
+        process = spawn(plan.command, env={**os.environ, **plan.environment})
     except OSError as error:
         raise ServerError(f"{plan.name} cannot be started ({error.strerror}); see the limits in docs/operations.md.") from None
-    return process, OutputCopy(plan.name, f"[{plan.name}] " if plan.has_label else "", process).last_line
+    return process, OutputCopy(process, f"[{plan.name}] " if plan.has_label else "").last_line
 
 
 class Member:
@@ -105,7 +52,7 @@ class Member:
         self,
         plan: MemberPlan,
         limits: RestartLimits | None = None,
-        spawn_process: Callable[[MemberPlan], tuple[Process, Callable[[], str]]] = spawn,
+        spawn_process: Callable[[MemberPlan], tuple[subprocess.Popen[str], Callable[[], str]]] = spawn_member,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
@@ -114,7 +61,7 @@ class Member:
         self._policy = RestartPolicy(limits or RestartLimits(), clock)
         self._spawn = spawn_process
         self._clock = clock
-        self._process: Process | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._last_line: Callable[[], str] = str
         self._restart_at = 0.0
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-from bistream.heartbeats import LONGEST_STOP_S
+from bistream.control_files import LONGEST_STOP_S
 
 HANG_TIMEOUT_S = LONGEST_STOP_S + 0.75
 MAX_STEP_S = 1.0

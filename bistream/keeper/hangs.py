@@ -15,10 +15,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Hashable
-from typing import Protocol
 
 from bistream.keeper.hang_watch import HangWatch, Sign
 from bistream.keeper.model_processes import STOPPED, ModelProcess, process_state
+from bistream.keeper.server_process import TritonServer
 
 logger = logging.getLogger(__name__)
 
@@ -27,45 +27,11 @@ WARN_AFTER_S = 5.0
 _SERVER = "tritonserver"
 
 
-class Models(Protocol):
-    """The part of ``ServedModels`` that is needed here."""
-
-    def signs(self) -> dict[ModelProcess, Sign]: ...
-
-
-class Watched(Protocol):
-    """The part of ``TritonServer`` that is needed here."""
-
-    @property
-    def models(self) -> Models: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def http_url(self) -> str: ...
-
-
-class HangWatcher(Protocol):
-    """``look`` is called a few times per second, ``stop`` at the end."""
-
-    def look(self) -> str | None: ...
-    def stop(self) -> None: ...
-
-
-class NoHangs:
-    """Watches for nothing."""
-
-    def look(self) -> str | None:
-        return None
-
-    def stop(self) -> None:
-        """Nothing to end."""
-
-
 class Hangs:
     """Of one running server."""
 
     def __init__(
-        self, server: Watched, limit_s: float, clock: Callable[[], float] = time.monotonic, kill: Callable[[int, int], None] = os.kill
+        self, server: TritonServer, limit_s: float, clock: Callable[[], float] = time.monotonic, kill: Callable[[int, int], None] = os.kill
     ) -> None:
         self._server = server
         self._watch = HangWatch(limit_s, clock)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
-from bistream.keeper.start_failure import PortInUseError
+from bistream.keeper.host import PortInUseError
 
 logger = logging.getLogger(__name__)
 

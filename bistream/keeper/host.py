@@ -17,12 +17,14 @@ from pathlib import Path
 from types import FrameType
 
 SHARED_MEMORY = Path("/dev/shm")
-# Code for ``python -c``: prctl(PR_SET_PDEATHSIG, SIGKILL), then exec the given program, so that it cannot outlive its keeper.
-DIE_WITH_PARENT = "import ctypes,os,sys; ctypes.CDLL(None).prctl(1,9); os.execv(sys.argv[1],sys.argv[1:])"
 
 
 class ServerError(Exception):
     """The server cannot start or has died; the message is for the operator."""
+
+
+class PortInUseError(ServerError):
+    """A port was taken between choosing and using it, or belongs to another server."""
 
 
 class GoldenError(ServerError):
@@ -68,6 +70,17 @@ def is_free(address: str, port: int) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
+
+
+def reachable(address: str) -> str:
+    """The address under which this host reaches a server that listens there."""
+    return {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)
+
+
+def url(address: str, port: int) -> str:
+    """``HOST:PORT`` for a client on this host."""
+    host = reachable(address)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def end_process(process: subprocess.Popen[bytes], kill_after_s: float = 5.0) -> None:

@@ -19,10 +19,9 @@ from pathlib import Path
 
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
-from bistream.keeper.path_checks import check_paths
+from bistream.keeper.repository import count_instances, read_parameters
 from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
-from bistream.keeper.thread_limits import ThreadLimit, thread_limits
-from bistream.process_limits import raise_soft_limit
+from bistream.process_limits import NO_LIMIT, raise_soft_limit
 from bistream.rates import REFERENCE_SAMPLE_RATE
 
 logger = logging.getLogger(__name__)
@@ -37,8 +36,10 @@ _MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
 _CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
 _BYTES_PER_SAMPLE = 4
 _FRONT_DOORS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
-_INSTANCES = re.compile(r"instance_group \[ \{ count: (\d+)")
-_PARAMETER = re.compile(r'parameters \{ key: "(\w+)" value \{ string_value: "([^"]*)" \} \}')
+# What a shell takes as it is: the backend puts paths into a command line without quoting them, and a model process that gets half of a
+# path hangs the start.
+_PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+_PATH_PARAMETERS = ("model_dir", "voices_dir")
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,17 @@ class HostNeeds:
 
 @dataclass(frozen=True)
 class HostRoom:
+    """threads: more of them and of processes that the control group allows. thread_limit: those that exist included."""
+
     files: int
-    thread_limits: tuple[ThreadLimit, ...]
+    threads: int
+    thread_limit: int
     shared_memory: int
 
 
 def host_needs(model_repository: Path, processors: int) -> HostNeeds:
     """From the models' ``config.pbtxt``."""
-    texts = {path.parent.name: path.read_text(encoding="utf-8", errors="replace") for path in model_repository.glob("*/config.pbtxt")}
-    parameters = {name: dict(_PARAMETER.findall(text)) for name, text in texts.items()}
-    instances = sum(int(match[1]) if (match := _INSTANCES.search(text)) else 1 for text in texts.values())
+    parameters, instances = read_parameters(model_repository), count_instances(model_repository)
     front_doors = [values for name, values in parameters.items() if name in _FRONT_DOORS]
     sessions = sum(int(_number(values, "max_sessions")) for values in front_doors)
     recording_s = max((_number(values, "max_reference_s") for values in front_doors), default=0.0)
@@ -106,17 +108,36 @@ def host_room() -> HostRoom:
     shared_memory = 0
     with contextlib.suppress(OSError):
         shared_memory = shutil.disk_usage(SHARED_MEMORY).free
-    return HostRoom(files, thread_limits(), shared_memory)
+    return HostRoom(files, *cgroup_threads(), shared_memory)
+
+
+def cgroup_threads(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """(left, limit) of the tightest pids.max of this process's control group (version 2 or 1) and those above it. In a container the path
+    may be the host's, whose folders do not exist."""
+    found = [(NO_LIMIT, NO_LIMIT)]
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "pids"):
+                continue
+            group = Path(path.lstrip("/"))
+            for folder in (cgroups / controllers / each for each in (group, *group.parents)):
+                with contextlib.suppress(OSError, ValueError):  # ValueError: max, no limit
+                    limit = int((folder / "pids.max").read_text(encoding="ascii"))
+                    found.append((max(0, limit - int((folder / "pids.current").read_text(encoding="ascii"))), limit))
+    return min(found)
 
 
 def shortages(needs: HostNeeds, room: HostRoom) -> list[str]:
     """One sentence for each thing that is enough to start, but not for ``max_sessions``. Raises ``ServerError`` for what is not."""
     files, memory = needs.files.full, f"{math.ceil(needs.shared_memory.full / MIB)}m"
     raise_files = f"run `ulimit -n {files}` before it (docker run --ulimit nofile={files})"
+    threads = room.thread_limit - room.threads + needs.threads.full
+    more_threads = f"allow {threads} in its control group (docker run --pids-limit={threads}; systemd TasksMax; Kubernetes podPidsLimit)"
     more_memory = f"make it larger (docker run --shm-size={memory} or --ipc=host)"
     checks = [
         (needs.files, room.files, 1, "open files", raise_files),
-        *((needs.threads, limit.left, 1, "more processes and threads", limit.remedy(needs.threads.full)) for limit in room.thread_limits),
+        (needs.threads, room.threads, 1, "more processes and threads", more_threads),
         (needs.shared_memory, room.shared_memory, MIB, f"MiB of {SHARED_MEMORY}", more_memory),
     ]
     errors, warnings = [], []
@@ -130,3 +151,24 @@ def shortages(needs: HostNeeds, room: HostRoom) -> list[str]:
     if errors:
         raise ServerError("\n".join(errors))
     return warnings
+
+
+def check_paths(settings: ServerSettings) -> None:
+    """Raises ``ServerError`` naming the first path that will not do."""
+    for path in (settings.model_repository, settings.backend_directory):
+        if not _PLAIN.fullmatch(str(path)):
+            raise ServerError(
+                f"The path {str(path)!r} has characters that this Triton build does not pass on whole (blanks, quotes, umlauts); "
+                "move it, or make a link with a plain name and give that."
+            )
+    if not os.access(settings.executable, os.X_OK) or settings.executable.is_dir():
+        raise ServerError(f"{settings.executable} cannot be executed; choose another --tritonserver, or run: bash run.sh setup")
+    try:
+        parameters = read_parameters(settings.model_repository)
+    except OSError as error:
+        raise ServerError(f"{error.filename} cannot be read ({error.strerror}); make it readable for this user.") from None
+    if not parameters:
+        raise ServerError(f"{settings.model_repository} holds no model; make it with scripts/make_model_repo.py, or run: bash run.sh 2 2")
+    for name, value in (pair for values in parameters.values() for pair in values.items()):
+        if name in _PATH_PARAMETERS and not value.isascii():
+            raise ServerError(f"{name} is {value!r}, but this Triton build reads ASCII file names only; rename it, or make a link to it.")

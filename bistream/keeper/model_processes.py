@@ -82,7 +82,6 @@ class ModelProcesses:
         """server: process id."""
         self._server = server
         self._living: dict[int, ModelProcess] = {}
-        self._buried: set[int] = set()
 
     @property
     def living(self) -> tuple[ModelProcess, ...]:
@@ -96,10 +95,4 @@ class ModelProcesses:
     def take_dead(self) -> list[ModelProcess]:
         """Those which have died since the last call."""
         states = {pid: process_state(pid) for pid in tuple(self._living)}
-        dead = [self._living.pop(pid) for pid, state in states.items() if state is None or state in DEAD]
-        self._buried.update(process.pid for process in dead)
-        return dead
-
-    def count_dead(self) -> int:
-        """Dead processes, taken or not, that the server has not dropped."""
-        return sum(1 for pid in (*self._living, *self._buried) if process_state(pid) in DEAD)
+        return [self._living.pop(pid) for pid, state in states.items() if state is None or state in DEAD]

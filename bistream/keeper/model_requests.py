@@ -1,7 +1,4 @@
-"""Asks the models of a running server as a client does: one gRPC stream, one request after the other. Used by ``golden_check``.
-
-``probe`` asks in its own way: it wants a sign of life and takes an error for one.
-"""
+"""Asks the models of a running server as a client does: one gRPC stream, one request after the other."""
 
 from __future__ import annotations
 
@@ -18,24 +15,21 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from bistream.contract.codec import Arrays
-from bistream.contract.fields import CONTRACTS, ModelContract
+from bistream.contract.fields import ModelContract
 from bistream.contract.refusals import parse_error
 from bistream.keeper.server_process import Interrupted, never
 
 WAIT_INTERVAL_S = 0.25
-_DATATYPES = {(contract.name, spec.name): spec.datatype for contract in CONTRACTS for spec in contract.inputs}
+CONFIG_TIMEOUT_S = 10.0
 _Event = tuple[triton.InferResult | None, InferenceServerException | None]
 
 
 class RequestError(Exception):
-    """A model answered with an error, or not at all; the message names it."""
+    """A model answered with an error, or not at all; the message names it. answer: what the server said."""
 
-
-def tensor(model: str, name: str, array: NDArray[Any]) -> triton.InferInput:
-    """An input of ``model``, with the contract's datatype."""
-    infer_input = triton.InferInput(name, list(array.shape), _DATATYPES[model, name])
-    infer_input.set_data_from_numpy(array)
-    return infer_input
+    def __init__(self, message: str, answer: str = "") -> None:
+        super().__init__(message)
+        self.answer = answer
 
 
 class ModelStream:
@@ -59,7 +53,7 @@ class ModelStream:
 
     def ask(self, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
         """All responses with data, until the final one. Raises ``RequestError`` and ``Interrupted``."""
-        inputs = [tensor(contract.name, name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+        inputs = [_tensor(contract, name, array) for name, array in arrays.items()]
         self._is_waiting = True
         self._client.async_stream_infer(contract.name, inputs, request_id=uuid.uuid4().hex, enable_empty_final_response=True)
         found: list[Arrays] = []
@@ -68,7 +62,8 @@ class ModelStream:
             result, error = self._next(contract.name)
             if error is not None:
                 self._is_waiting = False  # an error ends the request
-                raise RequestError(f"model {contract.name}: {parse_error(error.message() or '').sentence}")
+                answer = error.message() or ""
+                raise RequestError(f"model {contract.name}: {parse_error(answer).sentence}", answer)
             assert result is not None
             response = result.get_response()
             if outputs := {output.name: result.as_numpy(output.name) for output in response.outputs}:
@@ -76,6 +71,14 @@ class ModelStream:
             is_final = response.parameters["triton_final_response"].bool_param
         self._is_waiting = False
         return found
+
+    def parameter(self, contract: ModelContract, name: str) -> str:
+        """A setting of a model. Raises ``RequestError``."""
+        try:
+            config = self._client.get_model_config(contract.name, as_json=True, client_timeout=CONFIG_TIMEOUT_S)["config"]
+        except InferenceServerException as error:
+            raise RequestError(f"model {contract.name}: {error.message()}") from None
+        return str(config["parameters"][name]["string_value"])
 
     def _next(self, model: str) -> _Event:
         deadline = time.monotonic() + self._timeout_s
@@ -87,3 +90,10 @@ class ModelStream:
             except queue.Empty:
                 continue
         raise RequestError(f"model {model} did not answer within {self._timeout_s:.0f} s")
+
+
+def _tensor(contract: ModelContract, name: str, array: NDArray[Any]) -> triton.InferInput:
+    datatype = next(spec.datatype for spec in contract.inputs if spec.name == name)
+    tensor = triton.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(np.ascontiguousarray(array))
+    return tensor

@@ -23,7 +23,6 @@ class ReadyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._new = path.with_name(f".{path.name}.{os.getpid()}")
-        self._was_announced = False
         if path.exists() and not path.is_file():  # a folder, or a device, which must not be removed
             raise ServerError(f"The ready file {path} is not a file; choose another --ready-file.")
         self.withdraw()
@@ -35,15 +34,12 @@ class ReadyFile:
             self.withdraw()
 
     def announce(self, addresses: Mapping[str, str]) -> None:
-        """Raises ``ServerError`` the first time. A server that was restarted goes on without the file: ending it would help nobody."""
+        """A server goes on without the file where it cannot be written any more."""
         try:
             self._write(json.dumps(dict(addresses)))
             self._new.replace(self._path)
-            self._was_announced = True
         except OSError as error:
             self.withdraw()
-            if not self._was_announced:
-                raise self._unwritable(error) from None
             logger.error("%s", self._unwritable(error))
 
     def withdraw(self) -> None:

@@ -13,29 +13,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from bistream.contract.fields import AUDIO_TOKENIZER, SPEAKER_EMBEDDING
 from bistream.keeper.host import ServerError
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
+from bistream.keeper.served_models import ServedModels
 
 logger = logging.getLogger(__name__)
 
 RELOADED_ALONE = frozenset({AUDIO_TOKENIZER.name, SPEAKER_EMBEDDING.name})
 
 
-class Reloadable(Protocol):
-    """The part of ``TritonServer`` that is needed here."""
-
-    def unload(self, model: str) -> None: ...
-    def load(self, model: str) -> None: ...
-
-
 class Reloads:
-    """Of one server. ``begin`` and ``failure`` are called by the thread that watches it."""
+    """Of the models of one server. ``begin`` and ``failure`` are called by the thread that watches it."""
 
-    def __init__(self, server: Reloadable, limits: RestartLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._server = server
+    def __init__(self, models: ServedModels, limits: RestartLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._models = models
         self._limits = limits
         self._clock = clock
         self._policies: dict[str, RestartPolicy] = {}
@@ -50,11 +43,6 @@ class Reloads:
         policy = self._policies.setdefault(model, RestartPolicy(self._limits, self._clock))
         delay_s = policy.record_failure()
         logger.error("the process of %s has died; sessions go on, the model is loaded anew in %.0f s", model, delay_s)
-        if policy.is_exhausted:
-            logger.critical(
-                "the process of %s has died %d times within %.0f minutes, so it is loaded only every %.0f s; look for the cause in the log",
-                *(model, policy.failures, self._limits.window_s / 60.0, delay_s),
-            )
         self._running.add(model)
         threading.Thread(target=self._reload, args=(model, policy, delay_s), name=f"bistream-reload-{model}", daemon=True).start()
 
@@ -68,10 +56,10 @@ class Reloads:
 
     def _reload(self, model: str, policy: RestartPolicy, delay_s: float) -> None:
         try:
-            self._server.unload(model)  # its callers are refused at once; a dead process would keep each of them for a second
+            self._models.unload(model)  # its callers are refused at once; a dead process would keep each of them for a second
             while not self._stopped.wait(delay_s):
                 try:
-                    self._server.load(model)
+                    self._models.load(model)
                     logger.info("model %s is loaded again", model)
                     return
                 except ServerError as error:

@@ -1,4 +1,4 @@
-"""The models of a running server, as the keeper treats them: which have died, load one anew, announce that one has failed."""
+"""The models of a running server, as the keeper treats them: which have died, load one anew, end their sessions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,35 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bistream.control_files import forget_process
-from bistream.heartbeats import read_beat
-from bistream.keeper.drain import FailureNotice
+from bistream.control_files import LONGEST_STOP_S, Order, forget_process, read_status, read_statuses, write_order
 from bistream.keeper.hang_watch import Sign
 from bistream.keeper.model_control import ModelControl
 from bistream.keeper.model_processes import STOPPED, ModelProcess, ModelProcesses, process_state
 from bistream.keeper.stub_pulse import StubPulse
+
+CLOSING_S = LONGEST_STOP_S + 2.0  # after the deadline of a drain, to notify the remaining clients and close their sessions
+TELLING_S = 2.0  # after the deadline of a failure, to notify them; nothing is closed then
+
+
+class Ending:
+    """The end of the sessions, as ordered: poll ``is_over``. Raises ``OSError`` when the order cannot be written."""
+
+    def __init__(self, directory: Path, order: Order, clock: Callable[[], float] = time.monotonic) -> None:
+        """directory: of the control files."""
+        self._directory = directory
+        self._clock = clock
+        self._give_up_at = clock() + order.patience_s + (CLOSING_S if order.failed is None else TELLING_S)
+        write_order(directory, order)
+
+    def is_over(self) -> bool:
+        """Whether every front door has reported that no session is left, or the time is up."""
+        statuses = read_statuses(self._directory)
+        return self._clock() >= self._give_up_at or all(status.is_drained for _, status in statuses if status.sessions is not None)
+
+    @property
+    def sessions_left(self) -> int:
+        """Sessions still running at the front doors that have begun to end them."""
+        return sum(status.sessions or 0 for _, status in read_statuses(self._directory))
 
 
 class ServedModels:
@@ -30,21 +52,17 @@ class ServedModels:
         """The models of which a process has died since the last call."""
         dead = self._processes.take_dead()
         for process in dead:
-            forget_process(self._directory, process.pid)
+            forget_process(self._directory, process.model, process.pid)
         return [process.model for process in dead]
-
-    def count_dead(self) -> int:
-        """Dead processes, taken or not, whose model instance the server keeps, with its threads and its shared memory."""
-        return self._processes.count_dead()
 
     def signs(self) -> dict[ModelProcess, Sign]:
         """What is seen of every living process now."""
         return {process: self._sign(process) for process in self._processes.living}
 
     def _sign(self, process: ModelProcess) -> Sign:
-        beat = read_beat(self._directory, process.model, process.pid)
+        status = read_status(self._directory, process.model, process.pid)
         is_stopped = process_state(process.pid) in STOPPED
-        return Sign(None, is_stopped) if beat is None else Sign(beat.count, is_stopped, beat.busy_s)
+        return Sign(None, is_stopped) if status is None else Sign(status.beats, is_stopped, status.busy_s)
 
     def unload(self, model: str) -> None:
         """Take one model out of service; the others serve on. Raises ``ServerError``."""
@@ -52,18 +70,8 @@ class ServedModels:
 
     def load(self, model: str) -> None:
         """Load an unloaded model; returns when it serves. Raises ``ServerError``."""
-        self._pulse.unsettle()
         try:
             self._control.load(model)
         finally:
-            self._pulse.settle()
+            self._pulse.adopt()
             self._processes.find()
-
-    def tell_failure(self, model: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> FailureNotice:
-        """Make the front doors end the sessions that need ``model`` with an error, the others after ``patience_s``.
-
-        Raises ``OSError`` when that cannot be written.
-        """
-        notice = FailureNotice(self._directory, model, patience_s, clock)
-        notice.start()
-        return notice

@@ -1,23 +1,29 @@
-"""The server's own log: copied line by line from its output to a file or to the keeper's stderr, the last lines kept for error messages."""
+"""The server's own log: copied line by line from its output to a file or to the keeper's stderr, the last lines kept for error messages.
+``start_failure`` finds in them why a server did not start."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import PortInUseError, ServerError
 
 logger = logging.getLogger(__name__)
 
 MODE = 0o640  # of a new file; for collectors of logs in its group
 MOST_BYTES = 64 << 20  # of a file, which then gets the suffix .1 in place of an earlier one
 _LINES_KEPT = 200
+# The reason ends before the stack, whose line breaks the log writes as \n.
+_LOAD_FAILURE = re.compile(
+    r"failed to load '(?P<model>[^']+)' version \d+: [\w ]+: (?:TritonModelException: )?(?P<reason>.*?)(?:\\n|\"?$)", re.MULTILINE
+)
 
 
 class ServerLog:
@@ -77,3 +83,13 @@ class ServerLog:
 def _open(path: Path) -> BinaryIO:
     """Raises ``OSError``."""
     return open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE), "ab", buffering=0)
+
+
+def start_failure(log: str, exit_code: int | None) -> ServerError:
+    """The reason why a server ended while starting, from its log: one sentence for each model that refused to load."""
+    if "already in use" in log:
+        return PortInUseError("A port of the server is in use; stop the other server or choose other ports.")
+    reasons = {match["model"]: match["reason"] for match in _LOAD_FAILURE.finditer(log)}
+    if reasons:
+        return ServerError("\n".join(f"Model {model} refused to load: {reason}" for model, reason in reasons.items()))
+    return ServerError(f"The server ended with exit code {exit_code} while starting; its log ends with:\n{log[-2000:]}")

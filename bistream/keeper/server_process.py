@@ -20,25 +20,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream.control_files import CONTROL_VARIABLE
+from bistream.control_files import CONTROL_VARIABLE, LONGEST_STOP_S, Order
 from bistream.findings import STATE_VARIABLE
-from bistream.heartbeats import LONGEST_STOP_S
-from bistream.keeper.drain import Drain
-from bistream.keeper.file_watch import FileWatch
-from bistream.keeper.hidden_argument import hide_argument
+from bistream.keeper.child import spawn
 from bistream.keeper.host import (
-    DIE_WITH_PARENT,
+    PortInUseError,
     ServerError,
     is_free,
     library_directories,
+    url,
 )
-from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, is_ready
-from bistream.keeper.served_models import ServedModels
-from bistream.keeper.server_log import ServerLog
+from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, hide_argument, is_ready
+from bistream.keeper.served_models import Ending, ServedModels
+from bistream.keeper.server_log import ServerLog, start_failure
 from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
-from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.stub_pulse import StubPulse
 
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's: where the models count
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 # The server's pool for each model process, as by default. A call to another model occupies a thread until it is answered; a front door has
 # two at a time to each of two models, whatever its sessions, and two for recordings.
@@ -48,7 +46,7 @@ PRIVATE_UMASK = 0o077  # of the server and its models: their shared memory holds
 LINES_OF_A_FAILURE = 200  # of the log, in which the reason is looked for
 # Of a ping, and (as TCP_USER_TIMEOUT) of a connection whose other end takes nothing: a gate that is stopped while audio fills its buffers.
 KEEPALIVE_TIMEOUT_MS = int(1000 * (LONGEST_STOP_S + 8.0))
-POLL_INTERVAL_S = 0.05
+POLL_INTERVAL_S, START_POLL_INTERVAL_S = 0.05, 0.1
 KILL_TIMEOUT_S = 10.0
 
 
@@ -110,17 +108,16 @@ class TritonServer:
         self._log: ServerLog | None = None
         self._pump: threading.Thread | None = None
         self._pulse: StubPulse | None = None
-        self._files: FileWatch | None = None
         self._models: ServedModels | None = None
         self._key = secrets.token_hex(16)
 
     @property
     def grpc_url(self) -> str:
-        return f"{_reachable(self.settings.grpc_address)}:{self.ports.grpc}"
+        return url(self.settings.grpc_address, self.ports.grpc)
 
     @property
     def http_url(self) -> str:
-        return f"{_reachable(self.settings.http_address)}:{self.ports.http}"
+        return url(self.settings.http_address, self.ports.http)
 
     @property
     def control_directory(self) -> Path:
@@ -141,35 +138,23 @@ class TritonServer:
         self._log = ServerLog(self.settings.log_path, self.settings.on_log_line)
         try:
             self._claim = SharedMemoryClaim()
-            self._spawn(self._claim, libraries, self._log)
-            self._wait_until_ready(should_stop, clock)
-            assert self._pulse is not None
-            self._pulse.settle()
+            self._pulse = self._spawn(self._claim, libraries, self._log)
+            self._wait_until_ready(self._pulse, should_stop, clock)
             control = ModelControl(self.http_url, self._key, self.settings.start_timeout_s)
             self._models = ServedModels(control, self.pid, self._pulse, self.control_directory)
         except BaseException:
             self.stop(exit_timeout_s=0.0)
             raise
 
-    def _spawn(self, claim: SharedMemoryClaim, libraries: list[str], log: ServerLog) -> None:
+    def _spawn(self, claim: SharedMemoryClaim, libraries: list[str], log: ServerLog) -> StubPulse:
         """Raises ``ServerError`` when the host has no process or thread left."""
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", DIE_WITH_PARENT, *self._command(claim.prefix)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=self._environment(claim, libraries),
-                umask=PRIVATE_UMASK,
-                start_new_session=True,
-                encoding="utf-8",
-                errors="backslashreplace",
-            )
+            self._process = spawn(self._command(claim.prefix), env=self._environment(claim, libraries), umask=PRIVATE_UMASK)
             self._pump = threading.Thread(target=log.copy, args=(self._process.stdout,), name="triton-log", daemon=True)
             self._pump.start()
-            self._pulse = StubPulse(self.pid)
-            self._pulse.start()
-            self._files = FileWatch(self.pid)
+            pulse = StubPulse(self.pid)
+            pulse.start()
+            return pulse
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread
             raise ServerError(f"The server's process cannot be started ({error}); see the limits in docs/operations.md.") from None
 
@@ -183,23 +168,17 @@ class TritonServer:
         assert self._models is not None
         return self._models
 
-    def file_failure(self) -> str | None:
-        """Why it accepts no connections any more, or ``None``."""
-        return None if self._files is None else self._files.failure()
-
     def log_tail(self, lines: int = 20) -> str:
         return "" if self._log is None else self._log.tail(lines)
 
-    def drain(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> Drain:
-        """Make the models refuse new sessions and finish running ones. Raises ``OSError`` when the request cannot be written."""
-        drain = Drain(self.control_directory, timeout_s, clock)
-        drain.start()
-        return drain
+    def end_sessions(self, order: Order, clock: Callable[[], float] = time.monotonic) -> Ending:
+        """Make the models refuse new sessions and end the running ones as ordered. Raises ``OSError`` when the order cannot be written."""
+        return Ending(self.control_directory, order, clock)
 
     def stop(self, exit_timeout_s: float | None = None, should_hurry: Callable[[], bool] = never) -> None:
         """SIGTERM, wait for the server to exit, kill the whole process group, remove the shared memory.
 
-        After the signal the models no longer serve each other, which ends running sessions: call ``drain`` first.
+        After the signal the models no longer serve each other, which ends running sessions: call ``end_sessions`` first.
         """
         process = self._process
         if process is not None:
@@ -271,16 +250,17 @@ class TritonServer:
     def _environment(self, claim: SharedMemoryClaim, libraries: list[str]) -> dict[str, str]:
         """The stub takes its Python packages from the first python3 on PATH, and its libpython from the loader."""
         path = f"{self.settings.python_prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(claim.control)}
+        environment = {**os.environ, "PATH": path, CONTROL_VARIABLE: str(claim.control), METRICS_VARIABLE: str(claim.control)}
         if self.settings.state_directory is not None:
             environment[STATE_VARIABLE] = str(self.settings.state_directory)
         if libraries:
             environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [*libraries, os.environ.get("LD_LIBRARY_PATH")]))
         return environment
 
-    def _wait_until_ready(self, should_stop: Callable[[], bool], clock: Callable[[], float]) -> None:
+    def _wait_until_ready(self, pulse: StubPulse, should_stop: Callable[[], bool], clock: Callable[[], float]) -> None:
         deadline, is_hidden = clock() + self.settings.start_timeout_s, False
         while not is_ready(self.http_url):
+            pulse.adopt()
             if not is_hidden and self.log_tail(1):  # it logs, so it has read its arguments
                 is_hidden = hide_argument(self.pid, self._key) or self.exit_code() is None
             if self.exit_code() is not None:
@@ -293,8 +273,5 @@ class TritonServer:
                 raise ServerError(
                     f"The server was not ready after {self.settings.start_timeout_s:.0f} s; its log ends with:\n{self.log_tail()}"
                 )
-            time.sleep(POLL_INTERVAL_S)
-
-
-def _reachable(address: str) -> str:
-    return "127.0.0.1" if address in ("0.0.0.0", "::", "*") else address
+            time.sleep(START_POLL_INTERVAL_S)
+        pulse.adopt()  # the last one

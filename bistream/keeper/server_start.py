@@ -4,37 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Protocol
 
-from bistream.keeper.host import ServerError
-from bistream.keeper.probe import ProbeError, probe
+from bistream.keeper.host import PortInUseError, ServerError
+from bistream.keeper.model_requests import RequestError
+from bistream.keeper.probe import probe
+from bistream.keeper.repository import model_names
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
-from bistream.keeper.start_failure import PortInUseError
 from bistream.start_phases import phase
 
 PORT_ATTEMPTS = 3
 
 
-class Verify(Protocol):
-    """What a server must pass before it is ready."""
-
-    def begin(self, model_repository: Path) -> None:
-        """A server starts: do beside it what needs no server."""
-
-    def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
-        """Its models have answered. should_stop: when to raise ``Interrupted``. Raises ``ServerError``."""
+Verify = Callable[[TritonServer, Callable[[], bool]], None]  # what a server must pass before it is ready, once its models have answered
 
 
-class VerifyNothing:
-    def begin(self, model_repository: Path) -> None:
-        pass
-
-    def __call__(self, server: TritonServer, should_stop: Callable[[], bool]) -> None:
-        pass
-
-
-verify_nothing = VerifyNothing()
+def verify_nothing(server: TritonServer, should_stop: Callable[[], bool]) -> None:
+    """should_stop: when to raise ``Interrupted``. Others raise ``ServerError``."""
 
 
 def start_server(
@@ -43,7 +28,6 @@ def start_server(
     """A server whose models have all answered. Raises ``ServerError`` or ``Interrupted``; nothing is left running then."""
     for attempt in range(PORT_ATTEMPTS):
         server = TritonServer(settings)
-        verify.begin(settings.model_repository)
         try:
             with phase("Triton and its models"):
                 server.start(should_stop)
@@ -53,12 +37,12 @@ def start_server(
             continue
         try:
             with phase("probes"):
-                probe_all(server.grpc_url, model_names(settings), probe_timeout_s, should_stop)
+                probe_all(server.grpc_url, model_names(settings.model_repository), probe_timeout_s, should_stop)
             with phase("verification"):
                 verify(server, should_stop)
         except BaseException as error:
             server.stop(exit_timeout_s=0.0)
-            if isinstance(error, ProbeError):
+            if isinstance(error, RequestError):
                 raise ServerError(f"The server started, but {error}.") from None
             raise
         return server
@@ -72,7 +56,3 @@ def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: C
     with ThreadPoolExecutor(len(models), thread_name_prefix="first-probe") as pool:
         for done in [pool.submit(probe, grpc_url, [model], timeout_s, should_stop) for model in models]:
             done.result()
-
-
-def model_names(settings: ServerSettings) -> list[str]:
-    return sorted(path.parent.name for path in settings.model_repository.glob("*/config.pbtxt"))

@@ -9,21 +9,21 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from bistream.contract.fields import LLM_BISTREAM
-from bistream.keeper.hangs import HangWatcher
-from bistream.keeper.probe import ProbeError, ProbeSchedule
+from bistream.keeper.hangs import Hangs
+from bistream.keeper.model_requests import RequestError
 from bistream.keeper.reloads import RELOADED_ALONE, Reloads
 from bistream.keeper.restart_policy import RestartLimits
-from bistream.keeper.server_process import Interrupted
+from bistream.keeper.server_process import Interrupted, TritonServer
 
 logger = logging.getLogger(__name__)
 
 OTHERS_PATIENCE_S = 5.0  # for the sessions that do not need a failed language model: their speech tokens are complete
 QUIET_PATIENCE_S = 30.0  # where no session is disturbed yet
 JOIN_TIMEOUT_S = 1.0  # a probe notices within a quarter of a second that it shall stop
-MAX_LEFTOVERS = 4  # dead model instances that a server keeps, each with its pool of threads
+FAILED_PROBES_ALLOWED = 2
+MAX_RELOADS = 4  # of one server, which keeps the dead instance of each, with its pool of threads
 
 
 @dataclass(frozen=True)
@@ -37,87 +37,78 @@ class Fault:
     is_mute: bool = False
 
 
-class Models(Protocol):
-    """The part of ``ServedModels`` that is needed here."""
-
-    def take_dead(self) -> list[str]: ...
-    def count_dead(self) -> int: ...
-    def unload(self, model: str) -> None: ...
-    def load(self, model: str) -> None: ...
-
-
-class Watched(Protocol):
-    """The part of ``TritonServer`` that is needed here."""
-
-    @property
-    def models(self) -> Models: ...
-    def exit_code(self) -> int | None: ...
-    def file_failure(self) -> str | None: ...
-
-
 class ServerWatch:
     """Of one server, until ``stop``. probe: of all models, given a function that says when to stop."""
 
     def __init__(
         self,
-        server: Watched,
+        server: TritonServer,
         probe: Callable[[Callable[[], bool]], None],
         probe_interval_s: float,
         limits: RestartLimits,
         clock: Callable[[], float],
-        hangs: HangWatcher,
+        hangs: Hangs | None,
     ) -> None:
         self._server = server
         self._hangs = hangs
+        self._deaths = 0  # that were answered by a reload
         self._reloads = Reloads(server.models, limits, clock)
-        self._prober = Prober(probe, ProbeSchedule(probe_interval_s, clock=clock))
+        self._prober = Prober(probe, probe_interval_s, clock)
 
     def look(self) -> Fault | None:
         """What is wrong now and needs a restart. Begins to load models anew where that is enough."""
         code = self._server.exit_code()
         if code is not None:
             return Fault(f"The server ended by itself with exit code {code}")
-        if (reason := self._hangs.look()) is not None:
+        if self._hangs is not None and (reason := self._hangs.look()) is not None:
             return Fault(reason, is_mute=True)
         for model in self._server.models.take_dead():
             if model not in RELOADED_ALONE:
                 patience_s = OTHERS_PATIENCE_S if model == LLM_BISTREAM.name else 0.0
                 return Fault(f"The process of a model has died ({model})", model, patience_s)
+            self._deaths += 1
+            if self._deaths > MAX_RELOADS:
+                return Fault("The server keeps too much of model processes that have died", patience_s=QUIET_PATIENCE_S)
             self._reloads.begin(model)
         if (reason := self._reloads.failure()) is not None:
             return Fault(reason, patience_s=QUIET_PATIENCE_S)
-        if self._server.models.count_dead() > MAX_LEFTOVERS:
-            return Fault("The server keeps too much of model processes that have died", patience_s=QUIET_PATIENCE_S)
-        reason = self._server.file_failure() or self._prober.look()
+        reason = self._prober.look()
         return None if reason is None else Fault(reason)
 
     def stop(self) -> None:
         """Idempotent; a probe that is under way ends soon."""
         self._reloads.stop()
         self._prober.stop()
-        self._hangs.stop()
+        if self._hangs is not None:
+            self._hangs.stop()
 
 
 class Prober:
-    """Runs the probes when they are due, one at a time."""
+    """Runs the probes when they are due, one at a time. interval_s: 0: never."""
 
-    def __init__(self, probe: Callable[[Callable[[], bool]], None], schedule: ProbeSchedule) -> None:
+    def __init__(self, probe: Callable[[Callable[[], bool]], None], interval_s: float, clock: Callable[[], float]) -> None:
         self._probe = probe
-        self._schedule = schedule
+        self._interval_s = interval_s
+        self._clock = clock
+        self._due_at = clock() + interval_s if interval_s > 0 else float("inf")
+        self._failures = 0  # in a row
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._error: ProbeError | None = None
+        self._error: RequestError | None = None
 
     def look(self) -> str | None:
-        """Begin a probe that is due. Returns why the server counts as broken, once too many have failed in a row."""
+        """Begin a probe that is due. Returns why the server counts as broken, once too many have failed in a row: a single slow answer
+        under load does not justify a restart."""
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
+            self._due_at = self._clock() + self._interval_s
             error, self._error = self._error, None
+            self._failures = 0 if error is None else self._failures + 1
             if error is not None:
                 logger.warning("a probe failed: %s", error)
-            if self._schedule.record(error is None):
+            if self._failures > FAILED_PROBES_ALLOWED:
                 return f"The server does not work: {error}"
-        if self._thread is None and self._schedule.is_due():
+        if self._thread is None and self._clock() >= self._due_at:
             self._thread = threading.Thread(target=self._run, name="bistream-probe", daemon=True)
             self._thread.start()
         return None
@@ -132,17 +123,17 @@ class Prober:
             self._probe(self._stopped.is_set)
         except Interrupted:
             pass
-        except ProbeError as error:
+        except RequestError as error:
             self._error = error
         except Exception as error:
             logger.exception("a probe could not be made")
-            self._error = ProbeError(f"the probe itself failed ({type(error).__name__})")
+            self._error = RequestError(f"the probe itself failed ({type(error).__name__})")
 
 
-def failure(server: Watched, survivable: frozenset[str] = frozenset()) -> str | None:
+def failure(server: TritonServer, survivable: frozenset[str] = frozenset()) -> str | None:
     """A failure that is visible without a request to the server, or ``None``; reported once. survivable: models that may be missing."""
     code = server.exit_code()
     if code is not None:
         return f"The server ended by itself with exit code {code}"
     dead = [model for model in server.models.take_dead() if model not in survivable]
-    return f"The process of a model has died ({', '.join(dead)})" if dead else server.file_failure()
+    return f"The process of a model has died ({', '.join(dead)})" if dead else None

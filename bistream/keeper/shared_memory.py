@@ -21,10 +21,8 @@ from bistream.keeper.model_processes import end_orphans
 
 _NAME = "bistream_"
 _LOCK = "lock"
-_LOCK_NAME = re.compile(
-    rf"{_NAME}\d+_[0-9a-f]{{16}}_{_LOCK}"
-)  # a shorter name, made by somebody else, would stand for files of a live keeper
-_ATTEMPTS = 10
+# Whole, because a shorter name, made by somebody else, would stand for files of a live keeper.
+_LOCK_NAME = re.compile(rf"{_NAME}\d+_[0-9a-f]{{16}}_{_LOCK}")
 
 
 class SharedMemoryClaim:
@@ -35,19 +33,22 @@ class SharedMemoryClaim:
 
     def __init__(self, directory: Path = SHARED_MEMORY) -> None:
         self._directory = directory
-        for _ in range(_ATTEMPTS):
-            self.prefix = f"{_NAME}{os.getpid()}_{secrets.token_hex(8)}_"
-            self._lock = _locked_new_file(self._path(_LOCK))
-            if self._lock is not None:
-                break
-        else:
-            raise ServerError(f"No lock file can be kept in {directory}; stop the program that removes files there.")
-        self.control = self._path("control")
+        self.prefix = f"{_NAME}{os.getpid()}_{secrets.token_hex(8)}_"
+        self.control = directory / f"{self.prefix}control"
+        self._lock: int | None = None
+        lock = directory / f"{self.prefix}{_LOCK}"
+        new = directory / f".{lock.name}"
         try:
+            self._lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            new.rename(lock)  # so that a sweeper finds it locked
             self.control.mkdir(mode=0o700)
         except OSError as error:
+            new.unlink(missing_ok=True)
             self.release()
-            raise _unusable(directory, error) from None
+            raise ServerError(
+                f"No file can be made in {directory} ({error.strerror}); make room there, or mount a larger one (docker run --shm-size)."
+            ) from None
 
     def release(self) -> None:
         """Remove the files, the lock last. Idempotent."""
@@ -55,9 +56,6 @@ class SharedMemoryClaim:
             _remove_all(self._directory, self.prefix)
             os.close(self._lock)
             self._lock = None
-
-    def _path(self, name: str) -> Path:
-        return self._directory / f"{self.prefix}{name}"
 
 
 def sweep_shared_memory(directory: Path = SHARED_MEMORY) -> None:
@@ -76,26 +74,6 @@ def sweep_shared_memory(directory: Path = SHARED_MEMORY) -> None:
                     _remove_all(directory, prefix)
             finally:
                 os.close(lock)
-
-
-def _locked_new_file(path: Path) -> int | None:
-    """The descriptor of a new file that we have locked; None if a sweeper was faster. Children do not inherit it (O_CLOEXEC)."""
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return None
-    except OSError as error:
-        raise _unusable(path.parent, error) from None
-    if _try_lock(lock) and os.fstat(lock).st_nlink > 0:
-        return lock
-    os.close(lock)
-    return None
-
-
-def _unusable(directory: Path, error: OSError) -> ServerError:
-    return ServerError(
-        f"No file can be made in {directory} ({error.strerror}); make room there, or mount a larger one (docker run --shm-size)."
-    )
 
 
 def _try_lock(file: int) -> bool:

@@ -29,7 +29,6 @@ from bistream.keeper.model_processes import STUB_CONTROL, STUB_REGION, stubs_of
 logger = logging.getLogger(__name__)
 
 PULSE_INTERVAL_S = 0.02
-_PULSES_BETWEEN_LOOKS = 10  # for new processes, while the models are loading
 _HEADER_BYTES = 16  # header of every block in this memory
 # Four flags (the first is the heartbeat), two mutexes of 40 bytes, the handles of five message queues.
 _CONTROL_BLOCK = struct.Struct("<4B4x80x5q")
@@ -47,10 +46,8 @@ class _Stub:
 
 
 class StubPulse:
-    """``start`` with the server, ``settle`` when all its models are loaded, ``stop`` before it is terminated (idempotent).
-
-    ``unsettle`` before a model is loaded anew, then ``settle`` again.
-    """
+    """``start`` with the server, ``adopt`` while its models load and after each that is loaded anew, ``stop`` before it is terminated
+    (idempotent)."""
 
     def __init__(self, server: int, directory: Path = SHARED_MEMORY) -> None:
         """server: process id."""
@@ -59,23 +56,11 @@ class StubPulse:
         self._stubs: dict[int, _Stub] = {}  # by pidfd
         self._seen: set[int] = set()
         self._ended = select.poll()
-        self._settled = threading.Event()
-        self._is_complete = False  # all processes were looked for after they had settled
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="triton-pulse", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-
-    def settle(self) -> None:
-        """No further model processes will start for now: scan once more, then no more."""
-        self._is_complete = False
-        self._settled.set()
-
-    def unsettle(self) -> None:
-        """A model process will start."""
-        self._settled.clear()
-        self._is_complete = False
 
     def stop(self) -> None:
         """Nothing is written after this."""
@@ -83,26 +68,12 @@ class StubPulse:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _run(self) -> None:
-        pulses = 0
-        try:
-            while not self._stopped.is_set():
-                if not self._is_complete and (pulses % _PULSES_BETWEEN_LOOKS == 0 or self._settled.is_set()):
-                    self._is_complete = self._settled.is_set()
-                    self._adopt_new()
-                pulses += 1
-                for descriptor, _ in self._ended.poll(1000 * PULSE_INTERVAL_S):
-                    self._forget(descriptor)
-                for stub in self._stubs.values():
-                    stub.memory[stub.flag] = 1
-        finally:
-            for descriptor in list(self._stubs):
-                self._forget(descriptor)
-
-    def _adopt_new(self) -> None:
+    def adopt(self) -> None:
+        """Look for model processes that have been started since. From any thread."""
         for process, arguments in stubs_of(self._server):
             if process in self._seen:
                 continue
+            self._seen.add(process)
             try:
                 stub = self._open(process, arguments)
             except (OSError, ValueError, struct.error) as error:
@@ -110,7 +81,17 @@ class StubPulse:
             else:
                 self._stubs[stub.process] = stub
                 self._ended.register(stub.process, select.POLLIN)
-            self._seen.add(process)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                for descriptor, _ in self._ended.poll(1000 * PULSE_INTERVAL_S):
+                    self._forget(descriptor)
+                for stub in list(self._stubs.values()):
+                    stub.memory[stub.flag] = 1
+        finally:
+            for descriptor in list(self._stubs):
+                self._forget(descriptor)
 
     def _open(self, process: int, arguments: list[bytes]) -> _Stub:
         """Raises ``OSError``, ``ValueError`` or ``struct.error`` if the server or the system is not the expected one."""

@@ -15,15 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bistream.config import SERVER_DRAIN_TIMEOUT_S
-from bistream.keeper.gate import Gate, NoGate
+from bistream.control_files import Order
+from bistream.keeper.gate import Gate
 from bistream.keeper.hang_watch import HANG_TIMEOUT_S
-from bistream.keeper.hangs import Hangs, HangWatcher, NoHangs
+from bistream.keeper.hangs import Hangs
 from bistream.keeper.host import GoldenError, ServerError, end_process, handle_stop_signals
 from bistream.keeper.probe import probe
 from bistream.keeper.reloads import RELOADED_ALONE
+from bistream.keeper.repository import model_names
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
-from bistream.keeper.server_start import Verify, model_names, start_server, verify_nothing
+from bistream.keeper.server_start import Verify, start_server, verify_nothing
 from bistream.keeper.server_watch import Fault, ServerWatch, failure
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class Supervisor:
         self._on_unready = on_unready
         self._clock = clock
         self._pause = pause
-        self._gate = gate or NoGate()
+        self._gate = gate or Gate()
         self._verify = verify
         self._stops = 0  # a counter without a lock: a signal handler interrupts the thread that it would wait for
         self._ready = False
@@ -158,7 +160,7 @@ class Supervisor:
         """Returns when no session is left, the time is up, the server has failed, or at the second ``stop``."""
         self._gate.drain()
         try:
-            drain = server.drain(self._settings.drain_timeout_s, self._clock)
+            drain = server.end_sessions(Order(self._settings.drain_timeout_s), self._clock)
         except OSError as error:
             logger.error("the drain could not be requested (%s); running sessions end now", error)
             return
@@ -166,7 +168,7 @@ class Supervisor:
         told = 0
         hangs = self._hangs_of(server)
         while not self._is_hurried() and not (drain.is_over() and self._gate.has_ended):
-            silence = hangs.look()
+            silence = None if hangs is None else hangs.look()
             reason = silence or failure(server, RELOADED_ALONE)
             if reason is not None:
                 self._tell(server, Fault(reason, is_mute=silence is not None))
@@ -176,10 +178,11 @@ class Supervisor:
                 logger.info("draining: %d sessions left", left)
                 told = left
             self._pause(DRAIN_INTERVAL_S)
-        hangs.stop()
+        if hangs is not None:
+            hangs.stop()
 
-    def _hangs_of(self, server: TritonServer) -> HangWatcher:
-        return Hangs(server, self._settings.hang_timeout_s, self._clock) if self._settings.hang_timeout_s > 0 else NoHangs()
+    def _hangs_of(self, server: TritonServer) -> Hangs | None:
+        return Hangs(server, self._settings.hang_timeout_s, self._clock) if self._settings.hang_timeout_s > 0 else None
 
     def _tell(self, server: TritonServer, fault: Fault) -> None:
         """Give every session its error before the server is killed; returns when all have one, or the time is up."""
@@ -187,7 +190,7 @@ class Supervisor:
         if fault.is_mute or server.exit_code() is not None:
             return
         try:
-            notice = server.models.tell_failure(fault.model, fault.patience_s, self._clock)
+            notice = server.end_sessions(Order(fault.patience_s, fault.model), self._clock)
         except OSError as error:
             logger.error("the sessions could not be told (%s)", error)
             return
@@ -271,7 +274,7 @@ class Supervisor:
 
     def _watch(self, server: TritonServer) -> Fault | None:
         """Returns why the server must be restarted, or ``None`` after ``stop``."""
-        models, timeout_s = model_names(self._server_settings), self._settings.probe_timeout_s
+        models, timeout_s = model_names(self._server_settings.model_repository), self._settings.probe_timeout_s
 
         def probe_all(should_stop: Callable[[], bool]) -> None:
             probe(server.grpc_url, models, timeout_s, should_stop)

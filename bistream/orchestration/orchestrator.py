@@ -175,7 +175,7 @@ class Orchestrator:
         session = CallerSession(start, text, f"{self._ids.getrandbits(128):032x}", sender, self._clock())
         run = SessionRun(session, self._services, self._make_unreachable, self._forget)
         self._admit(run)
-        self._metrics.started.add()
+        self._metrics.started.inc()
         self._loop.start_task(run.run())
 
     def _find_voice(self, start: SessionStart) -> SessionStart:

@@ -64,10 +64,10 @@ class SessionMetrics:
 
     def refused(self, error: BistreamError) -> None:
         """A request was answered with an error at once; the session, if any, goes on."""
-        self._refused.get(error.code, self._refused[BistreamError.code]).add()
+        self._refused.get(error.code, self._refused[BistreamError.code]).inc()
 
     def cancelled(self, by: str) -> None:
-        self._cancels[by].add()
+        self._cancels[by].inc()
 
     def watch(self, states: Callable[[], Mapping[str, int]], delivery_depth: Callable[[], int], load: Callable[[], float]) -> None:
         """Read these with every snapshot. states: open sessions by state. load: predicted load over capacity."""
@@ -101,7 +101,7 @@ class SessionRecord:
 
     def chunk_sent(self, samples: int, now: float) -> None:
         metrics = self._metrics
-        metrics.audio_seconds.add(samples / SAMPLE_RATE)
+        metrics.audio_seconds.inc(samples / SAMPLE_RATE)
         self._samples += samples
         if self._last_chunk_at is None:
             self.marks.first_audio_at = now
@@ -124,10 +124,10 @@ class SessionRecord:
         """session_id: the client's. tokens: speech tokens that came. finish_reason: of the language model, when it has ended."""
         metrics = self._metrics
         reason = self._reason(finish_reason, error)
-        metrics.ended[reason].add()
+        metrics.ended[reason].inc()
         if reason in ("cancelled", "disconnected"):
             metrics.cancelled("request" if reason == "cancelled" else "disconnect")
-        metrics.characters.add(characters)
+        metrics.characters.inc(characters)
         audio_s = self._samples / SAMPLE_RATE
         first_audio_s = None
         if self.marks.first_audio_at is not None and self._last_chunk_at is not None:
@@ -153,7 +153,7 @@ class SessionRecord:
         metrics.underrun.observe(playback.underrun_s)
         for threshold_s, counter in metrics.continuity.items():
             if playback.longest_underrun_s <= threshold_s:
-                counter.add()
+                counter.inc()
         metrics.real_time_factor[self._text].observe((last_chunk_at - self.marks.accepted_at) / audio_s)
 
     def _reason(self, finish_reason: FinishReason | None, error: BistreamError | None) -> str:

@@ -220,7 +220,7 @@ class SpeechTokenService:
         return PromptIds(encode(instruction), encode(transcript), prompt_speech if form.has_speech else [])
 
     def _count_runaway(self, kind: Runaway, outcome: Outcome) -> None:
-        self._runaways[kind, outcome].add()
+        self._runaways[kind, outcome].inc()
 
     def _register(self, session: TextSession) -> None:
         session_id = session.session_id

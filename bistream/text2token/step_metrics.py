@@ -71,7 +71,7 @@ class StepMetrics:
 
     def step_started(self, plan: StepPlan) -> None:
         now, fed = self._clock(), _fed_segments(plan)
-        self._steps[plan.is_short].add()
+        self._steps[plan.is_short].inc()
         self._rows.observe(len(plan.segments) - len(fed) + sum(segment.num_rows for segment in fed))
         self._in_flight.append(_Started(now, self._note_first_rows(plan, fed, now) if self._marks else ()))
 
@@ -80,7 +80,7 @@ class StepMetrics:
         now, step = self._clock(), self._in_flight.popleft()
         self._seconds.observe(now - max(step.at, self._last_done_at))
         self._last_done_at = now
-        self._tokens.add(num_sampled)
+        self._tokens.inc(num_sampled)
         for sequence in step.firsts:
             marks = self._marks.pop(sequence, None)
             if marks is not None:

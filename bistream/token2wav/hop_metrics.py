@@ -39,7 +39,7 @@ class HopMetrics:
 
     def decided(self, decision: StepDecision) -> None:
         """After a step of a batch that may give way."""
-        self._decisions[decision].add()
+        self._decisions[decision].inc()
 
     def batch(self, jobs: Sequence[HopJob], began_s: float, took_s: float, ended_s: float) -> None:
         """These jobs were computed together; took_s: without the batches that went first. Jobs without work do not count."""
@@ -53,11 +53,11 @@ class HopMetrics:
                 arrived_s = job.deadline_s - job.hop.playback_buffer_s
                 self._queue.observe(began_s - arrived_s)
                 self._compute.observe(took_s)
-                self._first.add()
+                self._first.inc()
             else:
-                self._later.add()
+                self._later.inc()
                 if ended_s > job.deadline_s:
-                    self._late.add()
+                    self._late.inc()
 
 
 def _labelled(use: PoolUse | None) -> dict[Labels, float]:

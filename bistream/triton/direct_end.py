@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bistream.contract.codec import ArrayInputs
 from bistream.contract.fields import ModelContract
+from bistream.control_files import LONGEST_STOP_S
 from bistream.errors import BistreamError
-from bistream.heartbeats import LONGEST_STOP_S
 from bistream.triton.call_sockets import BUFFER_BYTES, Frames, frame
 from bistream.triton.channel_end import ChannelEnd, Handle, written
 from bistream.triton.sender import public_error

@@ -20,8 +20,6 @@ from bistream.contract.codec import Inputs
 from bistream.contract.fields import ModelContract
 from bistream.contract.refusals import accepts_no_sessions
 from bistream.errors import BistreamError
-from bistream.heartbeats import busy
-from bistream.metrics.exporter import export_to_keeper
 from bistream.metrics.recorder import Recorder
 from bistream.start_phases import interpreter_is_ready, phase
 from bistream.triton.call_sockets import socket_path
@@ -31,7 +29,6 @@ from bistream.triton.free_memory import release_free_memory_now_and_then
 from bistream.triton.inputs import TritonInputs
 from bistream.triton.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
 from bistream.triton.startup import (
-    begin_heartbeat,
     end_when_useless,
     is_decoupled,
     prepare_process,
@@ -39,6 +36,7 @@ from bistream.triton.startup import (
     runtime_config,
     settle_memory,
 )
+from bistream.triton.status_writer import StatusWriter
 
 LOAD_SILENCE_S = 600.0  # libraries that are imported or compile kernels may hold the interpreter's lock
 
@@ -51,6 +49,7 @@ class TritonModel(ABC):
     config: RuntimeConfig
     decoupled: bool
     recorder: Recorder  # takes what the model counts
+    status: StatusWriter  # tells the keeper
 
     def initialize(self, args: dict[str, str]) -> None:
         self._opened = False
@@ -61,13 +60,13 @@ class TritonModel(ABC):
             prepare_process(self.config, self.contract.name)
             interpreter_is_ready()
             self.recorder = Recorder()
-            begin_heartbeat(self.contract.name)
-            with busy(LOAD_SILENCE_S, "loading"), phase("the whole model"):
+            self.status = StatusWriter.of_this_process(self.contract.name)
+            with self.status.busy(LOAD_SILENCE_S, "loading"), phase("the whole model"):
                 self.open(self.config)
                 self._opened = True
                 settle_memory()
             end_when_useless(self.healthy)
-            self._stop_export = export_to_keeper(self.contract.name, self.recorder)
+            self.status.record(self.recorder, self.contract.name)
             self._releasing_stopped = release_free_memory_now_and_then()
 
     def finalize(self) -> None:
@@ -75,7 +74,7 @@ class TritonModel(ABC):
         if self._opened:
             self._releasing_stopped.set()
             self.close()
-            self._stop_export()
+            self.status.stop()
         gc.collect()  # a response sender held only by a reference cycle would be freed after the stub's shared memory, and crash
 
     @abstractmethod

@@ -16,15 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bistream import heartbeats
 from bistream.checkpoint_files import family_of
 from bistream.config import RuntimeConfig
-from bistream.control_files import CONTROL_VARIABLE
 from bistream.errors import BistreamError, ConfigError
 from bistream.metrics.session_log import write_plain_lines
 
@@ -94,13 +91,6 @@ def yield_gpu() -> None:
     Source: NVIDIA's manual of the Multi-Process Service, CUDA_MPS_CLIENT_PRIORITY (0: normal, 1: below). Without MPS it does nothing.
     """
     os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
-
-
-def begin_heartbeat(model_name: str) -> None:
-    """Let the keeper see that this process does not hang. Does nothing if the server runs without a keeper."""
-    directory = os.environ.get(CONTROL_VARIABLE)
-    if directory:
-        heartbeats.begin(Path(directory), model_name)
 
 
 def settle_memory() -> None:

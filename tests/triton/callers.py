@@ -72,8 +72,12 @@ class Caller:
         assert self._heard.wait(seconds) and self.samples, f"no audio came: {self.outcome}"
 
     def wait_end(self, seconds: float) -> bool:
-        """Whether the session has ended: with its final response, an error, or the end of the stream."""
-        return self._ended.wait(seconds)
+        """Whether the session has ended: with its final response, an error, or the end of the stream. Waits on while audio comes."""
+        heard = -1
+        while heard != self.samples and not self._ended.is_set():
+            heard = self.samples
+            self._ended.wait(seconds)
+        return self._ended.is_set()
 
     @property
     def outcome(self) -> str:

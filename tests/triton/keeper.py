@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from bistream.control_files import read_statuses
 from bistream.keeper.host import SHARED_MEMORY
 from tests.triton.conftest import (
     LIMITS,
@@ -124,10 +125,10 @@ class Keeper:
     def gate(self) -> int:
         return self.child("--upstream")
 
-    def doors(self, model: str) -> list[str]:
-        """What the instances of a front door report about their drain."""
-        paths = SHARED_MEMORY.glob(f"bistream_{self._process.pid}_*_control/{model}-*.door")
-        return [path.read_text(encoding="utf-8") for path in paths]
+    def drained(self, model: str) -> list[bool]:
+        """Whether each instance of a front door has reported that it is drained."""
+        (directory,) = SHARED_MEMORY.glob(f"bistream_{self._process.pid}_*_control")
+        return [status.is_drained for name, status in read_statuses(directory) if name == model]
 
     @property
     def has_ended(self) -> bool:

@@ -103,7 +103,7 @@ def test_an_offline_request_is_answered_before_the_end(tmp_path: Path, tiny_mode
             wait_for(lambda: analysed(inside) > before, "the request to be worked on")
             keeper.signal()
             keeper.wait_said("draining: 1 sessions left")
-            wait_for(lambda: "drained" in keeper.doors("cosyvoice2"), "the other instance to have noticed")
+            wait_for(lambda: any(keeper.drained("cosyvoice2")), "the other instance to have noticed")
             for refusing in (client, inside):  # the gate, and the other instance, which refuses at once
                 with pytest.raises(InferenceServerException) as refusal:
                     refusing.infer("cosyvoice2", inputs)

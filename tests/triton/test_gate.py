@@ -45,7 +45,7 @@ def gate(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Before the shared server, which is the same afterwards as before."""
     with GateProcess(server, tmp_path_factory.mktemp("gate"), Limits(starts_per_second=0, max_silence_s=PATIENCE_S)) as made:
         yield made
-        assert server.exit_code() is None and server.models.count_dead() == 0
+        assert server.exit_code() is None and server.models.take_dead() == []
         made.check_end()
 
 

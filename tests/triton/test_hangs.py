@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from bistream.heartbeats import LONGEST_STOP_S
+from bistream.control_files import LONGEST_STOP_S
 from tests.triton.callers import Caller
 from tests.triton.conftest import wait_for
 from tests.triton.interfaces_process import Interfaces

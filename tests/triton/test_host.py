@@ -1,4 +1,4 @@
-"""What a running server shows to its host: sockets, files, and how it takes more connections than it may have files."""
+"""What a running server shows to its host: sockets, files, and how it survives more connections than it may have files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from bistream.keeper.host import SHARED_MEMORY
 from bistream.keeper.model_control import ADMIN_KEY
 from bistream.keeper.server_process import TritonServer
 from bistream.keeper.server_start import start_server
-from bistream.keeper.server_watch import failure
 from tests.triton.conftest import PATIENCE_S, PROBE_TIMEOUT_S, make_repository, server_settings, wait_for
 from tests.triton.keeper import processes_with
-from tests.triton.requests import ask, to_input
+from tests.triton.requests import ask
 from tests.triton.sockets import is_loopback, listening
 
 SPARE_FILES = 100
@@ -74,7 +73,8 @@ def test_the_command_line_shows_no_key(small_server: TritonServer) -> None:
         client.get_model_repository_index()
 
 
-def test_a_flood_of_connections_passes_and_lost_files_are_noticed(small_server: TritonServer, reference_wav: NDArray[np.float32]) -> None:
+def test_a_flood_of_connections_passes(small_server: TritonServer, reference_wav: NDArray[np.float32]) -> None:
+    """The server that has no file left takes the next connection when one of the others has gone."""
     files = open_files(small_server) + SPARE_FILES
     resource.prlimit(small_server.pid, resource.RLIMIT_NOFILE, (files, files))
     host, _, port = small_server.grpc_url.rpartition(":")
@@ -83,22 +83,7 @@ def test_a_flood_of_connections_passes_and_lost_files_are_noticed(small_server: 
             stack.enter_context(socket.create_connection((host, int(port))))
         wait_for(lambda: open_files(small_server) == files, "the last free file")
     assert ask(small_server.grpc_url, MODEL, reference_wav=reference_wav).error is None
-    assert failure(small_server) is None
-    while open_files(small_server) < files:
-        be_refused_and_leave(small_server.grpc_url)
-    wait_for(lambda: "accepts no connections" in str(failure(small_server)), "the failure")
 
 
 def open_files(server: TritonServer) -> int:
     return len(os.listdir(f"/proc/{server.pid}/fd"))
-
-
-def be_refused_and_leave(grpc_url: str) -> None:
-    """A stream whose request Triton itself refuses, on a connection of its own, and which is then cancelled."""
-    client = triton.InferenceServerClient(grpc_url, channel_args=[("grpc.use_local_subchannel_pool", 1)])
-    answered: list[object] = []
-    client.start_stream(callback=lambda result, error: answered.append(error))
-    client.async_stream_infer(MODEL, [to_input("reference_wav", np.zeros((1, 1, 1), np.float32))])
-    wait_for(lambda: bool(answered), "the refusal")
-    client.stop_stream(cancel_requests=True)
-    client.close()

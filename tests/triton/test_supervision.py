@@ -132,4 +132,4 @@ def test_a_stalled_model_process_is_waited_for(server: TritonServer, voice: dict
         accepted = stream.receive(stream.send(MODEL, session_id=session_id, target_text=text, is_start=False, is_end=True))
         assert accepted.error is None
         check_audio(stream.receive(start), 2 * len(text))
-    assert server.models.count_dead() == 0
+    assert server.models.take_dead() == []

@@ -30,7 +30,7 @@ TEXT = "Hashed."
 def gate(offline_server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
     with GateProcess(offline_server, tmp_path_factory.mktemp("gate")) as made:
         yield made
-        assert offline_server.exit_code() is None and offline_server.models.count_dead() == 0
+        assert offline_server.exit_code() is None and offline_server.models.take_dead() == []
         made.check_end()
 
 

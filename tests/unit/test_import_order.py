@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors family rates resample control_files process_limits heartbeats steps stage_times start_phases
+    types errors family rates resample control_files process_limits steps stage_times start_phases
     checkpoint_files model_card reference_tone
     contract
     checkpoint_config config metrics fingerprint
@@ -71,7 +71,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     ),
     "contract": (frozenset({"checks", "refusals", "voices"}), frozenset({"fields"}), frozenset({"codec"})),
     "hub": tuple(frozenset({name}) for name in ("listing", "download", "released")),
-    "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "snapshot", "recorder", "exporter")),
+    "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "recorder")),
     "orchestration": tuple(
         frozenset(line.split())
         for line in """

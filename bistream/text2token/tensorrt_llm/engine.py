@@ -239,7 +239,7 @@ class TensorRtLlmEngine:
     def count_response(self, turn: RunningTurn, num_prompt: int, num_cached: int) -> None:
         """The first response of a request: what its prompt cost."""
         with self._lock:
-            self.metrics.recomputed.add(self._sequences.count_recomputed(turn.state, num_prompt, num_cached))
+            self.metrics.recomputed.inc(self._sequences.count_recomputed(turn.state, num_prompt, num_cached))
 
     def request_ended(self, turn: RunningTurn, by_stop_id: bool) -> None:
         with self._lock:
@@ -256,7 +256,7 @@ class TensorRtLlmEngine:
             turn.has_ended = True
             del self._turns[turn.state]
             self._sequences.end_turn(turn.state, result.end in (TurnEnd.CANCELLED, TurnEnd.ERROR))
-            self.metrics.rejected.add(turn.rules.num_rejected)
+            self.metrics.rejected.inc(turn.rules.num_rejected)
         try:
             turn.sink.on_end(result)
         except Exception:

@@ -30,7 +30,7 @@ class TurnMetrics:
         self._since[state] = begun_at
 
     def decoded(self, state: SequenceState, num_ids: int) -> None:
-        self._tokens.add(num_ids)
+        self._tokens.inc(num_ids)
         begun_at = self._since.pop(state, None)
         if begun_at is not None:  # waiting for TensorRT-LLM and its first step cannot be told apart
             self._first_token.observe(self._clock() - begun_at)

@@ -15,6 +15,7 @@ from bistream.triton.inputs import upstream_request
 from bistream.triton.model import DecoupledModel, UnaryModel
 from bistream.triton.outbox import Outbox
 from bistream.triton.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
+from bistream.triton.status_writer import StatusWriter
 
 
 class _OwnOrchestrator:
@@ -23,6 +24,7 @@ class _OwnOrchestrator:
     backend = pb_utils
     contract = COSYVOICE2
     recorder: Recorder
+    status: StatusWriter
 
     def open(self, config: RuntimeConfig) -> None:
         from bistream.orchestration.orchestrator import Orchestrator
@@ -34,7 +36,7 @@ class _OwnOrchestrator:
         self._models = SiblingModels(pb_utils, self._keeper)
         self._outbox = Outbox("bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
-        follow_keeper(self.contract.name, self._orchestrator)
+        follow_keeper(self.status, self._orchestrator)
 
     def close(self) -> None:
         self._orchestrator.close()

@@ -33,7 +33,7 @@ class TritonPythonModel(DecoupledModel):
         self._outbox = Outbox("bistream-send")
         self._orchestrator = Orchestrator(config, self._models.ports, recorder=self.recorder)
         self._voice_lists = VoiceLists(self._orchestrator.listed_voices)
-        follow_keeper(self.contract.name, self._orchestrator)
+        follow_keeper(self.status, self._orchestrator)
 
     def sender(self, triton_sender: Any) -> ResponseSender:
         return ResponseSender(pb_utils, triton_sender, self._keeper)

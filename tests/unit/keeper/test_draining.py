@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from bistream.control_files import CONTROL_VARIABLE, forget_process
-from bistream.keeper.drain import CLOSING_S, TELLING_S, Drain, FailureNotice
+from bistream.control_files import CONTROL_VARIABLE, Order, StatusFile, forget_process, read_statuses
+from bistream.keeper.served_models import CLOSING_S, TELLING_S, Ending
 from bistream.triton.front_door import FrontDoor, follow_keeper
+from bistream.triton.status_writer import StatusWriter
 
 WAIT_S = 120.0
 
@@ -37,16 +37,24 @@ class FakeOrchestrator:
         assert self.told.wait(WAIT_S)
 
 
+def make_door(directory: Path, pid: int, sessions: FakeOrchestrator) -> FrontDoor:
+    door = FrontDoor(directory, StatusWriter(StatusFile(directory, "door", pid)), sessions)
+    door.look()
+    return door
+
+
 class House:
     """A keeper with front doors; time advances only when the test moves it."""
 
     def __init__(self, directory: Path, *running: int) -> None:
         self.now = 100.0
         self.sessions = [FakeOrchestrator(count) for count in running]
-        self.doors = [FrontDoor(directory, f"door-{number}", sessions) for number, sessions in enumerate(self.sessions)]
-        for door in self.doors:
-            door.look()
-        self.drain = Drain(directory, 30.0, clock=lambda: self.now)
+        self.doors = [make_door(directory, number, sessions) for number, sessions in enumerate(self.sessions)]
+        StatusWriter(StatusFile(directory, "no-front-door", 99))
+        self.directory = directory
+
+    def order(self, patience_s: float, failed: str | None = None) -> Ending:
+        return Ending(self.directory, Order(patience_s, failed), lambda: self.now)
 
     def look(self) -> list[bool]:
         """What the doors say; what they have begun in threads of their own is under way afterwards."""
@@ -76,74 +84,59 @@ def test_doors_serve_until_the_keeper_drains_them(tmp_path: Path) -> None:
     house = House(tmp_path, 2, 0)
     assert house.look() == [False, False]
     assert [sessions.deadlines for sessions in house.sessions] == [[], []]
-    assert sorted(path.read_text(encoding="utf-8") for path in tmp_path.iterdir()) == ["serving", "serving"]
+    statuses = [status for name, status in read_statuses(tmp_path) if name == "door"]
+    assert [(status.sessions, status.is_drained) for status in statuses] == [(0, False)] * 2
 
 
 def test_a_drain_is_over_when_every_door_has_seen_its_last_session_end(tmp_path: Path) -> None:
     house = House(tmp_path, 2, 1)
-    house.drain.start()
-    assert not house.drain.is_over(), "no door has noticed yet"
+    drain = house.order(30.0)
+    assert not drain.is_over(), "no door has noticed yet"
     assert house.look() == [False, False]
     assert [sessions.deadlines for sessions in house.sessions] == [[30.0], [30.0]]
-    assert house.drain.sessions_left == 3 and not house.drain.is_over()
+    assert drain.sessions_left == 3 and not drain.is_over()
     house.sessions[0].open_sessions = 1
     house.look()
-    assert house.drain.sessions_left == 2
+    assert drain.sessions_left == 2
     house.end(0)
     assert house.look() == [True, False]
-    assert house.drain.sessions_left == 1 and not house.drain.is_over()
+    assert drain.sessions_left == 1 and not drain.is_over()
     house.end(1)
-    assert not house.drain.is_over(), "the door has not reported it yet"
+    assert not drain.is_over(), "the door has not reported it yet"
     assert house.look() == [True, True]
-    assert house.drain.is_over()
+    assert drain.is_over()
     assert [sessions.deadlines for sessions in house.sessions] == [[30.0], [30.0]], "each door drains once"
 
 
 def test_no_session_left_is_not_yet_drained(tmp_path: Path) -> None:
     """A serving door may admit a session at any moment; only the end of its drain rules that out."""
     house = House(tmp_path, 0)
-    house.drain.start()
-    assert not house.drain.is_over()
+    drain = house.order(30.0)
+    assert not drain.is_over()
     house.look()
-    assert house.drain.sessions_left == 0 and not house.drain.is_over()
+    assert drain.sessions_left == 0 and not drain.is_over()
     house.end(0)
     house.look()
-    assert house.drain.is_over()
+    assert drain.is_over()
 
 
 def test_a_door_that_never_answers_is_given_up_after_the_deadline(tmp_path: Path) -> None:
     house = House(tmp_path, 1)
-    house.drain.start()
+    drain = house.order(30.0)
     house.now += 30.0
-    assert not house.drain.is_over(), "sessions may still receive their last error"
+    assert not drain.is_over(), "sessions may still receive their last error"
     house.now += CLOSING_S
-    assert house.drain.is_over()
+    assert drain.is_over()
 
 
 def test_a_server_without_front_doors_has_nothing_to_drain(tmp_path: Path) -> None:
-    drain = Drain(tmp_path, 30.0)
-    drain.start()
+    drain = House(tmp_path).order(30.0)
     assert drain.is_over() and drain.sessions_left == 0
-
-
-def test_a_report_that_could_not_be_written_is_repeated(tmp_path: Path) -> None:
-    directory = tmp_path / "control"
-    directory.mkdir()
-    house = House(directory, 0)
-    house.drain.start()
-    house.look()
-    house.end(0)
-    moved = directory.rename(tmp_path / "moved")
-    assert house.look() == [False]
-    moved.rename(directory)
-    assert not house.drain.is_over()
-    assert house.look() == [True] and house.drain.is_over()
 
 
 def test_a_failure_is_over_when_every_door_has_told_its_sessions(tmp_path: Path) -> None:
     house = House(tmp_path, 2, 0)
-    notice = FailureNotice(tmp_path, "llm_bistream", 5.0, clock=lambda: house.now)
-    notice.start()
+    notice = house.order(5.0, "llm_bistream")
     assert house.look() == [False, False] and not notice.is_over()
     assert [sessions.failures for sessions in house.sessions] == [[("llm_bistream", 5.0)]] * 2
     house.tell(0)
@@ -153,7 +146,7 @@ def test_a_failure_is_over_when_every_door_has_told_its_sessions(tmp_path: Path)
 
 def test_a_failure_of_no_model_in_particular_names_none(tmp_path: Path) -> None:
     house = House(tmp_path, 0)
-    FailureNotice(tmp_path, "", 30.0).start()
+    house.order(30.0, "")
     house.look()
     assert house.sessions[0].failures == [("", 30.0)]
     house.tell(0)
@@ -161,19 +154,18 @@ def test_a_failure_of_no_model_in_particular_names_none(tmp_path: Path) -> None:
 
 def test_a_failure_ends_a_drain_that_is_under_way(tmp_path: Path) -> None:
     house = House(tmp_path, 1)
-    house.drain.start()
+    drain = house.order(30.0)
     house.look()
-    FailureNotice(tmp_path, "token2wav", 0.0).start()
+    house.order(0.0, "token2wav")
     assert house.look() == [False] and house.sessions[0].failures == [("token2wav", 0.0)]
     house.tell(0)
-    assert house.look() == [True] and house.drain.is_over()
+    assert house.look() == [True] and drain.is_over()
     house.end(0)
 
 
 def test_a_door_that_cannot_tell_its_sessions_is_given_up(tmp_path: Path) -> None:
     house = House(tmp_path, 1)
-    notice = FailureNotice(tmp_path, "llm_bistream", 5.0, clock=lambda: house.now)
-    notice.start()
+    notice = house.order(5.0, "llm_bistream")
     house.now += 5.0
     assert not notice.is_over()
     house.now += TELLING_S
@@ -181,27 +173,27 @@ def test_a_door_that_cannot_tell_its_sessions_is_given_up(tmp_path: Path) -> Non
 
 
 def test_nobody_waits_for_the_door_of_a_dead_process(tmp_path: Path) -> None:
-    for number in (12, 123):
-        FrontDoor(tmp_path, f"model-{number}", FakeOrchestrator(1)).look()
-    forget_process(tmp_path, 12)
-    assert [path.name for path in tmp_path.iterdir()] == ["model-123.door"]
+    house = House(tmp_path, 1)
+    drain = house.order(30.0)
+    forget_process(tmp_path, "door", 0)
+    assert drain.is_over()
 
 
 def test_a_keeper_that_cannot_reach_the_models_gets_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="absent"):
-        Drain(tmp_path / "absent", 30.0).start()
+        Ending(tmp_path / "absent", Order(30.0))
 
 
 def test_a_model_finds_its_keeper_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
-    follow_keeper("model", FakeOrchestrator(0))  # no keeper: nothing happens
+    follow_keeper(StatusWriter(None), FakeOrchestrator(0))  # no keeper: nothing happens
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     sessions, others = FakeOrchestrator(0), set(threading.enumerate())
     sessions.ended.set()
-    follow_keeper("model", sessions)
+    follow_keeper(StatusWriter(StatusFile(tmp_path, "model", 1)), sessions)
     (follower,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "bistream-front-door")
-    door = tmp_path / f"model-{os.getpid()}.door"
-    assert door.read_text(encoding="utf-8") == "serving", "known to the keeper when the model has loaded"
-    Drain(tmp_path, 0.0).start()
+    ((_, status),) = read_statuses(tmp_path)
+    assert status.sessions == 0 and not status.is_drained, "known to the keeper when the model has loaded"
+    drain = Ending(tmp_path, Order(0.0))
     follower.join(WAIT_S)
-    assert door.read_text(encoding="utf-8") == "drained" and sessions.deadlines == [0.0]
+    assert drain.is_over() and sessions.deadlines == [0.0]

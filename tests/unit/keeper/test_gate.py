@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.keeper import gate as module
-from bistream.keeper.drain import CLOSING_S
 from bistream.keeper.gate import ASK_TIMEOUT_S, LAST_WORDS_S, LONGEST_DELAY_S, UNREADY_AFTER_S, KeptGate, restart_delay_s
 from bistream.keeper.hang_watch import DEAD_AFTER_S, STUCK_AFTER_S, Vitals
 from bistream.keeper.host import ServerError
+from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import Interrupted, never
 from gateway.settings import GateSettings, Listen, TlsSettings
 
@@ -269,15 +269,6 @@ def test_a_drain_without_end_is_ended() -> None:
 def _pass(rig: Rig, seconds: float) -> bool:
     rig.now += seconds + 1.0
     return False
-
-
-def test_a_second_request_while_it_drains_is_passed_on() -> None:
-    rig = Rig()
-    with rig.gate.opened(never):
-        rig.process.stubborn = True
-        rig.gate.drain()
-        rig.process.stubborn = False
-    assert rig.process.asked >= 2 and rig.process.code == 0
 
 
 def test_a_gate_that_does_not_end_is_killed() -> None:

@@ -24,11 +24,11 @@ from bistream.fingerprint import Fingerprint
 from bistream.keeper import golden_check, golden_facts
 from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
 from bistream.keeper.golden_check import GoldenCheck
-from bistream.keeper.golden_facts import checkpoint, checkpoint_files, environment, read_parameters, tiers_of
+from bistream.keeper.golden_facts import check_archives, checkpoint, checkpoint_files, environment, tiers_of
 from bistream.keeper.golden_store import GoldenStore
 from bistream.keeper.host import GoldenError
 from bistream.keeper.model_requests import RequestError
-from bistream.keeper.reading_ahead import ReadingAhead, check_archives
+from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer, never
 from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN
@@ -174,7 +174,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["llm.pt", "flow.pt", "hift.pt"])
+@pytest.mark.parametrize("name", ["llm.pt", "hift.pt"])
 def test_damaged_weights_are_the_same_checkpoint_and_new_ones_are_not(model_dir: Path, name: str) -> None:
     before = checkpoint(parameters(model_dir))
     damage(model_dir / name)
@@ -185,7 +185,7 @@ def test_damaged_weights_are_the_same_checkpoint_and_new_ones_are_not(model_dir:
     assert checkpoint(parameters(model_dir)) != before
 
 
-@pytest.mark.parametrize("name", ["speech_tokenizer_v2.onnx", "campplus.onnx", "cosyvoice2.yaml", "CosyVoice-BlankEN/vocab.json"])
+@pytest.mark.parametrize("name", ["campplus.onnx", "CosyVoice-BlankEN/vocab.json"])
 def test_every_other_file_counts(model_dir: Path, name: str) -> None:
     before = checkpoint(parameters(model_dir))
     check_archives(checkpoint_files(parameters(model_dir)))
@@ -401,31 +401,3 @@ def test_parameters_are_read_from_the_repository(tmp_path: Path) -> None:
 
 
 # What is found out beside the start of the server
-
-
-def test_a_checkpoint_that_is_new_here_is_read_beside_the_start(model_dir: Path, tmp_path: Path) -> None:
-    reading = ReadingAhead()
-    reading.begin(parameters(model_dir), tmp_path / "state")
-    reading.check_archives([])
-    damage(model_dir / "flow.pt")
-    reading.begin(parameters(model_dir), tmp_path / "state")
-    with pytest.raises(GoldenError, match="flow.pt is damaged"):
-        reading.check_archives([])
-    assert reading.hardware() == golden_facts.hardware()
-
-
-def test_a_checkpoint_with_a_stored_utterance_is_not_read_ahead(model_dir: Path, tmp_path: Path) -> None:
-    """Whether it must be read is then the check's to say: with the paths that it gives."""
-    GoldenStore(tmp_path / "state", checkpoint(parameters(model_dir))).folder.mkdir(parents=True)
-    damage(model_dir / "flow.pt")
-    reading = ReadingAhead()
-    reading.begin(parameters(model_dir), tmp_path / "state")
-    reading.check_archives([model_dir / "llm.pt"])
-    with pytest.raises(GoldenError, match="flow.pt is damaged"):
-        reading.check_archives([model_dir / "flow.pt"])
-
-
-def test_a_missing_file_is_not_the_reading_s_to_report(tmp_path: Path) -> None:
-    reading = ReadingAhead()
-    reading.begin({"llm_bistream": {"model_dir": str(tmp_path / "absent")}}, tmp_path / "state")
-    reading.check_archives([])

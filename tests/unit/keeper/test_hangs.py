@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import cast
 
 import pytest
 
 from bistream.keeper.hang_watch import HANG_TIMEOUT_S, Sign
 from bistream.keeper.hangs import WARN_AFTER_S, Hangs
 from bistream.keeper.model_processes import ModelProcess
+from bistream.keeper.server_process import TritonServer
 
 PROCESS, OTHER = ModelProcess(7, "token2wav"), ModelProcess(8, "llm_bistream")
 
@@ -24,7 +26,8 @@ class FakeServer:
         self.seen: dict[ModelProcess, Sign] = {}
         self.now = 0.0
         self.killed: list[tuple[int, int]] = []
-        self.hangs = Hangs(self, HANG_TIMEOUT_S, clock=lambda: self.now, kill=lambda pid, number: self.killed.append((pid, number)))
+        server = cast(TritonServer, self)
+        self.hangs = Hangs(server, HANG_TIMEOUT_S, clock=lambda: self.now, kill=lambda pid, number: self.killed.append((pid, number)))
         self.hangs._answers.stop()
 
     @property

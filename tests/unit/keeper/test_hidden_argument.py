@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bistream.keeper.hidden_argument import hide_argument
+from bistream.keeper.model_control import hide_argument
 
 SECRET = "0123456789abcdef" * 2
 CODE = "import sys; print(sys.argv[1], flush=True); sys.stdin.read(); print(sys.argv[2])"

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,19 +13,6 @@ from bistream.keeper.host import ServerError
 from bistream.keeper.ready_file import ReadyFile
 
 ADDRESSES = {"grpc": "127.0.0.1:1", "http": "127.0.0.1:2"}
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process may grow, as on a full disk: creating one works, writing to it does not."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_it_holds_the_addresses_until_it_is_withdrawn(tmp_path: Path) -> None:
@@ -61,26 +44,10 @@ def test_a_place_that_cannot_hold_it_is_an_error_before_the_start(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "pipe"]
 
 
-def test_a_full_disk_is_an_error_before_the_start(tmp_path: Path) -> None:
-    with full_disk(), pytest.raises(ServerError, match="File too large"):
-        ReadyFile(tmp_path / "ready.json")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_that_fills_up_during_the_start_is_an_error_too(tmp_path: Path) -> None:
-    ready = ReadyFile(tmp_path / "ready.json")
-    with full_disk(), pytest.raises(ServerError, match="cannot be written"):
-        ready.announce(ADDRESSES)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_restarted_server_goes_on_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ready = ReadyFile(tmp_path / "ready.json")
+def test_a_server_goes_on_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    ready = ReadyFile(folder / "ready.json")
+    folder.rmdir()
     ready.announce(ADDRESSES)
-    ready.withdraw()
-    with full_disk():
-        ready.announce(ADDRESSES)
-    assert list(tmp_path.iterdir()) == []
-    assert len(caplog.messages) == 1 and "cannot be written" in caplog.messages[0]
-    ready.announce(ADDRESSES)
-    assert [path.name for path in tmp_path.iterdir()] == ["ready.json"]
+    assert "cannot be written" in caplog.text

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from bistream.contract.fields import CONTRACTS
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import PortInUseError, ServerError
 from bistream.keeper.model_processes import process_state
-from bistream.keeper.probe import ProbeSchedule
+from bistream.keeper.server_log import start_failure
 from bistream.keeper.server_process import (
     Interrupted,
     Ports,
@@ -24,7 +24,6 @@ from bistream.keeper.server_process import (
     TritonServer,
     free_ports,
 )
-from bistream.keeper.start_failure import PortInUseError, start_failure
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from tests.ports import ports
 from tests.triton.conftest import wait_for
@@ -171,16 +170,3 @@ def test_a_supervisor_can_be_stopped_while_the_server_starts(tmp_path: Path) -> 
     stop.append(supervisor.stop)
     with pytest.raises(Interrupted):
         supervisor.run()
-
-
-def test_probes_are_due_after_the_interval_and_one_failure_is_forgiven() -> None:
-    now = [0.0]
-    schedule = ProbeSchedule(interval_s=10.0, failures_allowed=1, clock=lambda: now[0])
-    assert not schedule.is_due()
-    now[0] = 10.0
-    assert schedule.is_due()
-    assert not schedule.record(False) and not schedule.is_due()
-    assert not schedule.record(True)
-    assert not schedule.record(False)
-    assert schedule.record(False)
-    assert not ProbeSchedule(interval_s=0.0, clock=lambda: 1e9).is_due()

@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 
-from bistream.keeper.hangs import HangWatcher, NoHangs
+from bistream.keeper.hangs import Hangs
 from bistream.keeper.host import ServerError
-from bistream.keeper.probe import ProbeError
+from bistream.keeper.model_requests import RequestError
 from bistream.keeper.restart_policy import RestartLimits
-from bistream.keeper.server_watch import MAX_LEFTOVERS, OTHERS_PATIENCE_S, Fault, ServerWatch
+from bistream.keeper.server_process import TritonServer
+from bistream.keeper.server_watch import MAX_RELOADS, OTHERS_PATIENCE_S, Fault, ServerWatch
 
 WAIT_S = 120.0
 LIMITS = RestartLimits(budget=2, first_delay_s=0.0, longest_delay_s=0.0)
@@ -25,9 +27,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.code: int | None = None
         self.dying: list[str] = []
-        self.kept_dead = 0
         self.calls: list[str] = []
-        self.files: str | None = None
         self.load_errors: list[ServerError] = []
         self.loading = threading.Event()
         self.loading.set()
@@ -40,15 +40,9 @@ class FakeServer:
     def exit_code(self) -> int | None:
         return self.code
 
-    def file_failure(self) -> str | None:
-        return self.files
-
     def take_dead(self) -> list[str]:
         dead, self.dying = self.dying, []
         return dead
-
-    def count_dead(self) -> int:
-        return self.kept_dead
 
     def unload(self, model: str) -> None:
         self.calls.append(f"unload {model}")
@@ -66,13 +60,22 @@ def watching(
     server: FakeServer,
     probe: Callable[[Callable[[], bool]], None] = lambda stop: None,
     interval_s: float = 0.0,
-    hangs: HangWatcher | None = None,
+    hangs: Any = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[ServerWatch]:
-    watch = ServerWatch(server, probe, interval_s, LIMITS, time.monotonic, hangs or NoHangs())
+    watch = ServerWatch(cast(TritonServer, server), probe, interval_s, LIMITS, clock, cast(Hangs | None, hangs))
     try:
         yield watch
     finally:
         watch.stop()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(int(WAIT_S / 0.01)):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not become true")
 
 
 def wait_for_fault(watch: ServerWatch) -> Fault:
@@ -92,13 +95,6 @@ def test_a_dead_process_with_sessions_is_a_fault_that_names_it(model: str) -> No
         patience_s = OTHERS_PATIENCE_S if model == "llm_bistream" else 0.0
         assert watch.look() == Fault(f"The process of a model has died ({model})", model, patience_s)
     assert server.calls == []
-
-
-def test_a_server_without_files_is_a_fault() -> None:
-    server = FakeServer()
-    with watching(server) as watch:
-        server.files = "The server has no open files left"
-        assert watch.look() == Fault("The server has no open files left")
 
 
 @pytest.mark.parametrize("model", ["audio_tokenizer", "speaker_embedding"])
@@ -138,9 +134,10 @@ def test_a_front_end_that_does_not_load_is_tried_again_and_then_a_reason_to_rest
 def test_too_many_dead_instances_that_the_server_keeps_are_a_reason_to_restart() -> None:
     server = FakeServer()
     with watching(server) as watch:
-        server.kept_dead = MAX_LEFTOVERS
-        assert watch.look() is None
-        server.kept_dead += 1
+        for _ in range(MAX_RELOADS):
+            server.dying = ["audio_tokenizer"]
+            assert watch.look() is None
+        server.dying = ["speaker_embedding"]
         fault = watch.look()
     assert fault is not None and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
 
@@ -154,7 +151,7 @@ def test_the_end_of_the_server_comes_before_all_else() -> None:
 
 
 def test_a_server_that_hangs_cannot_tell_anybody() -> None:
-    class Silent(NoHangs):
+    class Silent:
         stopped = False
 
         def look(self) -> str | None:
@@ -169,16 +166,21 @@ def test_a_server_that_hangs_cannot_tell_anybody() -> None:
     assert hangs.stopped
 
 
-def test_probes_that_fail_again_and_again_are_a_fault() -> None:
-    calls: list[str] = []
+def test_probes_come_after_their_interval_and_two_failures_in_a_row_are_forgiven() -> None:
+    now, outcomes = [0.0], [False, False, True, False, False, False]
 
     def probe(should_stop: Callable[[], bool]) -> None:
-        calls.append("probe")
-        raise ProbeError("model token2wav did not answer")
+        if not outcomes.pop(0):
+            raise RequestError("model token2wav did not answer")
 
-    with watching(FakeServer(), probe, interval_s=1e-9) as watch:
-        fault = wait_for_fault(watch)
-    assert fault == Fault("The server does not work: model token2wav did not answer") and len(calls) == 3
+    with watching(FakeServer(), probe, interval_s=10.0, clock=lambda: now[0]) as watch:
+        assert watch.look() is None and len(outcomes) == 6
+        while outcomes:
+            now[0] += 10.0
+            assert watch.look() is None  # notes how a probe has ended, or begins the next one
+            wait_for(lambda: watch._prober._thread is None or not watch._prober._thread.is_alive())
+        assert wait_for_fault(watch) == Fault("The server does not work: model token2wav did not answer")
+    assert not outcomes
 
 
 def test_deaths_are_noticed_while_a_probe_waits_for_its_answer() -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from bistream.keeper import shared_memory
 from bistream.keeper.host import ServerError
 from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
 
@@ -141,17 +140,6 @@ def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
         assert files and not any(str(tmp_path) in file for file in files)
 
 
-def test_prefixes_differ_for_the_same_process(tmp_path: Path) -> None:
-    claims = [SharedMemoryClaim(tmp_path) for _ in range(3)]
-    assert len({claim.prefix for claim in claims}) == 3
-    claims[0].release()
-    claims[0].release()
-    assert names(tmp_path, claims[0].prefix) == set() and names(tmp_path, claims[1].prefix) == {"lock", "control"}
-    for claim in claims:
-        claim.release()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_only_the_user_can_read_them(tmp_path: Path) -> None:
     claim = SharedMemoryClaim(tmp_path)
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in tmp_path.iterdir()} == {0}
@@ -179,24 +167,6 @@ def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     assert link.is_symlink() and target.exists()
 
 
-def test_the_sweeper_holds_the_lock_while_it_removes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second sweeper in the middle of the first one's work touches nothing."""
-    abandoned = abandon(tmp_path)
-    remove = shared_memory._remove_all
-    seen: list[str] = []
-
-    def remove_all(directory: Path, prefix: str) -> None:
-        with (tmp_path / f"{prefix}lock").open("r+b") as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        seen.append(prefix)
-        sweep_shared_memory(directory)
-        remove(directory, prefix)
-
-    monkeypatch.setattr(shared_memory, "_remove_all", remove_all)
-    sweep_shared_memory(tmp_path)
-    assert seen == [abandoned] and list(tmp_path.iterdir()) == []
-
-
 def test_many_sweepers_and_claims_at_once(tmp_path: Path) -> None:
     """However they interleave, no live claim loses a file and nothing of the abandoned ones stays."""
     for _ in range(20):
@@ -218,29 +188,6 @@ def test_many_sweepers_and_claims_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert losses == [] and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("swept", [True, False], ids=["swept", "being swept"])
-def test_a_sweeper_between_the_creation_and_the_lock_of_a_new_file_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swept: bool
-) -> None:
-    original = shared_memory._try_lock
-    sweepers: list[Path] = []
-
-    def try_lock(file: int) -> bool:
-        if not sweepers:
-            path = Path(os.readlink(f"/proc/self/fd/{file}"))
-            sweepers.append(path)
-            if swept:
-                path.unlink()
-            else:
-                return False
-        return original(file)
-
-    monkeypatch.setattr(shared_memory, "_try_lock", try_lock)
-    claim = SharedMemoryClaim(tmp_path)
-    assert (tmp_path / f"{claim.prefix}lock").exists() and not sweepers[0].name.startswith(claim.prefix)
-    claim.release()
 
 
 def test_a_file_that_cannot_be_removed_keeps_its_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from bistream.keeper import supervisor as supervisor_module
+from bistream.keeper.gate import Gate
 from bistream.keeper.host import GoldenError
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer, never
 from bistream.keeper.server_start import Verify
@@ -28,13 +29,17 @@ class Idle(FakeServer):
         return 0
 
 
-class FakeGate:
+class FakeGate(Gate):
     """pauses: how many looks at ``has_ended`` it takes to drain. Calls go where the server's go, for their order."""
 
     def __init__(self, calls: list[str], looks: int = 0) -> None:
         self.calls = calls
-        self.is_ready = True
+        self.takes_sessions = True
         self.looks = looks
+
+    @property
+    def is_ready(self) -> bool:
+        return self.takes_sessions
 
     @property
     def has_ended(self) -> bool:
@@ -93,7 +98,7 @@ def test_models_that_cannot_be_drained_do_not_keep_the_gate_open() -> None:
 def test_readiness_is_withdrawn_while_the_gate_is_not_ready() -> None:
     def at_pause(supervisor: Rehearsal, number: int) -> None:
         assert isinstance(supervisor, Guarded)
-        supervisor.gate.is_ready = number not in (2, 3)
+        supervisor.gate.takes_sessions = number not in (2, 3)
         signal_at(6)(supervisor, number)
 
     supervisor = Guarded(Idle(), at_pause)
@@ -108,7 +113,7 @@ def test_nothing_is_announced_before_the_gate_is_ready() -> None:
         signal_at(3)(supervisor, number)
 
     supervisor = Guarded(Idle(), at_pause)
-    supervisor.gate.is_ready = False
+    supervisor.gate.takes_sessions = False
     supervisor.run()
     assert "ready" not in supervisor.server.calls
 
@@ -116,7 +121,7 @@ def test_nothing_is_announced_before_the_gate_is_ready() -> None:
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_command_is_run_when_the_gate_is_ready(is_ready: bool) -> None:
     supervisor = Guarded(Idle(), signal_at(2))
-    supervisor.gate.is_ready = is_ready
+    supervisor.gate.takes_sessions = is_ready
     if is_ready:
         assert Supervisor.run_command(supervisor, lambda server: ["sh", "-c", "exit 3"]) == 3
     else:

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from bistream.control_files import Order
 from bistream.keeper.host import GoldenError, ServerError
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import ServerSettings, TritonServer
@@ -28,9 +29,6 @@ class FakeServer:
         self.deaf = False
         self.hurried_at_stop: bool | None = None
 
-    def count_dead(self) -> int:
-        return 0
-
     def exit_code(self) -> int | None:
         return self.code
 
@@ -42,20 +40,13 @@ class FakeServer:
         dead, self.dead = self.dead, []
         return dead
 
-    def tell_failure(self, model: str, patience_s: float, clock: Callable[[], float]) -> FakeServer:
-        self.calls.append(f"tell {model or '-'} {patience_s:g}")
+    def end_sessions(self, order: Order, clock: Callable[[], float]) -> FakeServer:
+        word = "drain" if order.failed is None else f"tell {order.failed or '-'}"
+        self.calls.append(f"{word} {order.patience_s:g}")
         if self.deaf:
             raise OSError("disk full")
-        self.left = [1] * self.ending_looks
-        return self
-
-    def file_failure(self) -> str | None:
-        return None
-
-    def drain(self, timeout_s: float, clock: Callable[[], float]) -> FakeServer:
-        self.calls.append(f"drain {timeout_s:g}")
-        if self.deaf:
-            raise OSError("disk full")
+        if order.failed is not None:
+            self.left = [1] * self.ending_looks
         return self
 
     def is_over(self) -> bool:

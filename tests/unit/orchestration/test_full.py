@@ -11,6 +11,7 @@ import pytest
 from bistream.contract.refusals import format_error, parse_error
 from bistream.errors import BusyError
 from bistream.token2wav.load_report import LoadReport
+from tests.recorded import sample
 from tests.unit.orchestration.fakes import WAIT_S, FakeSender, start_request
 from tests.unit.orchestration.house import CONFIG, House, assert_whole
 
@@ -39,8 +40,7 @@ def test_a_start_beyond_the_capacity_is_refused_before_anything_is_computed(hous
     read = parse_error(format_error(error))
     assert isinstance(read, BusyError) and (read.retry_after_s, read.session_id) == (error.retry_after_s, "other")
     assert len(house.models.language_model.starts) == house.models.voice.calls == 1
-    values = house.recorder.snapshot().values
-    assert values["bistream_load", ()] == 2.5 / 1.5 and values["bistream_requests_refused_total", ("BUSY",)] == 1
+    assert sample(house.recorder, "load") == 2.5 / 1.5 and sample(house.recorder, "requests_refused_total", code="BUSY") == 1
     house.models.token2wav.gates[0].set()
     assert_whole(speaking, "Hello world.")
     house.wait_empty()

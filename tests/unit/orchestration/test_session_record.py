@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BistreamError
-from bistream.metrics.families import OUTER_STAGES, Labels
+from bistream.metrics.families import OUTER_STAGES
 from bistream.metrics.session_log import LOGGER
 from bistream.orchestration.session_record import Marks, SessionRecord
 from bistream.rates import SAMPLE_RATE
+from tests.recorded import nonzero, sample
 from tests.unit.orchestration.fakes import append_request, cancel_request, start_request
 from tests.unit.orchestration.house import House, assert_whole, tokens_of
 
 OPERATIONS = Path(__file__).resolve().parents[3] / "docs/operations.md"
 TEXT = "Hello world. " * 7
-
-
-class Totals:
-    """The recorder's numbers now."""
-
-    def __init__(self, house: House) -> None:
-        self._snapshot = house.recorder.snapshot()
-
-    def value(self, name: str, *labels: str) -> float:
-        return self._snapshot.values[f"bistream_{name}", labels]
-
-    def count(self, name: str, *labels: str) -> int:
-        return self._snapshot.buckets[f"bistream_{name}", labels].count
-
-    def total(self, name: str, *labels: str) -> float:
-        return self._snapshot.buckets[f"bistream_{name}", labels].total
-
-    def with_label(self, name: str) -> Mapping[Labels, float]:
-        return {labels: value for (found, labels), value in self._snapshot.values.items() if found == f"bistream_{name}" and value}
 
 
 @pytest.fixture
@@ -56,14 +37,14 @@ def test_a_session_is_recorded_as_it_was_heard(house: House, lines: Any) -> None
     sender = house.send(start_request(TEXT))
     assert_whole(sender, TEXT)
     house.wait_empty()
-    now, audio_s = Totals(house), len(sender.waveform) / SAMPLE_RATE
-    assert (now.value("session_starts_total"), now.with_label("sessions_ended_total")) == (1, {("eos",): 1})
-    assert now.value("audio_seconds_total") == pytest.approx(audio_s)
-    assert now.total("audio_duration_s") == pytest.approx(audio_s)
-    assert (now.count("audio_ttfp_s", "whole"), now.count("audio_ttfp_s", "pieces")) == (1, 0)
-    assert now.count("audio_chunk_gap_s") == len(sender.chunks) - 1
-    assert now.count("audio_rtf", "whole") == 1 and now.value("text_characters_total") == len(TEXT)
-    assert sum(now.with_label("sessions").values()) == 0
+    now, audio_s = house.recorder, len(sender.waveform) / SAMPLE_RATE
+    assert (sample(now, "session_starts_total"), nonzero(now, "sessions_ended_total", "reason")) == (1, {"eos": 1})
+    assert sample(now, "audio_seconds_total") == pytest.approx(audio_s)
+    assert sample(now, "audio_duration_s_sum") == pytest.approx(audio_s)
+    assert (sample(now, "audio_ttfp_s_count", text="whole"), sample(now, "audio_ttfp_s_count", text="pieces")) == (1, 0)
+    assert sample(now, "audio_chunk_gap_s_count") == len(sender.chunks) - 1
+    assert sample(now, "audio_rtf_count", text="whole") == 1 and sample(now, "text_characters_total") == len(TEXT)
+    assert sum(nonzero(now, "sessions", "state").values()) == 0
     (line,) = lines()
     assert (line["event"], line["reason"], line["characters"], line["tokens"]) == ("session_end", "eos", len(TEXT), tokens_of(TEXT))
     assert line["audio_s"] == pytest.approx(audio_s, abs=1e-3) and set(line["stages_ms"]) == set(OUTER_STAGES)
@@ -80,10 +61,10 @@ def test_gaps_of_the_listener_are_recorded(house: House, lines: Any) -> None:
     assert house.send(append_request(TEXT[:80], is_end=True)).endings == [None]
     assert sender.wait() is None
     house.wait_empty()
-    now = Totals(house)
-    assert now.total("audio_underrun_s") > 20.0 and now.with_label("audio_continuity_ok_total") == {}
+    now = house.recorder
+    assert sample(now, "audio_underrun_s_sum") > 20.0 and nonzero(now, "audio_continuity_ok_total", "threshold_ms") == {}
     (line,) = lines()
-    assert line["gaps"] == 1 and line["gap_s"] == pytest.approx(now.total("audio_underrun_s"), abs=1e-3)
+    assert line["gaps"] == 1 and line["gap_s"] == pytest.approx(sample(now, "audio_underrun_s_sum"), abs=1e-3)
 
 
 @pytest.mark.parametrize("by", ["request", "disconnect"])
@@ -97,8 +78,8 @@ def test_cancels_are_counted_by_their_origin(house: House, lines: Any, by: str) 
         house.orchestrator.watch()
     house.wait_empty()
     reason = {"request": "cancelled", "disconnect": "disconnected"}[by]
-    now = Totals(house)
-    assert now.with_label("sessions_ended_total") == {(reason,): 1} and now.with_label("session_cancels_total") == {(by,): 1}
+    now = house.recorder
+    assert nonzero(now, "sessions_ended_total", "reason") == {reason: 1} and nonzero(now, "session_cancels_total", "by") == {by: 1}
     assert lines()[0]["reason"] == reason
 
 
@@ -108,9 +89,9 @@ def test_refusals_are_counted_by_code_and_start_nothing(house: House, lines: Any
     for number in range(4):
         house.send(start_request("Wait", session_id=f"s{number}", is_end=False))
     house.refused(start_request("No room.", session_id="s4"))
-    now = Totals(house)
-    assert now.with_label("requests_refused_total") == {("UNKNOWN_SESSION",): 1, ("INVALID_INPUT",): 1, ("BUSY",): 1}
-    assert now.value("session_starts_total") == 4 == sum(now.with_label("sessions").values()) and lines() == []
+    now = house.recorder
+    assert nonzero(now, "requests_refused_total", "code") == {"UNKNOWN_SESSION": 1, "INVALID_INPUT": 1, "BUSY": 1}
+    assert sample(now, "session_starts_total") == 4 == sum(nonzero(now, "sessions", "state").values()) and lines() == []
 
 
 @given(st.lists(st.floats(0.0, 1000.0), min_size=5, max_size=5).map(sorted))
@@ -133,9 +114,9 @@ def test_an_unknown_code_counts_as_internal(house: House, lines: Any) -> None:
     assert isinstance(house.send(start_request(TEXT)).wait(), OddError)
     house.wait_empty()
     house.orchestrator._metrics.refused(OddError("It is odd."))
-    now = Totals(house)
-    assert now.with_label("sessions_ended_total") == {("internal",): 1} and lines()[0]["reason"] == "internal"
-    assert now.with_label("requests_refused_total") == {("INTERNAL",): 1}
+    now = house.recorder
+    assert nonzero(now, "sessions_ended_total", "reason") == {"internal": 1} and lines()[0]["reason"] == "internal"
+    assert nonzero(now, "requests_refused_total", "code") == {"INTERNAL": 1}
 
 
 def test_a_session_frees_its_place_even_if_its_end_cannot_be_recorded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.sequence_series import MAX_REDRAWS
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from tests.fakes import TurnView
+from tests.recorded import sample
 from tests.unit.text2token.test_service import CONFIG, SPACE, TEXT, Bench, Mailbox, ends_in_time, yielded
 from tests.unit.text2token.test_service import tokenizer as tokenizer  # the fixture
 
@@ -24,7 +25,7 @@ WINDOW = 75
 
 def counted(bench: Bench) -> dict[tuple[str, ...], float]:
     keys = itertools.product(*LM_RUNAWAYS.labels.values())
-    return {key: count for key in keys if (count := bench.recorder.counter(LM_RUNAWAYS, *key).value)}
+    return {key: count for key in keys if (count := sample(bench.recorder, "lm_runaways_total", kind=key[0], outcome=key[1]))}
 
 
 def looping(sequences: int, period: int = 30, ahead: int = 40) -> Callable[[TurnView], Iterator[int]]:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.metrics.recorder import Recorder
-from bistream.metrics.snapshot import Buckets
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnLimits
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.scheduler import Scheduler
@@ -17,22 +16,11 @@ from bistream.text2token.sequence import SequenceRecord, StepPlan
 from bistream.text2token.step_metrics import StepMetrics
 from bistream.text2token.torch_engine import TorchEngine
 from tests.fakes import RecordingSink
+from tests.recorded import sample
 from tests.unit.text2token.tiny import SPACE, tiny_model
 
 LIMITS = TurnLimits(6, forbidden=frozenset(SPACE.specials))
 BLOCK = 8
-
-
-def stage(recorder: Recorder, name: str) -> Buckets:
-    return recorder.snapshot().buckets["bistream_audio_stage_s", (name,)]
-
-
-def value(recorder: Recorder, name: str, *labels: str) -> float:
-    return recorder.snapshot().values[f"bistream_{name}", labels]
-
-
-def count(recorder: Recorder, name: str) -> Buckets:
-    return recorder.snapshot().buckets[f"bistream_{name}", ()]
 
 
 def make_engine(recorder: Recorder, max_rows: int) -> TorchEngine:
@@ -53,12 +41,12 @@ def test_tokens_steps_and_first_tokens_are_counted(seed: int) -> None:
                 pass
         if rng.random() < 0.5:
             session.close()
-    assert value(recorder, "speech_tokens_total") == sum(len(sink.ids) for sink in sinks)
+    assert sample(recorder, "speech_tokens_total") == sum(len(sink.ids) for sink in sinks)
     for name in ("text", "lm_queue", "first_token"):
-        assert stage(recorder, name).count == 4, "once for each session, not for each turn"
-    rows = count(recorder, "lm_step_rows")
-    assert rows.total >= sum(len(sink.ids) for sink in sinks)
-    assert count(recorder, "lm_step_s").count == count(recorder, "lm_step_rows").count > 0
+        assert sample(recorder, "audio_stage_s_count", stage=name) == 4, "once for each session, not for each turn"
+    rows = sample(recorder, "lm_step_rows_sum")
+    assert rows >= sum(len(sink.ids) for sink in sinks)
+    assert sample(recorder, "lm_step_s_count") == sample(recorder, "lm_step_rows_count") > 0
     engine.close()
 
 
@@ -67,14 +55,14 @@ def test_gauges_follow_the_sessions() -> None:
     engine = make_engine(recorder, max_rows=8)
     sessions = [engine.open(name, SamplingSpec(), 4 * BLOCK) for name in ("one", "other")]
     sessions[0].turn([1, 2], LIMITS, RecordingSink())
-    assert (value(recorder, "kv_blocks", "used"), value(recorder, "kv_blocks", "free")) == (8, 1024 // BLOCK - 8)
-    assert (value(recorder, "lm_sequences", "running"), value(recorder, "lm_sequences", "parked")) == (1, 1)
-    assert value(recorder, "lm_queue_depth") == 1
+    assert (sample(recorder, "kv_blocks", state="used"), sample(recorder, "kv_blocks", state="free")) == (8, 1024 // BLOCK - 8)
+    assert (sample(recorder, "lm_sequences", state="running"), sample(recorder, "lm_sequences", state="parked")) == (1, 1)
+    assert sample(recorder, "lm_queue_depth") == 1
     engine.step()
-    assert value(recorder, "lm_queue_depth") == 0
+    assert sample(recorder, "lm_queue_depth") == 0
     for session in sessions:
         session.close()
-    assert (value(recorder, "kv_blocks", "used"), value(recorder, "lm_sequences", "parked")) == (0, 0)
+    assert (sample(recorder, "kv_blocks", state="used"), sample(recorder, "lm_sequences", state="parked")) == (0, 0)
     engine.close()
 
 
@@ -120,8 +108,8 @@ def test_each_stage_lasts_from_its_mark_to_the_next(text_s: float, queue_s: floa
         rehearsal.finish(step)
     expected = {"text": text_s, "lm_queue": queue_s, "first_token": compute_s}
     for name, seconds in expected.items():
-        found = stage(rehearsal.recorder, name)
-        assert found.count == 1 and found.total == pytest.approx(seconds, abs=1e-9)
+        assert sample(rehearsal.recorder, "audio_stage_s_count", stage=name) == 1
+        assert sample(rehearsal.recorder, "audio_stage_s_sum", stage=name) == pytest.approx(seconds, abs=1e-9)
 
 
 def test_steps_that_overlap_are_not_counted_twice() -> None:
@@ -131,7 +119,7 @@ def test_steps_that_overlap_are_not_counted_twice() -> None:
     for step in steps:
         rehearsal.now += 0.25
         rehearsal.finish(step)
-    assert count(rehearsal.recorder, "lm_step_s").total == pytest.approx(0.5)
+    assert sample(rehearsal.recorder, "lm_step_s_sum") == pytest.approx(0.5)
 
 
 def test_a_session_that_is_closed_early_leaves_nothing_to_the_next_one_in_its_slot() -> None:
@@ -144,10 +132,11 @@ def test_a_session_that_is_closed_early_leaves_nothing_to_the_next_one_in_its_sl
     second = rehearsal.open("second")
     assert second.slot == first.slot
     rehearsal.finish(step)
-    assert stage(rehearsal.recorder, "first_token").count == 0
+    assert sample(rehearsal.recorder, "audio_stage_s_count", stage="first_token") == 0
     rehearsal.begin(second, 1)
     rehearsal.now += 1.0
     step = rehearsal.start()
     rehearsal.finish(step)
-    assert stage(rehearsal.recorder, "lm_queue").count == 2 and stage(rehearsal.recorder, "first_token").total == 0.0
+    assert sample(rehearsal.recorder, "audio_stage_s_count", stage="lm_queue") == 2
+    assert sample(rehearsal.recorder, "audio_stage_s_sum", stage="first_token") == 0.0
     assert not rehearsal.metrics._marks and not rehearsal.metrics._waiting and not rehearsal.metrics._in_flight

@@ -14,6 +14,7 @@ from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop
 from bistream.token2wav.hop_metrics import HopMetrics
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse
 from bistream.types import VoicePrompt
+from tests.recorded import sample
 
 PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
 ARRIVED_S, BEGAN_S, TOOK_S = 10.0, 10.5, 0.25
@@ -37,21 +38,18 @@ def test_a_batch_is_recorded_as_it_was_computed(hops: list[tuple[bool, float, in
     working = [one for one in jobs if one.hop.token_ids]
     first = sum(one.is_first for one in working)
     late = sum(not one.is_first and one.deadline_s < BEGAN_S + TOOK_S for one in working)
-    snapshot = recorder.snapshot()
-    values = {labels or name: value for (name, labels), value in snapshot.values.items()}
-    assert (values["first",], values["later",], values["bistream_hops_late_total"]) == (first, len(working) - first, late)
-    size = snapshot.buckets["bistream_hop_batch_size", ()]
-    assert (size.count, size.total) == (bool(working), len(working))
-    assert snapshot.buckets["bistream_hop_batch_s", ()].total == (TOOK_S if working else 0.0)
-    assert snapshot.buckets["bistream_audio_stage_s", ("hop_queue",)].total == pytest.approx(first * (BEGAN_S - ARRIVED_S))
-    assert snapshot.buckets["bistream_audio_stage_s", ("hop_compute",)].total == pytest.approx(first * TOOK_S)
+    assert [sample(recorder, "hops_total", hop=hop) for hop in ("first", "later")] == [first, len(working) - first]
+    assert sample(recorder, "hops_late_total") == late
+    assert [sample(recorder, f"hop_batch_size_{part}") for part in ("count", "sum")] == [bool(working), len(working)]
+    assert sample(recorder, "hop_batch_s_sum") == (TOOK_S if working else 0.0)
+    assert sample(recorder, "audio_stage_s_sum", stage="hop_queue") == pytest.approx(first * (BEGAN_S - ARRIVED_S))
+    assert sample(recorder, "audio_stage_s_sum", stage="hop_compute") == pytest.approx(first * TOOK_S)
 
 
 def test_pools_and_queue_are_read_with_every_snapshot() -> None:
     recorder = Recorder()
     make(recorder, queued=3, flow_pages=PoolUse(5, 10, promised=2))
     assert FLOW_PAGES == "flow pages"
-    values = recorder.snapshot().values
-    assert values["bistream_hop_queue_depth", ()] == 3
-    assert [values["bistream_flow_pages", (state,)] for state in ("used", "reserved", "free")] == [5, 2, 3]
-    assert values["bistream_vocoder_slots", ("used",)] == 0, "a renderer without slots"
+    assert sample(recorder, "hop_queue_depth") == 3
+    assert [sample(recorder, "flow_pages", state=state) for state in ("used", "reserved", "free")] == [5, 2, 3]
+    assert sample(recorder, "vocoder_slots", state="used") == 0, "a renderer without slots"

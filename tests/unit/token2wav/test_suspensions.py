@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CancelledError, EngineError
 from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay, SharedGpu
-from bistream.metrics.families import HOP_DECISIONS
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.service import Token2Wav
 from bistream.token2wav.turns import StepDecision
+from tests.recorded import sample
 from tests.unit.token2wav.test_service import (
     TIMEOUT_S,
     FakeClock,
@@ -191,7 +191,7 @@ def test_calm_hops_wait_for_the_language_model_and_urgent_ones_do_not(tmp_path: 
     assert audio(calm) == [14]
     made.service.close()
     assert made.all_states_closed()
-    assert recorder.counter(HOP_DECISIONS, StepDecision.LETS_PASS.value).value >= 1
+    assert sample(recorder, "hop_step_decisions_total", decision=StepDecision.LETS_PASS.value) >= 1
 
 
 def test_no_hop_waits_for_the_language_model_longer_than_a_moment(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ FAILURES = [InvalidInputError("Send something else."), ZeroDivisionError("/srv/s
 @pytest.fixture(autouse=True)
 def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_module, "prepare_process", lambda config, name: None)
-    monkeypatch.setattr(model_module, "begin_heartbeat", lambda name: None)
     monkeypatch.setattr(model_module, "end_when_useless", lambda healthy: None)
     monkeypatch.setattr(model_module, "settle_memory", lambda: None)
 

@@ -21,6 +21,7 @@ from bistream.text2token.factory import make_engine
 from bistream.text2token.tensorrt_llm.engine import STALL_S, TensorRtLlmEngine
 from bistream.text2token.tensorrt_llm.library import FORBIDDEN_BIAS, SINGLE_PROCESS, load_llmapi, make_llm
 from tests.fakes import RecordingSink
+from tests.recorded import sample
 from tests.unit.text2token.tensorrt_llm.bench import MERGED, SIZES, FakeClock, PortBench
 from tests.unit.text2token.tensorrt_llm.fake_llmapi import Choose, FakeLibrary
 from tests.unit.text2token.tiny import SPACE
@@ -111,7 +112,7 @@ def test_a_mask_that_is_not_honoured_ends_the_session(bench: PortBench) -> None:
 
 
 def counted(recorder: Recorder, name: str) -> float:
-    return sum(counter.value for (family, _), counter in recorder._counters.items() if family.name == name)
+    return sample(recorder, name.removeprefix("bistream_"))
 
 
 def test_nothing_is_computed_again_while_the_cache_keeps_it(recorder: Recorder) -> None:
