@@ -43,6 +43,7 @@ class BistreamClient(SessionStarts["ClientSession"]):
         TLS. sends_hashes: false sends the recording with every session. keeps_connections: sessions share connections, which saves the
         time to connect, and which ``close`` ends. Else each makes its own.
         """
+        self.address = address
         self._client = AsyncBistreamClient(address, model_name, silence_timeout_s, security, sends_hashes, keeps_connections)
         self.known_voices = self._client.known_voices
 
