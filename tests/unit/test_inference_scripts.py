@@ -16,12 +16,11 @@ from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
 from bistream.rates import CHUNK_TOKENS
 from bistream.text.tokenizer import TextTokenizer
+from bistream.token2mel.state_budget import AUTO_SESSION_S
 from scripts import _chunk_strategy, offline_inference, streaming_inference
 from scripts._dataset import read_manifest
 from scripts._inference import Utterance
 from tests.sounds import speech_like
-
-SHARE_S = 4  # in place of 30
 
 
 @pytest.fixture
@@ -153,10 +152,9 @@ def test_offline_prepares_the_text_unless_told_not_to(tiny_model_dir: Path) -> N
 
 
 def test_a_strategy_has_room_for_the_whole_of_a_long_utterance(
-    tiny_cosyvoice3_dir: Path, manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_cosyvoice3_dir: Path, manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Longer than the share of one session in a server's automatic budget; --flow-state-mb takes the room away."""
-    monkeypatch.setattr("bistream.token2mel.stage.AUTO_SESSION_S", SHARE_S)
     row = {"id": "a", "prompt_audio": "voice.wav", "prompt_text": "A tone.", "target_text": "Hi."}
     base = ["--model-dir", str(tiny_cosyvoice3_dir), "--output-dir", str(tmp_path / "out"), "--device", "cpu", "--dtype", "float32"]
     given = [*base, "--num-threads", "1", "--strategy", "exponential", "--dataset", str(tmp_path / "set.jsonl")]
@@ -167,7 +165,7 @@ def test_a_strategy_has_room_for_the_whole_of_a_long_utterance(
         assert streaming_inference.main([*given, *more]) == 0
         return caplog.text
 
-    assert "flow state is full" not in speak(SHARE_S + 2)
+    assert "flow state is full" not in speak(AUTO_SESSION_S + 2)
     assert "flow state is full" in speak(6, "--flow-state-mb", "1")
 
 
