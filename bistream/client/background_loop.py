@@ -10,12 +10,15 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+_lock = threading.Lock()
 END_S = 5.0  # for the connections to close when the program ends
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Run it in the loop and wait for its result, or raise its exception. From any other thread."""
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+    with _lock:  # two threads that come first at the same time must not make two
+        loop = _loop()
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
 
 @functools.cache
@@ -33,7 +36,8 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=END_S) if tasks else None
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_S)
         loop.stop()
 
     asyncio.run_coroutine_threadsafe(cancel_all(), loop)

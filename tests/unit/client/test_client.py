@@ -82,6 +82,28 @@ def test_a_program_that_does_not_close_its_session_ends(serve: Serve, end: str) 
     assert done.stderr.rpartition("\n")[0].rpartition("\n")[2] == ("KeyError: 'of the user'" if "raise" in end else "")
 
 
+def test_threads_that_begin_together_share_one_event_loop() -> None:
+    program = """
+import asyncio, sys, threading
+from bistream.client.background_loop import run
+
+async def loop():
+    return id(asyncio.get_running_loop())
+
+sys.setswitchinterval(1e-6)
+found, ready = [], threading.Barrier(16)
+def ask():
+    ready.wait()
+    found.append(run(loop()))
+threads = [threading.Thread(target=ask) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(found), len(set(found)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WAIT_S)
+    assert done.stdout == "16 1\n"
+
+
 def test_a_whole_text_is_one_request(serve: Serve) -> None:
     server = serve(Speaker())
     with BistreamClient(server.address).start(speaker_id="anna", text="Hello.", is_end=True, speed=1.5) as session:

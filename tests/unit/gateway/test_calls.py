@@ -83,6 +83,22 @@ def test_a_message_over_the_limit_ends_its_own_call(rig: GateRig) -> None:
     beside(rig, test)
 
 
+def test_many_streams_of_one_connection_beside_each_other(rig: GateRig) -> None:
+    async def speak(call: Any, number: int) -> bool:
+        for index in range(6):
+            await call.write(message(model="nope", request_id=f"{number}-{index}").SerializeToString())
+        await call.done_writing()
+        ids = []
+        while (data := await call.read()) is not grpc.aio.EOF:
+            ids.append(service_pb2.ModelStreamInferResponse.FromString(data).infer_response.id)
+        return ids == [f"{number}-{index}" for index in range(6) for _ in range(2)]
+
+    async def test(channel: Any) -> None:
+        assert all(await asyncio.gather(*(speak(stream(channel), number) for number in range(100))))
+
+    beside(rig, test)
+
+
 @pytest.mark.parametrize("how", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_a_compressed_message_is_not_implemented(rig: GateRig, how: grpc.Compression) -> None:
     async def test(channel: Any) -> None:
@@ -91,6 +107,18 @@ def test_a_compressed_message_is_not_implemented(rig: GateRig, how: grpc.Compres
         assert failed.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
     beside(rig, test, compression=how)
+
+
+def test_a_deadline_and_a_cancel_end_the_call(rig: GateRig) -> None:
+    async def test(channel: Any) -> None:
+        assert (await end_of(stream(channel, timeout=0.05)))[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+        hanging = stream(channel)
+        await until(lambda: rig.gate.admission.calls == 1)
+        hanging.cancel()
+        await until(lambda: rig.gate.admission.calls == 0)
+        assert await live(channel)
+
+    beside(rig, test)
 
 
 def test_too_much_metadata_ends_its_own_call(rig: GateRig) -> None:
@@ -237,3 +265,32 @@ def test_a_proxys_word_on_the_address_counts_only_behind_one(behind_proxy: bool)
 
 
 # Attacks
+
+
+def test_windows_of_empty_messages_leave_turns_to_others(rig: GateRig) -> None:
+    """Each is some 13,000 refusals; the calls are reset, again and again."""
+
+    async def flood(channel: Any) -> None:
+        call = stream(channel)
+        try:
+            for _ in range(13_000):
+                await call.write(b"")
+        finally:
+            call.cancel()
+
+    async def test(channel: Any) -> None:
+        floods = []
+        channels = [grpc.aio.insecure_channel(rig.grpc_url, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(8)]
+        floods = [asyncio.create_task(flood(one)) for one in channels]
+        for number in range(20):
+            speaking = stream(channel)
+            await speaking.write(message(request_id=str(number), target_text="x", is_end=True).SerializeToString())
+            await speaking.done_writing()
+            assert await end_of(speaking) == (grpc.StatusCode.OK, "")
+        for one in floods:
+            one.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+        for one in channels:
+            await one.close()
+
+    beside(rig, test)

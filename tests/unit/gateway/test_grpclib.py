@@ -1,4 +1,4 @@
-"""The end of the gRPC door before a client that shares nothing with grpc's own: grpclib, Python's HTTP/2 library ``h2`` underneath."""
+"""The gRPC door before a client that shares nothing with grpc's own: grpclib, Python's HTTP/2 library ``h2`` underneath. Plain and TLS."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import contextlib
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2
+from grpclib import GRPCError, Status
 from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
 from grpclib.config import Configuration
 from grpclib.exceptions import StreamTerminatedError
 from tritonclient.grpc import service_pb2
 
-from gateway.settings import TlsSettings
+from gateway.settings import Limits, TlsSettings
 from tests.unit.client.fake_server import Speakers
-from tests.unit.gateway.requests import message
+from tests.unit.gateway.requests import BISTREAM, message
 from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton, GateRig, certificate
 from tests.unit.gateway.test_process import Process
 
 SERVICE = "/inference.GRPCInferenceService"
 LIVE = f"{SERVICE}/ServerLive"
+MANY = 100
 
 
 def keepalive(interval_s: float) -> Configuration:
@@ -75,6 +78,14 @@ class Caller:
     def open(self, timeout_s: float = TIMEOUT_S) -> Any:
         return self._stream.open(timeout=timeout_s)
 
+    async def speak(self, session_id: str) -> None:
+        """A session of three pieces: the second and third are sent once the audio before them has come."""
+        async with self.open() as stream:
+            await self.start(stream, session_id)
+            await self.append(stream, session_id)
+            assert (await audio(stream))[0] == 1
+            await self.finish(stream, session_id, 2)
+
     async def start(self, stream: Any, session_id: str) -> None:
         await stream.send_message(message(request_id="start", target_text="x", session_id=session_id, is_start=True, is_end=False))
         assert (await audio(stream))[0] == 0
@@ -115,6 +126,27 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+class Door:
+    """A gate, and how to reach it."""
+
+    def __init__(self, rig: GateRig, tls: TlsSettings | None) -> None:
+        self.rig = rig
+        self.tls = tls
+
+    def check(self, test: Callable[[Caller], Awaitable[None]], config: Configuration | None = None) -> None:
+        """Run it with one connection, which must be the same at its end, and leave nothing behind."""
+
+        async def run() -> None:
+            async with asyncio.timeout(2 * TIMEOUT_S), calling(self.rig.grpc_port, self.tls, config) as caller:
+                assert await caller.is_live()
+                before = caller.connection
+                await test(caller)
+                assert await caller.is_live() and caller.connection is before
+
+        asyncio.run(run())
+        self.rig.wait_for(lambda: self.rig.gate.admission.calls == self.rig.gate.admission.sessions == 0)
+
+
 @asynccontextmanager
 async def calling(port: int, tls: TlsSettings | None = None, config: Configuration | None = None) -> AsyncIterator[Caller]:
     caller = Caller(port, tls, config)
@@ -122,6 +154,126 @@ async def calling(port: int, tls: TlsSettings | None = None, config: Configurati
         yield caller
     finally:
         await caller.close()
+
+
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    tls = certificate(tmp_path_factory.mktemp("tls")) if request.param == "tls" else None
+    with GateRig(Speakers(), Limits(streams_per_address=MANY), tls=tls) as rig:
+        yield Door(rig, tls)
+
+
+def test_a_session_is_appended_to_while_it_speaks(door: Door) -> None:
+    door.check(lambda caller: caller.speak("a"))
+
+
+def test_a_request_ends_a_session_and_its_stream_goes_on(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        async with caller.open() as stream:
+            await caller.start(stream, "a")
+            await stream.send_message(message(request_id="cancel", session_id="a", is_cancel=True))
+            ends = [end async for end in _first(told(stream), 4)]
+            assert ("start", "CANCELLED") in ends and ("start", "final") in ends and ("cancel", "final") in ends
+            await caller.start(stream, "b")
+            await caller.finish(stream, "b", 1)
+
+    door.check(test)
+
+
+async def _first(items: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
+    for _ in range(count):
+        yield await anext(items)
+
+
+def test_a_reset_ends_a_session(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        async with caller.open() as stream:
+            await caller.start(stream, "a")
+            await stream.cancel()
+        await until(lambda: door.rig.gate.admission.sessions == 0)
+
+    door.check(test)
+
+
+def test_a_deadline_ends_a_session(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        with pytest.raises((asyncio.TimeoutError, GRPCError)) as ended:  # whose clock is first
+            async with caller.open(timeout_s=0.2) as stream:
+                await stream.send_message(message(target_text="x", session_id="a", is_start=True, is_end=False))
+                async for _ in told(stream):
+                    pass
+        assert not isinstance(ended.value, GRPCError) or ended.value.status == Status.DEADLINE_EXCEEDED
+        await until(lambda: door.rig.gate.admission.sessions == 0)
+
+    door.check(test)
+
+
+def test_a_hundred_streams_on_one_connection(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        await asyncio.gather(*(caller.speak(f"s{number}") for number in range(MANY)))
+
+    door.check(test)
+
+
+def test_a_refused_call_leaves_the_connection(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        with pytest.raises(GRPCError) as unknown:
+            await caller.unary(f"{SERVICE}/Nothing", service_pb2.ServerLiveRequest(), service_pb2.ServerLiveResponse)
+        assert unknown.value.status == Status.UNIMPLEMENTED
+        streams = [caller.open() for _ in range(MANY)]
+        for stream in streams:
+            await (await stream.__aenter__()).send_request()
+        await until(lambda: door.rig.gate.admission.calls == MANY)
+        question = service_pb2.ModelMetadataRequest(name=BISTREAM)
+        with pytest.raises(GRPCError) as busy:
+            await caller.unary(f"{SERVICE}/ModelMetadata", question, service_pb2.ModelMetadataResponse)
+        assert busy.value.status == Status.RESOURCE_EXHAUSTED and str(busy.value.message).startswith("BUSY: ")
+        for stream in streams:
+            await stream.cancel()
+            await stream.__aexit__(None, None, None)
+        await until(lambda: door.rig.gate.admission.calls == 0)
+        answer = await caller.unary(f"{SERVICE}/ModelMetadata", question, service_pb2.ModelMetadataResponse)
+        assert answer.name == BISTREAM
+        await caller.speak("after")
+
+    door.check(test)
+
+
+def test_a_refused_request_leaves_the_stream(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        async with caller.open() as stream:
+            await stream.send_message(message(model="nope", request_id="wrong", target_text="x"))
+            assert [end async for end in _first(told(stream), 2)] == [("wrong", "INVALID_INPUT"), ("wrong", "final")]
+            await caller.start(stream, "a")
+            await caller.finish(stream, "a", 1)
+
+    door.check(test)
+
+
+def test_too_much_metadata_ends_its_own_call(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        async with caller.open() as stream:
+            await caller.start(stream, "a")
+            with pytest.raises(GRPCError) as refused:
+                await caller.unary(LIVE, service_pb2.ServerLiveRequest(), service_pb2.ServerLiveResponse, {"x-large": "x" * 30_000})
+            assert refused.value.status == Status.RESOURCE_EXHAUSTED
+            await caller.finish(stream, "a", 1)
+
+    door.check(test)
+
+
+@pytest.mark.parametrize(("interval_s", "pings"), [(0.5, 3), (0.02, 50)])
+def test_pings_are_answered_as_often_as_they_come(door: Door, interval_s: float, pings: int) -> None:
+    """A session that is silent meanwhile goes on, on the same connection."""
+
+    async def test(caller: Caller) -> None:
+        async with caller.open() as stream:
+            await caller.start(stream, "a")
+            answered = count_calls(caller.connection.connection, "ping_ack_process")
+            await until(lambda: len(answered) >= pings)
+            await caller.finish(stream, "a", 1)
+
+    door.check(test, keepalive(interval_s))
 
 
 def count_calls(owner: Any, name: str) -> list[None]:
@@ -135,6 +287,22 @@ def count_calls(owner: Any, name: str) -> list[None]:
 
     setattr(owner, name, counted)
     return calls
+
+
+def test_tls_is_agreed_upon_as_http2(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        tls = caller.connection.connection._transport.get_extra_info("ssl_object")
+        assert (tls is None) == (door.tls is None) and (tls is None or tls.selected_alpn_protocol() == "h2")
+
+    door.check(test)
+
+
+def test_health_is_asked(door: Door) -> None:
+    async def test(caller: Caller) -> None:
+        answer = await caller.unary("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    door.check(test)
 
 
 def test_calls_end_before_their_connection_is_told_to_go() -> None:
