@@ -490,7 +490,7 @@ def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> Non
 
 
 def settings_of_engine() -> EngineSettings:
-    return EngineSettings(max_sessions=8, kv_cache_tokens=4096, block_size=8, max_rows=32)
+    return EngineSettings(max_sessions=8, kv_cache_tokens=4096, block_size=8, max_rows=32, calm_pause=0.0)
 
 
 class TickingClock:
