@@ -72,8 +72,10 @@ def test_the_same_stream_and_id_start_again_with_the_recording(url: str, voice: 
     with Stream(url) as stream:
         refused = stream.send(MODEL, session_id=session_id, target_text="Ha", is_end=False, reference_hash=digest)
         late = stream.send(MODEL, session_id=session_id, target_text="shed.", is_start=False)
-        for answer in (refused, late):  # on one stream they come in order
-            assert stream.receive(answer).code == "UNKNOWN_VOICE"
+        for answer in (refused, late):
+            stream.receive(answer)
+        # The final response of the first may come behind the error of the second, whose id tritonclient drops.
+        assert refused.errors + late.errors == 2 and {answer.code for answer in (refused, late) if answer.errors} == {"UNKNOWN_VOICE"}
         start = stream.send(MODEL, session_id=session_id, target_text="Ha", is_end=False, **voice)
         assert stream.receive(stream.send(MODEL, session_id=session_id, target_text="shed.", is_start=False)).error is None
         check_audio(stream.receive(start), len(TEXT))
