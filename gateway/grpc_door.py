@@ -155,23 +155,15 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         if len(data) > MAX_QUESTION_BYTES:
             raise TooLargeError(f"The message has more than {MAX_QUESTION_BYTES} bytes; a question needs a name only.")
         answer = await question(parsed(request_type, data))
-        await self._write_one(answer.SerializeToString(), context)
+        await context.write(answer.SerializeToString())
 
     async def _infer(self, caller: Caller, context: Context) -> None:
         gate = self._gate
         data = await read_one(context)
         gate.metrics.bytes_in += len(data)
         response: bytes = (await gate.infer(caller, read_request(parse_request(data), gate.limits))).SerializeToString()
-        await self._write_one(response, context)
+        await context.write(response)
         gate.metrics.bytes_out += len(response)
-
-    async def _write_one(self, data: bytes, context: Context) -> None:
-        limit_s = self._gate.limits.stall_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                await context.write(data)
-        except TimeoutError:
-            raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, f"The answer was not taken within {limit_s:g} s.") from None
 
     # Streams
 
@@ -193,7 +185,7 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             while not ended.done():
                 status = health_of(self._gate, name)
                 if status != told:
-                    await self._write_one(health_pb2.HealthCheckResponse(status=status).SerializeToString(), context)
+                    await context.write(health_pb2.HealthCheckResponse(status=status).SerializeToString())
                     told = status
                 await asyncio.wait({ended}, timeout=HEALTH_INTERVAL_S)
             raise ended.result()
@@ -214,7 +206,8 @@ class GrpcDoor(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
                 writer.result()
             finally:
                 reader.cancel()
-                writer.cancel()
+                # The writer ends behind the message that it is writing. Were that write cancelled, gRPC would neither send the rest of the
+                # message nor the status, and a client that reads again would wait for ever.
                 conversation.close()
                 await asyncio.gather(reader, writer, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""A session with the server, for programs with an event loop:
+"""The same session for programs with an event loop:
 
     client = AsyncBistreamClient("localhost:8001")
     async with client.start(reference_wav=samples_16k, reference_text="What is said in it.") as session:
@@ -6,7 +6,7 @@
         async for chunk in session:
             play(chunk.waveform)             # float32, 24 kHz
 
-``client.py`` is the same without one. A session belongs to the event loop in which it was entered.
+Verbs, arguments and errors are those of ``client.py``; a session belongs to the event loop in which it was entered.
 """
 
 from __future__ import annotations
@@ -114,16 +114,6 @@ class AsyncClientSession:
         await self.close()
 
     @property
-    def started_at(self) -> float:
-        """``time.monotonic()`` when the session was made."""
-        return self._exchange.started_at
-
-    @property
-    def text_ended_at(self) -> float | None:
-        """When the end of the text was sent."""
-        return self._exchange.text_ended_at
-
-    @property
     def heard(self) -> Heard | None:
         """How much of the text was heard when the cancel arrived: known once the iteration has ended with ``CancelledError``."""
         return self._exchange.heard
@@ -199,21 +189,17 @@ class AsyncClientSession:
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Audio as it arrives, until the session ends. Raises ``BistreamError``, ``ConnectionError`` and ``TimeoutError``."""
-        while (chunk := await self.next_chunk()) is not None:
-            yield chunk
-
-    async def next_chunk(self) -> Chunk | None:
-        """The next of the iteration; None after the last one."""
-        while not self._chunks:
-            if self._exchange.failure is not None:
-                raise self._exchange.failure
+        while True:
+            while self._chunks:
+                chunk = self._chunks.popleft()
+                self._unread -= len(chunk.waveform)
+                yield chunk
             if self._exchange.is_over:
-                return None
+                break
             self._changed.clear()
             await self._wait_for_change()
-        chunk = self._chunks.popleft()
-        self._unread -= len(chunk.waveform)
-        return chunk
+        if self._exchange.failure is not None:
+            raise self._exchange.failure
 
     async def _wait_for_change(self) -> None:
         limit_s = self.silence_timeout_s

@@ -9,22 +9,31 @@
 
 The client sends the hash of a recording that the server has heard; where the server has forgotten it, the recording goes after all, unseen.
 Errors of the server are raised as classes of ``bistream.errors``; an unreachable or lost server raises ``ConnectionError``.
-The sessions are those of ``asyncio_client.py``, on an event loop in a thread.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
-from bistream.client.background_loop import run
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
 from bistream.client.connection import INSECURE, ClientSecurity
-from bistream.client.exchange import Chunk, Heard, SessionExchange
+from bistream.client.exchange import Chunk, Heard, Request, SessionExchange
+from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts
+from bistream.client.translation import infer_input, stream_error
+from bistream.contract.codec import to_bytes
 from bistream.contract.fields import COSYVOICE2_BISTREAM
-from bistream.errors import BistreamError
+from bistream.errors import BistreamError, CancelledError
+
+_CLOSED = "The connection was closed."
+_STREAM_FAILED = "no longer in valid state"  # in the words of tritonclient
 
 
 class BistreamClient(SessionStarts["ClientSession"]):
@@ -40,19 +49,40 @@ class BistreamClient(SessionStarts["ClientSession"]):
         keeps_connections: bool = False,
     ) -> None:
         """silence_timeout_s: how long a session may go without sending or receiving before it counts as lost. security: API key and
-        TLS. sends_hashes: false sends the recording with every session. keeps_connections: sessions share connections, which saves the
-        time to connect, and which ``close`` ends. Else each makes its own.
+        TLS. sends_hashes: false sends the recording with every session. keeps_connections: a session begins on the connection of one that
+        is over, where there is one, which saves the time to connect; ``close`` ends those that are left. Else each makes its own.
         """
         self.address = address
-        self._client = AsyncBistreamClient(address, model_name, silence_timeout_s, security, sends_hashes, keeps_connections)
-        self.known_voices = self._client.known_voices
+        self.model_name = model_name
+        self.silence_timeout_s = silence_timeout_s
+        self.security = security
+        self.known_voices = KnownVoices() if sends_hashes else None
+        self._keeps_connections = keeps_connections
+        self._lock = threading.Lock()
+        self._idle: list[triton.InferenceServerClient] = []
 
     def close(self) -> None:
-        """Close the connections that are kept, with all their sessions. Idempotent."""
-        run(self._client.close())
+        """Close the connections that are kept; sessions that run go on. Idempotent."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _connect(self) -> triton.InferenceServerClient:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return triton.InferenceServerClient(self.address, **self.security.grpc_options())
+
+    def _disconnect(self, connection: triton.InferenceServerClient, is_good: bool) -> None:
+        if self._keeps_connections and is_good:
+            with self._lock:
+                self._idle.append(connection)
+        else:
+            connection.close()
 
     def _open(self, exchange: SessionExchange, start: dict[str, Any]) -> ClientSession:
-        return ClientSession(AsyncClientSession(self._client, exchange, start))
+        return ClientSession(self, exchange, start)
 
 
 class ClientSession:
@@ -61,46 +91,140 @@ class ClientSession:
     ``push_text``, ``end_text`` and ``cancel`` may be called from any thread; iterate in one. Any error ends the session for the client.
     """
 
-    def __init__(self, session: AsyncClientSession) -> None:
-        self.session_id = session.session_id
-        self._session = session
-        run(session.__aenter__())
+    def __init__(self, client: BistreamClient, exchange: SessionExchange, start: dict[str, Any]) -> None:
+        self.session_id = exchange.session_id
+        self._client = client
+        self._exchange = exchange
+        self._events: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()  # None: the session has ended normally
+        self._lock = threading.Lock()  # of the exchange and of tritonclient's stream
+        self._closed = False
+        self._connection = client._connect()
+        try:
+            self._start_stream()
+            with self._lock:
+                self._write(exchange.start(start))
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_stream(self) -> None:
+        """In a daemon thread, so that tritonclient's reader is one too (it inherits that): a program that ends without ``close`` would
+        wait for the stream, minutes, at its exit."""
+        failures: list[Exception] = []
+
+        def start() -> None:
+            try:
+                self._connection.start_stream(callback=self._on_response, headers=self._client.security.headers())
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=start, name="bistream-stream", daemon=True)
+        thread.start()
+        thread.join()
+        for failure in failures:
+            raise failure
 
     @property
     def started_at(self) -> float:
         """``time.monotonic()`` before the start was sent."""
-        return self._session.started_at
+        return self._exchange.started_at
 
     @property
     def text_ended_at(self) -> float | None:
         """When the end of the text was sent."""
-        return self._session.text_ended_at
+        return self._exchange.text_ended_at
 
     @property
     def heard(self) -> Heard | None:
         """How much of the text was heard when the cancel arrived: known once the iteration has ended with ``CancelledError``."""
-        return self._session.heard
+        return self._exchange.heard
+
+    # Outgoing
 
     def push_text(self, piece: str | bytes) -> None:
         """Send text, cut anywhere (bytes: even inside a character). Raises the session's error, ``CancelledError`` if it ended normally."""
-        run(self._session.push_text(piece))
+        self._send({"target_text": to_bytes(piece), "is_start": False, "is_end": False})
 
     def end_text(self, piece: str | bytes = b"") -> None:
         """Send the last piece; the rest is spoken and the iteration ends."""
-        run(self._session.end_text(piece))
+        self._send({"target_text": to_bytes(piece), "is_start": False, "is_end": True})
 
     def cancel(self) -> None:
         """Stop speaking (barge-in). The iteration ends with ``CancelledError``; audio that has arrived can still be iterated."""
-        run(self._session.cancel())
+        self._send({"is_cancel": True})
+
+    def _send(self, values: dict[str, Any]) -> None:
+        with self._lock:
+            if self._closed:
+                raise CancelledError("The session is over; start another one for more text.", self.session_id)
+            self._write(self._exchange.later(values))
+
+    def _write(self, request: Request) -> None:
+        """Under the lock."""
+        try:
+            self._connection.async_stream_infer(
+                self._client.model_name,
+                [infer_input(name, value) for name, value in request.values.items()],
+                request_id=request.request_id,
+                enable_empty_final_response=True,
+                parameters=request.parameters,
+            )
+        except InferenceServerException as error:
+            if _STREAM_FAILED not in error.message():  # else its reason comes, or has come, to ``_on_response``
+                raise stream_error(error, self._client.address) from None
+
+    # Incoming
+
+    def _on_response(self, result: Any, error: InferenceServerException | None) -> None:
+        """Called in tritonclient's thread."""
+        exchange = self._exchange
+        with self._lock:
+            was_over = exchange.is_over
+            if error is not None:
+                self._on_error(stream_error(error, self._client.address))
+            elif (chunk := exchange.on_result(result)) is not None:
+                self._events.put(chunk)
+            if exchange.is_over and not was_over:
+                self._events.put(exchange.failure)
+
+    def _on_error(self, error: BaseException) -> None:
+        """Under the lock. On one stream the server answers in order."""
+        requests = self._exchange.on_error(error)
+        if requests and self._closed:
+            self._exchange.end(CancelledError(_CLOSED, self.session_id))
+            return
+        for request in requests:
+            self._write(request)
 
     def __iter__(self) -> Iterator[Chunk]:
         """Audio as it arrives, until the session ends. Raises ``BistreamError``, ``ConnectionError`` and ``TimeoutError``."""
-        while (chunk := run(self._session.next_chunk())) is not None:
-            yield chunk
+        while (event := self._next_event()) is not None:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+
+    def _next_event(self) -> Chunk | BaseException | None:
+        while True:
+            quiet_s = time.monotonic() - self._exchange.last_event_at
+            try:
+                return self._events.get(timeout=max(0.01, self._client.silence_timeout_s - quiet_s))
+            except queue.Empty:
+                if time.monotonic() - self._exchange.last_event_at >= self._client.silence_timeout_s:
+                    raise TimeoutError(f"No response from {self._client.address} for {self._client.silence_timeout_s:g} s.") from None
+
+    # End
 
     def close(self) -> None:
         """Close the stream, which cancels a session that is not over. Idempotent."""
-        run(self._session.close())
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        # After an error on a piece the session goes on: without a cancel the half-closed stream would wait for its end.
+        has_ended = self._exchange.is_over and self._exchange.failure is None
+        self._connection.stop_stream(cancel_requests=not has_ended)
+        self._client._disconnect(self._connection, is_good=self._exchange.is_over and not isinstance(self._exchange.failure, OSError))
+        self._events.put(CancelledError(_CLOSED, self.session_id))
 
     def __enter__(self) -> ClientSession:
         return self
@@ -109,4 +233,4 @@ class ClientSession:
         self.close()
 
 
-__all__ = ["BistreamClient", "BistreamError", "Chunk", "ClientSession"]
+__all__ = ["BistreamClient", "BistreamError", "Chunk", "ClientSession", "infer_input"]

@@ -19,7 +19,7 @@ from tests.triton.attacks.gauges import wait_free
 from tests.triton.attacks.sizes import Sizes
 from tests.triton.processes import Usage, described, named, replaced, usages
 from tests.triton.reliability import Attack
-from tests.triton.served import Served
+from tests.triton.served import END_S, Served
 from tests.triton.test_gate import raw_request
 from tests.triton.test_sessions import MODEL
 
@@ -29,17 +29,21 @@ AUDIO_MB = 60 * SAMPLE_RATE * 4 / 2**20  # the models run 60 s ahead of a listen
 # What may be held for each client: its audio in the gate or in Triton, and as much again in copies and pages of allocators.
 AUDIO_PROCESSES = ("gate", "tritonserver", MODEL)
 GROWTH_MB = 3 * CLIENTS * AUDIO_MB
-WINDOW = ("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)  # the library accepts no more than a window of 64 KiB by itself
+OPTIONS = (
+    ("grpc.http2.lookahead_bytes", 0),  # the library accepts no more than a window of 64 KiB by itself
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, whose window no other client fills
+)
 
 
 class Deaf:
     """A client that sends its whole text and takes nothing until ``hear``."""
 
     def __init__(self, url: str, voice: dict[str, Any]) -> None:
-        self._channel = grpc.insecure_channel(url, WINDOW)
+        self._channel = grpc.insecure_channel(url, OPTIONS)
         arrays = {"target_text": text_array(TEXT), "session_id": text_array(uuid.uuid4().hex), "reference_wav": voice["reference_wav"]}
         made = raw_request(MODEL, **arrays, reference_text=text_array(voice["reference_text"]), is_end=scalar_array(True, np.bool_))
-        self._call = self._channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(self._requests(made))
+        self._call = self._channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(self._requests(made), timeout=2 * END_S)
         self.samples = 0
 
     def _requests(self, made: Any) -> Iterator[bytes]:

@@ -78,7 +78,6 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def __init__(self, behave: Behaviour, port: int = 0) -> None:
         self.behave = behave
         self.received: list[Received] = []
-        self.peers: list[str] = []  # the client's end of the connection of each stream
         self.stream_gone = threading.Event()
         self._server = grpc.server(
             ThreadPoolExecutor(256), options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -89,7 +88,6 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
         stream = Stream()
-        self.peers.append(context.peer())
         context.add_callback(self.stream_gone.set)
         context.add_callback(lambda: stream.responses.put(None))
         threading.Thread(target=self._read, args=(_until_gone(request_iterator), stream), daemon=True).start()

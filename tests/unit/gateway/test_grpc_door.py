@@ -205,9 +205,10 @@ def test_a_client_that_never_reads_keeps_a_bounded_amount() -> None:
         rig.wait_for(lambda: rig.gate.admission.calls == 1)
 
 
-def test_a_client_that_takes_nothing_loses_its_session_and_counts_until_it_has_heard_so() -> None:
+@pytest.mark.parametrize("probes_bandwidth", [1, 0])  # 0: a window of 64 KiB, in which the message of a second has no room
+def test_a_client_that_takes_nothing_loses_its_session_and_counts_until_it_has_heard_so(probes_bandwidth: int) -> None:
     with GateRig(flood, Limits(stall_timeout_s=0.2, max_unread_audio_s=1e6)) as rig:
-        channel = grpc.insecure_channel(rig.grpc_url)
+        channel = grpc.insecure_channel(rig.grpc_url, [("grpc.http2.bdp_probe", probes_bandwidth)])
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(METHOD)(iter(requests.get, None))
         requests.put(message(target_text="x", is_end=True).SerializeToString())
