@@ -10,7 +10,8 @@ closed, N callers with a session after the other; open, R starts per second at r
 --seconds, callers as in closed beside R sessions per second with a recording of their own each: the given one with noise 80 dB below
 full scale, which the server has never heard. With --metrics the result has the time of each stage, as the difference of two scrapes; the
 server should have nothing else to do then, not even probes. Quantiles of the server are interpolated in the buckets of its histograms.
-Exit code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: GATE_LIMITS of run.sh.
+Exit code 1 when a session failed otherwise than by BUSY. Give the gate room for all from one address: 0 for
+``--sessions-per-address``, ``--streams-per-address`` and ``--starts-per-second`` of ``scripts/serve.py``.
 """
 
 from __future__ import annotations

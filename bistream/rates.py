@@ -15,7 +15,6 @@ SAMPLES_PER_TOKEN = MEL_FRAMES_PER_TOKEN * SAMPLES_PER_MEL_FRAME  # 960
 
 LOOKAHEAD_TOKENS = 3  # tokens to the right that the flow encoder reads before it can emit a frame
 CHUNK_TOKENS = 25  # attention chunk of the flow encoder; caches are committed at absolute multiples of it
-CHUNK_FRAMES = CHUNK_TOKENS * MEL_FRAMES_PER_TOKEN  # 50
 VOCODER_OVERLAP_FRAMES = 8  # mel frames that a vocoder call shares with the previous one
 VOCODER_OVERLAP_SAMPLES = VOCODER_OVERLAP_FRAMES * SAMPLES_PER_MEL_FRAME  # 3840
 

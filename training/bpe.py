@@ -13,7 +13,6 @@ from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKE
 from bistream.text.tokenizer import byte_of_symbol, make_pre_tokenizer
 from scripts._tokenizer_files import byte_symbols, tokenizer_config
 
-BLANK = "\u0120"  # in the vocabulary of a byte-level BPE
 DROPOUT = 0.1  # merges left out at random in training, so that rare words are also seen in small pieces
 LONGEST = 6  # characters of a symbol, the blank before a word among them: longer ones are rare (log.md)
 DROPOUT_CUTS = 3  # ways in which a text is cut with dropout

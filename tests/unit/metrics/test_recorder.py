@@ -1,4 +1,4 @@
-"""What is recorded is what Prometheus reads, whatever recorded it and from which thread."""
+"""Prometheus reads all recorded values, from any thread and through any handle."""
 
 from __future__ import annotations
 
