@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bistream.hops.batch_rules import NEARLY_LATE_S, BatchRules, StepDecision
+from bistream.hops.queue import HopQueue, QueuedHop
 from bistream.token2wav.background import Background, BackgroundShare, Work
 from bistream.token2wav.computing import HopBatch
 from bistream.token2wav.hop_jobs import AudioSession, HopJob
-from bistream.token2wav.hop_queue import HopQueue, QueuedHop
-from bistream.token2wav.turns import NEARLY_LATE_S, StepDecision, Turns
 
 
 @dataclass(frozen=True)
-class Turn:
+class NextAction:
     """One of: work of the background; hops that make a batch, with others left over or not; resumes: a step of the batch in progress;
     waits: for a moment, as the language model goes first."""
 
@@ -38,13 +38,13 @@ class Schedule:
 
     def __init__(
         self,
-        turns: Turns,
+        rules: BatchRules,
         share: BackgroundShare,
         on_decision: Callable[[StepDecision], None] = lambda decision: None,
         others_first: Callable[[float], bool] = lambda now_s: False,
     ) -> None:
         """others_first: whether work for which nobody waits should wait at this time, because others need the GPU."""
-        self._turns = turns
+        self._rules = rules
         self._share = share
         self._on_decision = on_decision
         self._others_first = others_first
@@ -65,7 +65,7 @@ class Schedule:
     def came(self, job: HopJob, now_s: float) -> None:
         """A hop of a client came."""
         if job.is_first:
-            self._turns.arrivals.came(now_s)
+            self._rules.arrivals.came(now_s)
 
     def enqueue(self, job: HopJob) -> None:
         """A hop is the oldest one of its session."""
@@ -79,22 +79,22 @@ class Schedule:
         """Until the batch in progress has ended."""
         self._postponed += jobs
 
-    def next(self, now_s: float) -> Turn:
-        """What is chosen has left the queue; a turn without anything: wait."""
+    def next(self, now_s: float) -> NextAction:
+        """What is chosen has left the queue; an action without anything: wait."""
         hops_wait = bool(self.queue or self.started)
         work = self.background.take() if self._share.is_due(hops_wait) else None
         if work is not None:
-            return Turn(work=work, hops_wait=hops_wait)
+            return NextAction(work=work, hops_wait=hops_wait)
         if self._lets_pass(now_s):
-            return Turn(waits=True)
+            return NextAction(waits=True)
         if self.started is not None and not self._gives_way(self.started, now_s):
-            return Turn(resumes=self.started)
-        hops = self._turns.next_batch(self.queue, now_s)
-        return Turn(hops=hops, leftover=bool(self.queue))
+            return NextAction(resumes=self.started)
+        hops = self._rules.next_batch(self.queue, now_s)
+        return NextAction(hops=hops, leftover=bool(self.queue))
 
     def begun(self, batch: HopBatch, now_s: float) -> bool:
         """Whether a new batch is now the one in progress. Otherwise it is to be finished at once."""
-        if self.started is not None or batch.standing is None or not self._turns.may_be_interrupted(batch.standing, now_s):
+        if self.started is not None or batch.standing is None or not self._rules.may_be_interrupted(batch.standing, now_s):
             return False
         self.started = batch
         return True
@@ -113,7 +113,7 @@ class Schedule:
 
     def _lets_pass(self, now_s: float) -> bool:
         standing = None if self.started is None else self.started.standing
-        waits = self._turns.may_wait(standing, self.queue, now_s) and self._others_first(now_s)
+        waits = self._rules.may_wait(standing, self.queue, now_s) and self._others_first(now_s)
         if waits and not self._waits:
             self._on_decision(StepDecision.LETS_PASS)
         self._waits = waits
@@ -121,7 +121,7 @@ class Schedule:
 
     def _gives_way(self, batch: HopBatch, now_s: float) -> bool:
         assert batch.standing is not None
-        decision = self._turns.after_step(batch.standing, self.queue, now_s)
+        decision = self._rules.after_step(batch.standing, self.queue, now_s)
         self._on_decision(decision)
         if decision is StepDecision.SUSPEND:
             batch.standing.suspensions += 1

@@ -5,12 +5,11 @@ freeing. Ready hops of different sessions are computed together: the next batch 
 for a batch to fill. Called by ``local.py`` and the token2wav model of the server. Importing it loads no torch.
 
 Order of service: first hops before later ones (their listeners hear nothing yet), then the earliest deadline, which is
-when the listener runs out of audio (``turns``, which also says when a batch gives way to urgent hops). Hops of one session keep their
-order; only its oldest one can be in a batch. Whole utterances, and the voices of new sessions whose recording is long, are computed in
-steps between the batches (``background``). ``schedule`` puts these together.
-
-A session begins with the hop that carries its voice prompt and ends, everything freed, with its final hop, ``cancel``, an
-error, or after ``session_idle_timeout_s`` without a hop (a hop without tokens renews this lease and yields no audio).
+when the listener runs out of audio (``hops.batch_rules``, which also says when a batch gives way to urgent hops). Hops of one session
+keep their order; only its oldest one can be in a batch. Whole utterances, and the voices of new sessions whose recording is long, are
+computed in steps between the batches (``background``). ``schedule`` puts these together. A session begins with the hop that carries its
+voice prompt and ends, everything freed, with its final hop, ``cancel``, an error, or after ``session_idle_timeout_s`` without a hop (a
+hop without tokens renews this lease and yields no audio).
 """
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.gpu.right_of_way import LOOK_S, RightOfWay
+from bistream.gpu.claims import LOOK_S, GpuClaims
+from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchRules
+from bistream.hops.queue import BatchPace
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
 from bistream.token2wav.capacity import CapacityMeter
@@ -44,11 +45,9 @@ from bistream.token2wav.computing import Computing, HopBatch
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop, check_hop, check_prompt, running_future, settle
 from bistream.token2wav.hop_metrics import HopMetrics
-from bistream.token2wav.hop_queue import BatchPace
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, RendererSizes, SpeechRenderer
-from bistream.token2wav.schedule import Schedule, Turn
-from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, Turns
+from bistream.token2wav.schedule import NextAction, Schedule
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
@@ -70,11 +69,11 @@ class Token2Wav:
         clock: Callable[[], float] = time.monotonic,
         renderer: SpeechRenderer | None = None,
         recorder: Recorder | None = None,
-        right_of_way: RightOfWay | None = None,
+        gpu_claims: GpuClaims | None = None,
     ) -> None:
         """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker.
 
-        recorder: takes the metrics. right_of_way: claimed while hops are urgent, asked where none is; closed with the service.
+        recorder: takes the metrics. gpu_claims: claimed while hops are urgent, asked where none is; closed with the service.
         """
         self._config = config
         self._clock = clock
@@ -87,9 +86,9 @@ class Token2Wav:
         metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
         pace = BatchPace(FIRST_TOKENS_PER_S)
         self._computing = Computing(self._renderer, clock, self._capacity, pace, metrics.batch)  # used by the worker only
-        self._right_of_way = right_of_way or RightOfWay()
-        turns = Turns(pace, config.max_suspensions, max_hops)
-        self._schedule = Schedule(turns, self._computing.share, metrics.decided, self._right_of_way.waits)
+        self._claims = gpu_claims or GpuClaims()
+        rules = BatchRules(pace, config.max_suspensions, max_hops)
+        self._schedule = Schedule(rules, self._computing.share, metrics.decided, self._claims.waits)
         self._next_expiry_s = -math.inf  # no lease expires earlier
         self._refusal: BistreamError | None = None  # of every new session: the service drains, or its worker has failed
         self._is_stopping = False
@@ -162,7 +161,7 @@ class Token2Wav:
         return self._renderer.tiers
 
     def report(self) -> LoadReport:
-        """For the front doors; a new object each time."""
+        """For the front models; a new object each time."""
         flow = self._pools().get(FLOW_PAGES, PoolUse(0, 0))
         return LoadReport(
             self._capacity.audio_s_per_s, len(self._sessions), flow.total, flow.reserve, flow.most, self._renderer.sizes.chunks_join
@@ -195,7 +194,7 @@ class Token2Wav:
                 self._end(session, error, failures)
             failures.extend((job.future, error.renewed(job.session_id)) for job in self._schedule.background.drop_utterances())
         self._worker.join()
-        self._right_of_way.close()
+        self._claims.close()
 
     @property
     def live_sessions(self) -> int:
@@ -279,9 +278,9 @@ class Token2Wav:
     def _claim_gpu(self, releases: bool) -> None:
         """While urgent hops wait, and while a batch that took them is computed. releases: if none wait; no such batch is in progress."""
         if self._schedule.is_urgent(self._clock()):
-            self._right_of_way.claim()
+            self._claims.claim()
         elif releases:
-            self._right_of_way.release()
+            self._claims.release()
 
     def _seconds_to_expiry(self) -> float | None:
         """None without sessions."""
@@ -334,8 +333,8 @@ class Token2Wav:
             self._condition.wait(LOOK_S)
         self._computing.waited(self._clock() - began_s)
 
-    def _begin(self, turn: Turn) -> None:
-        self._right_of_way.works()
+    def _begin(self, turn: NextAction) -> None:
+        self._claims.works()
         schedule = self._schedule
         batch = self._computing.begin(turn.hops, turn.leftover, is_alone=schedule.started is None)
         with self._locked():
@@ -351,7 +350,7 @@ class Token2Wav:
 
     def _continue(self, batch: HopBatch) -> None:
         """One step of the batch in progress."""
-        self._right_of_way.works()
+        self._claims.works()
         self._computing.step(batch)
         assert batch.standing is not None
         if not batch.standing.steps_left:

@@ -16,16 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors family rates resample control_files process_limits steps stage_times start_phases
-    checkpoint_files model_card reference_tone
+    types errors family rates
+    audio processes
     contract
-    checkpoint_config config metrics fingerprint
-    checkpoint_sizes
-    checkpoint device ended_sessions findings
-    client gpu hub
-    text voice token2mel mel2wav model_dir
+    config metrics store
+    checkpoints
+    client gpu hops
+    text voice token2mel mel2wav
     text2token token2wav
-    orchestration
+    sessions
+    transport
     local triton keeper conversion
     commands
     __main__
@@ -54,8 +54,8 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         map(
             frozenset,
             (
-                ("renderer", "capacity", "load_report", "hop_queue", "fidelity"),
-                ("hop_jobs", "turns", "vocoder_ahead"),
+                ("renderer", "capacity", "load_report", "fidelity"),
+                ("hop_jobs", "vocoder_ahead"),
                 ("speech_stages",),
                 ("background", "factory", "hop_metrics"),
                 ("computing",),
@@ -65,21 +65,36 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         )
     ),
     "gpu": (
-        frozenset({"fidelity", "kept_tensors", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
+        frozenset({"device", "steps"}),
+        frozenset({"fidelity", "kept_tensors", "precision", "recording", "claims", "side_stream", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
-    "contract": (frozenset({"checks", "refusals", "voices"}), frozenset({"fields"}), frozenset({"codec"})),
-    "hub": tuple(frozenset({name}) for name in ("listing", "download", "released")),
-    "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "recorder")),
-    "orchestration": tuple(
+    "contract": (frozenset({"checks", "refusals", "voices"}), frozenset({"ended_sessions", "fields"}), frozenset({"codec"})),
+    "hops": (frozenset({"policy", "queue", "text_pace"}), frozenset({"batch_rules"})),
+    "checkpoints": tuple(
+        frozenset(names.split()) for names in ("config files model_card", "sizes", "reader", "listing", "download", "released model_dir")
+    ),
+    "transport": tuple(
+        map(
+            frozenset,
+            (
+                ("envelope", "iterator_keeper", "other_front_models", "outbox"),
+                ("call_sockets", "sender", "bls_client"),
+                ("channel", "channel_end", "direct_channel"),
+                ("direct_end", "sibling_ports"),
+            ),
+        )
+    ),
+    "metrics": tuple(frozenset(names.split()) for names in ("families session_log stage_times", "recorder")),
+    "sessions": tuple(
         frozenset(line.split())
         for line in """
-        event_loop hop_policy load named_voices ports text_pace text_position
+        event_loop load named_voices ports text_position
         playback
         admission
         needs session session_record voices
-        language_model_link services
+        language_model_client services
         hop_pacing
         speaking
         watcher
@@ -96,9 +111,9 @@ IMPORT_TRITON = {
     "compile_worker",
 }  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"config", "contract", "types", "client", "errors", "rates", "resample"}
+CLIENT_MAY_IMPORT = {"audio", "config", "contract", "types", "client", "errors", "rates"}
 KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
-GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "rates", "process_limits", "ended_sessions"}
+GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "rates", "processes"}
 # Modules of the gate, in the manner of ORDER; a package stands for all of its modules.
 GATEWAY_ORDER = tuple(
     frozenset(line.split())
@@ -112,12 +127,12 @@ GATEWAY_ORDER = tuple(
     gate
     public http_json http_server
     grpc_questions
-    grpc_door http_door
+    grpc_server http_api
     process
     __main__
     """.strip().splitlines()
 )
-DOORS = {"grpc_call", "grpc_door", "grpc_questions", "http_door", "http_json", "http_server"}
+DOORS = {"grpc_call", "grpc_server", "grpc_questions", "http_api", "http_json", "http_server"}
 
 
 @cache
@@ -288,7 +303,7 @@ def interfaces_imports(path: Path) -> set[str]:
 
 
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
-    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "process_limits", "rates")}
+    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes", "rates")}
     allowed |= {"gateway.admission", "gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http_server"}
     imported = {name for path in sources("interfaces") for name in interfaces_imports(path)}
     assert {name for name in imported if name.split(".")[0] in ("bistream", "gateway")} <= allowed
@@ -339,8 +354,8 @@ def test_the_gate_loads_no_torch() -> None:
     [
         "bistream",
         "bistream.contract.fields",
-        "bistream.orchestration.ports, bistream.orchestration.orchestrator",
-        "bistream.triton.model, bistream.triton.sibling_ports",
+        "bistream.sessions.ports, bistream.sessions.orchestrator",
+        "bistream.triton.model, bistream.transport.sibling_ports",
         "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
         "gateway.options",
         "interfaces.options",
