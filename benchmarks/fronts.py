@@ -83,7 +83,7 @@ def cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as started:
+    with subprocess.Popen(words, cwd=ROOT) as started:
         try:
             yield started
         finally:
@@ -110,7 +110,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"A process was not ready within {START_TIMEOUT_S:g} s; run it by hand to see why.")
+            raise TimeoutError(f"A process was not ready within {START_TIMEOUT_S:g} s; its own messages say why.")
         time.sleep(0.05)
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from bistream.errors import BusyError
 from gateway.settings import GateLimits
-
-MAX_BUCKETS = 10_000  # beyond it, those that are full again are forgotten
+from gateway.token_buckets import TokenBuckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +46,15 @@ def host_of(host: str) -> str:
     return str(address)
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """A token bucket. tokens: those that were there at ``filled_at``."""
-
-    tokens: float
-    filled_at: float
-
-
 class Admission:
     """Counts of one gate. Every ``open_`` that returned must be followed by its ``close_``, with the same caller."""
 
     def __init__(self, limits: GateLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
-        self._clock = clock
+        rate, burst = limits.starts_per_second, float(limits.start_burst)
+        self._starts = TokenBuckets(rate, burst, clock) if rate else None
         self._sessions: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
-        self._buckets: dict[str, _Bucket] = {}
         self.sessions = 0
         self.calls = 0
 
@@ -103,31 +94,12 @@ class Admission:
             _release(self._sessions, holder)
 
     def _take_start(self, caller: Caller) -> None:
-        rate, burst = self._limits.starts_per_second, self._limits.start_burst
-        if not rate:
+        if self._starts is None:
             return
-        now = self._clock()
-        buckets = [self._bucket(holder, now) for holder in caller.holders]
-        for bucket in buckets:
-            bucket.tokens = min(float(burst), bucket.tokens + rate * (now - bucket.filled_at))
-            bucket.filled_at = now
-        if any(bucket.tokens < 1.0 for bucket in buckets):
+        if self._starts.lowest(caller.holders) < 1.0:
+            rate = self._limits.starts_per_second
             raise BusyError(f"More than {rate:g} sessions per second were started from here; try again in a second.")
-        for bucket in buckets:
-            bucket.tokens -= 1.0
-
-    def _bucket(self, holder: str, now: float) -> _Bucket:
-        bucket = self._buckets.get(holder)
-        if bucket is None:
-            if len(self._buckets) >= MAX_BUCKETS:
-                self._forget_full(now)
-            bucket = self._buckets[holder] = _Bucket(float(self._limits.start_burst), now)
-        return bucket
-
-    def _forget_full(self, now: float) -> None:
-        """A full bucket says nothing; one that is not full is less than ``burst / rate`` seconds old."""
-        rate, burst = self._limits.starts_per_second, self._limits.start_burst
-        self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.tokens + rate * (now - bucket.filled_at) < burst}
+        self._starts.take(caller.holders)
 
 
 def _release(counter: Counter[str], name: str) -> None:

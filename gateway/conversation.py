@@ -1,8 +1,8 @@
-"""One client's stream: requests in, answers out, any number of sessions beside each other. Protocols are the doors' business.
+"""One client's stream: requests in, answers out, any number of sessions beside each other. Independent of the protocol.
 
-A door calls ``send`` for every request and takes ``next_answer`` until it is ``None``. What the client does not take waits here: audio up
-to a limit for each session, after which the session is cancelled; while too many requests are unanswered or answers untaken,
-``send`` waits, and with it the client.
+The server of a protocol calls ``send`` for every request and takes ``next_answer`` until it is ``None``. What the client does not take
+waits here: audio up to a limit for each session, after which the session is cancelled; while too many requests are unanswered or answers
+untaken, ``send`` waits, and with it the client.
 """
 
 from __future__ import annotations
@@ -10,23 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
 
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, InvalidInputError
 from gateway.admission import Caller
+from gateway.gate import Gate
 from gateway.requests import FrontModelRequest
 from gateway.session import Answer, Session
-
-if TYPE_CHECKING:
-    from gateway.gate import Gate
-
 
 FIRST_REQUEST_TIMEOUT_S = 60.0  # of a stream that has asked nothing yet, perhaps with half a message
 
 
 class Conversation:
-    """Made by ``Gate.converse``; ``close`` must be called at its end, whatever the end is."""
+    """``close`` must be called at its end, whatever the end is."""
 
     def __init__(self, gate: Gate, caller: Caller) -> None:
         self.caller = caller
@@ -42,7 +38,8 @@ class Conversation:
         self._requests_ended = False
         self._is_closed = False
         self._moved_at = gate.clock()  # when a request or an answer last went through
-        self.on_close: Callable[[], None] = lambda: None  # the door ends the stream
+        self.on_close: Callable[[], None] = lambda: None  # ends the client's call
+        gate.opened(self)
 
     # Requests
 

@@ -7,13 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from bistream.contract.fields import COSYVOICE2
 from bistream.errors import BistreamError, BusyError, EngineError, SessionTimeoutError, ShuttingDownError
 from gateway.admission import Admission, Caller, host_of
 from gateway.budget import Budget, InputBudget
-from gateway.conversation import Conversation
 from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
@@ -31,6 +30,16 @@ SWEEP_INTERVAL_S = 0.5
 CLOSING_S = 1.0  # at the end, for Triton to answer the cancels
 _DRAINING = "The server is shutting down and takes no new sessions; connect to another one."
 _ENDED = "The server is shutting down; start the session on another one."
+
+
+class OpenStream(Protocol):
+    """A client's stream."""
+
+    def is_useless(self, now: float) -> bool:
+        """Whether nothing has gone through it for so long that it may be closed."""
+
+    def close(self) -> None:
+        """Idempotent."""
 
 
 class Gate:
@@ -51,7 +60,7 @@ class Gate:
         self.input_budget = InputBudget(settings.limits.max_input_bytes)
         self.output_budget = Budget(settings.limits.max_output_bytes)
         self._around = SessionSurroundings(settings.limits, clock, self._on_session_end, self._count_error, self._loss, self.output_budget)
-        self._conversations: set[Conversation] = set()
+        self.streams: set[OpenStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = 0  # unary ones under way
         upstream.on_silence = lambda: self.fail_sessions(EngineError(LOST))
@@ -75,12 +84,10 @@ class Gate:
 
     # Work
 
-    def converse(self, caller: Caller) -> Conversation:
-        """Open a stream for a client."""
-        conversation = Conversation(self, caller)
-        self._conversations.add(conversation)
+    def opened(self, stream: OpenStream) -> None:
+        """A client has opened a stream; ``forget`` it once it is closed."""
+        self.streams.add(stream)
         self.metrics.streams += 1
-        return conversation
 
     @contextmanager
     def call(self, caller: Caller) -> Iterator[None]:
@@ -95,8 +102,8 @@ class Gate:
         finally:
             self.admission.close_call(caller)
 
-    def forget(self, conversation: Conversation) -> None:
-        self._conversations.discard(conversation)
+    def forget(self, stream: OpenStream) -> None:
+        self.streams.discard(stream)
 
     def start_session(self, owner: Hashable, caller: Caller, home: Home, request: FrontModelRequest) -> Session:
         """Admit a session and open its stream to Triton; the request itself is not sent yet. Raises ``BistreamError``."""
@@ -175,9 +182,9 @@ class Gate:
             if session.is_silent(now):
                 limit = self.limits.max_silence_s
                 session.fail(SessionTimeoutError(f"No text that can be spoken came for {limit:g} s; start the session when there is some."))
-        for conversation in list(self._conversations):
-            if conversation.is_useless(now):
-                conversation.close()
+        for stream in list(self.streams):
+            if stream.is_useless(now):
+                stream.close()
 
     # The end
 
@@ -202,8 +209,8 @@ class Gate:
 
     async def close(self) -> None:
         """Free everything. Sessions that are left are cancelled; those that Triton does not end at once lose their stream."""
-        for conversation in list(self._conversations):
-            conversation.close()
+        for stream in list(self.streams):
+            stream.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSING_S)
         for task in list(self._tasks):

@@ -191,7 +191,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
             raise ended.result()
 
     async def _converse(self, caller: Caller, context: Context) -> None:
-        conversation = self._gate.converse(caller)
+        conversation = Conversation(self._gate, caller)
         with self._ended_by_gate() as ended:
             conversation.on_close = lambda: _end(ended, CallError(grpc.StatusCode.UNAVAILABLE, USELESS))
             reader = asyncio.create_task(self._read(conversation, context))

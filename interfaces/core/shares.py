@@ -10,13 +10,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from bistream.errors import BusyError
+from gateway.token_buckets import TokenBuckets
 
 BURST_S = 2.0  # so many seconds' worth of starts may come at once
 MAX_PAUSE_S = 1.0
-MAX_BUCKETS = 10_000  # beyond it, those that are full again are forgotten
 
 
 class ShareError(BusyError):
@@ -81,14 +80,6 @@ class Places:
                 del self._by_holder[holder]
 
 
-@dataclass(slots=True)
-class _Bucket:
-    """A token bucket. tokens: those that were there at ``filled_at``; fewer than none after starts that were refused."""
-
-    tokens: float
-    filled_at: float
-
-
 class Starts:
     """New utterances per second, of each holder."""
 
@@ -96,37 +87,17 @@ class Starts:
         """per_second: steadily; 0: no limit."""
         self._rate = per_second
         self._burst = max(1.0, per_second * BURST_S)
-        self._clock = clock
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets = TokenBuckets(per_second, self._burst, clock)
 
     def take(self, holders: Sequence[str]) -> None:
         """Raises ``ShareError``. What is refused costs a start as well: a client that does not wait is told so less and less often."""
         if not self._rate or not holders:
             return
-        now = self._clock()
-        buckets = [self._bucket(holder, now) for holder in holders]
-        lowest = min(bucket.tokens for bucket in buckets)
-        for bucket in buckets:
-            bucket.tokens = max(-self._burst, bucket.tokens - 1.0)
-        if lowest < 1.0:
-            wait_s = max(0.1, (1.0 - min(bucket.tokens for bucket in buckets)) / self._rate)
+        is_refused = self._buckets.lowest(holders) < 1.0
+        self._buckets.take(holders, least=-self._burst)
+        if is_refused:
+            wait_s = max(0.1, (1.0 - self._buckets.lowest(holders)) / self._rate)
             sentence = f"More than {self._rate:g} utterances per second are begun from here; try again in {wait_s:.1f} s."
             error = ShareError(sentence, retry_after_s=wait_s)
             error.pause_s = min(MAX_PAUSE_S, wait_s)
             raise error
-
-    def _bucket(self, holder: str, now: float) -> _Bucket:
-        bucket = self._buckets.get(holder)
-        if bucket is None:
-            if len(self._buckets) >= MAX_BUCKETS:
-                self._forget_full(now)
-            bucket = self._buckets[holder] = _Bucket(self._burst, now)
-        bucket.tokens = min(self._burst, bucket.tokens + self._rate * (now - bucket.filled_at))
-        bucket.filled_at = now
-        return bucket
-
-    def _forget_full(self, now: float) -> None:
-        """A full bucket says nothing; one that is not full is at most ``2 * BURST_S`` old."""
-        self._buckets = {
-            name: bucket for name, bucket in self._buckets.items() if bucket.tokens + self._rate * (now - bucket.filled_at) < self._burst
-        }

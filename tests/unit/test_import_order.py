@@ -110,6 +110,7 @@ IMPORT_TRITON = {
     "compile_ahead",
     "compile_worker",
 }  # modules of gpu; beside them only the cuda folders
+PACKAGES = ("bistream", "gateway", "interfaces", "scripts")
 STAGES = ("text2token", "token2mel", "mel2wav")
 CLIENT_MAY_IMPORT = {"audio", "config", "contract", "types", "client", "errors", "rates"}
 KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
@@ -118,13 +119,14 @@ GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "rates", "processes"}
 GATEWAY_ORDER = tuple(
     frozenset(line.split())
     for line in """
-    settings refusals budget grpc_call
+    settings refusals budget grpc_call token_buckets
     requests keys admission metrics options listening
     messages upstream
     session_stream
     session
-    session_table conversation
+    session_table
     gate
+    conversation
     public http_json http_server
     grpc_questions
     grpc_server http_api
@@ -171,6 +173,24 @@ def sources(folder: str) -> list[Path]:
     found = sorted((ROOT / folder).rglob("*.py"))
     assert found, f"{folder} holds no Python"
     return found
+
+
+def test_no_import_circle() -> None:
+    """Those for types alone included."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for top in PACKAGES for path in sources(top)}
+    imports: dict[str, set[str]] = {}
+    for module, path in files.items():
+        found: set[str] = set()
+        for node in import_statements(path):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            else:
+                found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+        imports[module] = found & set(files)
+    while leaves := [module for module, found in imports.items() if not found & set(imports)]:
+        for module in leaves:
+            del imports[module]
+    assert not imports, f"in or behind a circle: {sorted(imports)}"
 
 
 def test_every_part_has_its_place() -> None:
@@ -304,7 +324,14 @@ def interfaces_imports(path: Path) -> set[str]:
 
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
     allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes", "rates")}
-    allowed |= {"gateway.admission", "gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http_server"}
+    allowed |= {
+        "gateway.admission",
+        "gateway.keys",
+        "gateway.listening",
+        "gateway.refusals",
+        "gateway.http_server",
+        "gateway.token_buckets",
+    }
     imported = {name for path in sources("interfaces") for name in interfaces_imports(path)}
     assert {name for name in imported if name.split(".")[0] in ("bistream", "gateway")} <= allowed
 

@@ -175,7 +175,7 @@ class House:
 
     def client(self, address: str = "10.0.0.1", key: str | None = None) -> Conversation:
         headers = {} if key is None else {"x-api-key": key}
-        return self.gate.converse(self.gate.caller(headers, address))
+        return Conversation(self.gate, self.gate.caller(headers, address))
 
     @property
     def last(self) -> FakeStream:

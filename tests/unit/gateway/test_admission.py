@@ -97,17 +97,6 @@ def test_calls_of_a_key_do_not_count_for_the_address_that_it_shares_with_strange
         admission.open_call(Caller("10.0.0.9", "anna"))
 
 
-def test_addresses_that_are_quiet_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.admission.MAX_BUCKETS", 10)
-    clock = Clock()
-    admission = Admission(GateLimits(starts_per_second=1, start_burst=1), clock)
-    for number in range(100):
-        admission.open_session(Caller(f"10.0.0.{number}"))
-        admission.close_session(Caller(f"10.0.0.{number}"))
-        clock.now += 1
-    assert len(admission._buckets) <= 11 and not admission._sessions
-
-
 @pytest.mark.parametrize(
     ("host", "counted"),
     [

@@ -341,7 +341,7 @@ def test_a_client_that_takes_no_answer_is_not_read_and_ended_in_the_end() -> Non
         house.clock.now += 2
         house.gate.sweep()
         await waiting
-        assert await client.next_answer() is None and not house.gate._conversations
+        assert await client.next_answer() is None and not house.gate.streams
 
     run(test)
 

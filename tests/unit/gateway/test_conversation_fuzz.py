@@ -209,7 +209,7 @@ class World:
         assert 0 <= gate.admission.sessions == len(gate.sessions) <= LIMITS.max_sessions
         owners = Counter(holder for session in gate.sessions for holder in session.caller.holders)
         assert all(count <= 3 for count in owners.values()) and dict(gate.admission._sessions) == dict(owners)
-        assert len(gate._conversations) == sum(not one.is_closed for one in self.all)
+        assert len(gate.streams) == sum(not one.is_closed for one in self.all)
         assert gate.output_budget.used == sum(session.unread_bytes for session in self.sessions()) >= 0
         live = [one for one in self.house.upstream.streams if not one.is_cancelled and not one._ended.done()]
         assert len(live) >= len(gate.sessions)
@@ -244,7 +244,7 @@ class World:
             await self.drain
         gate = self.house.gate
         await asyncio.gather(*gate._tasks)
-        assert not gate._tasks and not gate._conversations and not len(gate.sessions)
+        assert not gate._tasks and not gate.streams and not len(gate.sessions)
         assert (gate.admission.sessions, gate.output_budget.used) == (0, 0)
         assert not gate.admission._sessions and not gate.sessions._live
 

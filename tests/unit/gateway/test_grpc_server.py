@@ -212,7 +212,7 @@ def test_a_client_that_takes_nothing_loses_its_session_and_counts_until_it_has_h
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(METHOD)(iter(requests.get, None))
         requests.put(message(target_text="x", is_end=True).SerializeToString())
-        rig.wait_for(lambda: rig.gate.metrics.streams == 1 and not rig.gate._conversations)
+        rig.wait_for(lambda: rig.gate.metrics.streams == 1 and not rig.gate.streams)
         assert (rig.gate.admission.sessions, rig.gate.admission.calls) == (0, 1)
         with pytest.raises(grpc.RpcError) as ended:
             for _ in call:
