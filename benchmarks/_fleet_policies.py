@@ -63,7 +63,7 @@ def choose(policy: str, view: ProxyView) -> int | None:
 class AdmissionRule:
     """What a replica refuses. The default is what containers and chart set.
 
-    max_sessions: 0: any number. load_target: ``admission_load``, decided by ``bistream/orchestration/load.py``; 0: off. capacity: audio
+    max_sessions: 0: any number. load_target: ``admission_load``, decided by ``bistream/sessions/load.py``; 0: off. capacity: audio
     seconds per second that it takes for possible; 0: as the replica measures it.
     """
 

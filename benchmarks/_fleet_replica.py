@@ -1,7 +1,7 @@
 """One replica of the fleet simulation. Who computes when is decided by the server's own code; how long it takes was measured on one H200.
 
 A start waits for the orchestrator, which takes one at a time; then the language model makes the first tokens; then token2wav computes
-hops of many sessions in batches (``token2wav/turns.py``), of which calm ones give way to urgent hops after a step of the solver.
+hops of many sessions in batches (``hops/batch_rules.py``), of which calm ones give way to urgent hops after a step of the solver.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from benchmarks._fleet_policies import AdmissionRule
 from benchmarks._fleet_session import TOKEN_S, Session
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
-from bistream.orchestration.load import LoadControl
+from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchRules, BatchStanding, StepDecision
+from bistream.hops.queue import BatchPace, HopQueue, QueuedHop
+from bistream.sessions.load import LoadControl
 from bistream.token2wav.capacity import CapacityMeter
-from bistream.token2wav.hop_queue import BatchPace, HopQueue, QueuedHop
 from bistream.token2wav.load_report import LoadReport
-from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchStanding, StepDecision, Turns
 
 STEPS = 10  # of the solver, in a batch
 VOCODER_SHARE = 0.06  # of a batch, after its last solver step
@@ -45,7 +45,7 @@ class ServiceTimes:
     start_s: one start at the server's door. 256 callers who began at once waited 0.32 s longer than the server saw, at 99 % of 1024.
     first_tokens_s, transit_s: mean stages ``voice`` and ``tokens``, ``send`` and ``hop.between_processes``.
     step_s: a step of the language model: 17 of them are the mean stage ``tokens.first_hop_tokens``. After a step for which nobody waits, it
-    pauses for ``calm_pause`` steps, so the tokens of later hops come that much more slowly.
+    pauses for ``idle_pause`` steps, so the tokens of later hops come that much more slowly.
     batch_s: a batch of token2wav by its chunks of 25 tokens: the stage ``hop.hop_compute`` alone; 52 ms with 20 hops and 95 with 64 beside
     the language model (docs/log/gpu.md); beyond that at the pace of the last two.
     context: what a chunk counts by the seconds of speech before it (64 hops: 65 ms after 2 s, 115 after 20, 78 after 10,
@@ -62,7 +62,7 @@ class ServiceTimes:
     first_hop_chunks: float = 0.84
 
     def later_token(self, sessions: int) -> float:
-        return (1.0 + SETTINGS.calm_pause) * interpolate(self.step_s, sessions)
+        return (1.0 + SETTINGS.idle_pause) * interpolate(self.step_s, sessions)
 
     def batch(self, hops: Sequence[tuple[Session, int]]) -> float:
         return interpolate(self.batch_s, sum(self.chunks(session, tokens) for session, tokens in hops))
@@ -114,7 +114,7 @@ class Replica:
         self.queue: HopQueue[Session] = HopQueue()
         self.started: Batch | None = None
         self.is_computing = False
-        self._turns = Turns(BatchPace(FIRST_TOKENS_PER_S), SETTINGS.max_suspensions)
+        self._turns = BatchRules(BatchPace(FIRST_TOKENS_PER_S), SETTINGS.max_suspensions)
         self._went_first: list[Batch] = []
         self._capacity = CapacityMeter(LONG_BATCH_S, MAX_BATCH_HOPS, self.admission.capacity)
         needs = lambda: (session.need(self._now_s) for session in self.live)  # noqa: E731

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
-from bistream.orchestration.hop_policy import HopPolicy, HopProgress
-from bistream.orchestration.load import Need, promised_rate
+from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, MEL_FRAMES_PER_TOKEN, SPEECH_TOKENS_PER_SECOND, VOCODER_OVERLAP_FRAMES
+from bistream.sessions.load import Need, promised_rate
 
 TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
 WITHHELD_TOKENS = LOOKAHEAD_TOKENS + VOCODER_OVERLAP_FRAMES // MEL_FRAMES_PER_TOKEN  # of a hop, heard with the next one
@@ -74,7 +74,7 @@ class Session:
         self.audio_ends_at_s = max(now_s, self.audio_ends_at_s) + (self._audible(self.sent) - before) * TOKEN_S
 
     def need(self, now_s: float) -> Need:
-        """For admission, as ``bistream/orchestration/needs.py`` counts a session whose speech has not all been made."""
+        """For admission, as ``bistream/sessions/needs.py`` counts a session whose speech has not all been made."""
         is_late = self.has_hop and self.sent > 0 and self.audio_ends_at_s <= now_s
         return Need(promised_rate(None, None if self.sent else now_s - self.begun_at_s), is_late=is_late)
 

@@ -8,7 +8,7 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 
-from bistream.metrics.families import BY_NAME, Kind, Labels
+from bistream.metrics.families import BY_NAME, Labels, MetricType
 
 WAIT_S = 30.0
 _SAMPLE = re.compile(r"^(bistream_\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -49,7 +49,7 @@ def parse(text: str) -> Snapshot:
         bound = labels.pop("le", None)
         stem = _PART.sub("", name)
         series = (stem, tuple(labels.values()))
-        if stem not in BY_NAME or BY_NAME[stem].kind is not Kind.HISTOGRAM:
+        if stem not in BY_NAME or BY_NAME[stem].kind is not MetricType.HISTOGRAM:
             snapshot.values[name, tuple(labels.values())] = float(value)
         elif bound is not None:
             cumulative.setdefault(series, []).append(int(float(value)))

@@ -26,14 +26,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._common import report, synchronize, table
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.family import COSYVOICE2
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop
-from bistream.mel2wav.state import SessionState
+from bistream.mel2wav.state import VocoderSessionState
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.factory import expected_shapes as flow_shapes
 from bistream.token2mel.pages import memory_bytes
@@ -54,7 +54,7 @@ SESSIONS = {"full": [1, 8, 64, 256], "tiny": [1, 4]}
 @dataclass
 class Session:
     flow: FlowState
-    vocoder: SessionState
+    vocoder: VocoderSessionState
 
     def close(self) -> None:
         self.flow.close()

@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks._common import report
+from bistream.audio.resample import resample
 from bistream.client.client import BistreamClient
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
-from bistream.resample import resample
 from bistream.types import GenerationOptions
 from training.heldout import NAMES, sentences
 

@@ -67,7 +67,7 @@ class RuntimeConfig:
     reserved_speech_s: float = 0.0  # speech for which a start must find flow state; 0: as long as it is expected to be
     capacity_audio_s_per_s: float = 0.0  # audio seconds per second that token2wav can make; 0: as measured
     max_hop_chunks: int = 4  # chunks of 25 tokens that a hop of a whole text takes at most; hops grow with their place in the speech
-    calm_pause: float = 2.0  # steps' lengths that the language model leaves its GPU alone after a step for which nobody waits; 0: never
+    idle_pause: float = 2.0  # steps' lengths that the language model leaves its GPU alone after a step for which nobody waits; 0: never
     max_suspensions: int = 5  # times that a batch of hops may give way to urgent ones, between steps of the flow's solver; 0: never
     max_offline_tokens: int = 3000  # speech tokens of an utterance rendered as a whole (25 per second): its cost grows with the square
     max_offline_jobs: int = 16  # such utterances at most, waiting or being computed; further ones are refused with BUSY
@@ -116,7 +116,7 @@ class RuntimeConfig:
         _check(1 <= self.flow_context_s <= 300, "flow_context_s", self.flow_context_s, "a number from 1 to 300")
         _check(self.num_threads >= 0, "num_threads", self.num_threads, "0 or more")
         _check(1 <= self.max_hop_chunks <= 8, "max_hop_chunks", self.max_hop_chunks, "a number from 1 to 8")
-        _check(0 <= self.calm_pause <= 20, "calm_pause", self.calm_pause, "a number from 0 (never) to 20")
+        _check(0 <= self.idle_pause <= 20, "idle_pause", self.idle_pause, "a number from 0 (never) to 20")
         _check(0 <= self.max_suspensions <= 9, "max_suspensions", self.max_suspensions, "a number from 0 (never) to 9")
         _check(self.left_context_chunks >= 0, "left_context_chunks", self.left_context_chunks, "0 or more")
 

@@ -18,9 +18,9 @@ import numpy as np
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import to_bytes
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
-from bistream.orchestration.orchestrator import Orchestrator
-from bistream.orchestration.ports import BistreamRequest, Ports
-from bistream.stage_times import StageTimes
+from bistream.metrics.stage_times import StageTimes
+from bistream.sessions.orchestrator import Orchestrator
+from bistream.sessions.ports import BistreamRequest, Ports
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.factory import load_renderer

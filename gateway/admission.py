@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bistream.errors import BusyError
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 
 MAX_BUCKETS = 10_000  # beyond it, those that are full again are forgotten
 
@@ -58,7 +58,7 @@ class _Bucket:
 class Admission:
     """Counts of one gate. Every ``open_`` that returned must be followed by its ``close_``, with the same caller."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: GateLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._sessions: Counter[str] = Counter()

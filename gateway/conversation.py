@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, InvalidInputError
 from gateway.admission import Caller
-from gateway.requests import FrontDoorRequest
+from gateway.requests import FrontModelRequest
 from gateway.session import Answer, Session
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Conversation:
 
     # Requests
 
-    async def send(self, request: FrontDoorRequest) -> None:
+    async def send(self, request: FrontModelRequest) -> None:
         """Start a session, append to one or cancel one. What is wrong with it is its answer; raises nothing."""
         if not await self._admit_request():
             return
@@ -68,7 +68,7 @@ class Conversation:
         self._requests_ended = True
         self._wake_taker()
 
-    def _start(self, request: FrontDoorRequest) -> Session:
+    def _start(self, request: FrontModelRequest) -> Session:
         if request.model == COSYVOICE2_BISTREAM.name and request.session_id is None and not request.flag("is_end", True):
             raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
         session = self._gate.start_session(self._owner, self.caller, self, request)
@@ -178,5 +178,5 @@ class Conversation:
         self.on_close()
 
 
-def _is_start(request: FrontDoorRequest) -> bool:
+def _is_start(request: FrontModelRequest) -> bool:
     return request.flag("is_start", True) and not request.flag("is_cancel", False)

@@ -18,7 +18,7 @@ from gateway.keys import Keys
 from gateway.messages import request_bytes
 from gateway.metrics import Metrics
 from gateway.refusals import UnauthenticatedError, WrongCallError
-from gateway.requests import FrontDoorRequest
+from gateway.requests import FrontModelRequest
 from gateway.session import Home, Session, SessionSurroundings
 from gateway.session_table import SessionTable
 from gateway.settings import GateSettings
@@ -98,7 +98,7 @@ class Gate:
     def forget(self, conversation: Conversation) -> None:
         self._conversations.discard(conversation)
 
-    def start_session(self, owner: Hashable, caller: Caller, home: Home, request: FrontDoorRequest) -> Session:
+    def start_session(self, owner: Hashable, caller: Caller, home: Home, request: FrontModelRequest) -> Session:
         """Admit a session and open its stream to Triton; the request itself is not sent yet. Raises ``BistreamError``."""
         self._refuse_when_closed()
         self.sessions.refuse_existing(owner, request.session_id)
@@ -111,7 +111,7 @@ class Gate:
         task.add_done_callback(self._tasks.discard)
         return session
 
-    async def infer(self, caller: Caller, request: FrontDoorRequest) -> Any:
+    async def infer(self, caller: Caller, request: FrontModelRequest) -> Any:
         """A whole text in one call: a ``ModelInferResponse`` with the client's id. Raises ``BistreamError``."""
         if request.model != COSYVOICE2.name:
             raise WrongCallError(f"Model {request.model} streams; call it with ModelStreamInfer over gRPC.")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
 from gateway.refusals import TooLargeError
-from gateway.requests import FrontDoorRequest, Tensor, bytes_tensor, check_request_id, checked_request, contract_of
-from gateway.settings import Limits
+from gateway.requests import FrontModelRequest, Tensor, bytes_tensor, check_request_id, checked_request, contract_of
+from gateway.settings import GateLimits
 
 HEADER_LENGTH = "inference-header-content-length"  # bytes of JSON in a body that goes on with binary tensors
 VALUES_PER_PIECE = 8192  # of a JSON answer: a few milliseconds of work between two turns of the event loop
@@ -28,14 +28,14 @@ _DTYPES: dict[str, str] = {"FP32": "<f4", "INT32": "<i4", "INT64": "<i8", "BOOL"
 class HttpInfer:
     """binary: names of the outputs that the client wants as binary; ``None``: all of them."""
 
-    request: FrontDoorRequest
+    request: FrontModelRequest
     binary: frozenset[str] | None
 
     def wants_binary(self, name: str) -> bool:
         return self.binary is None or name in self.binary
 
 
-def read_infer(model: str, version: str, body: bytes, json_bytes: int | None, limits: Limits) -> HttpInfer:
+def read_infer(model: str, version: str, body: bytes, json_bytes: int | None, limits: GateLimits) -> HttpInfer:
     """json_bytes: where the binary part begins, ``None`` for plain JSON. Raises ``InvalidInputError``."""
     contract_of(model, version)
     head = body if json_bytes is None else body[:json_bytes]

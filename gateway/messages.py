@@ -11,8 +11,8 @@ from tritonclient.grpc import service_pb2
 
 from bistream.contract.refusals import format_error
 from bistream.errors import BistreamError, InvalidInputError
-from gateway.requests import FrontDoorRequest, Tensor, check_request_id, checked_request, contract_of, served_name
-from gateway.settings import Limits
+from gateway.requests import FrontModelRequest, Tensor, check_request_id, checked_request, contract_of, served_name
+from gateway.settings import GateLimits
 
 FINAL = "triton_final_response"
 WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -38,7 +38,7 @@ def wants_empty_final(message: Any) -> bool:
     return WANTS_EMPTY_FINAL in parameters and bool(parameters[WANTS_EMPTY_FINAL].bool_param)
 
 
-def read_request(message: Any, limits: Limits) -> FrontDoorRequest:
+def read_request(message: Any, limits: GateLimits) -> FrontModelRequest:
     """Raises ``InvalidInputError``."""
     model = served_name(message.model_name)
     contract = contract_of(model, message.model_version)
@@ -89,7 +89,7 @@ def _raw_of(tensor: Any) -> bytes:
     return b"" if pack is None else pack(tensor.contents)
 
 
-def request_bytes(request: FrontDoorRequest, request_id: str, tensors: dict[str, Tensor]) -> bytes:
+def request_bytes(request: FrontModelRequest, request_id: str, tensors: dict[str, Tensor]) -> bytes:
     """The request for Triton: the checked values, an id of ours, and always with the empty final response."""
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request_id)
     message.parameters[WANTS_EMPTY_FINAL].bool_param = True

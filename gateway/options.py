@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 
 _LIMIT_HELP = {
     "max_text_bytes": "of one session's text, all pieces together",
@@ -69,7 +69,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
         "--tls-client-ca", type=Path, metavar="PEM", help="let in only clients with a certificate signed by it (mutual TLS)"
     )
     limits = parser.add_argument_group("limits")
-    for field in fields(Limits):
+    for field in fields(GateLimits):
         kind = float if isinstance(field.default, float) else int
         limits.add_argument(
             _flag(field.name), type=kind, default=field.default, metavar="N", help=f"{_LIMIT_HELP[field.name]} (default %(default)s)"
@@ -82,13 +82,13 @@ def check_client_arguments(parser: argparse.ArgumentParser, options: argparse.Na
         parser.error("--tls-certificate and --tls-key belong together")
     if options.tls_client_ca is not None and options.tls_certificate is None:
         parser.error("--tls-client-ca needs --tls-certificate and --tls-key")
-    wrong = [field.name for field in fields(Limits) if getattr(options, field.name) < 0]
+    wrong = [field.name for field in fields(GateLimits) if getattr(options, field.name) < 0]
     if wrong:
         parser.error(f"{_flag(wrong[0])} must be 0 or more")
 
 
-def limits_of(options: argparse.Namespace) -> Limits:
-    return Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
+def limits_of(options: argparse.Namespace) -> GateLimits:
+    return GateLimits(**{field.name: getattr(options, field.name) for field in fields(GateLimits)})
 
 
 def tls_of(options: argparse.Namespace) -> TlsSettings | None:
@@ -134,7 +134,7 @@ def command(settings: GateSettings) -> list[str]:
         words += ["--hold-file", settings.upstream.hold_file]
     if settings.ready_file is not None:
         words += ["--ready-file", settings.ready_file]
-    for field in fields(Limits):
+    for field in fields(GateLimits):
         value = getattr(settings.limits, field.name)
         if value != field.default:
             words += [_flag(field.name), value]

@@ -16,10 +16,10 @@ from pathlib import Path
 import uvloop
 
 from bistream.errors import ConfigError
-from bistream.process_limits import raise_soft_limit
+from bistream.processes.limits import raise_soft_limit
 from gateway.gate import Gate
-from gateway.grpc_door import GrpcDoor
-from gateway.http_door import HttpDoor
+from gateway.grpc_server import GrpcServer
+from gateway.http_api import HttpApi
 from gateway.keys import Keys
 from gateway.listening import LOOPBACK
 from gateway.options import parse_arguments
@@ -56,35 +56,35 @@ async def serve(settings: GateSettings) -> None:
     upstream = Upstream(settings.upstream)
     gate = Gate(settings, upstream, keys)
     tasks = [asyncio.create_task(work) for work in (upstream.watch(), gate.run(), _beat(settings.ready_file))]
-    grpc_door = GrpcDoor(gate)
-    http_door = None if settings.http is None else HttpDoor(gate)
+    grpc_server = GrpcServer(gate)
+    http_api = None if settings.http is None else HttpApi(gate)
     try:
-        await grpc_door.start(settings.grpc.address, settings.grpc.port, settings.tls)
-        if http_door is not None and settings.http is not None:
-            await http_door.start(settings.http.address, settings.http.port, settings.tls)
-        _announce(settings, grpc_door, http_door)
+        await grpc_server.start(settings.grpc.address, settings.grpc.port, settings.tls)
+        if http_api is not None and settings.http is not None:
+            await http_api.start(settings.http.address, settings.http.port, settings.tls)
+        _announce(settings, grpc_server, http_api)
         await signals.first.wait()
         await gate.drain(settings.drain_timeout_s, signals.second)
-        await _close_doors(grpc_door, http_door, 0.0 if signals.second.is_set() else FAREWELL_S)
+        await _close_doors(grpc_server, http_api, 0.0 if signals.second.is_set() else FAREWELL_S)
     finally:
         _withdraw(settings)
         for task in tasks:
             task.cancel()
         await gate.close()
-        await _close_doors(grpc_door, http_door, 0.0)
+        await _close_doors(grpc_server, http_api, 0.0)
 
 
-async def _close_doors(grpc_door: GrpcDoor, http_door: HttpDoor | None, grace_s: float) -> None:
-    closing = [grpc_door.stop(grace_s)]
-    if http_door is not None:
-        closing.append(http_door.stop(grace_s))
+async def _close_doors(grpc_server: GrpcServer, http_api: HttpApi | None, grace_s: float) -> None:
+    closing = [grpc_server.stop(grace_s)]
+    if http_api is not None:
+        closing.append(http_api.stop(grace_s))
     await asyncio.gather(*closing)
 
 
-def _announce(settings: GateSettings, grpc_door: GrpcDoor, http_door: HttpDoor | None) -> None:
-    addresses = {"grpc": _reachable(settings.grpc, grpc_door.port)}
-    if http_door is not None and settings.http is not None:
-        addresses["http"] = _reachable(settings.http, http_door.port)
+def _announce(settings: GateSettings, grpc_server: GrpcServer, http_api: HttpApi | None) -> None:
+    addresses = {"grpc": _reachable(settings.grpc, grpc_server.port)}
+    if http_api is not None and settings.http is not None:
+        addresses["http"] = _reachable(settings.http, http_api.port)
     logger.info("the gate to %s is open: %s", settings.upstream.address, ", ".join(f"{name} {where}" for name, where in addresses.items()))
     for where in (settings.grpc, settings.http):
         if where is not None and where.address not in LOOPBACK and not settings.behind_proxy:

@@ -1,4 +1,4 @@
-"""One request to a front door, checked against the wire contract. Independent of the protocol that it came in.
+"""One request to a front model, checked against the wire contract. Independent of the protocol that it came in.
 
 A door makes ``Tensor``s of what it received and calls ``checked_request``; whatever passes is built anew for Triton, so nothing that is
 not in the contract ever reaches it: this Triton build dies of some requests that its own front end refuses.
@@ -16,7 +16,7 @@ import numpy as np
 from bistream.contract.codec import NUMPY_TYPES, checked
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, OTHER_NAMES, Field, ModelContract
 from bistream.errors import InvalidInputError
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 
 PUBLIC: dict[str, ModelContract] = {contract.name: contract for contract in (COSYVOICE2_BISTREAM, COSYVOICE2)}
 LENGTH_BYTES = 4  # before the only element of a BYTES tensor, little-endian
@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FrontDoorRequest:
+class FrontModelRequest:
     """A request whose form is right. tensors: by name. outputs: those asked for; empty is all."""
 
     model: str
@@ -61,9 +61,9 @@ def bytes_tensor(name: str, value: bytes) -> Tensor:
     return Tensor(name, "BYTES", (1, 1), len(value).to_bytes(LENGTH_BYTES, "little") + value)
 
 
-def cancel_request(model: str) -> FrontDoorRequest:
+def cancel_request(model: str) -> FrontModelRequest:
     """Ends a session, whose id is to be added."""
-    return FrontDoorRequest(model, "", {"is_cancel": Tensor("is_cancel", "BOOL", (1, 1), b"\1")}, (), True)
+    return FrontModelRequest(model, "", {"is_cancel": Tensor("is_cancel", "BOOL", (1, 1), b"\1")}, (), True)
 
 
 def served_name(model: str) -> str:
@@ -72,7 +72,7 @@ def served_name(model: str) -> str:
 
 
 def contract_of(model: str, version: str) -> ModelContract:
-    """Raises ``InvalidInputError`` for every model but the two front doors."""
+    """Raises ``InvalidInputError`` for every model but the two front models."""
     contract = PUBLIC.get(model)
     if contract is None:
         raise InvalidInputError(f"Model {_quoted(model)} is not served here; use {' or '.join(PUBLIC)}.")
@@ -87,8 +87,8 @@ def checked_request(
     tensors: Iterable[Tensor],
     outputs: Iterable[str],
     wants_empty_final: bool,
-    limits: Limits,
-) -> FrontDoorRequest:
+    limits: GateLimits,
+) -> FrontModelRequest:
     """Names, types, shapes, lengths and sizes of a request whose model ``contract_of`` knows. Raises ``InvalidInputError``."""
     by_name: dict[str, Tensor] = {}
     for tensor in tensors:
@@ -102,7 +102,7 @@ def checked_request(
         raise InvalidInputError("Input target_text is missing; send it as BYTES [1, 1], or source_wav to convert a recording.")
     if not by_name:
         raise InvalidInputError("The request has no input; send target_text, or session_id with is_cancel.")
-    return FrontDoorRequest(model, request_id, by_name, _check_outputs(model, outputs), wants_empty_final)
+    return FrontModelRequest(model, request_id, by_name, _check_outputs(model, outputs), wants_empty_final)
 
 
 def check_request_id(request_id: str) -> None:
@@ -143,7 +143,7 @@ def _check_outputs(model: str, outputs: Iterable[str]) -> tuple[str, ...]:
     return asked
 
 
-def _check_value(field: Field, tensor: Tensor, limits: Limits) -> None:
+def _check_value(field: Field, tensor: Tensor, limits: GateLimits) -> None:
     """The rule of the field; without one, texts and recordings are bounded."""
     raw = tensor.raw
     if field.check is not None:

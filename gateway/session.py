@@ -23,9 +23,9 @@ from bistream.rates import SAMPLE_RATE
 from gateway.admission import Caller
 from gateway.budget import Budget
 from gateway.messages import audio_bytes, is_final
-from gateway.requests import FrontDoorRequest
+from gateway.requests import FrontModelRequest
 from gateway.session_stream import SessionStream
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from gateway.upstream import FAILED, LOST, UNREACHABLE, UpstreamLost, UpstreamStream, public_error
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class SessionSurroundings:
     """What a session knows of the gate. on_end: called once, when the session takes no more requests. count_error: told every error,
     and whether the gate itself gave it. loss: the error that a session ends with when Triton is lost. output_budget: of unread audio."""
 
-    limits: Limits
+    limits: GateLimits
     clock: Callable[[], float]
     on_end: Callable[[Session], None]
     count_error: Callable[[BistreamError, bool], None]
@@ -97,7 +97,7 @@ class Session:
     request. ``run`` must be started as a task: it ends the session when Triton's stream ends."""
 
     def __init__(
-        self, owner: Hashable, caller: Caller, home: Home, start: FrontDoorRequest, stream: UpstreamStream, around: SessionSurroundings
+        self, owner: Hashable, caller: Caller, home: Home, start: FrontModelRequest, stream: UpstreamStream, around: SessionSurroundings
     ) -> None:
         self.owner = owner
         self.caller = caller
@@ -124,7 +124,7 @@ class Session:
 
     # Requests
 
-    async def forward(self, request: FrontDoorRequest, listener: Listener) -> None:
+    async def forward(self, request: FrontModelRequest, listener: Listener) -> None:
         """Pass a request on; its answers go to ``listener``. Waits while Triton has no room. Raises ``BistreamError``."""
         if self._is_over:
             raise self.end_error()
@@ -138,7 +138,7 @@ class Session:
         except UpstreamLost:
             self.fail(self._loss())
 
-    def _without_recordings(self, request: FrontDoorRequest) -> FrontDoorRequest:
+    def _without_recordings(self, request: FrontModelRequest) -> FrontModelRequest:
         """Only a start may be large; the models refuse another request with a recording too. Raises ``InvalidInputError``."""
         if request.flag("is_cancel", False):
             return replace(request, tensors={"is_cancel": request.tensors["is_cancel"]})
@@ -152,7 +152,7 @@ class Session:
         """What a request is told that comes after the end."""
         return came_late(self.error, self.client_id)
 
-    def _take_text(self, request: FrontDoorRequest) -> None:
+    def _take_text(self, request: FrontModelRequest) -> None:
         """Raises ``InvalidInputError`` when the text of the session becomes too long."""
         if "is_cancel" in request.tensors and request.flag("is_cancel", False):
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from gateway.messages import request_bytes
-from gateway.requests import FrontDoorRequest, bytes_tensor, cancel_request
+from gateway.requests import FrontModelRequest, bytes_tensor, cancel_request
 from gateway.upstream import UpstreamStream
 
 CANCEL = "cancel"  # the id towards Triton of the request that ends a session early
@@ -41,7 +41,7 @@ class SessionStream:
         self._deadline: asyncio.TimerHandle | None = None
         self._moved_at = 0.0  # when it last carried something, by the clock of the event loop
 
-    async def write(self, request: FrontDoorRequest, request_id: str) -> None:
+    async def write(self, request: FrontModelRequest, request_id: str) -> None:
         """Returns when there is room for more. Raises ``UpstreamLost``. Who no longer waits for it does not take it back."""
         tensors = {**request.tensors, "session_id": self._own_id} if self._takes_id else request.tensors
         await asyncio.shield(self._send(request_bytes(request, request_id, tensors)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from bistream.contract.ended_sessions import EndedSessions
 from bistream.contract.refusals import session_exists
-from bistream.ended_sessions import EndedSessions
 from bistream.errors import InvalidInputError
 from gateway.session import Session
 

@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class GateLimits:
     """What one client may take. 0 is no limit, where the comment says so.
 
     A *holder* is the API key of a request, and its address; both are counted.
@@ -74,7 +74,7 @@ class TlsSettings:
 @dataclass(frozen=True)
 class GateSettings:
     upstream: UpstreamSettings = UpstreamSettings()
-    limits: Limits = field(default_factory=Limits)
+    limits: GateLimits = field(default_factory=GateLimits)
     grpc: Listen = Listen()
     http: Listen | None = None  # None: no HTTP door
     tls: TlsSettings | None = None

@@ -18,7 +18,7 @@ import uvloop
 from bistream.contract.checks import check_speaker_name
 from bistream.contract.voices import REGISTERED
 from bistream.errors import BistreamError, ConfigError
-from bistream.process_limits import raise_soft_limit
+from bistream.processes.limits import raise_soft_limit
 from gateway.keys import Keys
 from gateway.listening import listening_socket
 from interfaces.audio.recordings import decode_recording

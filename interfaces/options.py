@@ -12,7 +12,7 @@ from typing import Any
 
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.contract.checks import TEXT_NORMALIZATIONS
-from interfaces.settings import Limits, Recording, Settings
+from interfaces.settings import InterfaceLimits, Recording, Settings
 
 _LIMIT_HELP = {
     "max_text_chars": "characters of one utterance",
@@ -51,7 +51,7 @@ def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, s
     _add_arguments(parser)
     add_security_arguments(parser, SERVER_PREFIX)
     limits = parser.add_argument_group("limits")
-    for field in fields(Limits):
+    for field in fields(InterfaceLimits):
         kind = float if isinstance(field.default, float) else int
         text = f"{_LIMIT_HELP[field.name]} (default %(default)s)"
         limits.add_argument(_flag(field.name), type=kind, default=field.default, metavar="N", help=text)
@@ -78,7 +78,7 @@ def parse_arguments(arguments: Sequence[str] | None, environment: Mapping[str, s
         behind_proxy=options.behind_proxy,
         drain_timeout_s=options.drain_timeout_s,
         ready_file=options.ready_file,
-        limits=Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)}),
+        limits=InterfaceLimits(**{field.name: getattr(options, field.name) for field in fields(InterfaceLimits)}),
     )
 
 
@@ -117,7 +117,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--server has the form HOST:PORT or HOST:PORT/HEALTH_PORT")
     if any("=" not in alias for alias in options.alias):
         parser.error("--alias has the form NAME=VOICE")
-    negative = [field.name for field in fields(Limits) if getattr(options, field.name) < 0]
+    negative = [field.name for field in fields(InterfaceLimits) if getattr(options, field.name) < 0]
     if negative:
         parser.error(f"{_flag(negative[0])} must be 0 or more")
     if not 0 < options.share <= 1:

@@ -12,7 +12,7 @@ MARKDOWN = "+markdown"  # texts are prepared as the server does, and read as Mar
 
 
 @dataclass(frozen=True)
-class Limits:
+class InterfaceLimits:
     """0 is no limit, where the help says so."""
 
     max_text_chars: int = 4096  # of one utterance, all pieces together
@@ -65,4 +65,4 @@ class Settings:
     behind_proxy: bool = False  # the header ``x-client-address`` tells who calls
     drain_timeout_s: float = SERVER_DRAIN_TIMEOUT_S
     ready_file: Path | None = None
-    limits: Limits = Limits()
+    limits: InterfaceLimits = InterfaceLimits()

@@ -1,6 +1,6 @@
 """Text files of a model directory: the family's yaml (HyperPyYAML, inference sections) and ``CosyVoice-BlankEN/config.json``.
 
-A ``CheckpointConfig`` goes in, file contents come out; ``bistream.checkpoint.read_config`` reads the same sizes back.
+A ``CheckpointConfig`` goes in, file contents come out; ``bistream.checkpoints.reader.read_config`` reads the same sizes back.
 Called by ``make_checkpoint.py``.
 """
 
@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
 from bistream.family import COSYVOICE2, Family
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
 

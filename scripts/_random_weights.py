@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bistream.checkpoint_config import CausalVocoderConfig, VocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig, VocoderConfig
 from bistream.token2mel.dit.estimator import rotation
 
 Shape = tuple[int, ...]

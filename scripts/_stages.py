@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.local import LocalVoice, VoiceChoice
-from bistream.orchestration.named_voices import open_voices
+from bistream.metrics.stage_times import StageTimes
 from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS
-from bistream.stage_times import StageTimes
+from bistream.sessions.named_voices import open_voices
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.token2mel.state_budget import unshared_session_s
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS, check_prompt

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.family import COSYVOICE2, TokenizerVersion
 from bistream.text.special_tokens import ADDED_TOKENS, BASE_SPECIAL_TOKENS
 from bistream.text.tokenizer import byte_of_symbol, make_pre_tokenizer

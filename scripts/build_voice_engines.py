@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
 from bistream.family import FAMILIES

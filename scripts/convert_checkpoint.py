@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from bistream.checkpoint import find_file
+from bistream.checkpoints.reader import find_file
 from bistream.commands.waiting import Waiting
 from bistream.conversion.merged import write_llm_pt, write_merged
 from bistream.conversion.records import file_sha256, write_folder

@@ -23,12 +23,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.download import HUBS, check_directory, download
+from bistream.checkpoints.files import family_of
+from bistream.checkpoints.listing import DownloadError
+from bistream.checkpoints.model_dir import check_model_dir
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, FAMILIES, Family
-from bistream.hub.download import HUBS, check_directory, download
-from bistream.hub.listing import DownloadError
-from bistream.model_dir import check_model_dir
 
 FAMILIES_BY_NAME = {family.name: family for family in FAMILIES}
 # The names in upstream's README.

@@ -23,8 +23,7 @@ import onnx
 import torch
 from tqdm import tqdm
 
-from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.checkpoint_config import (
+from bistream.checkpoints.config import (
     CausalVocoderConfig,
     CheckpointConfig,
     DitConfig,
@@ -35,6 +34,7 @@ from bistream.checkpoint_config import (
     LanguageModelConfig,
     VocoderConfig,
 )
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.family import COSYVOICE2, COSYVOICE3
 from bistream.mel2wav import factory as vocoder
 from bistream.rates import MEL_FRAMES_PER_TOKEN

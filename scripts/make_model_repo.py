@@ -20,12 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
+from bistream.checkpoints.model_card import read_model_card
+from bistream.checkpoints.model_dir import check_model_dir
 from bistream.config import RuntimeConfig
 from bistream.conversion.records import file_sha256, read_record
 from bistream.errors import BistreamError, ConfigError
-from bistream.model_card import read_model_card
-from bistream.model_dir import check_model_dir
 from bistream.text2token.tensorrt_llm.preflight import CACHE_PER_ADMITTED, check_installed
 from scripts.fill_template import TemplateError, fill, parse_settings, placeholders
 

@@ -43,9 +43,9 @@ from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.server_start import Verify, verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
-from bistream.start_phases import interpreter_is_ready, phase, progress_in
+from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
-from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 from scripts.edge_command import edge_command
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
@@ -108,7 +108,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser()
     options = parser.parse_args(arguments)
     check_client_arguments(parser, options)
-    if options.direct and (options.keys_file or options.tls_certificate or limits_of(options) != Limits()):
+    if options.direct and (options.keys_file or options.tls_certificate or limits_of(options) != GateLimits()):
         parser.error("API keys, TLS and limits are the gate's, and --direct serves without it; leave out either")
     if options.edge and (options.direct or options.command):
         parser.error("--edge serves until it is ended, with the gate; leave out --direct and the command")

@@ -38,7 +38,7 @@ from bistream.keeper.health import HealthServer
 from bistream.keeper.host import ServerError, is_free
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_group import ServerGroup
-from bistream.process_limits import raise_soft_limit
+from bistream.processes.limits import raise_soft_limit
 from scripts.serve import BUILD, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
 from bistream.conversion.smoke_test import TOLERANCES, compare, speak

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, trainers
 
-from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
 from bistream.text.tokenizer import byte_of_symbol, make_pre_tokenizer
 from scripts._tokenizer_files import byte_symbols, tokenizer_config

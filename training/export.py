@@ -12,8 +12,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.mel2wav import weights as vocoder_weights
 from bistream.mel2wav.hift import HiFT
 from bistream.token2mel import weights as flow_weights

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bistream.audio.resample import LOWPASS_ZERO_CROSSINGS, ROLLOFF
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
-from bistream.resample import LOWPASS_ZERO_CROSSINGS, ROLLOFF
 from bistream.voice.features import (
     KALDI_FFT,
     KALDI_FRAME,
@@ -54,7 +54,7 @@ def _hann(size: int, device: torch.device) -> Tensor:
 
 
 def resample(waveform: Tensor, source_rate: int, target_rate: int) -> Tensor:
-    """``bistream.resample`` of [B, N] as one strided convolution: [B, ceil(N target / source)]."""
+    """``bistream.audio.resample`` of [B, N] as one strided convolution: [B, ceil(N target / source)]."""
     divisor = math.gcd(source_rate, target_rate)
     stride, phases = source_rate // divisor, target_rate // divisor
     scale = ROLLOFF * min(stride, phases) / stride

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.memory import BlankMemory

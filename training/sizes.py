@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, LanguageModelConfig, VocoderConfig
+from bistream.checkpoints.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, LanguageModelConfig, VocoderConfig
 from bistream.voice.s3_network import S3Config
 
 CODE_DIGITS = 6

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.audio.resample import resample
 from bistream.rates import SAMPLE_RATE
-from bistream.resample import resample
 from training.phones import FRAMES_PER_SECOND, frames_of
 from training.voices import Voice
 

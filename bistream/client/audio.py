@@ -16,8 +16,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
+from bistream.audio.resample import resample
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
-from bistream.resample import resample
 
 INT16_MAX = 32767
 FORMATS = ("wav", "pcm")

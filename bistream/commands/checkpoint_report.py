@@ -7,18 +7,18 @@ from pathlib import Path
 
 import onnx
 
-from bistream.checkpoint import check_state_dict, load_state_dict
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
+from bistream.checkpoints.download import check_directory
+from bistream.checkpoints.listing import DownloadError, required_files
+from bistream.checkpoints.model_card import read_model_card
+from bistream.checkpoints.model_dir import check_model_dir
+from bistream.checkpoints.reader import check_state_dict, load_state_dict
+from bistream.checkpoints.released import RELEASED, compare
 from bistream.commands.waiting import Waiting
 from bistream.errors import CheckpointError
 from bistream.family import Family
-from bistream.hub.download import check_directory
-from bistream.hub.listing import DownloadError, required_files
-from bistream.hub.released import RELEASED, compare
 from bistream.mel2wav import weights as vocoder
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
-from bistream.model_card import read_model_card
-from bistream.model_dir import check_model_dir
 from bistream.text2token import weights as language_model
 from bistream.token2mel import factory as flow_factory
 from bistream.token2mel import weights as flow

@@ -22,18 +22,18 @@ from pathlib import Path
 import soundfile
 import torch
 
-from bistream.checkpoint import read_config
-from bistream.checkpoint_config import CheckpointConfig
-from bistream.checkpoint_files import family_of
+from bistream.audio.reference_tone import recording
+from bistream.checkpoints.config import CheckpointConfig
+from bistream.checkpoints.files import family_of
+from bistream.checkpoints.reader import read_config
 from bistream.commands.checkpoint_report import describe
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
 from bistream.errors import BistreamError, EngineError, InvalidInputError
+from bistream.gpu.device import resolve_device
 from bistream.gpu.fidelity import Fidelity
 from bistream.keeper.golden import SEED, TEXT, TRANSCRIPT, audio_fault
 from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
-from bistream.reference_tone import recording
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token import fidelity as language_model
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tokenizers import decoders
 
-from bistream.checkpoint import QWEN_DIRECTORY, find_file, read_config
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
+from bistream.checkpoints.reader import QWEN_DIRECTORY, find_file, read_config
 from bistream.client import audio
 from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting

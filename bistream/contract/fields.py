@@ -86,10 +86,10 @@ TOKEN2WAV = ModelContract("token2wav", decoupled=True)
 AUDIO_TOKENIZER = ModelContract("audio_tokenizer", decoupled=False, is_batched=True)
 SPEAKER_EMBEDDING = ModelContract("speaker_embedding", decoupled=False, is_batched=True)
 CONTRACTS = (COSYVOICE2_BISTREAM, COSYVOICE2, LLM_BISTREAM, TOKEN2WAV, AUDIO_TOKENIZER, SPEAKER_EMBEDDING)
-# Upstream's name of its front door for CosyVoice3, which has the same tensors; the gate answers to it, whichever family is served.
+# Upstream's name of its front model for CosyVoice3, which has the same tensors; the gate answers to it, whichever family is served.
 OTHER_NAMES = {"cosyvoice3": COSYVOICE2.name}
 
-_BOTH = ("cosyvoice2_bistream", "cosyvoice2")  # front doors
+_BOTH = ("cosyvoice2_bistream", "cosyvoice2")  # front models
 _DOOR, _LM, _WAV = "cosyvoice2_bistream", "llm_bistream", "token2wav"
 _ANALYSES = ("audio_tokenizer", "speaker_embedding")
 _VECTOR, _WAVE = (-1,), (1, -1)
@@ -238,7 +238,7 @@ INPUTS = (
     Field("prompt_spk_embedding", "FP32", (_WAV,), "the speaker of the voice", _VECTOR),
     Field("playback_buffer_s", "FP32", (_WAV,), "audio seconds that the listener has; default 0", default=0.0),
     Field("expected_speech_s", "FP32", (_WAV,), "how long the speech of the session is likely to be"),
-    Field("channel_id", "BYTES", (_LM, _WAV), "the channel of a front door (`bistream/triton/channel.py`)"),
+    Field("channel_id", "BYTES", (_LM, _WAV), "the channel of a front model (`bistream/transport/channel.py`)"),
     Field("calls", "UINT8", (_LM, _WAV), "calls through the channel; absent: the answers to earlier ones are asked for", _VECTOR),
 )
 
@@ -272,7 +272,7 @@ OUTPUTS = (
     ),
     Field("is_resting", "BOOL", (_LM,), "no more tokens until more text comes"),
     Field("error", "BYTES", (_LM,), "with finish_reason error: `CODE: sentence`, as in [errors](#errors)"),
-    Field("load_report", "FP32", (_WAV,), "for the front doors (`bistream/token2wav/load_report.py`)", (1, 6)),
+    Field("load_report", "FP32", (_WAV,), "for the front models (`bistream/token2wav/load_report.py`)", (1, 6)),
     Field("answers", "UINT8", (_LM, _WAV), "to calls through the channel", _VECTOR),
     Field("prompt_speech_tokens", "INT32", ("audio_tokenizer",), "raw codes, 25 per second", _VECTOR),
     Field("prompt_spk_embedding", "FP32", ("speaker_embedding",), "the speaker", _VECTOR),

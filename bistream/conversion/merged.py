@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bistream.checkpoint import check_state_dict, find_file, load_state_dict, read_config
-from bistream.checkpoint_config import CheckpointConfig, LanguageModelConfig
+from bistream.checkpoints.config import CheckpointConfig, LanguageModelConfig
+from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict, read_config
 from bistream.conversion.records import PARTIAL_SUFFIX
 from bistream.conversion.tokenizer_files import write_tokenizer_files
 from bistream.conversion.vocabulary import MergedVocabulary

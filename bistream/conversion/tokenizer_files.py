@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.text.tokenizer import TextTokenizer, make_pre_tokenizer
 

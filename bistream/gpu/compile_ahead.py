@@ -30,9 +30,9 @@ from typing import Any
 import triton
 from triton import knobs
 
-from bistream.fingerprint import Fingerprint, code_hash, versions
 from bistream.gpu.compile_worker import hash_source
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
+from bistream.store.fingerprint import Fingerprint, code_hash, versions
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from bistream import findings
-from bistream.device import device_name
-from bistream.fingerprint import Fingerprint, code_hash, files_hash, versions
+from bistream.gpu.device import device_name
+from bistream.store import findings
+from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, versions
 
 logger = logging.getLogger(__name__)
 CONVOLUTIONS = ("conv1d", "conv_transpose1d")

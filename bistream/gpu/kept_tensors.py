@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from bistream.findings import state_path, write_state
-from bistream.fingerprint import Fingerprint
+from bistream.store.findings import state_path, write_state
+from bistream.store.fingerprint import Fingerprint
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from enum import Enum
 
 import torch
 
-from bistream.device import device_name
 from bistream.errors import ConfigError
+from bistream.gpu.device import device_name
 
 _log = logging.getLogger(__name__)
 

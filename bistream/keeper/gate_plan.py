@@ -11,7 +11,7 @@ from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import ServerError, is_free
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import Ports, free_ports
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 
 LOOPBACK = "127.0.0.1"
 BYTES_PER_CHARACTER = 4  # of UTF-8, at most
@@ -49,9 +49,9 @@ def ports_in_a_row(count: int) -> range:
     raise ServerError(f"There are no {count} free ports in a row; give the ports.")
 
 
-def fit_limits(limits: Limits, model_repository: Path) -> Limits:
-    """Room for the longest text that a front door takes, unless somebody has set another bound than the default."""
-    if limits.max_text_bytes != Limits.max_text_bytes:
+def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
+    """Room for the longest text that a front model takes, unless somebody has set another bound than the default."""
+    if limits.max_text_bytes != GateLimits.max_text_bytes:
         return limits
     return replace(limits, max_text_bytes=max(limits.max_text_bytes, BYTES_PER_CHARACTER * _max_text_chars(model_repository)))
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bistream.orchestration.hop_policy import HopPolicy, HopProgress
+from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.types import FloatArray, IntArray
 from bistream.voice.features import mel_24k
 
@@ -53,7 +53,7 @@ class Golden:
 
 
 def hops(tokens: IntArray, prompt_tokens: int, policy: HopPolicy) -> list[IntArray]:
-    """The tokens in the pieces that the front door cuts of a whole text; at least one, the last one final and perhaps empty."""
+    """The tokens in the pieces that the front model cuts of a whole text; at least one, the last one final and perhaps empty."""
     ends: list[int] = []
     while True:
         sent = ends[-1] if ends else 0

@@ -1,7 +1,7 @@
 """Before a server counts as ready it speaks the golden utterance, and what it says is compared with what was stored.
 
 Through the models' own processes, as they will serve: the recording through ``audio_tokenizer`` and ``speaker_embedding``, a text through
-``llm_bistream``, its tokens through ``token2wav`` in hops, and the same text once more through the front door as a caller would send it.
+``llm_bistream``, its tokens through ``token2wav`` in hops, and the same text once more through the front model as a caller would send it.
 Damaged weights, a broken kernel or a GPU that computes wrong answer every request, and all probes, without any error. Called by
 ``server_start`` after the probes.
 """
@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint_files import family_of
+from bistream.audio.reference_tone import recording
+from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.errors import BistreamError
+from bistream.hops.policy import HopPolicy
 from bistream.keeper.golden import (
     DISTANCE_OTHER,
     SEED,
@@ -53,10 +55,8 @@ from bistream.keeper.metrics import triton_text
 from bistream.keeper.model_requests import ModelStream, RequestError
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
-from bistream.orchestration.hop_policy import HopPolicy
+from bistream.processes.start_phases import phase
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.reference_tone import recording
-from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.conditioning import condition_reference
@@ -116,11 +116,11 @@ class GoldenCheck:
 
 @dataclass(frozen=True)
 class _Form:
-    """Settings of a repository that the utterance follows. mel_high_hz: as of ``build_voice_prompt``. front_door: of recordings."""
+    """Settings of a repository that the utterance follows. mel_high_hz: as of ``build_voice_prompt``. front_model: of recordings."""
 
     mel_high_hz: float
     hop_policy: HopPolicy
-    front_door: RuntimeConfig
+    front_model: RuntimeConfig
 
     @classmethod
     def of(cls, parameters: Parameters) -> _Form:
@@ -172,7 +172,7 @@ def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: boo
 def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden, str | None]:
     """The utterance, and why it cannot be right. base: its outputs are the inputs of the next stages, else those of this run.
     form: of the repository."""
-    wav = condition_reference(recording(), form.front_door)
+    wav = condition_reference(recording(), form.front_model)
     with phase("golden utterance: voice"):
         voice_tokens: IntArray = _one(stream.ask(AUDIO_TOKENIZER, {"reference_wav": wav.reshape(1, -1)}), "prompt_speech_tokens")
         embedding: FloatArray = _one(stream.ask(SPEAKER_EMBEDDING, {"reference_wav": wav.reshape(1, -1)}), "prompt_spk_embedding")
@@ -187,10 +187,10 @@ def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden
     if fault is not None:
         return golden, f"the audio of token2wav {fault}"
     with phase("golden utterance: as a caller hears it"):
-        return golden, _front_door_fault(stream, golden if base is None else None, len(speech_tokens))
+        return golden, _front_model_fault(stream, golden if base is None else None, len(speech_tokens))
 
 
-def _front_door_fault(stream: ModelStream, alike: Golden | None, tokens: int) -> str | None:
+def _front_model_fault(stream: ModelStream, alike: Golden | None, tokens: int) -> str | None:
     """What is wrong with the same utterance as a caller hears it. alike: made of the same tokens."""
     wav = recording()
     responses = stream.ask(

@@ -10,12 +10,12 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.family import FAMILIES
-from bistream.fingerprint import Fingerprint, code_hash, files_hash, gpus, processor, versions
 from bistream.keeper.golden import RECIPE
 from bistream.keeper.host import GoldenError
+from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, gpus, processor, versions
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 
 Parameters = Mapping[str, Mapping[str, str]]  # by model
@@ -28,8 +28,8 @@ CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
     TOKEN2WAV.name: ("flow.pt", "hift.pt", *_YAML_NAMES),
 }
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
-HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front door: how it cuts a whole text, which the audio follows
-_FRONT_DOOR_SETTINGS = (*HOP_SETTINGS, "condition_recordings")
+HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front model: how it cuts a whole text, which the audio follows
+_FRONT_MODEL_SETTINGS = (*HOP_SETTINGS, "condition_recordings")
 _ENVIRONMENT_SETTINGS = ("device", "dtype", "engine", "num_threads", "onnx_providers", "speech_tokenizer", "speaker_encoder")
 _PACKAGES = ("torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt_llm")
 _TIER = re.compile(r"^bistream_tier\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
@@ -59,8 +59,8 @@ def checkpoint(parameters: Parameters) -> Fingerprint:
         folder = Path(values.get("model_dir", ""))
         facts[model] = files_hash(folder, [name for name in names if (folder / name).is_file()])
         facts |= {f"{model} {name}": values[name] for name in _RESULT_SETTINGS if name in values}
-    front_door = parameters.get(COSYVOICE2_BISTREAM.name, {})
-    facts |= {f"{COSYVOICE2_BISTREAM.name} {name}": front_door[name] for name in _FRONT_DOOR_SETTINGS if name in front_door}
+    front_model = parameters.get(COSYVOICE2_BISTREAM.name, {})
+    facts |= {f"{COSYVOICE2_BISTREAM.name} {name}": front_model[name] for name in _FRONT_MODEL_SETTINGS if name in front_model}
     return Fingerprint(facts)
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import safetensors
 import safetensors.numpy
 
-from bistream.fingerprint import Fingerprint, from_json
 from bistream.keeper.golden import Golden
+from bistream.store.fingerprint import Fingerprint, from_json
 
 SUFFIX = ".safetensors"
 

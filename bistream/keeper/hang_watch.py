@@ -6,7 +6,7 @@ memory) or somebody stopped the keeper, nobody else is blamed. A process that sa
 it is stopped (SIGSTOP, a debugger): then it is not busy.
 
 The limit is above ``LONGEST_STOP_S``, so that whatever is stopped for that long goes on afterwards, and below three seconds more with all
-that follows (the next look, the notice, the front door's look), so that no caller waits longer for an answer.
+that follows (the next look, the notice, the front model's look), so that no caller waits longer for an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-from bistream.control_files import LONGEST_STOP_S
+from bistream.processes.control_files import LONGEST_STOP_S
 
 HANG_TIMEOUT_S = LONGEST_STOP_S + 0.75
 MAX_STEP_S = 1.0

@@ -21,7 +21,7 @@ from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
 from bistream.keeper.repository import count_instances, read_parameters
 from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
-from bistream.process_limits import NO_LIMIT, raise_soft_limit
+from bistream.processes.limits import NO_LIMIT, raise_soft_limit
 from bistream.rates import REFERENCE_SAMPLE_RATE
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _THREADS_OF_SERVER, _THREADS_OF_MODEL, _THREADS_OF_KEEPER = 64, 16, 16
 _MEMORY_TO_START, _MEMORY_OF_MODEL = MIB, 6 * MIB
 _CONNECTIONS_PER_SESSION = 4  # the session's own, ones that are opening or closing, and those of callers that are refused
 _BYTES_PER_SAMPLE = 4
-_FRONT_DOORS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
+_FRONT_MODELS = (COSYVOICE2.name, COSYVOICE2_BISTREAM.name)
 # What a shell takes as it is: the backend puts paths into a command line without quoting them, and a model process that gets half of a
 # path hangs the start.
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
@@ -72,9 +72,9 @@ class HostRoom:
 def host_needs(model_repository: Path, processors: int) -> HostNeeds:
     """From the models' ``config.pbtxt``."""
     parameters, instances = read_parameters(model_repository), count_instances(model_repository)
-    front_doors = [values for name, values in parameters.items() if name in _FRONT_DOORS]
-    sessions = sum(int(_number(values, "max_sessions")) for values in front_doors)
-    recording_s = max((_number(values, "max_reference_s") for values in front_doors), default=0.0)
+    front_models = [values for name, values in parameters.items() if name in _FRONT_MODELS]
+    sessions = sum(int(_number(values, "max_sessions")) for values in front_models)
+    recording_s = max((_number(values, "max_reference_s") for values in front_models), default=0.0)
     compute = sum(int(_number(values, "num_threads")) or processors for values in parameters.values())
     threads = _THREADS_OF_KEEPER + _THREADS_OF_SERVER + instances * (BACKEND_THREADS + _THREADS_OF_MODEL)
     recordings = int(sessions * recording_s * REFERENCE_SAMPLE_RATE * _BYTES_PER_SAMPLE)

@@ -22,9 +22,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from bistream.control_files import read_statuses
 from bistream.keeper.server_process import TritonServer
 from bistream.metrics.families import METRICS_AGE, SERVER_READY, SERVER_RESTARTS
+from bistream.processes.control_files import read_statuses
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.contract.refusals import parse_error

@@ -1,8 +1,8 @@
 """Replaces dead processes of the models that sessions survive, while the server goes on serving.
 
 Only the models that analyse recordings: each request to them stands alone. The two that hold the sessions' state could be loaded anew as
-well, but requests of the front doors that were in the dead process never return: each keeps a thread on both sides, and the channel to the
-model (``triton/channel.py``) is of no use any more. So for those the whole server is restarted (``supervisor``).
+well, but requests of the front models that were in the dead process never return: each keeps a thread on both sides, and the channel to the
+model (``transport/channel.py``) is of no use any more. So for those the whole server is restarted (``supervisor``).
 
 One thread for each reload, because loading takes seconds and the keeper must go on watching.
 """

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bistream.control_files import LONGEST_STOP_S, Order, forget_process, read_status, read_statuses, write_order
 from bistream.keeper.hang_watch import Sign
 from bistream.keeper.model_control import ModelControl
 from bistream.keeper.model_processes import STOPPED, ModelProcess, ModelProcesses, process_state
 from bistream.keeper.stub_pulse import StubPulse
+from bistream.processes.control_files import LONGEST_STOP_S, Order, forget_process, read_status, read_statuses, write_order
 
 CLOSING_S = LONGEST_STOP_S + 2.0  # after the deadline of a drain, to notify the remaining clients and close their sessions
 TELLING_S = 2.0  # after the deadline of a failure, to notify them; nothing is closed then
@@ -27,13 +27,13 @@ class Ending:
         write_order(directory, order)
 
     def is_over(self) -> bool:
-        """Whether every front door has reported that no session is left, or the time is up."""
+        """Whether every front model has reported that no session is left, or the time is up."""
         statuses = read_statuses(self._directory)
         return self._clock() >= self._give_up_at or all(status.is_drained for _, status in statuses if status.sessions is not None)
 
     @property
     def sessions_left(self) -> int:
-        """Sessions still running at the front doors that have begun to end them."""
+        """Sessions still running at the front models that have begun to end them."""
         return sum(status.sessions or 0 for _, status in read_statuses(self._directory))
 
 

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream.control_files import CONTROL_VARIABLE, LONGEST_STOP_S, Order
-from bistream.findings import STATE_VARIABLE
 from bistream.keeper.child import spawn
 from bistream.keeper.host import (
     PortInUseError,
@@ -35,10 +33,12 @@ from bistream.keeper.served_models import Ending, ServedModels
 from bistream.keeper.server_log import ServerLog, start_failure
 from bistream.keeper.shared_memory import SharedMemoryClaim, sweep_shared_memory
 from bistream.keeper.stub_pulse import StubPulse
+from bistream.processes.control_files import CONTROL_VARIABLE, LONGEST_STOP_S, Order
+from bistream.store.findings import STATE_VARIABLE
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's: where the models count
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
-# The server's pool for each model process, as by default. A call to another model occupies a thread until it is answered; a front door has
+# The server's pool for each model process, as by default. A call to another model occupies a thread until it is answered; a front model has
 # two at a time to each of two models, whatever its sessions, and two for recordings.
 BACKEND_THREADS = 32
 MODEL_LOAD_THREADS = 8  # all models at once; by default four, and token2wav, which takes longest, would wait for one of them

@@ -10,7 +10,7 @@ from bistream.keeper.model_requests import RequestError
 from bistream.keeper.probe import probe
 from bistream.keeper.repository import model_names
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 
 PORT_ATTEMPTS = 3
 

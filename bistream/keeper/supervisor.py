@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bistream.config import SERVER_DRAIN_TIMEOUT_S
-from bistream.control_files import Order
 from bistream.keeper.gate import Gate
 from bistream.keeper.hang_watch import HANG_TIMEOUT_S
 from bistream.keeper.hangs import Hangs
@@ -27,12 +26,13 @@ from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import Interrupted, ServerSettings, TritonServer
 from bistream.keeper.server_start import Verify, start_server, verify_nothing
 from bistream.keeper.server_watch import Fault, ServerWatch, failure
+from bistream.processes.control_files import Order
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
 DRAIN_INTERVAL_S = 0.05
-LAST_WORDS_S = 0.3  # for the server to write what the front doors have sent
+LAST_WORDS_S = 0.3  # for the server to write what the front models have sent
 
 
 @dataclass(frozen=True)

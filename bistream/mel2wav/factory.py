@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import torch
 
-from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, VocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, VocoderConfig
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
+from bistream.gpu.device import resolve_device
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.mel2wav import weights as symmetric_weights
 from bistream.mel2wav.causal import weights as causal_weights

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoints.config import VocoderConfig
 from bistream.mel2wav.fourier import FourierFrames
 
 CONDNET_INDICES = (0, 2, 4, 6, 8)  # upstream's f0 predictor is a Sequential; odd indices are activations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoints.config import VocoderConfig
 
 MEL_BINS = 80
 GAP = 32  # zeros between the rows of a packed batch: more than the reach of any convolution

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class SessionState(Protocol):
+class VocoderSessionState(Protocol):
     """What callers of a vocoder know of a session's state."""
 
     finalized: bool

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from bistream.gpu.steps import Steps
 from bistream.mel2wav.stage import VocoderHop
-from bistream.mel2wav.state import SessionState
-from bistream.steps import Steps
+from bistream.mel2wav.state import VocoderSessionState
 from bistream.types import FloatArray
 
 
@@ -24,7 +24,7 @@ class Vocoder(Protocol):
     def slots(self) -> tuple[int, int] | None:
         """Slots of state in use and in all; None: sessions are bounded by nothing here."""
 
-    def open(self, seed: int) -> SessionState:
+    def open(self, seed: int) -> VocoderSessionState:
         """State of a new session. Raises ``BusyError`` when there is no room for it."""
 
     def hop(self, hops: Sequence[VocoderHop]) -> list[FloatArray]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import check_state_dict, find_file, load_state_dict
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoints.config import VocoderConfig
+from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
 from bistream.errors import CheckpointError
 from bistream.mel2wav.hift import CONDNET_INDICES, HiFT, source_strides, stage_channels
 

@@ -16,7 +16,7 @@ from bistream.errors import ERRORS_BY_CODE
 Labels = tuple[str, ...]  # values, in the order of a family's label names
 
 
-class Kind(enum.Enum):
+class MetricType(enum.Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -30,7 +30,7 @@ class Family:
     """
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     labels: Mapping[str, Labels] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
@@ -42,15 +42,15 @@ class Family:
 
 
 def _histogram(name: str, help: str, buckets: tuple[float, ...], **labels: Labels) -> Family:
-    return Family(f"bistream_{name}", Kind.HISTOGRAM, help, labels, buckets)
+    return Family(f"bistream_{name}", MetricType.HISTOGRAM, help, labels, buckets)
 
 
 def _counter(name: str, help: str, **labels: Labels) -> Family:
-    return Family(f"bistream_{name}", Kind.COUNTER, help, labels)
+    return Family(f"bistream_{name}", MetricType.COUNTER, help, labels)
 
 
 def _gauge(name: str, help: str, **labels: Labels) -> Family:
-    return Family(f"bistream_{name}", Kind.GAUGE, help, labels)
+    return Family(f"bistream_{name}", MetricType.GAUGE, help, labels)
 
 
 _MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15)
@@ -67,7 +67,7 @@ CONTINUITY_THRESHOLDS_MS = (20, 100)
 END_REASONS = ("eos", "length", "disconnected", "internal", *(code.lower() for code in ERRORS_BY_CODE))
 ERROR_CODES = ("INTERNAL", *ERRORS_BY_CODE)
 
-# The front doors (cosyvoice2_bistream, cosyvoice2)
+# The front models (cosyvoice2_bistream, cosyvoice2)
 AUDIO_TTFP = _histogram(
     "audio_ttfp_s",
     "Seconds from a session's start request to its first audio, as handed to the server",

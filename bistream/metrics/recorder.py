@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from bistream.metrics.families import BY_NAME, PROCESS_CPU, PROCESS_MEMORY, THREADS, Family, Kind, Labels
+from bistream.metrics.families import BY_NAME, PROCESS_CPU, PROCESS_MEMORY, THREADS, Family, Labels, MetricType
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +35,18 @@ class Recorder:
     def counter(self, family: Family, *labels: str) -> Counter:
         """The counter with these label values; all known ones of the family exist from the first call on, so that a rate sees their first
         event."""
-        assert family.kind is Kind.COUNTER
+        assert family.kind is MetricType.COUNTER
         return cast(Counter, self._series(family, labels))
 
     def histogram(self, family: Family, *labels: str) -> Histogram:
         """As ``counter``."""
-        assert family.kind is Kind.HISTOGRAM
+        assert family.kind is MetricType.HISTOGRAM
         return cast(Histogram, self._series(family, labels))
 
     def read(self, family: Family, values: Callable[[], Mapping[Labels, float]]) -> None:
         """Take ``values`` at every ``refresh``: of a gauge, or of a counter that something else counts. Known labels that they omit are
         0."""
-        assert BY_NAME.get(family.name) is family and family.kind is not Kind.HISTOGRAM
+        assert BY_NAME.get(family.name) is family and family.kind is not MetricType.HISTOGRAM
         self._readings.append((family, values))
 
     def read_process(self, model: str) -> None:
@@ -65,7 +65,7 @@ class Recorder:
                 continue
             for labels in {*family.known_labels, *values}:
                 series, value = self._series(family, labels), values.get(labels, 0.0)
-                if family.kind is Kind.GAUGE:
+                if family.kind is MetricType.GAUGE:
                     series.set(value)
                 else:
                     series.inc(value - self._counted.get((family, labels), 0.0))
@@ -84,9 +84,9 @@ class Recorder:
 
     def _made(self, family: Family) -> Counter | Gauge | Histogram:
         names = tuple(family.labels)
-        if family.kind is Kind.COUNTER:
+        if family.kind is MetricType.COUNTER:
             return Counter(family.name, family.help, names, registry=self.registry)
-        if family.kind is Kind.GAUGE:
+        if family.kind is MetricType.GAUGE:
             return Gauge(family.name, family.help, names, registry=self.registry, multiprocess_mode="livesum")
         return Histogram(family.name, family.help, names, registry=self.registry, buckets=family.buckets)
 

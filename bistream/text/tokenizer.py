@@ -15,8 +15,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.errors import CheckpointError
 from bistream.text.certain_tokens import Encoded, Vocabulary, certain_tokens
 from bistream.text.special_tokens import ADDED_TOKENS, BASE_SPECIAL_TOKENS, SPOKEN_TOKENS, SpecialTokenFinder

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.family import COSYVOICE2, SpeechIds, SpeechRows
 
 FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."

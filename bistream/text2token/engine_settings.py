@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
 
@@ -16,7 +16,7 @@ FEEDING_SHARE = 4  # one row in this many is reserved for feeding when there are
 class EngineSettings:
     """Sizes of an engine. ``share_prefix`` False computes every prompt in full (same ids; for comparison).
 
-    max_ahead_s: audio that a listener may have before its sequence is held, see ``urgency``. calm_pause: see ``Scheduler.is_calm``.
+    max_ahead_s: audio that a listener may have before its sequence is held, see ``urgency``. idle_pause: see ``Scheduler.is_idle``.
     knows_texts: the step runner is told at which positions of a sequence there is text (``text_reading``).
     """
 
@@ -27,7 +27,7 @@ class EngineSettings:
     max_sequence_ids: int = 32768
     share_prefix: bool = True
     max_ahead_s: float = math.inf
-    calm_pause: float = RuntimeConfig.calm_pause
+    idle_pause: float = RuntimeConfig.idle_pause
     knows_texts: bool = False
 
     def __post_init__(self) -> None:
@@ -58,6 +58,6 @@ def settings_of(config: RuntimeConfig, sizes: LanguageModelConfig, block_size: i
         kv_cache_tokens=config.kv_cache_tokens or config.max_sessions * config.max_session_tokens,
         block_size=block_size,
         max_ahead_s=config.max_unread_audio_s,
-        calm_pause=config.calm_pause,
+        idle_pause=config.idle_pause,
         max_sequence_ids=min(sizes.max_position_embeddings, config.max_session_tokens),
     )

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bistream.checkpoint import read_config
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
+from bistream.checkpoints.model_card import ModelCard, read_model_card
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, Family
 from bistream.metrics.recorder import Recorder
-from bistream.model_card import ModelCard, read_model_card
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import Engine
 

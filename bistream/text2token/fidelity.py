@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import QWEN_DIRECTORY
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.config import RuntimeConfig
 from bistream.family import FAMILIES
 from bistream.gpu.fidelity import Fidelity, Ranges, facts_of, measured_once, ratio_db
 from bistream.gpu.precision import exact_float32
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.step_runners import device_and_dtype

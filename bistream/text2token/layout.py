@@ -32,7 +32,7 @@ class Turn:
     restarts: bool = False
 
 
-class Layout(Protocol):
+class TokenLayout(Protocol):
     """One session's sequence. ``next_turn`` and ``turn_ended`` alternate; text may arrive at any time before ``end_text``."""
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.attention import AttentionPlan, attend_causal, attend_rows
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.kv_cache import PagedCache

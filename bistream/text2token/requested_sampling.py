@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.contract.codec import check_values
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.text2token.engine import SamplingSpec

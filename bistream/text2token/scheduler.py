@@ -169,11 +169,11 @@ class Scheduler:
         held = [sequence.demand for sequence in self._decoding if sequence.can_decode]
         return self._shares.wake_after_s(held, now_s)
 
-    def is_calm(self, now_s: float) -> bool:
+    def is_idle(self, now_s: float) -> bool:
         """Whether nobody waits for the next step: no text is to be fed, and all listeners have audio for a while."""
         if self._appending or self._prompts:
             return False
-        return self._shares.is_calm([sequence.demand for sequence in self._decoding if sequence.can_decode], now_s)
+        return self._shares.is_idle([sequence.demand for sequence in self._decoding if sequence.can_decode], now_s)
 
     def somebody_waits(self, now_s: float) -> bool:
         """Whether a listener waits for the next step: a session is new, or its listener hears nothing, or soon will."""

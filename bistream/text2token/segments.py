@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TurnResult
-from bistream.text2token.layout import Layout, Turn
+from bistream.text2token.layout import TokenLayout, Turn
 from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
@@ -33,7 +33,7 @@ POSITIONS_PER_SPEECH_TOKEN = 2  # itself, its share of the text, and some more w
 PRIOR_PACE = 4 * SPEECH_TOKENS_PER_SECOND  # speech tokens of ordinary pace that a prompt's own pace is mixed with: it may be short
 SLOWEST_PACE, FASTEST_PACE = 1.6, 0.6
 
-MakeNext = Callable[[Sequence[int], Sequence[int]], Layout]  # text and speech ids of the segment before -> layout of the next one
+MakeNext = Callable[[Sequence[int], Sequence[int]], TokenLayout]  # text and speech ids of the segment before -> layout of the next one
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class LaterSegments:
 class SegmentedLayout:
     """``layout.Layout`` of a session, made of one layout for each segment. A turn that ``restarts`` needs a new sequence."""
 
-    def __init__(self, first: Layout, limits: SegmentLimits, places: CutPlaces, lengths: SpeechLengths, make_next: MakeNext) -> None:
+    def __init__(self, first: TokenLayout, limits: SegmentLimits, places: CutPlaces, lengths: SpeechLengths, make_next: MakeNext) -> None:
         self._current = first
         self._limits = limits
         self._places = places

@@ -2,7 +2,7 @@
 
 Called by ``llm_bistream`` and, in one process, by ``local``. Importing this module does not load torch; making a service does.
 
-**Layout.** A session whose start carries the whole text (``is_end``) uses the uni-stream layout; every other session the
+**TokenLayout.** A session whose start carries the whole text (``is_end``) uses the uni-stream layout; every other session the
 bi-stream layout, whatever its pieces.
 
 **Positions.** The engine guarantees a session the positions it was opened with, so a session never stalls halfway. How many a
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import check_instruction_length, check_transcript_length
+from bistream.contract.ended_sessions import EndedSessions
 from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client, session_exists, sessions_taken, shut_down, unknown_session
-from bistream.ended_sessions import EndedSessions
 from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
 from bistream.metrics.families import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
@@ -38,7 +38,7 @@ from bistream.text.preparation import chosen_normalization, make_preparation, pr
 from bistream.text.prompt_form import make_prompt_form, own_instruction
 from bistream.text2token.engine import FAILED_SENTENCE, TokenSpace
 from bistream.text2token.factory import LanguageModelParts, load_parts
-from bistream.text2token.layout import Layout
+from bistream.text2token.layout import TokenLayout
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.runaway import KINDS, Runaway
 from bistream.text2token.sequence_series import OUTCOMES, Outcome, SequenceSeries
@@ -115,7 +115,7 @@ class SpeechTokenService:
             error.session_id = session_id
             raise
 
-        def make_parts(num_text: int) -> tuple[Layout, SequenceSeries]:
+        def make_parts(num_text: int) -> tuple[TokenLayout, SequenceSeries]:
             max_ids = self._layouts.positions(prompt, num_text, request.is_end)
             layout = self._layouts.make(prompt, request.is_end, max_ids)
             return layout, SequenceSeries(self._parts.engine, session_id, spec, max_ids, (self._runaway_window, self._count_runaway))

@@ -11,7 +11,7 @@ from bistream.text2token.cut_places import CutPlaces
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.factory import LanguageModelParts
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
-from bistream.text2token.layout import Layout
+from bistream.text2token.layout import TokenLayout
 from bistream.text2token.segments import Prompt, SegmentedLayout, SegmentLimits
 from bistream.text2token.speech_lengths import SpeechLengths
 
@@ -60,7 +60,7 @@ class SessionLayouts:
     def make(self, prompt: PromptIds, is_whole: bool, max_ids: int) -> SegmentedLayout:
         """is_whole: the uni-stream layout from the first segment on. max_ids: of ``positions``."""
 
-        def whole(text: Sequence[int], speech: Sequence[int]) -> Layout:
+        def whole(text: Sequence[int], speech: Sequence[int]) -> TokenLayout:
             ids = ([*prompt.instruction, *prompt.text, *text], [*prompt.speech, *speech])
             return UnistreamLayout(self._space, *ids, max_ids=max_ids, silent_ids=self._silent_ids, lengths=self._lengths)
 
@@ -69,7 +69,7 @@ class SessionLayouts:
         limits = SegmentLimits.of(self._longest_utterance_s, self._max_ids, size)
         return SegmentedLayout(first, limits, CutPlaces(self._bytes_of), self._lengths, whole)
 
-    def _pieces(self, prompt: PromptIds, max_ids: int) -> Layout:
+    def _pieces(self, prompt: PromptIds, max_ids: int) -> TokenLayout:
         return Interleaver(
             self._space,
             prompt.text,

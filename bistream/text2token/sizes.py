@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 
 HEAD_SIZE = 64
 MOST_SPECIALS = 4  # ids that end a turn: the bits that begin_turns unpacks

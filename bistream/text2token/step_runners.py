@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import torch
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
+from bistream.gpu.device import resolve_device
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.sampler import RepetitionAwareSampler
@@ -63,7 +63,7 @@ def load_step_runner(config: RuntimeConfig, sizes: LanguageModelConfig, tier: Ti
     head = _head_to_read(config, sizes, tier)
     settings = replace(settings_of(config, sizes, BLOCK_SIZES[tier]), knows_texts=head is not None)
     if device.type == "cpu":  # token2wav computes on other cores, which a pause does not help
-        settings = replace(settings, calm_pause=0.0)
+        settings = replace(settings, idle_pause=0.0)
     runner = make_step_runner(tier, sizes, weights, settings, device, dtype, _log_progress, head)
     logger.info("the language model is ready after %.1f s", time.monotonic() - began)
     return runner

@@ -25,7 +25,7 @@ from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import SEQUENCE_FAILED_SENTENCE, TokenSpace, TurnResult
-from bistream.text2token.layout import Layout
+from bistream.text2token.layout import TokenLayout
 from bistream.text2token.sequence_series import SequenceSeries
 from bistream.text2token.silence import SilenceThinning
 from bistream.text2token.text_places import TextPlaces
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 Message = SpeechTokens | BistreamError
 MessageSink = Callable[[Message], None]
-MakeParts = Callable[[int], tuple[Layout, SequenceSeries]]  # from the text tokens known at the start
+MakeParts = Callable[[int], tuple[TokenLayout, SequenceSeries]]  # from the text tokens known at the start
 
 
 class TextSession:
@@ -61,7 +61,7 @@ class TextSession:
         self._max_text_chars, self._idle_timeout_s = max_text_chars, idle_timeout_s
         self._sink, self._on_closed = sink, on_closed
         self._lock, self._text_lock = threading.RLock(), threading.RLock()
-        self._layout: Layout | None = None  # from ``open`` on
+        self._layout: TokenLayout | None = None  # from ``open`` on
         self._sequences: SequenceSeries | None = None  # from ``open`` on
         self._closed = self._text_ended = False
         self._heard_at = float("inf")  # the last call for this session, from ``open`` on
@@ -136,7 +136,7 @@ class TextSession:
     def expire(self, now: float) -> None:
         """Close the session if it still waits for text, and its client has been silent, or has sent nothing to speak, for too long.
 
-        The first limit is the lease, which an empty piece renews. The second is for whoever renews it without end: the front doors end
+        The first limit is the lease, which an empty piece renews. The second is for whoever renews it without end: the front models end
         such a session after the same time without text and audio, so here that time counts once more, and beyond what was spoken.
         """
         with self._lock:

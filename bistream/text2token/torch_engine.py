@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
-from bistream.device import open_device, resolve_device
 from bistream.errors import EngineError, ShuttingDownError
-from bistream.gpu.right_of_way import LOOK_S, TOKENS, RightOfWay, right_of_way
+from bistream.gpu.claims import LOOK_S, TOKENS, GpuClaims, gpu_claims
+from bistream.gpu.device import open_device, resolve_device
 from bistream.gpu.tier import TierChoice
 from bistream.metrics.recorder import Recorder
 from bistream.text2token.engine import (
@@ -88,11 +88,11 @@ class TorchEngine:
         tiers: tuple[TierChoice, ...] = (),
         recorder: Recorder | None = None,
         clock: Callable[[], float] = time.monotonic,
-        right_of_way: RightOfWay | None = None,
+        gpu_claims: GpuClaims | None = None,
     ) -> None:
         """tiers: the tier that serves each network of ``runner``, for metrics and logs. recorder: takes what the steps count.
 
-        right_of_way: claimed while somebody waits for the next step; closed with the engine's thread.
+        gpu_claims: claimed while somebody waits for the next step; closed with the engine's thread.
         """
         self.tiers = tiers
         self.space = model.space
@@ -112,7 +112,7 @@ class TorchEngine:
         self._metrics.watch(self.stats, settings.block_size)
         self._closing, self._healthy = False, True
         self._pauses_until_s = 0.0  # unless somebody waits
-        self._right_of_way = right_of_way or RightOfWay()
+        self._right_of_way = gpu_claims or GpuClaims()
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._loop, name="text2token-engine", daemon=True)
@@ -126,8 +126,8 @@ class TorchEngine:
         config = within_bounds(config, sizes)
         choice = language_model_tier(config, sizes)
         runner = load_step_runner(config, sizes, choice.tier)
-        shared = right_of_way(resolve_device(config.device), TOKENS) if config.calm_pause > 0.0 else None
-        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder, right_of_way=shared)
+        shared = gpu_claims(resolve_device(config.device), TOKENS) if config.idle_pause > 0.0 else None
+        return cls(runner, runner.settings, runner=runner, tiers=(choice,), recorder=recorder, gpu_claims=shared)
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -237,7 +237,7 @@ class TorchEngine:
     def _pause_s(self, now: float) -> float:
         """For how long the GPU is left to token2wav, whose hops are what the listeners wait for once their tokens are there."""
         left = max(self._pauses_until_s - now, LOOK_S if self._right_of_way.waits(now) else 0.0)
-        return left if left > 0.0 and self._scheduler.is_calm(now) else 0.0
+        return left if left > 0.0 and self._scheduler.is_idle(now) else 0.0
 
     def _wake_after_s(self) -> float | None:
         if not self._healthy:
@@ -251,7 +251,7 @@ class TorchEngine:
             began = self._clock()
             somebody_waits = self._scheduler.somebody_waits(began)  # before the step takes new sessions up
             plan = self._scheduler.schedule(began) if self._healthy and self._pause_s(began) == 0.0 else None
-            pauses = self.settings.calm_pause > 0.0 and self._scheduler.is_calm(began)
+            pauses = self.settings.idle_pause > 0.0 and self._scheduler.is_idle(began)
             if plan is not None:
                 self._outbox.add(plan.failed)
                 self._metrics.step_started(plan)
@@ -266,7 +266,7 @@ class TorchEngine:
         with self._changed:
             if pauses:
                 now = self._clock()
-                self._pauses_until_s = now + self.settings.calm_pause * (now - began)
+                self._pauses_until_s = now + self.settings.idle_pause * (now - began)
             for result in results:
                 updates = self._scheduler.apply(result.plan, result.head_rows, result.places)
                 self._metrics.step_done(len(updates))

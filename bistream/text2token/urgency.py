@@ -100,7 +100,7 @@ class StepShares:
         moments = [demand.silent_at_s - resume_s(self._max_ahead_s) for demand in demands if demand is not None]
         return min(max(0.0, min(moments) - now_s), LONGEST_WAIT_S) if moments else None
 
-    def is_calm(self, demands: Sequence[Demand | None], now_s: float) -> bool:
+    def is_idle(self, demands: Sequence[Demand | None], now_s: float) -> bool:
         """Whether all listeners of these sequences have audio for a while."""
         return all(demand is not None and urgency_of(demand, now_s, self._max_ahead_s) is not _WAITING for demand in demands)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import check_state_dict, find_file, load_state_dict
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
+from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
 
 FILE_NAME = "llm.pt"
 BODY = "llm.model.model"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.errors import InvalidInputError
 from bistream.rates import MEL_FRAMES_PER_SECOND, SPEECH_TOKENS_PER_SECOND
 from bistream.types import VoicePrompt

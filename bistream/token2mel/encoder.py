@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import FlowConfig
-from bistream.steps import Steps, finish
+from bistream.checkpoints.config import FlowConfig
+from bistream.gpu.steps import Steps, finish
 from bistream.token2mel.layers import WindowLinear, bias_rows, join_heads, join_tiles, query_tiles, split_heads
 from bistream.token2mel.lookahead import Lookahead
 from bistream.token2mel.memory import EncoderMemory

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import EstimatorConfig
-from bistream.steps import Steps, finish
+from bistream.checkpoints.config import EstimatorConfig
+from bistream.gpu.steps import Steps, finish
 from bistream.token2mel.layers import WindowLinear, bias_rows, join_heads, join_tiles, query_tiles, split_heads
 from bistream.token2mel.memory import StepMemory
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES

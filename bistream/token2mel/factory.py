@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from bistream.checkpoint_config import DitFlowConfig, FlowConfig
+from bistream.checkpoints.config import DitFlowConfig, FlowConfig
 from bistream.config import RuntimeConfig
 from bistream.family import COSYVOICE2
-from bistream.fingerprint import Fingerprint
 from bistream.gpu.fidelity import facts_of
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
+from bistream.store.fingerprint import Fingerprint
 from bistream.token2mel import pages as unet_pages
 from bistream.token2mel import weights as unet_weights
 from bistream.token2mel.batching import Buckets

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import FlowConfig
-from bistream.fingerprint import Fingerprint
+from bistream.checkpoints.config import FlowConfig
 from bistream.gpu import kept_tensors
+from bistream.store.fingerprint import Fingerprint
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.flow_matching import FlowMatching
 from bistream.token2mel.sizes import CONV_HISTORY_FRAMES, form_offset

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import FlowConfig
-from bistream.steps import Steps, finish
+from bistream.checkpoints.config import FlowConfig
+from bistream.gpu.steps import Steps, finish
 from bistream.token2mel.encoder import FlowEncoder
 from bistream.token2mel.flow_matching import FlowMatching, GuidedSolver, SolverState
 from bistream.token2mel.memory import BlankMemory, EncoderMemory, FlowMemory, SolverMemory, attention_bias

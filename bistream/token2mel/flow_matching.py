@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import FlowConfig
-from bistream.steps import Steps, finish
+from bistream.checkpoints.config import FlowConfig
+from bistream.gpu.steps import Steps, finish
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.estimator import Estimator
 from bistream.token2mel.memory import SolverMemory, StepMemory

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.steps import tiles
+from bistream.gpu.steps import tiles
 
 
 class WindowLinear(nn.Module):

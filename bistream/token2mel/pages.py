@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.estimator import block_count, conv_inputs
 from bistream.token2mel.memory import EncoderMemory
 from bistream.token2mel.page_pool import FIRST_PAGE, ZERO_PAGE

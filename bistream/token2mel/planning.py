@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.page_pool import SCRATCH_PAGE, PagePool
 from bistream.token2mel.state import FlowState, FlowStatus

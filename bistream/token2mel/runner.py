@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bistream.errors import EngineError
-from bistream.steps import Steps
+from bistream.gpu.steps import Steps
 from bistream.token2mel.batching import Buckets, Span, batch_shape, group_spans, pack, without_context
 from bistream.token2mel.flow import FlowBatch, FlowModel
 from bistream.token2mel.flow_matching import SolverState

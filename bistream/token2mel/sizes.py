@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint_config import DitConfig, FlowConfig
+from bistream.checkpoints.config import DitConfig, FlowConfig
 
 Count = TypeVar("Count", int, NDArray[np.int64])
 

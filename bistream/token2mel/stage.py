@@ -27,14 +27,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
 from bistream.errors import BistreamError, EngineError, InvalidInputError
+from bistream.gpu.device import resolve_device
+from bistream.gpu.steps import Steps, finish
 from bistream.gpu.tier import Tier
+from bistream.processes.start_phases import phase
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
-from bistream.start_phases import phase
-from bistream.steps import Steps, finish
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint, too_long
 from bistream.token2mel.factory import flow_page_bytes, flow_tier, load_network, make_pages, make_runner, resolve_dtype

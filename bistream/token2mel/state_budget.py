@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.errors import ConfigError
 
 AUTO_SESSION_S = 30  # audio of one session, prompt included, that the automatic budget has room for

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import check_state_dict, find_file, load_state_dict
-from bistream.checkpoint_config import EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.checkpoints.config import EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
 from bistream.errors import CheckpointError
 from bistream.token2mel.entries import Entry, conv, linear, norm, parameters_of
 from bistream.token2mel.estimator import FEED_FORWARD_RATIO, TIME_WIDTH_RATIO, unit_inputs

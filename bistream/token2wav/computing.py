@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bistream.errors import BistreamError, BusyError
+from bistream.hops.batch_rules import BatchStanding
+from bistream.hops.queue import BatchPace, QueuedHop
 from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2wav.background import BackgroundShare, OfflineJob, Work
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.hop_jobs import AudioSession, HopJob
-from bistream.token2wav.hop_queue import BatchPace, QueuedHop
 from bistream.token2wav.renderer import HopsInProgress, Outcome, RendererHop, Rendering, SpeechRenderer
-from bistream.token2wav.turns import BatchStanding
 
 logger = logging.getLogger(__name__)
 

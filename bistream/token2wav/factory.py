@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.token2wav.renderer import SpeechRenderer, sizes_of
 
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.audio.reference_tone import recording
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
 from bistream.errors import EngineError
 from bistream.family import FAMILIES
+from bistream.gpu.device import resolve_device
 from bistream.gpu.fidelity import Fidelity, Ranges, RoundedConvolutions, facts_of, measured_once, ratio_db
 from bistream.gpu.precision import exact_float32
 from bistream.mel2wav.factory import make_plain
-from bistream.reference_tone import recording
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.token2mel.factory import resolve_dtype
 from bistream.token2mel.stage import FlowStage
 from bistream.types import FloatArray, VoicePrompt

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from bistream.hops.batch_rules import StepDecision
 from bistream.metrics import families
 from bistream.metrics.families import Labels
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.hop_jobs import HopJob
 from bistream.token2wav.renderer import FLOW_PAGES, VOCODER_SLOTS, PoolUse
-from bistream.token2wav.turns import StepDecision
 
 
 class HopMetrics:

@@ -1,4 +1,4 @@
-"""What token2wav tells the front doors beside every waveform: it knows pace and memory, they admit sessions and cut speech into hops."""
+"""What token2wav tells the front models beside every waveform: it knows pace and memory, they admit sessions and cut speech into hops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bistream.types import FloatArray
 
 @dataclass(frozen=True)
 class LoadReport:
-    """capacity: audio seconds per second with full batches; 0: not known yet. sessions: live ones, of all front doors.
+    """capacity: audio seconds per second with full batches; 0: not known yet. sessions: live ones, of all front models.
 
     pages: of flow state in total, a second of speech each; 0: not bounded. reserve_pages: those a session has whatever happens, beside its
     voice's. most_pages: the most that one session uses, beside its voice's; 0: as many as its speech has seconds.

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bistream.hops.batch_rules import NEARLY_LATE_S, BatchRules, StepDecision
+from bistream.hops.queue import HopQueue, QueuedHop
 from bistream.token2wav.background import Background, BackgroundShare, Work
 from bistream.token2wav.computing import HopBatch
 from bistream.token2wav.hop_jobs import AudioSession, HopJob
-from bistream.token2wav.hop_queue import HopQueue, QueuedHop
-from bistream.token2wav.turns import NEARLY_LATE_S, StepDecision, Turns
 
 
 @dataclass(frozen=True)
-class Turn:
+class NextAction:
     """One of: work of the background; hops that make a batch, with others left over or not; resumes: a step of the batch in progress;
     waits: for a moment, as the language model goes first."""
 
@@ -38,7 +38,7 @@ class Schedule:
 
     def __init__(
         self,
-        turns: Turns,
+        turns: BatchRules,
         share: BackgroundShare,
         on_decision: Callable[[StepDecision], None] = lambda decision: None,
         others_first: Callable[[float], bool] = lambda now_s: False,
@@ -79,18 +79,18 @@ class Schedule:
         """Until the batch in progress has ended."""
         self._postponed += jobs
 
-    def next(self, now_s: float) -> Turn:
+    def next(self, now_s: float) -> NextAction:
         """What is chosen has left the queue; a turn without anything: wait."""
         hops_wait = bool(self.queue or self.started)
         work = self.background.take() if self._share.is_due(hops_wait) else None
         if work is not None:
-            return Turn(work=work, hops_wait=hops_wait)
+            return NextAction(work=work, hops_wait=hops_wait)
         if self._lets_pass(now_s):
-            return Turn(waits=True)
+            return NextAction(waits=True)
         if self.started is not None and not self._gives_way(self.started, now_s):
-            return Turn(resumes=self.started)
+            return NextAction(resumes=self.started)
         hops = self._turns.next_batch(self.queue, now_s)
-        return Turn(hops=hops, leftover=bool(self.queue))
+        return NextAction(hops=hops, leftover=bool(self.queue))
 
     def begun(self, batch: HopBatch, now_s: float) -> bool:
         """Whether a new batch is now the one in progress. Otherwise it is to be finished at once."""

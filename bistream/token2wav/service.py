@@ -36,7 +36,9 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
-from bistream.gpu.right_of_way import LOOK_S, RightOfWay
+from bistream.gpu.claims import LOOK_S, GpuClaims
+from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchRules
+from bistream.hops.queue import BatchPace
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.background import OfflineJob, VoicePreparation, Work
 from bistream.token2wav.capacity import CapacityMeter
@@ -44,11 +46,9 @@ from bistream.token2wav.computing import Computing, HopBatch
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import AudioSession, HopJob, Token2WavHop, check_hop, check_prompt, running_future, settle
 from bistream.token2wav.hop_metrics import HopMetrics
-from bistream.token2wav.hop_queue import BatchPace
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, RendererSizes, SpeechRenderer
-from bistream.token2wav.schedule import Schedule, Turn
-from bistream.token2wav.turns import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, Turns
+from bistream.token2wav.schedule import NextAction, Schedule
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ class Token2Wav:
         clock: Callable[[], float] = time.monotonic,
         renderer: SpeechRenderer | None = None,
         recorder: Recorder | None = None,
-        right_of_way: RightOfWay | None = None,
+        gpu_claims: GpuClaims | None = None,
     ) -> None:
         """Load a renderer (``ConfigError``, ``CheckpointError``) unless one is given, and start the worker.
 
-        recorder: takes the metrics. right_of_way: claimed while hops are urgent, asked where none is; closed with the service.
+        recorder: takes the metrics. gpu_claims: claimed while hops are urgent, asked where none is; closed with the service.
         """
         self._config = config
         self._clock = clock
@@ -87,8 +87,8 @@ class Token2Wav:
         metrics = HopMetrics(recorder or Recorder(), self._queued, self._pools, lambda: self._capacity.audio_s_per_s)
         pace = BatchPace(FIRST_TOKENS_PER_S)
         self._computing = Computing(self._renderer, clock, self._capacity, pace, metrics.batch)  # used by the worker only
-        self._right_of_way = right_of_way or RightOfWay()
-        turns = Turns(pace, config.max_suspensions, max_hops)
+        self._right_of_way = gpu_claims or GpuClaims()
+        turns = BatchRules(pace, config.max_suspensions, max_hops)
         self._schedule = Schedule(turns, self._computing.share, metrics.decided, self._right_of_way.waits)
         self._next_expiry_s = -math.inf  # no lease expires earlier
         self._refusal: BistreamError | None = None  # of every new session: the service drains, or its worker has failed
@@ -162,7 +162,7 @@ class Token2Wav:
         return self._renderer.tiers
 
     def report(self) -> LoadReport:
-        """For the front doors; a new object each time."""
+        """For the front models; a new object each time."""
         flow = self._pools().get(FLOW_PAGES, PoolUse(0, 0))
         return LoadReport(
             self._capacity.audio_s_per_s, len(self._sessions), flow.total, flow.reserve, flow.most, self._renderer.sizes.chunks_join
@@ -334,7 +334,7 @@ class Token2Wav:
             self._condition.wait(LOOK_S)
         self._computing.waited(self._clock() - began_s)
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, turn: NextAction) -> None:
         self._right_of_way.works()
         schedule = self._schedule
         batch = self._computing.begin(turn.hops, turn.leftover, is_alone=schedule.started is None)

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from bistream.checkpoint_config import CheckpointConfig, FlowConfig
+from bistream.checkpoints.config import CheckpointConfig, FlowConfig
 from bistream.config import RuntimeConfig
-from bistream.device import open_device, resolve_device
 from bistream.errors import BistreamError, EngineError
+from bistream.gpu.device import open_device, resolve_device
+from bistream.gpu.steps import Steps
 from bistream.gpu.tier import TierChoice
 from bistream.mel2wav.factory import make_vocoder, vocoder_tier
 from bistream.mel2wav.stage import VocoderHop
-from bistream.mel2wav.state import SessionState
+from bistream.mel2wav.state import VocoderSessionState
 from bistream.mel2wav.vocoder import Vocoder
-from bistream.start_phases import phase
-from bistream.steps import Steps
+from bistream.processes.start_phases import phase
 from bistream.token2mel.checks import check_length, check_prompt, check_tokens
 from bistream.token2mel.solving import FAILED
 from bistream.token2mel.stage import FlowHop, FlowHops, FlowStage
@@ -44,7 +44,7 @@ class StagesRendering:
     """``renderer.Rendering``: one session's state in each stage."""
 
     flow: FlowState
-    vocoder: SessionState
+    vocoder: VocoderSessionState
     stage: FlowStage
 
     @property

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bistream.checkpoint import read_config
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
-from bistream.device import device_name, resolve_device
-from bistream.fingerprint import Fingerprint, code_hash, versions
+from bistream.gpu.device import device_name, resolve_device
 from bistream.gpu.tier import Tier, TierChoice
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
+from bistream.store.fingerprint import Fingerprint, code_hash, versions
 
 logger = logging.getLogger(__name__)
 

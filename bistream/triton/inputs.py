@@ -1,4 +1,4 @@
-"""The inputs of a Triton request, and the requests of the front doors and the voice of ``token2wav`` that are read from them."""
+"""The inputs of a Triton request, and the requests of the front models and the voice of ``token2wav`` that are read from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bistream.contract.checks import check_session_secret
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import SESSION_SECRET_PARAMETER, ModelContract
 from bistream.errors import InvalidInputError
-from bistream.orchestration.ports import BistreamRequest
+from bistream.sessions.ports import BistreamRequest
 from bistream.types import VoicePrompt
 
 

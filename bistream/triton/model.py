@@ -21,13 +21,13 @@ from bistream.contract.fields import ModelContract
 from bistream.contract.refusals import accepts_no_sessions
 from bistream.errors import BistreamError
 from bistream.metrics.recorder import Recorder
-from bistream.start_phases import interpreter_is_ready, phase
-from bistream.triton.call_sockets import socket_path
-from bistream.triton.channel_end import BlsEnds, CallAnswer
-from bistream.triton.direct_end import DirectEnds
+from bistream.processes.start_phases import interpreter_is_ready, phase
+from bistream.transport.call_sockets import socket_path
+from bistream.transport.channel_end import BlsEnds, CallAnswer
+from bistream.transport.direct_end import DirectEnds
+from bistream.transport.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
 from bistream.triton.free_memory import release_free_memory_now_and_then
 from bistream.triton.inputs import TritonInputs
-from bistream.triton.sender import Answerer, Arrays, ResponseSender, SiblingResponseSender, data_response, error_response, public_error
 from bistream.triton.startup import (
     end_when_useless,
     is_decoupled,
@@ -159,7 +159,7 @@ class BatchedModel(TritonModel):
 
 
 class SiblingModel(DecoupledModel):
-    """A model that front doors call, each for many sessions through one channel. A request of its own is answered as well.
+    """A model that front models call, each for many sessions through one channel. A request of its own is answered as well.
 
     outbox: the thread that sends responses: sending blocks on the server, and the threads that compute must not block.
     """

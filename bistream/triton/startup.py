@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, ConfigError
 from bistream.metrics.session_log import write_plain_lines

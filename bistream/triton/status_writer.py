@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bistream.control_files import CONTROL_VARIABLE, ProcessStatus, StatusFile
 from bistream.metrics.recorder import Recorder
+from bistream.processes.control_files import CONTROL_VARIABLE, ProcessStatus, StatusFile
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class StatusWriter:
             self.beat()
 
     def report_sessions(self, sessions: int, is_drained: bool = False) -> None:
-        """Of a front door: those left to a drain."""
+        """Of a front model: those left to a drain."""
         if (self._status.sessions, self._status.is_drained) != (sessions, is_drained):
             self._update(sessions=sessions, is_drained=is_drained)
 

@@ -1,4 +1,4 @@
-"""Answers requests for the voices of a front door, in a thread of its own: files are read for each, and sessions must not wait."""
+"""Answers requests for the voices of a front model, in a thread of its own: files are read for each, and sessions must not wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from bistream.contract.voices import ListedVoice, format_voices
-from bistream.triton.sender import ResponseSender, public_error
+from bistream.transport.sender import ResponseSender, public_error
 
 
 class VoiceLists:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bistream.checkpoint import check_state_dict
+from bistream.checkpoints.reader import check_state_dict
 from bistream.errors import CheckpointError
 from bistream.voice.features import KALDI_MEL_BINS
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bistream.errors import CheckpointError
 from bistream.voice.campplus_network import CampplusConfig, expected_shapes
-from bistream.voice.onnx_layers import GRAPH_INPUT, Kind, Layer, Layers, as_float32, read_layers
+from bistream.voice.onnx_layers import GRAPH_INPUT, Layer, Layers, LayerType, as_float32, read_layers
 
 
 class _MisfitError(Exception):
@@ -49,10 +49,10 @@ class _Places:
     names: dict[int, str] = field(default_factory=dict)
     dilations: dict[int, int] = field(default_factory=dict)
 
-    def fed_by(self, kind: Kind, feeds: frozenset[int]) -> list[int]:
+    def fed_by(self, kind: LayerType, feeds: frozenset[int]) -> list[int]:
         return [number for number, layer in enumerate(self.layers) if layer.kind is kind and layer.feeds == feeds]
 
-    def take(self, name: str, kind: Kind, feeds: frozenset[int], kernel: int | None = None) -> int:
+    def take(self, name: str, kind: LayerType, feeds: frozenset[int], kernel: int | None = None) -> int:
         """kernel: last axis of the weight; None: any."""
         numbers = [number for number in self.fed_by(kind, feeds) if kernel is None or self.layers[number].weight.shape[-1] == kernel]
         if len(numbers) != 1:
@@ -68,13 +68,13 @@ def _named(found: Layers) -> _Places:
     block = 1
     while True:
         stream = _name_block(places, block, stream)
-        norm = places.take(f"xvector.transit{block}.norm", Kind.SCALE, stream)
-        stream = frozenset({places.take(f"xvector.transit{block}.linear", Kind.CONVOLUTION, frozenset({norm}))})
-        if not places.fed_by(Kind.SCALE, stream):
+        norm = places.take(f"xvector.transit{block}.norm", LayerType.SCALE, stream)
+        stream = frozenset({places.take(f"xvector.transit{block}.linear", LayerType.CONVOLUTION, frozenset({norm}))})
+        if not places.fed_by(LayerType.SCALE, stream):
             break
         block += 1
-    last = places.take("xvector.dense.linear", Kind.CONVOLUTION, stream)
-    last = places.take("xvector.dense.norm", Kind.SCALE, frozenset({last}))
+    last = places.take("xvector.dense.linear", LayerType.CONVOLUTION, stream)
+    last = places.take("xvector.dense.norm", LayerType.SCALE, frozenset({last}))
     if found.output != {last} or len(places.names) != len(found.layers):
         raise _MisfitError(f"only {len(places.names)} of its {len(found.layers)} layers with weights have their place")
     return places
@@ -82,16 +82,16 @@ def _named(found: Layers) -> _Places:
 
 def _name_front(places: _Places) -> frozenset[int]:
     """Two stages of two residual blocks, of which the first has a convolution in place of its shortcut."""
-    stream = frozenset({places.take("head.conv1", Kind.CONVOLUTION, frozenset({GRAPH_INPUT}))})
+    stream = frozenset({places.take("head.conv1", LayerType.CONVOLUTION, frozenset({GRAPH_INPUT}))})
     for stage in ("head.layer1", "head.layer2"):
         for block in (f"{stage}.0", f"{stage}.1"):
-            inner = places.take(f"{block}.conv1", Kind.CONVOLUTION, stream, kernel=3)
-            outer = places.take(f"{block}.conv2", Kind.CONVOLUTION, frozenset({inner}))
+            inner = places.take(f"{block}.conv1", LayerType.CONVOLUTION, stream, kernel=3)
+            outer = places.take(f"{block}.conv2", LayerType.CONVOLUTION, frozenset({inner}))
             if block.endswith(".0"):
-                stream = frozenset({places.take(f"{block}.shortcut.0", Kind.CONVOLUTION, stream, kernel=1)})
+                stream = frozenset({places.take(f"{block}.shortcut.0", LayerType.CONVOLUTION, stream, kernel=1)})
             stream |= {outer}
-    last = places.take("head.conv2", Kind.CONVOLUTION, stream)
-    return frozenset({places.take("xvector.tdnn.linear", Kind.CONVOLUTION, frozenset({last}))})
+    last = places.take("head.conv2", LayerType.CONVOLUTION, stream)
+    return frozenset({places.take("xvector.tdnn.linear", LayerType.CONVOLUTION, frozenset({last}))})
 
 
 def _name_block(places: _Places, block: int, stream: frozenset[int]) -> frozenset[int]:
@@ -99,11 +99,11 @@ def _name_block(places: _Places, block: int, stream: frozenset[int]) -> frozense
     layer = 1
     while (inner := _gated(places, stream)) is not None:
         name = f"xvector.block{block}.tdnnd{layer}"
-        norm = places.take(f"{name}.norm", Kind.SCALE, stream)
-        places.take(f"{name}.linear1", Kind.CONVOLUTION, frozenset({norm}))
-        local = places.take(f"{name}.cam_layer.linear_local", Kind.CONVOLUTION, inner, kernel=3)
-        context = places.take(f"{name}.cam_layer.linear1", Kind.CONVOLUTION, inner, kernel=1)
-        gate = places.take(f"{name}.cam_layer.linear2", Kind.CONVOLUTION, frozenset({context}))
+        norm = places.take(f"{name}.norm", LayerType.SCALE, stream)
+        places.take(f"{name}.linear1", LayerType.CONVOLUTION, frozenset({norm}))
+        local = places.take(f"{name}.cam_layer.linear_local", LayerType.CONVOLUTION, inner, kernel=3)
+        context = places.take(f"{name}.cam_layer.linear1", LayerType.CONVOLUTION, inner, kernel=1)
+        gate = places.take(f"{name}.cam_layer.linear2", LayerType.CONVOLUTION, frozenset({context}))
         dilation = places.layers[local].dilation
         if places.dilations.setdefault(block, dilation) != dilation:
             raise _MisfitError(f"the layers of block {block} have several dilations")
@@ -114,9 +114,9 @@ def _name_block(places: _Places, block: int, stream: frozenset[int]) -> frozense
 
 def _gated(places: _Places, stream: frozenset[int]) -> frozenset[int] | None:
     """The first convolution of the layer that reads the stream; None: what reads it is no layer of a block."""
-    for norm in places.fed_by(Kind.SCALE, stream):
-        for inner in places.fed_by(Kind.CONVOLUTION, frozenset({norm})):
-            if len(places.fed_by(Kind.CONVOLUTION, frozenset({inner}))) == 2:
+    for norm in places.fed_by(LayerType.SCALE, stream):
+        for inner in places.fed_by(LayerType.CONVOLUTION, frozenset({norm})):
+            if len(places.fed_by(LayerType.CONVOLUTION, frozenset({inner}))) == 2:
                 return frozenset({inner})
     return None
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
+from bistream.gpu.steps import tiles
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
-from bistream.steps import tiles
 from bistream.types import FloatArray
 
 WHISPER_FFT = 400

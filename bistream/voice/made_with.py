@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bistream.checkpoint import find_file
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
+from bistream.checkpoints.reader import find_file
 from bistream.config import RuntimeConfig
-from bistream.fingerprint import Fingerprint, file_hash
+from bistream.store.fingerprint import Fingerprint, file_hash
 from bistream.voice.registry import VoiceRegistry
 
 SPEAKER_ENCODER_FILE = "campplus.onnx"

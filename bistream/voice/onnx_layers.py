@@ -19,7 +19,7 @@ from bistream.errors import CheckpointError
 GRAPH_INPUT = -1  # number of the graph's first input among the layers
 
 
-class Kind(Enum):
+class LayerType(Enum):
     CONVOLUTION = "convolution"
     LINEAR = "linear layer"
     NORM = "layer norm"
@@ -36,7 +36,7 @@ class Layer:
     part of the convolution.
     """
 
-    kind: Kind
+    kind: LayerType
     weight: NDArray[Any]
     bias: NDArray[Any] | None
     feeds: frozenset[int]
@@ -99,7 +99,7 @@ class _Reader:
         if node.op_type not in ("Shape", "Size"):  # sizes carry no values
             feeds = feeds.union(*(self._feeds.get(name, frozenset()) for name in _reads(node)))
         layer = self._layer(node, feeds)
-        convolution = self._convolutions.get(node.input[0]) if layer is not None and layer.kind is Kind.SCALE else None
+        convolution = self._convolutions.get(node.input[0]) if layer is not None and layer.kind is LayerType.SCALE else None
         if layer is not None and convolution is not None:
             _scale_outputs(self._layers[convolution], layer)
         elif layer is not None:
@@ -114,7 +114,7 @@ class _Reader:
         """output: of its node. Returns what it feeds others as."""
         number = len(self._layers)
         self._layers.append(layer)
-        if layer.kind is Kind.CONVOLUTION and self._readers[output] == 1:
+        if layer.kind is LayerType.CONVOLUTION and self._readers[output] == 1:
             self._convolutions[output] = number
         if layer.bias is None:
             self._made_by[output] = number
@@ -127,7 +127,7 @@ class _Reader:
             return None
         epsilon = _attribute(node, "epsilon")
         scale = weight.astype(np.float64) / np.sqrt(variance.astype(np.float64) + (1e-5 if epsilon is None else epsilon))
-        return Layer(Kind.SCALE, scale, bias - mean * scale, feeds)
+        return Layer(LayerType.SCALE, scale, bias - mean * scale, feeds)
 
     def _layer(self, node: Any, feeds: frozenset[int]) -> Layer | None:
         weight = self._constant(node, 1)
@@ -139,18 +139,18 @@ class _Reader:
             return self._batch_norm(node, feeds)
         if node.op_type == "Conv":
             dilations = _attribute(node, "dilations") or [1]
-            return Layer(Kind.CONVOLUTION, weight, self._constant(node, 2), feeds, int(dilations[-1]))
+            return Layer(LayerType.CONVOLUTION, weight, self._constant(node, 2), feeds, int(dilations[-1]))
         if node.op_type == "MatMul" and weight.ndim == 2:
-            return Layer(Kind.LINEAR, weight.T, None, feeds)
+            return Layer(LayerType.LINEAR, weight.T, None, feeds)
         if node.op_type == "Gemm":
-            return Layer(Kind.LINEAR, weight if _attribute(node, "transB") else weight.T, self._constant(node, 2), feeds)
-        return Layer(Kind.NORM, weight, self._constant(node, 2), feeds) if node.op_type == "LayerNormalization" else None
+            return Layer(LayerType.LINEAR, weight if _attribute(node, "transB") else weight.T, self._constant(node, 2), feeds)
+        return Layer(LayerType.NORM, weight, self._constant(node, 2), feeds) if node.op_type == "LayerNormalization" else None
 
     def _norm_of_arithmetic(self, node: Any, feeds: frozenset[int]) -> Layer | None:
         for position in (0, 1):
             weight = self._constant(node, position)
             if weight is not None and weight.ndim == 1 and weight.size > 1 and node.input[1 - position] in self._quotients:
-                return Layer(Kind.NORM, weight, None, feeds)
+                return Layer(LayerType.NORM, weight, None, feeds)
         return None
 
     def _add_bias(self, node: Any) -> None:

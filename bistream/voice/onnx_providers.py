@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream import fingerprint
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
-from bistream.fingerprint import Fingerprint, file_hash, gpus, versions
+from bistream.store import fingerprint
+from bistream.store.fingerprint import Fingerprint, file_hash, gpus, versions
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from bistream.checkpoint import find_file
+from bistream.checkpoints.reader import find_file
 from bistream.errors import CheckpointError, ConfigError, EngineError
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.voice import onnx_providers
 from bistream.voice.onnx_providers import CPU, CUDA, TENSORRT, TITLES, OnnxSettings, Provider, ShapeRange, engine_folder, provider_order
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from bistream import findings
 from bistream.errors import CheckpointError
-from bistream.fingerprint import Fingerprint, code_hash, file_hash, versions
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
+from bistream.store import findings
+from bistream.store.fingerprint import Fingerprint, code_hash, file_hash, versions
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def in_torch(
     if chosen == "onnx" or (is_auto and not may_use_cuda(device_name)):
         return None
     with phase("imports"):
-        from bistream.device import open_device, resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
+        from bistream.gpu.device import open_device, resolve_device  # noqa: PLC0415  (loads torch, which onnxruntime does without)
 
     device = resolve_device(device_name)
     if device.type == "cpu":
@@ -65,7 +65,7 @@ def check_once(kind: str, path: Path, program: str, device: torch.device, check:
 
     kind: of finding. Raises what ``check`` raises.
     """
-    from bistream.device import device_name  # noqa: PLC0415
+    from bistream.gpu.device import device_name  # noqa: PLC0415
 
     made = {"file": file_hash(path), "network": program, "device": device_name(device), "code": code_hash()}
     facts = Fingerprint(made | versions("torch", "onnxruntime", "onnxruntime-gpu", "s3tokenizer"))

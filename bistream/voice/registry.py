@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bistream.contract.checks import SPEAKER_ID_PATTERN, check_speaker_id
 from bistream.errors import BistreamError, CheckpointError, InvalidInputError, UnknownSpeakerError
-from bistream.fingerprint import Fingerprint, from_json
+from bistream.store.fingerprint import Fingerprint, from_json
 from bistream.types import VoicePrompt
 from bistream.voice.build import make_voice_prompt
 

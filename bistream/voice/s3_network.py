@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bistream.checkpoint import check_state_dict
+from bistream.checkpoints.reader import check_state_dict
 from bistream.errors import CheckpointError
 
 HEAD_SIZE = 64  # fixed by the model's rotary table

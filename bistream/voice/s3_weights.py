@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bistream.errors import CheckpointError
-from bistream.voice.onnx_layers import GRAPH_INPUT, Kind, Layer, Layers, as_float32, read_layers
+from bistream.voice.onnx_layers import GRAPH_INPUT, Layer, Layers, LayerType, as_float32, read_layers
 from bistream.voice.s3_network import HEAD_SIZE, S3Config, expected_shapes
 
 
@@ -44,10 +44,10 @@ class _Places:
         self.layers = layers
         self.names: dict[int, str] = {}
 
-    def fed_by(self, kind: Kind, feeds: frozenset[int]) -> list[int]:
+    def fed_by(self, kind: LayerType, feeds: frozenset[int]) -> list[int]:
         return [number for number, layer in enumerate(self.layers) if layer.kind is kind and layer.feeds == feeds]
 
-    def take(self, name: str, kind: Kind, feeds: frozenset[int]) -> int:
+    def take(self, name: str, kind: LayerType, feeds: frozenset[int]) -> int:
         numbers = self.fed_by(kind, feeds)
         if len(numbers) != 1:
             raise _MisfitError(f"it has {len(numbers)} {kind.value}s in the place of {name}")
@@ -61,13 +61,13 @@ class _Places:
 def _named(found: Layers) -> dict[str, Layer]:
     """By the names of the state dict. stream: the layers whose sum is the residual stream."""
     places = _Places(found.layers)
-    first = places.take("encoder.conv1", Kind.CONVOLUTION, frozenset({GRAPH_INPUT}))
-    stream = frozenset({places.take("encoder.conv2", Kind.CONVOLUTION, frozenset({first}))})
+    first = places.take("encoder.conv1", LayerType.CONVOLUTION, frozenset({GRAPH_INPUT}))
+    stream = frozenset({places.take("encoder.conv2", LayerType.CONVOLUTION, frozenset({first}))})
     block = 0
-    while places.fed_by(Kind.NORM, stream):
+    while places.fed_by(LayerType.NORM, stream):
         stream = _name_block(places, f"encoder.blocks.{block}", stream)
         block += 1
-    last = places.take("quantizer._codebook.project_down", Kind.LINEAR, stream)
+    last = places.take("quantizer._codebook.project_down", LayerType.LINEAR, stream)
     if found.output != {last} or len(places.names) != len(found.layers):
         raise _MisfitError(f"only {len(places.names)} of its {len(found.layers)} layers with weights have their place")
     return {name: found.layers[number] for number, name in places.names.items()}
@@ -75,21 +75,21 @@ def _named(found: Layers) -> dict[str, Layer]:
 
 def _name_block(places: _Places, block: str, stream: frozenset[int]) -> frozenset[int]:
     """Attention with its memory, then the two layers between. Returns the stream after the block."""
-    norm = places.take(f"{block}.attn_ln", Kind.NORM, stream)
-    projections = places.fed_by(Kind.LINEAR, frozenset({norm}))
-    values = [number for number in projections if places.fed_by(Kind.CONVOLUTION, frozenset({number}))]
+    norm = places.take(f"{block}.attn_ln", LayerType.NORM, stream)
+    projections = places.fed_by(LayerType.LINEAR, frozenset({norm}))
+    values = [number for number in projections if places.fed_by(LayerType.CONVOLUTION, frozenset({number}))]
     keys = [number for number in projections if places.layers[number].bias is None and number not in values]
     if (len(projections), len(values), len(keys)) != (3, 1, 1):
         raise _MisfitError(f"query, key and value of {block} cannot be told apart")
     value, key = places.call(f"{block}.attn.value", values[0]), places.call(f"{block}.attn.key", keys[0])
     (query,) = set(projections) - {value, key}
     places.call(f"{block}.attn.query", query)
-    memory = places.take(f"{block}.attn.fsmn_block", Kind.CONVOLUTION, frozenset({value}))
-    out = places.take(f"{block}.attn.out", Kind.LINEAR, frozenset(projections))
+    memory = places.take(f"{block}.attn.fsmn_block", LayerType.CONVOLUTION, frozenset({value}))
+    out = places.take(f"{block}.attn.out", LayerType.LINEAR, frozenset(projections))
     stream |= {value, memory, out}
-    norm = places.take(f"{block}.mlp_ln", Kind.NORM, stream)
-    inner = places.take(f"{block}.mlp.0", Kind.LINEAR, frozenset({norm}))
-    return stream | {places.take(f"{block}.mlp.2", Kind.LINEAR, frozenset({inner}))}
+    norm = places.take(f"{block}.mlp_ln", LayerType.NORM, stream)
+    inner = places.take(f"{block}.mlp.0", LayerType.LINEAR, frozenset({norm}))
+    return stream | {places.take(f"{block}.mlp.2", LayerType.LINEAR, frozenset({inner}))}
 
 
 def _check(state: dict[str, Tensor]) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError, InvalidInputError
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.types import FloatArray, SpeakerFeatures
 from bistream.voice import onnx_session
 from bistream.voice.batching import MOST, Batching, groups

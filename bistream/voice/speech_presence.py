@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.errors import InvalidInputError
+from bistream.gpu.steps import tiles
 from bistream.rates import REFERENCE_SAMPLE_RATE
-from bistream.steps import tiles
 from bistream.types import FloatArray
 from bistream.voice.levels import held_levels, levels_db, without_rumble
 

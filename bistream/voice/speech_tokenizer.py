@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, EngineError
+from bistream.processes.start_phases import phase
 from bistream.rates import MEL_FRAMES_PER_TOKEN
-from bistream.start_phases import phase
 from bistream.types import FloatArray, IntArray
 from bistream.voice import onnx_session
 from bistream.voice.batching import MOST, Batching, groups

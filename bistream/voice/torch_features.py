@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from bistream.audio.resample import polyphase_kernel
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
-from bistream.resample import polyphase_kernel
 from bistream.types import FloatArray
 from bistream.voice import features
 from bistream.voice.features import (

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import find_file
+from bistream.checkpoints.reader import find_file
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.types import FloatArray

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bistream.checkpoint import find_file
-from bistream.checkpoint_files import family_of
+from bistream.checkpoints.files import family_of
+from bistream.checkpoints.reader import find_file
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError, EngineError
 from bistream.types import FloatArray

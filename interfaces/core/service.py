@@ -21,7 +21,7 @@ from interfaces.core.speech import Speech, SpeechOptions
 from interfaces.core.values import Values, check_values
 from interfaces.core.voice import Voice
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import MARKDOWN, Limits
+from interfaces.settings import MARKDOWN, InterfaceLimits
 
 logger = logging.getLogger("interfaces")
 
@@ -66,7 +66,7 @@ class Counts:
 
 class SpeechService:
     def __init__(
-        self, servers: Servers, voices: VoiceStore, limits: Limits, speak_after_s: float = 0.0, text_normalization: str = MARKDOWN
+        self, servers: Servers, voices: VoiceStore, limits: InterfaceLimits, speak_after_s: float = 0.0, text_normalization: str = MARKDOWN
     ) -> None:
         self.servers = servers
         voices.follow(lambda: servers.voices)

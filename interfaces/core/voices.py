@@ -24,7 +24,7 @@ from interfaces.core.shares import QuotaError, share_of, whose
 from interfaces.core.upload_store import UploadStore
 from interfaces.core.voice import UPLOAD, Voice
 from interfaces.core.voice_names import is_reserved, is_vendors, plain_name
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 
 MAX_NAME_CHARS = 64
 MAX_TRANSCRIPT_CHARS = 1000
@@ -40,7 +40,7 @@ class VoiceStore:
         default: str | None = None,
         aliases: tuple[tuple[str, str], ...] = (),
         accepts_any: bool = False,
-        limits: Limits | None = None,
+        limits: InterfaceLimits | None = None,
     ) -> None:
         """fixed: of the command line. accepts_any: unknown names speak with the default voice."""
         self._fixed = {voice.id: voice for voice in fixed}
@@ -48,7 +48,7 @@ class VoiceStore:
         self._default = default
         self._aliases = dict(aliases)
         self._accepts_any = accepts_any
-        self._limits = limits or Limits()
+        self._limits = limits or InterfaceLimits()
         self._uploads = UploadStore(folder)
         self._changing = threading.Lock()
 

@@ -18,7 +18,7 @@ from interfaces.audio.formats import AudioFormat
 from interfaces.core.values import Values
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
 from interfaces.protocols.messages import JsonProtocol, number_in, object_in, text_in
-from interfaces.protocols.turns import Turn, Turns
+from interfaces.protocols.utterance_queue import PendingUtterance, UtteranceQueue
 
 MIN_SPEED, MAX_SPEED = 0.5, 1.5
 MAX_PLAYING_TURNS = 32
@@ -47,7 +47,7 @@ def deepgram_speed(value: str) -> float:
 
 
 @dataclass
-class _Turn(Turn):
+class _Turn(PendingUtterance):
     begins_ms: float = 0.0  # on the clock of the session
     audio_ms: float = 0.0
     marks: list[tuple[float, int]] = field(default_factory=list)  # (end of a chunk in the turn, characters spoken by then)
@@ -71,7 +71,7 @@ class Deepgram(JsonProtocol):
     def __init__(self, options: DeepgramOptions) -> None:
         self._options = options
         self._speed = options.speed
-        self._turns = Turns(lambda: _Turn(f"dg_sp_{uuid.uuid4().hex[:12]}"), self._begin, self._end, options.max_text_chars)
+        self._turns = UtteranceQueue(lambda: _Turn(f"dg_sp_{uuid.uuid4().hex[:12]}"), self._begin, self._end, options.max_text_chars)
         self._made: deque[_Turn] = deque(maxlen=MAX_PLAYING_TURNS)  # over here, and perhaps still being played there
         self._clock_ms = 0.0  # of all audio, less what interruptions cut off
         self._interrupted_ms = 0.0

@@ -16,13 +16,13 @@ from interfaces.core.values import Values
 from interfaces.protocols.actions import INTERNAL_ERROR, POLICY_VIOLATION, Action, Close, End, Made, Open, Send
 from interfaces.protocols.deepgram import DeepgramOptions
 from interfaces.protocols.messages import JsonProtocol, text_in
-from interfaces.protocols.turns import Turn, Turns
+from interfaces.protocols.utterance_queue import PendingUtterance, UtteranceQueue
 
 
 class DeepgramV1(JsonProtocol):
     def __init__(self, options: DeepgramOptions) -> None:
         self._options = options
-        self._turns = Turns(self._make, self._begin, lambda turn: [End(turn.speech)], options.max_text_chars)
+        self._turns = UtteranceQueue(self._make, self._begin, lambda turn: [End(turn.speech)], options.max_text_chars)
         self._turn_count = 0
         self._flushed_count = 0
         self._cleared_count = 0
@@ -53,11 +53,11 @@ class DeepgramV1(JsonProtocol):
     def _refuse(self, values: dict[str, Any], error: InvalidInputError) -> list[Action]:
         return [*self._turns.drop(), *_over(error, "DATA-0000", POLICY_VIOLATION)]
 
-    def _make(self) -> Turn:
+    def _make(self) -> PendingUtterance:
         self._turn_count += 1
-        return Turn(f"{self._turn_count}")
+        return PendingUtterance(f"{self._turn_count}")
 
-    def _begin(self, turn: Turn) -> list[Action]:
+    def _begin(self, turn: PendingUtterance) -> list[Action]:
         values: Values = {} if self._options.speed == 1.0 else {"speed": self._options.speed}
         return [Open(turn.speech, self._options.voice, self._options.format, values)]
 

@@ -12,7 +12,7 @@ from gateway.keys import Keys
 from interfaces.core.caller import Caller
 from interfaces.core.errors import UnauthenticatedError
 from interfaces.core.shares import Places
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ADDRESS_HEADER = "x-client-address"  # a proxy sets it, in place of what the client may have sent
@@ -31,7 +31,12 @@ class Identity:
 
 class Access:
     def __init__(
-        self, keys: Keys | None, limits: Limits, origins: Collection[str] = (), hosts: Collection[str] = (), is_behind_proxy: bool = False
+        self,
+        keys: Keys | None,
+        limits: InterfaceLimits,
+        origins: Collection[str] = (),
+        hosts: Collection[str] = (),
+        is_behind_proxy: bool = False,
     ) -> None:
         """origins, hosts: that are let in, ``*`` for all of them; hosts beside the names of loopback, ``*.NAME`` for those under a name."""
         self._keys = keys

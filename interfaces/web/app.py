@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
 
 from bistream.errors import BistreamError, EngineError
 from interfaces.core.service import DRAIN_RETRY_AFTER_S, SpeechService
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from interfaces.web import http_routes, model_routes, socket_routes, vendor_routes, voice_routes
 from interfaces.web.access import Access
 from interfaces.web.answers import error_answer
@@ -33,7 +33,7 @@ PAGE_HEADERS = {
 }
 
 
-def make_app(service: SpeechService, access: Access, limits: Limits, allowed_origins: Sequence[str] = ()) -> Any:
+def make_app(service: SpeechService, access: Access, limits: InterfaceLimits, allowed_origins: Sequence[str] = ()) -> Any:
     """An ASGI application."""
     app = FastAPI(title="bistream", docs_url=None, redoc_url=None, openapi_url=None)
     uploads = Uploads(service)

@@ -15,7 +15,7 @@ from interfaces.core.caller import Caller
 from interfaces.core.errors import TooLargeError
 from interfaces.core.service import SpeechService
 from interfaces.core.trace import trace_of
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
 from interfaces.web.answers import error_answer
 
@@ -32,7 +32,7 @@ FORM_BYTES = 64 * 1024  # beside the file in an upload
 
 
 class Guard:
-    def __init__(self, app: Any, access: Access, service: SpeechService, limits: Limits) -> None:
+    def __init__(self, app: Any, access: Access, service: SpeechService, limits: InterfaceLimits) -> None:
         self._app = app
         self._access = access
         self._service = service

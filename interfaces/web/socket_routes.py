@@ -20,7 +20,7 @@ from interfaces.protocols.dashscope import DashScope
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions, deepgram_speed
 from interfaces.protocols.deepgram_v1 import DeepgramV1
 from interfaces.protocols.elevenlabs import ElevenLabs, ElevenLabsOptions
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
 from interfaces.web.answers import error_answer
 from interfaces.web.conversation import GOODBYE, Conversation, Socket
@@ -147,14 +147,14 @@ def routes(service: SpeechService, access: Access) -> APIRouter:
     return router
 
 
-def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, limits: Limits) -> ElevenLabsOptions:
+def _elevenlabs_options(websocket: WebSocket, voice: str, is_multi: bool, limits: InterfaceLimits) -> ElevenLabsOptions:
     query = websocket.query_params
     target = elevenlabs_format(query.get("output_format", "mp3_44100_128"))
     has_sentences, is_cumulative = (query.get(name, "").lower() == "true" for name in ("auto_mode", "sync_alignment"))
     return ElevenLabsOptions(voice, target, is_multi, has_sentences, is_cumulative, limits.contexts_per_socket)
 
 
-def _deepgram_options(websocket: WebSocket, limits: Limits) -> DeepgramOptions:
+def _deepgram_options(websocket: WebSocket, limits: InterfaceLimits) -> DeepgramOptions:
     query = websocket.query_params
     target = deepgram_format(query.get("encoding", "linear16"), query.get("sample_rate", ""))
     return DeepgramOptions(query.get("model", ""), target, limits.max_text_chars, deepgram_speed(query.get("speed", "1")))

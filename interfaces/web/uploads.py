@@ -17,7 +17,7 @@ from interfaces.core.errors import TooLargeError
 from interfaces.core.service import SpeechService
 from interfaces.core.shares import Places
 from interfaces.core.voice import Voice
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from interfaces.web.requests import FieldError
 
 MAX_DECODING = 2  # recordings in memory and decoded at once
@@ -45,7 +45,7 @@ class Uploads:
             self._service.tell(error, caller)
             raise
 
-    async def _taken(self, request: Request, fields: Sequence[str], is_said_needed: bool, limits: Limits, caller: Caller) -> Voice:
+    async def _taken(self, request: Request, fields: Sequence[str], is_said_needed: bool, limits: InterfaceLimits, caller: Caller) -> Voice:
         self._service.starts.take(caller.holders)
         await asyncio.to_thread(self._service.voices.check_room, caller)  # before the body is read
         with self._places.taken_by(caller.holders):

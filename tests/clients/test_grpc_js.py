@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from gateway.settings import Limits, TlsSettings
+from gateway.settings import GateLimits, TlsSettings
 from tests.clients.conftest import found_by_node
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.rig import FakeTriton, GateRig, certificate
@@ -48,7 +48,7 @@ def found(address: str, tls: TlsSettings | None, folder: Path, **more: Any) -> A
 
 
 def test_calls(tls: TlsSettings | None, tmp_path: Path) -> None:
-    with GateRig(Speakers(), Limits(streams_per_address=SHARE), tls=tls) as rig:
+    with GateRig(Speakers(), GateLimits(streams_per_address=SHARE), tls=tls) as rig:
         it = found(rig.grpc_url, tls, tmp_path)
         rig.wait_for(lambda: rig.gate.admission.calls == rig.gate.admission.sessions == 0)
     assert it["live"] and it["health"]["status"] in (1, "SERVING")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, VocoderConfig
+from bistream.checkpoints.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.mel2wav.factory import make_vocoder

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.mel2wav.stage import VocoderHop, VocoderStage

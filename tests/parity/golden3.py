@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from bistream.checkpoint_config import CausalVocoderConfig, DitConfig, DitFlowConfig
+from bistream.checkpoints.config import CausalVocoderConfig, DitConfig, DitFlowConfig
 from tests.parity.golden import COSYVOICE3_SET
 
 read_json, tensors = COSYVOICE3_SET.read_json, COSYVOICE3_SET.tensors

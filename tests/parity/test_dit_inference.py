@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.dit.weights import build_network

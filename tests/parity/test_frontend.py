@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.resample import resample
+from bistream.audio.resample import resample
 from bistream.types import FloatArray
 from bistream.voice.features import KALDI_FFT, KALDI_FRAME, KALDI_HOP, KALDI_PREEMPHASIS, fbank_16k, kaldi_mel_filters, log_mel_16k, mel_24k
 from tests.parity.golden import COSYVOICE3_SET, read_json, tensors

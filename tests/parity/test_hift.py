@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import check_state_dict
+from bistream.checkpoints.reader import check_state_dict
 from bistream.mel2wav.hift import HiFT, SourceStart
 from bistream.mel2wav.weights import canonical_keys, expected_shapes, fold_weight_norm
 from bistream.rates import SAMPLES_PER_MEL_FRAME

@@ -22,7 +22,7 @@ from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.engine import EngineSequence, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
-from bistream.text2token.layout import Layout, Turn
+from bistream.text2token.layout import TokenLayout, Turn
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
@@ -118,7 +118,7 @@ def engine_runner(engine: TorchEngine, sequence: EngineSequence) -> RunTurn:
     return run
 
 
-def make_layout(title: str, case: dict[str, Any], space: TokenSpace) -> Layout:
+def make_layout(title: str, case: dict[str, Any], space: TokenSpace) -> TokenLayout:
     prompt_speech = [space.speech_offset + token for token in case["prompt_speech"]]
     if case["kind"] == "unistream":
         return UnistreamLayout(space, case["prompt_text"], prompt_speech, mode="reference")
@@ -134,7 +134,7 @@ def split_prompt(title: str, prompt_text: list[int]) -> tuple[list[int], list[in
     return prompt_text[:at], prompt_text[at:]
 
 
-def drive(layout: Layout, run: RunTurn, yielded: list[int]) -> None:
+def drive(layout: TokenLayout, run: RunTurn, yielded: list[int]) -> None:
     """Adds the ids of all turns that are possible now to ``yielded``."""
     while (turn := layout.next_turn()) is not None:
         ids, result = run(turn)

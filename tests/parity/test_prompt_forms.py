@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.family import COSYVOICE2, COSYVOICE3, Family
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace
@@ -27,8 +27,8 @@ from bistream.voice.build import make_voice_prompt
 from bistream.voice.registry import VoiceRegistry
 from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import ScriptedEngine, TurnView
-from tests.unit.orchestration.fakes import REFERENCE, append_request, start_request
-from tests.unit.orchestration.house import CONFIG, House
+from tests.unit.sessions.fakes import REFERENCE, append_request, start_request
+from tests.unit.sessions.house import CONFIG, House
 from tests.unit.text2token import tiny
 from tests.unit.text2token.test_service import Mailbox
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.text.phoneme_tokens import ARPABET_TOKENS, PINYIN_TOKENS
 from bistream.text.special_tokens import ADDED_TOKENS
 from bistream.text.text_in import TextIn

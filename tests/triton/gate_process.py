@@ -11,18 +11,18 @@ import tritonclient.grpc as triton
 
 from bistream.keeper.server_process import TritonServer
 from gateway.options import command
-from gateway.settings import GateSettings, Limits, Listen, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, UpstreamSettings
 from tests.triton.conftest import ROOT, WAIT_TIMEOUT_S, wait_for
 
 
 class GateProcess:
     """A context: a gate that lets sessions through. stderr goes to ``log``."""
 
-    def __init__(self, server: TritonServer, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(self, server: TritonServer, folder: Path, limits: GateLimits | None = None) -> None:
         self._ready = folder / "gate.json"
         self.log = folder / "gate.log"
         self._settings = GateSettings(
-            UpstreamSettings(server.grpc_url), limits or Limits(), Listen(port=0), Listen(port=0), ready_file=self._ready
+            UpstreamSettings(server.grpc_url), limits or GateLimits(), Listen(port=0), Listen(port=0), ready_file=self._ready
         )
         self.grpc_url = self.http_url = ""
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from bistream.control_files import read_statuses
 from bistream.keeper.host import SHARED_MEMORY
+from bistream.processes.control_files import read_statuses
 from tests.triton.conftest import (
     LIMITS,
     PROBE_TIMEOUT_S,
@@ -126,7 +126,7 @@ class Keeper:
         return self.child("--upstream")
 
     def drained(self, model: str) -> list[bool]:
-        """Whether each instance of a front door has reported that it is drained."""
+        """Whether each instance of a front model has reported that it is drained."""
         (directory,) = SHARED_MEMORY.glob(f"bistream_{self._process.pid}_*_control")
         return [status.is_drained for name, status in read_statuses(directory) if name == model]
 

@@ -30,7 +30,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Iterat
 
 
 def test_a_full_server_speaks_with_its_callers_and_refuses_others(url: str, voice: Voice) -> None:
-    check_audio(ask(url, MODEL, target_text=TEXT, **voice), len(TEXT))  # the front door now knows the capacity
+    check_audio(ask(url, MODEL, target_text=TEXT, **voice), len(TEXT))  # the front model now knows the capacity
     with Stream(url) as first, Stream(url) as second:
         talks = []
         for stream in (first, second):

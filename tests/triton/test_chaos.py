@@ -19,7 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.keeper.host import SHARED_MEMORY
 from bistream.keeper.server_process import TritonServer
 from bistream.token2mel.pages import page_bytes
@@ -35,7 +35,7 @@ SECONDS = float(os.environ.get("BISTREAM_CHAOS_SECONDS", "60"))
 CLIENTS = int(os.environ.get("BISTREAM_CHAOS_CLIENTS", "12"))
 SESSIONS = 10
 STORMS = 3  # the first storm fills caches and pools
-# More than the sessions of both front doors use at once (270 MB in storms without this limit), or some would forget
+# More than the sessions of both front models use at once (270 MB in storms without this limit), or some would forget
 # speech and sound different; and small enough to be filled before the first storm, because a page stays resident after its first use,
 # which would look like a leak.
 FLOW_STATE_MB = 160

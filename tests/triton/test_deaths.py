@@ -23,7 +23,7 @@ TOLD_S = 6.0  # measured: 0.1 to 0.5; decides where the times are reported
 # One model of each kind with every change; the others die the same way.
 FRONT_ENDS = ["audio_tokenizer", pytest.param("speaker_embedding", marks=pytest.mark.slow)]
 STAGES = ["token2wav", pytest.param("llm_bistream", marks=pytest.mark.slow)]
-FRONT_DOORS = ["cosyvoice2_bistream", pytest.param("cosyvoice2", marks=pytest.mark.slow)]
+FRONT_MODELS = ["cosyvoice2_bistream", pytest.param("cosyvoice2", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +83,11 @@ def test_the_death_of_a_stage_ends_each_of_its_sessions_with_one_error(served: S
 
 @pytest.mark.attack(
     "SIGKILL of `{model}` while sessions speak",
-    must="one `ENGINE_ERROR` for each session of both front doors; new ones have their audio after a restart",
+    must="one `ENGINE_ERROR` for each session of both front models; new ones have their audio after a restart",
 )
-@pytest.mark.parametrize("model", FRONT_DOORS)
-def test_the_death_of_a_front_door_restarts_the_server(served: Served, model: str, attack: Attack) -> None:
-    """Sessions of the dead front door end with their stream, which the gate turns into one error; those of the other one are told."""
+@pytest.mark.parametrize("model", FRONT_MODELS)
+def test_the_death_of_a_front_model_restarts_the_server(served: Served, model: str, attack: Attack) -> None:
+    """Sessions of the dead front model end with their stream, which the gate turns into one error; those of the other one are told."""
     before = named(served.keeper.pid)
     callers, server = served.callers(), served.server
     os.kill(served.process(model), signal.SIGKILL)

@@ -24,7 +24,7 @@ from bistream.client.exit_codes import EXIT_SERVER
 from bistream.contract.codec import scalar_array, text_array
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import SAMPLES_PER_TOKEN
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from tests.triton.chaos import Storm
 from tests.triton.conftest import PATIENCE_S, wait_for
 from tests.triton.gate_process import GateProcess
@@ -43,7 +43,7 @@ PIECES = ["The first words of a text are enough to begin with, ", "the r", "est 
 @pytest.fixture(scope="module")
 def gate(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GateProcess]:
     """Before the shared server, which is the same afterwards as before."""
-    with GateProcess(server, tmp_path_factory.mktemp("gate"), Limits(starts_per_second=0, max_silence_s=PATIENCE_S)) as made:
+    with GateProcess(server, tmp_path_factory.mktemp("gate"), GateLimits(starts_per_second=0, max_silence_s=PATIENCE_S)) as made:
         yield made
         assert server.exit_code() is None and server.models.take_dead() == []
         made.check_end()
@@ -300,7 +300,7 @@ def test_a_client_that_goes_frees_its_place(gate: GateProcess, voice: Voice) -> 
 
 
 def test_hoarding_by_empty_pieces_ends(server: TritonServer, tmp_path: Any, voice: Voice) -> None:
-    limits = Limits(max_silence_s=2.0)
+    limits = GateLimits(max_silence_s=2.0)
     with GateProcess(server, tmp_path, limits) as gate, Stream(gate.grpc_url) as stream:
         session_id = uuid.uuid4().hex
         start = stream.send(MODEL, session_id=session_id, target_text="", is_end=False, **voice)

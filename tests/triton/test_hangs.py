@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import connect
 
-from bistream.control_files import LONGEST_STOP_S
+from bistream.processes.control_files import LONGEST_STOP_S
 from tests.triton.callers import Caller
 from tests.triton.conftest import wait_for
 from tests.triton.interfaces_process import Interfaces
@@ -78,7 +78,7 @@ def test_a_stage_that_hangs_ends_each_session_with_one_error(served: Served, mod
     "SIGSTOP of `cosyvoice2_bistream` for good, while sessions speak",
     must="one `ENGINE_ERROR` for each session within 16 s; new ones have their audio after a restart",
 )
-def test_a_front_door_that_hangs_is_replaced_with_the_server(served: Served, attack: Attack) -> None:
+def test_a_front_model_that_hangs_is_replaced_with_the_server(served: Served, attack: Attack) -> None:
     """The gate turns the end of the stream into an error."""
     before = named(served.keeper.pid)
     server, callers = served.server, served.callers()
@@ -89,7 +89,7 @@ def test_a_front_door_that_hangs_is_replaced_with_the_server(served: Served, att
     served.wait_restarted(server)
     assert served.new_session() == "audio"
     attack.processes = described(before, named(served.keeper.pid))
-    logger.info("front door: told after %.1f s", told_s)
+    logger.info("front model: told after %.1f s", told_s)
     assert told_s > LONGEST_STOP_S and (told_s < TOLD_S or not attack.is_reported)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.config import RuntimeConfig
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import MEL_FRAMES_PER_TOKEN

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bistream.keeper.server_process import TritonServer
-from bistream.metrics.families import ALL, HOP_STAGES, OUTER_STAGES, RECOMPUTED_TOKENS, REJECTED_STOPS, STAGES, TOKENS_STAGES, Kind
+from bistream.metrics.families import ALL, HOP_STAGES, OUTER_STAGES, RECOMPUTED_TOKENS, REJECTED_STOPS, STAGES, TOKENS_STAGES, MetricType
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.triton.conftest import wait_for
 from tests.triton.requests import Answer, Stream, ask
@@ -107,9 +107,9 @@ def check_audio_totals(grown: Any, answers: list[Answer]) -> None:
 def test_every_family_is_exported_and_parses(server: TritonServer) -> None:
     found = scrape(server).families
     for family in set(ALL) - set(OTHER_ENGINE):
-        name = family.name.removesuffix("_total") if family.kind is Kind.COUNTER else family.name
+        name = family.name.removesuffix("_total") if family.kind is MetricType.COUNTER else family.name
         assert found[name].type == family.kind.value, name
-        if family.kind is Kind.HISTOGRAM:
+        if family.kind is MetricType.HISTOGRAM:
             check_histogram(found[name].samples, family.name)
     foreign = {name for name in found if name.startswith("bistream_")} - {family.name.removesuffix("_total") for family in ALL}
     assert not foreign, "a metric that families.py does not list"

@@ -1,4 +1,4 @@
-"""The models behind the front door, called directly, and ``cosyvoice2`` with the requests of upstream's clients."""
+"""The models behind the front model, called directly, and ``cosyvoice2`` with the requests of upstream's clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.keeper.server_process import TritonServer
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import FinishReason

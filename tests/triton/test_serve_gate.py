@@ -83,7 +83,7 @@ def is_ready(keeper: Keeper) -> bool:
         return False
 
 
-def test_clients_reach_the_front_doors_and_no_inner_model(keeper: Keeper, voice: Voice) -> None:
+def test_clients_reach_the_front_models_and_no_inner_model(keeper: Keeper, voice: Voice) -> None:
     with Stream(keeper.grpc_url) as stream:
         finish(stream, *start(stream, voice))
     for model in ("llm_bistream", "token2wav", "audio_tokenizer", "speaker_embedding"):

@@ -1,4 +1,4 @@
-"""A voice that the real server has heard is asked for by the hash of its recording: at both front doors, directly and through the gate."""
+"""A voice that the real server has heard is asked for by the hash of its recording: at both front models, directly and through the gate."""
 
 from __future__ import annotations
 

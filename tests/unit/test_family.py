@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bistream.checkpoint_files import family_of, family_of_names
+from bistream.checkpoints.files import family_of, family_of_names
+from bistream.checkpoints.listing import missing_files, required_files
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2, COSYVOICE3, FAMILIES, Family
-from bistream.hub.listing import missing_files, required_files
 
 QWEN2, COSYVOICE3_LM = "llm: !new:cosyvoice.llm.llm.Qwen2LM\n", "llm: !new:cosyvoice.llm.llm.CosyVoice3LM\n"
 

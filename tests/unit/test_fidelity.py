@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.checkpoint import load_state_dict, read_config
+from bistream.checkpoints.reader import load_state_dict, read_config
 from bistream.commands import doctor
 from bistream.config import RuntimeConfig
 from bistream.gpu.fidelity import Ranges, RoundedConvolutions, ratio_db

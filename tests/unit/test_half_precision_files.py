@@ -12,7 +12,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.family import COSYVOICE2
 from bistream.mel2wav.weights import load_hift

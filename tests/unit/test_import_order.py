@@ -65,7 +65,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         )
     ),
     "gpu": (
-        frozenset({"fidelity", "kept_tensors", "precision", "recording", "right_of_way", "side_stream", "tier"}),  # of every tier
+        frozenset({"fidelity", "kept_tensors", "precision", "recording", "gpu_claims", "side_stream", "tier"}),  # of every tier
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
@@ -112,12 +112,12 @@ GATEWAY_ORDER = tuple(
     gate
     public http_json http_server
     grpc_questions
-    grpc_door http_door
+    grpc_server http_api
     process
     __main__
     """.strip().splitlines()
 )
-DOORS = {"grpc_call", "grpc_door", "grpc_questions", "http_door", "http_json", "http_server"}
+DOORS = {"grpc_call", "grpc_server", "grpc_questions", "http_api", "http_json", "http_server"}
 
 
 @cache
@@ -339,8 +339,8 @@ def test_the_gate_loads_no_torch() -> None:
     [
         "bistream",
         "bistream.contract.fields",
-        "bistream.orchestration.ports, bistream.orchestration.orchestrator",
-        "bistream.triton.model, bistream.triton.sibling_ports",
+        "bistream.sessions.ports, bistream.sessions.orchestrator",
+        "bistream.triton.model, bistream.transport.sibling_ports",
         "bistream.keeper.server_process, bistream.keeper.gpu_sharing",
         "gateway.options",
         "interfaces.options",

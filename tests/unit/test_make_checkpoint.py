@@ -13,9 +13,9 @@ import onnxruntime
 import pytest
 import torch
 
-from bistream.checkpoint import check_state_dict, load_state_dict, read_config
+from bistream.checkpoints.model_dir import check_model_dir
+from bistream.checkpoints.reader import check_state_dict, load_state_dict, read_config
 from bistream.mel2wav import weights as vocoder_weights
-from bistream.model_dir import check_model_dir
 from bistream.text.special_tokens import SPOKEN_TOKENS
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token import weights as language_model_weights

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bistream.checkpoints.model_card import MODEL_CARD_FILE
 from bistream.contract.fields import CONTRACTS
 from bistream.conversion.records import file_sha256
-from bistream.model_card import MODEL_CARD_FILE
 from scripts.make_model_repo import RepositoryError, main, make, model_names, model_values
 
 
@@ -56,7 +56,7 @@ def test_the_family_follows_from_the_model_directory(tmp_path: Path, capsys: pyt
         assert "leave it out" in capsys.readouterr().err
 
 
-def test_clients_read_of_the_front_doors_what_the_checkpoint_speaks(tmp_path: Path) -> None:
+def test_clients_read_of_the_front_models_what_the_checkpoint_speaks(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "cosyvoice2.yaml").touch()

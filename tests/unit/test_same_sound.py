@@ -12,7 +12,7 @@ import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, QueueSender
-from bistream.orchestration.ports import BistreamRequest
+from bistream.sessions.ports import BistreamRequest
 from bistream.types import FloatArray, GenerationOptions
 from tests.sounds import speech_like
 

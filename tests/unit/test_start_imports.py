@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from bistream.checkpoint import read_config
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
+from bistream.checkpoints.reader import read_config
 from bistream.token2mel.flow import FlowModel
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "sympy")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.mel2wav.stage import VocoderStage
 from bistream.rates import SAMPLES_PER_TOKEN

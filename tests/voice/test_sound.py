@@ -14,7 +14,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.mel2wav.stage import VocoderHop

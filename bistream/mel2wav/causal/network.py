@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import CausalVocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig
 from bistream.mel2wav.causal.layers import CausalConv, CausalResBlock, LayerMemory, Upsampling
 from bistream.mel2wav.causal.source import CausalF0Predictor, CausalSource
 from bistream.mel2wav.fourier import FourierFrames

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import CausalVocoderConfig, DitFlowConfig
+from bistream.checkpoints.config import CausalVocoderConfig, DitFlowConfig
 from bistream.mel2wav.causal.source import F0_KERNEL
 from bistream.mel2wav.hift import CONDNET_INDICES
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import CausalVocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig
 from bistream.mel2wav.causal.layers import CausalConv, LayerMemory
 from bistream.mel2wav.hift import CONDNET_INDICES
 

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.checkpoint_config import CausalVocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig
 from bistream.config import RuntimeConfig
-from bistream.device import resolve_device
+from bistream.gpu.device import resolve_device
 from bistream.gpu.precision import exact_float32
+from bistream.gpu.steps import Steps, finish, tiles
 from bistream.mel2wav.causal.hop_plan import CausalPlan, advance, plan_call
 from bistream.mel2wav.causal.layers import LayerMemory
 from bistream.mel2wav.causal.network import CausalHiFT, Signal
@@ -30,7 +31,6 @@ from bistream.mel2wav.causal.weights import load_hift
 from bistream.mel2wav.grouping import group_similar
 from bistream.mel2wav.stage import OFFLINE_PIECE_FRAMES, VocoderHop
 from bistream.rates import SAMPLES_PER_MEL_FRAME
-from bistream.steps import Steps, finish, tiles
 from bistream.types import FloatArray
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import check_state_dict, find_file, load_state_dict
-from bistream.checkpoint_config import CausalVocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig
+from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
 from bistream.mel2wav import weights as symmetric
 from bistream.mel2wav.causal.network import CausalHiFT
 from bistream.mel2wav.hift import CONDNET_INDICES, stage_channels

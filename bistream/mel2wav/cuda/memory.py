@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoints.config import VocoderConfig
 from bistream.mel2wav.cuda.batch import FRAME_GAP, META_NUMBERS, Rate
 from bistream.mel2wav.hift import HiFT
 from bistream.mel2wav.hop_plan import Bucket

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
-from bistream.device import device_name
 from bistream.gpu.compile_ahead import compile_ahead
+from bistream.gpu.device import device_name
 from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.cuda.batch import pack_rows
 from bistream.mel2wav.cuda.launches import VocoderCall
@@ -24,7 +24,7 @@ from bistream.mel2wav.cuda.memory import Workspace
 from bistream.mel2wav.cuda.weights import pack_weights
 from bistream.mel2wav.hop_plan import BUCKETS, Bucket, RowPlan
 from bistream.mel2wav.slotted import SlottedVocoderStage
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 
 _log = logging.getLogger(__name__)
 

@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import CausalVocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.gpu.recording import GraphRecorder
+from bistream.gpu.steps import Steps
 from bistream.mel2wav.causal.hop_plan import CausalPlan, advance, plan_call
 from bistream.mel2wav.causal.layers import LayerMemory
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.graphs.causal_call import CausalCall, CausalParts, CausalSlots, pack_rows, state_sizes
-from bistream.mel2wav.graphs.decoder import Decoder, Layout
+from bistream.mel2wav.graphs.decoder import Decoder, DecoderLayout
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.graphs.meta import META_NUMBERS
 from bistream.mel2wav.graphs.stage import GraphOptions
@@ -32,7 +33,6 @@ from bistream.mel2wav.hop_plan import Bucket, bucket_of, group_rows
 from bistream.mel2wav.slotted import SCRATCH_SLOT
 from bistream.mel2wav.stage import VocoderHop
 from bistream.rates import SAMPLES_PER_MEL_FRAME
-from bistream.steps import Steps
 from bistream.types import FloatArray
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class CausalGraphStage:
         self.plain, self.device, self.buckets = plain, plain.device, buckets
         self._look_right, self._f0_look_right = sizes.conv_pre_look_right, sizes.f0_look_right
         self._record = record
-        hift, layout = plain.hift, Layout(options.channels_last)
+        hift, layout = plain.hift, DecoderLayout(options.channels_last)
         functions = Functions(options.backend, layout.channels_dim if options.static_widths else None)
         decoder = Decoder(hift, dtype, layout, functions)
         rows, self._most_frames = max(bucket.rows for bucket in buckets), max(bucket.frames for bucket in buckets)
@@ -215,7 +215,7 @@ class CausalGraphStage:
         return host.numpy()
 
 
-def _layer_memory(layout: Layout, on_gpu: bool) -> Callable[[Tensor, Tensor], LayerMemory]:
+def _layer_memory(layout: DecoderLayout, on_gpu: bool) -> Callable[[Tensor, Tensor], LayerMemory]:
     if on_gpu and layout.channels_last:
         from bistream.mel2wav.graphs.cuda.layer_memory import KernelLayerMemory  # noqa: PLC0415  (needs Triton)
 

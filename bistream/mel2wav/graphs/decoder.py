@@ -25,7 +25,7 @@ _CHANNEL_ROUND = 8  # of spectra: tensor cores take channels in groups of eight
 
 
 @dataclass(frozen=True)
-class Layout:
+class DecoderLayout:
     """Activations are [B, positions, channels] (channels last), or [B, channels, positions]."""
 
     channels_last: bool
@@ -66,7 +66,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Conv:
-    """weight: 4-dimensional, height 1. bias: float32 in the layout's shape; it is not added by ``Layout.convolve``.
+    """weight: 4-dimensional, height 1. bias: float32 in the layout's shape; it is not added by ``DecoderLayout.convolve``.
 
     history: positions to the left that a causal convolution sees, after its input's positions were repeated ``repeats`` times. stage: from
     0 on; -1: before the first.
@@ -118,7 +118,7 @@ class Edges(Protocol):
 class ReflectedEdges:
     """Zeros, and one reflected position; see ``hift.HiFT``."""
 
-    layout: Layout
+    layout: DecoderLayout
 
     def convolve(self, x: Tensor, conv: Conv) -> Tensor:
         return self.layout.convolve(x, conv)
@@ -156,7 +156,7 @@ class Stage:
     end_missing: Tensor
 
 
-def _pack(module: nn.Module, dtype: torch.dtype, layout: Layout, stage: int, inputs: int = 0, outputs: int = 0) -> Conv:
+def _pack(module: nn.Module, dtype: torch.dtype, layout: DecoderLayout, stage: int, inputs: int = 0, outputs: int = 0) -> Conv:
     """inputs, outputs: channels to pad to with zeros (0: no padding)."""
     assert isinstance(module, nn.Conv1d | nn.ConvTranspose1d) and module.bias is not None and isinstance(module.padding[0], int)
     weight, bias = module.weight.detach(), module.bias.detach()
@@ -178,7 +178,7 @@ def _pack(module: nn.Module, dtype: torch.dtype, layout: Layout, stage: int, inp
     )
 
 
-def _layers(block: nn.Module, dtype: torch.dtype, layout: Layout, stage: int, missing: Tensor | None = None) -> list[Layer]:
+def _layers(block: nn.Module, dtype: torch.dtype, layout: DecoderLayout, stage: int, missing: Tensor | None = None) -> list[Layer]:
     """missing: the bias that the block's input lacks."""
     assert isinstance(block, ResBlock | CausalResBlock)
 
@@ -195,7 +195,7 @@ def _layers(block: nn.Module, dtype: torch.dtype, layout: Layout, stage: int, mi
     return layers
 
 
-def _stage(hift: HiFT | CausalHiFT, stage: int, dtype: torch.dtype, layout: Layout, width: int) -> Stage:
+def _stage(hift: HiFT | CausalHiFT, stage: int, dtype: torch.dtype, layout: DecoderLayout, width: int) -> Stage:
     """width: channels of the source's spectrum."""
     kernels = len(hift.config.resblock_kernel_sizes)
     blocks = list(hift.resblocks)[stage * kernels : (stage + 1) * kernels]
@@ -210,7 +210,7 @@ def _stage(hift: HiFT | CausalHiFT, stage: int, dtype: torch.dtype, layout: Layo
 class Decoder:
     """Holds a copy of the weights in ``dtype``; the network is unchanged."""
 
-    def __init__(self, hift: HiFT | CausalHiFT, dtype: torch.dtype, layout: Layout, functions: Functions) -> None:
+    def __init__(self, hift: HiFT | CausalHiFT, dtype: torch.dtype, layout: DecoderLayout, functions: Functions) -> None:
         self.dtype, self.layout, self._functions = dtype, layout, functions
         config = hift.config
         self.spectrum_width = -(-(config.istft_n_fft + 2) // _CHANNEL_ROUND) * _CHANNEL_ROUND

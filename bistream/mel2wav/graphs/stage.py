@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.gpu.recording import GraphRecorder
 from bistream.mel2wav.graphs.call import Buffers, Parts, VocoderCall
-from bistream.mel2wav.graphs.decoder import Decoder, Layout
+from bistream.mel2wav.graphs.decoder import Decoder, DecoderLayout
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.graphs.meta import pack_rows
 from bistream.mel2wav.hop_plan import BUCKETS, Bucket, RowPlan
@@ -54,7 +54,7 @@ class GraphVocoderStage(SlottedVocoderStage):
         super().__init__(config, checkpoint)
         options = options or GraphOptions()
         rows, frames = max(bucket.rows for bucket in BUCKETS), max(bucket.rows * bucket.frames for bucket in BUCKETS)
-        layout = Layout(options.channels_last)
+        layout = DecoderLayout(options.channels_last)
         functions = Functions(options.backend, layout.channels_dim if options.static_widths else None)
         self._record = record
         self._buffers = Buffers(rows, frames, checkpoint.vocoder.in_channels, self.device)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.text2token.cuda import (
     kernels_attention,

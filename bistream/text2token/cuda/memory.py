@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.cuda.batch import NUM_FIELDS
 from bistream.text2token.sizes import NUM_CHUNKS
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import LanguageModelConfig
-from bistream.device import device_name
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.gpu.compile_ahead import compile_ahead
+from bistream.gpu.device import device_name
 from bistream.gpu.recording import GraphRecorder
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
 from bistream.text2token.cuda import kernels_turns
 from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField, bucket_sizes, write_rows, write_starts
 from bistream.text2token.cuda.launches import CudaStep

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.qwen2 import rope_tables
 from bistream.text2token.sizes import CHUNK, DOWN_CHUNK, HEAD_SIZE, kernels_need
 from bistream.text2token.weights import ModelWeights

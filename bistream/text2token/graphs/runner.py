@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.contract.checks import MAX_TOP_K
 from bistream.text2token.cuda.batch import NUM_FIELDS, NUM_START_NUMBERS, write_rows, write_starts
 from bistream.text2token.engine import TokenSpace

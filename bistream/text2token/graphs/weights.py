@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.qwen2 import rope_tables
 from bistream.text2token.weights import LayerWeights, ModelWeights
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, ConfigError, InvalidInputError, SessionExistsError, UnknownSessionError
 from bistream.text2token.engine import EngineStats, SamplingSpec, TurnLimits

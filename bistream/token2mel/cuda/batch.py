@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS
 

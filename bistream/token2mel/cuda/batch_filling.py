@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.batch import (

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.cuda import kernels_convolution_many, kernels_encoder_attention, kernels_encoder_linear
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, RateArrays, max_tiles
 from bistream.token2mel.cuda.memory import FlowBuffers

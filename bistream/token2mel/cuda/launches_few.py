@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import EstimatorConfig
+from bistream.checkpoints.config import EstimatorConfig
 from bistream.token2mel.cuda import kernels_attention_few, kernels_convolution_few, kernels_feed_forward
 from bistream.token2mel.cuda.batch import WINDOW_FRAMES, BatchArrays
 from bistream.token2mel.cuda.memory import FlowBuffers

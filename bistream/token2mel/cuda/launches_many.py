@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import EstimatorConfig
+from bistream.checkpoints.config import EstimatorConfig
 from bistream.gpu.tensor_tiles import tile_descriptor
 from bistream.token2mel.cuda import kernels_attention_many, kernels_block_many, kernels_convolution_many
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, max_tiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.pages import GUIDANCE_ROWS
 
 

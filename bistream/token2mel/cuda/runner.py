@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistream.device import device_name
 from bistream.errors import EngineError
-from bistream.fingerprint import Fingerprint
 from bistream.gpu.compile_ahead import compile_ahead
+from bistream.gpu.device import device_name
 from bistream.gpu.recording import GraphRecorder
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
+from bistream.store.fingerprint import Fingerprint
 from bistream.token2mel.batching import Buckets, Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, IntArray32, Shape, batch_shapes, batch_size, views

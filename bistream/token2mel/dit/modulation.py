@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import DitConfig
+from bistream.checkpoints.config import DitConfig
 from bistream.token2mel.dit.estimator import BLOCK_VECTORS, END_VECTORS
 from bistream.token2mel.estimator import time_sinusoid
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import DitFlowConfig
-from bistream.steps import Steps
+from bistream.checkpoints.config import DitFlowConfig
+from bistream.gpu.steps import Steps
 from bistream.token2mel.dit.estimator import CONV_HISTORY_FRAMES, Dit
 from bistream.token2mel.dit.modulation import Modulation
 from bistream.token2mel.flow import FlowBatch, FlowModel

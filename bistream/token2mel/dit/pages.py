@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from bistream.checkpoint_config import DitFlowConfig
+from bistream.checkpoints.config import DitFlowConfig
 from bistream.token2mel.dit.estimator import CONV_HISTORY_FRAMES, POSITION_CONVS
 from bistream.token2mel.page_pool import FIRST_PAGE, ZERO_PAGE
 from bistream.token2mel.paged_memory import PagedMemory, PageTables

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bistream.checkpoint import check_state_dict, find_file, load_state_dict
-from bistream.checkpoint_config import DitConfig, DitFlowConfig
+from bistream.checkpoints.config import DitConfig, DitFlowConfig
+from bistream.checkpoints.reader import check_state_dict, find_file, load_state_dict
 from bistream.errors import CheckpointError
 from bistream.token2mel.dit.estimator import BLOCK_VECTORS, CONV_KERNEL, END_VECTORS, POSITION_CONVS
 from bistream.token2mel.dit.modulation import TIME_FREQUENCIES, Modulation

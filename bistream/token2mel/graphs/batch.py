@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.page_pool import SCRATCH_PAGE, ZERO_PAGE
@@ -137,7 +137,7 @@ class TileLayout:
 
 
 @dataclass(frozen=True)
-class Layout(TileLayout):
+class BatchLayout(TileLayout):
     """Of the U-Net, whose pages are keys and values as they are. scratch_pages: of one batch, for chunks that no page keeps."""
 
     scratch_pages: range

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bistream.token2mel.batching import Span
 from bistream.token2mel.flow import FlowNetwork
-from bistream.token2mel.graphs.batch import BatchSize, Layout
+from bistream.token2mel.graphs.batch import BatchLayout, BatchSize
 from bistream.token2mel.graphs.network import PackedEstimator
 from bistream.token2mel.graphs.operations import Operations, compiled_operations, many_compilations, plain_operations
 from bistream.token2mel.graphs.recorded import TILES, Call, RecordedFlowRunner
@@ -38,7 +38,7 @@ class GraphFlowRunner(RecordedFlowRunner):
         if operations is None:
             operations = plain_operations() if device.type == "cpu" else compiled_operations(device, network.dtype, width)
         packed = PackedEstimator(pack(network.matching.estimator), network.matching.time_biases, pages, operations)
-        layout = Layout(pages.chunk_frames, rows, config.token_mel_ratio, left_context_chunks, pages.scratch)
+        layout = BatchLayout(pages.chunk_frames, rows, config.token_mel_ratio, left_context_chunks, pages.scratch)
         channels = config.estimator.in_channels - config.output_size
         sizes = [BatchSize(count) for count in tiles or TILES]
         super().__init__(network, pages, left_context_chunks, layout, packed, channels, sizes, interruptible)

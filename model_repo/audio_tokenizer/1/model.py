@@ -9,8 +9,8 @@ import triton_python_backend_utils as pb_utils
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import AUDIO_TOKENIZER
+from bistream.transport.sender import Arrays
 from bistream.triton.model import BatchedModel
-from bistream.triton.sender import Arrays
 from bistream.triton.startup import yield_cores, yield_gpu
 from bistream.types import FloatArray
 

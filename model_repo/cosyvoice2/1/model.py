@@ -11,10 +11,10 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import COSYVOICE2
 from bistream.metrics.recorder import Recorder
+from bistream.transport.outbox import Outbox
+from bistream.transport.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
 from bistream.triton.inputs import upstream_request
 from bistream.triton.model import DecoupledModel, UnaryModel
-from bistream.triton.outbox import Outbox
-from bistream.triton.sender import Arrays, CollectingSender, ResponseSender, WaveformSender
 from bistream.triton.status_writer import StatusWriter
 
 
@@ -27,10 +27,10 @@ class _OwnOrchestrator:
     status: StatusWriter
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.orchestration.orchestrator import Orchestrator
-        from bistream.triton.front_door import follow_keeper
-        from bistream.triton.iterator_keeper import IteratorKeeper
-        from bistream.triton.sibling_ports import SiblingModels
+        from bistream.sessions.orchestrator import Orchestrator
+        from bistream.transport.iterator_keeper import IteratorKeeper
+        from bistream.transport.sibling_ports import SiblingModels
+        from bistream.triton.front_model import follow_keeper
 
         self._keeper = IteratorKeeper()
         self._models = SiblingModels(pb_utils, self._keeper)

@@ -1,4 +1,4 @@
-"""Streaming in both directions: text pieces in, audio chunks out. Glue between Triton and ``bistream.orchestration.orchestrator``."""
+"""Streaming in both directions: text pieces in, audio chunks out. Glue between Triton and ``bistream.sessions.orchestrator``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import triton_python_backend_utils as pb_utils
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.transport.outbox import Outbox
+from bistream.transport.sender import BistreamAudioSender, ResponseSender
 from bistream.triton.inputs import bistream_request
 from bistream.triton.model import DecoupledModel
-from bistream.triton.outbox import Outbox
-from bistream.triton.sender import BistreamAudioSender, ResponseSender
 
 
 class TritonPythonModel(DecoupledModel):
@@ -22,10 +22,10 @@ class TritonPythonModel(DecoupledModel):
     contract = COSYVOICE2_BISTREAM
 
     def open(self, config: RuntimeConfig) -> None:
-        from bistream.orchestration.orchestrator import Orchestrator
-        from bistream.triton.front_door import follow_keeper
-        from bistream.triton.iterator_keeper import IteratorKeeper
-        from bistream.triton.sibling_ports import SiblingModels
+        from bistream.sessions.orchestrator import Orchestrator
+        from bistream.transport.iterator_keeper import IteratorKeeper
+        from bistream.transport.sibling_ports import SiblingModels
+        from bistream.triton.front_model import follow_keeper
         from bistream.triton.voice_lists import VoiceLists
 
         self._keeper = IteratorKeeper()

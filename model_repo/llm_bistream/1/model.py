@@ -17,11 +17,11 @@ from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
 from bistream.text2token.service import LanguageModelStart
+from bistream.transport.sender import Answerer, ResponseSender, SiblingResponseSender, public_error
+from bistream.transport.sibling_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.mailbox import TokenMailbox
 from bistream.triton.model import SiblingModel
 from bistream.triton.ordered_work import OrderedWork
-from bistream.triton.sender import Answerer, ResponseSender, SiblingResponseSender, public_error
-from bistream.triton.sibling_ports import speech_error_arrays, speech_token_arrays
 from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import SpeechTokens
 

@@ -11,10 +11,10 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import TOKEN2WAV
 from bistream.errors import InvalidInputError
-from bistream.start_phases import phase
+from bistream.processes.start_phases import phase
+from bistream.transport.sender import Answerer, public_error
 from bistream.triton.inputs import voice_prompt
 from bistream.triton.model import SiblingModel
-from bistream.triton.sender import Answerer, public_error
 from bistream.triton.tier_metrics import TierMetrics
 from bistream.types import FloatArray, VoicePrompt
 
@@ -27,15 +27,15 @@ class TritonPythonModel(SiblingModel):
 
     def open(self, config: RuntimeConfig) -> None:
         with phase("imports"):  # torch among them
-            from bistream.device import resolve_device
-            from bistream.gpu.right_of_way import HOPS, right_of_way
-        from bistream.orchestration.named_voices import open_voices
+            from bistream.gpu.claims import HOPS, gpu_claims
+            from bistream.gpu.device import resolve_device
+        from bistream.sessions.named_voices import open_voices
         from bistream.token2wav.service import Token2Wav
         from bistream.voice.cache import VoiceCache
 
         self._named = open_voices(config)
         self._voices = VoiceCache(config.voice_cache_size)
-        self._token2wav = Token2Wav(config, recorder=self.recorder, right_of_way=right_of_way(resolve_device(config.device), HOPS))
+        self._token2wav = Token2Wav(config, recorder=self.recorder, gpu_claims=gpu_claims(resolve_device(config.device), HOPS))
         self._tier_metrics = TierMetrics(pb_utils, self._token2wav.tiers)
 
     def handle(self, inputs: Inputs, sender: Answerer) -> None:

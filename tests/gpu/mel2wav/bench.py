@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoints.config import VocoderConfig
 from bistream.mel2wav.cuda.batch import META_NUMBERS, Rate, pack_rows
 from bistream.mel2wav.cuda.launches import VocoderCall
 from bistream.mel2wav.cuda.launches import _packed as packed_rows

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig
+from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.gpu.tier import Tier
 from bistream.mel2wav.causal.stage import CausalVocoderStage

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bistream.checkpoint_config import CheckpointConfig, VocoderConfig
+from bistream.checkpoints.config import CheckpointConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.mel2wav.factory import make_vocoder

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.cuda.batch import LAST_SAMPLED, NO_POSITION, NUM_FIELDS, NUM_START_NUMBERS, RowField, write_starts
 from bistream.text2token.cuda.launches import CudaStep
 from bistream.text2token.cuda.memory import BLOCK_SIZE, CudaCache, StepBuffers, packed_index

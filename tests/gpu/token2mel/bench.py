@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.checkpoint_config import EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.checkpoints.config import EstimatorConfig, FlowConfig, FlowEncoderConfig
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES
 from bistream.token2mel.cuda.batch import BatchArrays, Bucket, ChunkItemField, RateArrays, batch_shapes, batch_size, views

@@ -18,7 +18,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from bistream.checkpoint_config import CheckpointConfig, DitConfig, DitFlowConfig
+from bistream.checkpoints.config import CheckpointConfig, DitConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.token2mel.dit.network import DitFlow

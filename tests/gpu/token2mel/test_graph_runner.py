@@ -19,7 +19,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.checkpoints.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
 from bistream.token2mel.graphs.attention import attend_flex, kernel_options

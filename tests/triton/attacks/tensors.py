@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bistream.contract.codec import scalar_array, text_array
 from bistream.contract.fields import Field, ModelContract
 from bistream.text.special_tokens import SPECIAL_TOKENS
-from bistream.triton.envelope import Message, pack
+from bistream.transport.envelope import Message, pack
 from tests.sounds import speech_like
 
 TYPES: dict[str, Any] = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "FP64": np.float64, "UINT8": np.uint8}
@@ -162,7 +162,7 @@ GOOD: dict[str, tuple[dict[str, Tensor], ...]] = {
 
 
 def _calls(*calls: dict[str, Any]) -> dict[str, Tensor]:
-    """A front door's request that carries calls."""
+    """A front model's request that carries calls."""
     return {"channel_id": bytes_tensor("a"), "calls": array_tensor("UINT8", pack(Message(*each) for each in enumerate(calls)))}
 
 

@@ -2,7 +2,7 @@
 
 Whatever comes, the client gets a valid answer or an error with a code, no process dies, and the next good session works. Not sent to Triton
 itself: what is known to end this build of it (headers, damaged messages and unknown models on a stream), what the gate keeps from it, and
-batches of no recordings, which its dynamic batching never answers (only the front doors call those models, with one recording each).
+batches of no recordings, which its dynamic batching never answers (only the front models call those models, with one recording each).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def grown_mb(before: dict[str, Usage], after: dict[str, Usage]) -> float:
     return max(after[name].pss - before[name].pss for name in AUDIO_PROCESSES)
 
 
-BOUND = f"the gate, Triton and the front door grow by {GROWTH_MB:.0f} MiB at most; others have all their audio meanwhile"
+BOUND = f"the gate, Triton and the front model grow by {GROWTH_MB:.0f} MiB at most; others have all their audio meanwhile"
 
 
 @pytest.mark.attack(

@@ -1,4 +1,4 @@
-"""The bounds on requests: the same for the front door, the services behind it, the engine and the clients."""
+"""The bounds on requests: the same for the front model, the services behind it, the engine and the clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.client.say import parse_arguments
 from bistream.config import RuntimeConfig
 from bistream.contract import checks as limits
 from bistream.errors import InvalidInputError
-from bistream.orchestration.admission import check_start
-from bistream.orchestration.ports import BistreamRequest
+from bistream.sessions.admission import check_start
+from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.requested_sampling import make_sampling_spec
 from bistream.text2token.sampler import DEFAULT_HISTORY, check_spec
 from bistream.types import GenerationOptions
@@ -40,7 +40,7 @@ def check_alone(name: str, value: Any) -> None:
     getattr(limits, f"check_{name}")(value)
 
 
-def check_at_the_front_door(name: str, value: Any) -> None:
+def check_at_the_front_model(name: str, value: Any) -> None:
     request = BistreamRequest(target_text=b"Hello.")
     if name == "speed":
         check_start(replace(request, speed=value), CONFIG)
@@ -60,7 +60,7 @@ def check_in_the_client(name: str, value: Any) -> None:
         raise InvalidInputError(name) from error
 
 
-CHECKS = [check_alone, check_at_the_front_door, check_in_the_language_model, check_in_the_client]
+CHECKS = [check_alone, check_at_the_front_model, check_in_the_language_model, check_in_the_client]
 
 
 def everywhere(values: list[tuple[str, Any]]) -> list[tuple[Callable[[str, Any], None], str, Any]]:

@@ -18,15 +18,15 @@ from bistream.client.opening import START_ARGUMENTS, SessionStarts
 from bistream.client.say import parse_arguments, start_session
 from bistream.contract.codec import ArrayInputs, Arrays, flat_values, input_arrays, to_array, to_value
 from bistream.contract.fields import CONTRACTS, COSYVOICE2_BISTREAM, LLM_BISTREAM, Field
-from bistream.orchestration.ports import BistreamRequest
+from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
+from bistream.transport.sibling_ports import SiblingLanguageModel
 from bistream.triton.inputs import TritonInputs, bistream_request
-from bistream.triton.sibling_ports import SiblingLanguageModel
 from bistream.types import GenerationOptions
 from gateway.messages import read_request, request_bytes
-from gateway.settings import Limits
-from tests.unit.orchestration.fakes import start_request
-from tests.unit.orchestration.house import House
+from gateway.settings import GateLimits
+from tests.unit.sessions.fakes import start_request
+from tests.unit.sessions.house import House
 from tests.unit.triton.fakes import FakeRequest
 
 FIELDS = COSYVOICE2_BISTREAM.by_name
@@ -54,7 +54,7 @@ class Starts(SessionStarts[dict[str, Any]]):
     def _open(self, exchange: SessionExchange, start: dict[str, Any]) -> dict[str, Any]:
         request = exchange.start(start)
         through_the_gate = read_request(
-            service_pb2.ModelInferRequest.FromString(RequestMessages(COSYVOICE2_BISTREAM.name).encoded(request)), Limits()
+            service_pb2.ModelInferRequest.FromString(RequestMessages(COSYVOICE2_BISTREAM.name).encoded(request)), GateLimits()
         )
         return arrays_of(request_bytes(through_the_gate, "1", through_the_gate.tensors))
 
@@ -73,12 +73,12 @@ FIELD_TYPES = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "FP32": n
 
 
 def received(**inputs: Any) -> BistreamRequest:
-    """What the front door makes of a start by the client, through the gate."""
+    """What the front model makes of a start by the client, through the gate."""
     return bistream_request(TritonInputs(FakeRequest(**Starts().start(text="Hi.", is_end=True, **inputs)), COSYVOICE2_BISTREAM))
 
 
 @pytest.mark.parametrize("name", sorted(START_ARGUMENTS))
-def test_what_a_client_asks_for_reaches_the_front_door(name: str) -> None:
+def test_what_a_client_asks_for_reaches_the_front_model(name: str) -> None:
     value = value_of(FIELDS[name])
     found = flat_values(received(**{name: value}))[name]
     assert np.array_equal(found, value)
@@ -113,7 +113,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def language_model_starts() -> list[LanguageModelStart]:
-    """Of a session with all options, in the front door's language model port."""
+    """Of a session with all options, in the front model's language model port."""
     house = House()
     options = GenerationOptions(**{option.name: value_of(FIELDS[option.name]) for option in OPTIONS})
     house.send(start_request(options=options)).wait()

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint import QWEN_DIRECTORY, load_state_dict, read_config
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
+from bistream.checkpoints.reader import QWEN_DIRECTORY, load_state_dict, read_config
 from bistream.conversion.merged import (
     HEAD,
     architecture_of,

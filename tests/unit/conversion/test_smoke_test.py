@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint import load_state_dict
+from bistream.checkpoints.reader import load_state_dict
 from bistream.config import RuntimeConfig
 from bistream.conversion.records import write_folder
 from bistream.conversion.smoke_test import compare

@@ -13,7 +13,7 @@ from gateway.gate import Gate
 from gateway.keys import Keys
 from gateway.session import Answer
 from gateway.session_stream import CANCEL
-from gateway.settings import GateSettings, Limits
+from gateway.settings import GateLimits, GateSettings
 from gateway.upstream import UpstreamLost
 
 SAMPLES_BYTES = 4 * 24_000  # a second of audio
@@ -168,10 +168,10 @@ class Clock:
 class House:
     """A gate over a fake server, with a clock of the test's. Made inside the event loop."""
 
-    def __init__(self, limits: Limits | None = None, keys: Keys | None = None) -> None:
+    def __init__(self, limits: GateLimits | None = None, keys: Keys | None = None) -> None:
         self.clock = Clock()
         self.upstream = FakeUpstream()
-        self.gate = Gate(GateSettings(limits=limits or Limits()), self.upstream, keys, self.clock)  # type: ignore[arg-type]
+        self.gate = Gate(GateSettings(limits=limits or GateLimits()), self.upstream, keys, self.clock)  # type: ignore[arg-type]
 
     def client(self, address: str = "10.0.0.1", key: str | None = None) -> Conversation:
         headers = {} if key is None else {"x-api-key": key}

@@ -8,8 +8,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from gateway.messages import read_request
-from gateway.requests import FrontDoorRequest
-from gateway.settings import Limits
+from gateway.requests import FrontModelRequest
+from gateway.settings import GateLimits
 
 BISTREAM, OFFLINE = "cosyvoice2_bistream", "cosyvoice2"
 INT64_INPUTS, INT32_INPUTS = ("seed",), ("top_k", "reference_wav_len")
@@ -45,20 +45,20 @@ def message(model: str = BISTREAM, request_id: str = "r", wants_final: bool = Tr
     return made
 
 
-def request(model: str = BISTREAM, request_id: str = "r", wants_final: bool = True, **values: Any) -> FrontDoorRequest:
-    return read_request(message(model, request_id, wants_final, **values), Limits())
+def request(model: str = BISTREAM, request_id: str = "r", wants_final: bool = True, **values: Any) -> FrontModelRequest:
+    return read_request(message(model, request_id, wants_final, **values), GateLimits())
 
 
 def start(
     session_id: str | None, text: str | bytes = "", is_end: bool = False, request_id: str = "start", **values: Any
-) -> FrontDoorRequest:
+) -> FrontModelRequest:
     named: dict[str, Any] = {} if session_id is None else {"session_id": session_id}
     return request(request_id=request_id, target_text=text, is_start=True, is_end=is_end, **named, **values)
 
 
-def append(session_id: str, text: str | bytes = "", is_end: bool = False, request_id: str = "append") -> FrontDoorRequest:
+def append(session_id: str, text: str | bytes = "", is_end: bool = False, request_id: str = "append") -> FrontModelRequest:
     return request(request_id=request_id, session_id=session_id, target_text=text, is_start=False, is_end=is_end)
 
 
-def cancel(session_id: str, request_id: str = "cancel") -> FrontDoorRequest:
+def cancel(session_id: str, request_id: str = "cancel") -> FrontModelRequest:
     return request(request_id=request_id, session_id=session_id, is_cancel=True)

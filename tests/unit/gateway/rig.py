@@ -17,10 +17,10 @@ import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.gate import Gate
-from gateway.grpc_door import GrpcDoor
-from gateway.http_door import HttpDoor
+from gateway.grpc_server import GrpcServer
+from gateway.http_api import HttpApi
 from gateway.keys import Keys
-from gateway.settings import GateSettings, Limits, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, TlsSettings, UpstreamSettings
 from gateway.upstream import Upstream
 from tests.unit.client.fake_server import Behaviour, FakeServer, Speakers
 
@@ -94,14 +94,14 @@ class GateRig:
     def __init__(
         self,
         behave: Behaviour | None = None,
-        limits: Limits | None = None,
+        limits: GateLimits | None = None,
         keys: Keys | None = None,
         tls: TlsSettings | None = None,
         behind_proxy: bool = False,
     ) -> None:
         self.server = FakeTriton(behave or Speakers())
         upstream = UpstreamSettings(self.server.address, poll_interval_s=0.05, poll_timeout_s=TIMEOUT_S, max_silence_s=2 * TIMEOUT_S)
-        self._settings = GateSettings(upstream, limits or Limits(), behind_proxy=behind_proxy)
+        self._settings = GateSettings(upstream, limits or GateLimits(), behind_proxy=behind_proxy)
         self._keys = keys
         self._tls = tls
         self._started = threading.Event()
@@ -119,16 +119,16 @@ class GateRig:
         upstream = Upstream(self._settings.upstream)
         self.gate = Gate(self._settings, upstream, self._keys)
         tasks = [asyncio.create_task(upstream.watch()), asyncio.create_task(self.gate.run())]
-        grpc_door, http_door = GrpcDoor(self.gate), HttpDoor(self.gate)
-        self.grpc_door = grpc_door
-        await grpc_door.start("127.0.0.1", 0, self._tls)
-        await http_door.start("127.0.0.1", 0, self._tls)
-        self.grpc_url, self.http_url = f"127.0.0.1:{grpc_door.port}", f"127.0.0.1:{http_door.port}"
-        self.grpc_port = grpc_door.port
+        grpc_server, http_api = GrpcServer(self.gate), HttpApi(self.gate)
+        self.grpc_server = grpc_server
+        await grpc_server.start("127.0.0.1", 0, self._tls)
+        await http_api.start("127.0.0.1", 0, self._tls)
+        self.grpc_url, self.http_url = f"127.0.0.1:{grpc_server.port}", f"127.0.0.1:{http_api.port}"
+        self.grpc_port = grpc_server.port
         self._started.set()
         await self._end.wait()
-        await grpc_door.stop(0.0)
-        await http_door.stop(0.0)
+        await grpc_server.stop(0.0)
+        await http_api.stop(0.0)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,14 +6,14 @@ import pytest
 
 from bistream.errors import BusyError
 from gateway.admission import Admission, Caller, host_of
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from tests.unit.gateway.fakes import Clock
 
 HOME = Caller("10.0.0.1")
 
 
 def test_sessions_of_an_address_are_bounded_and_those_of_another_are_not_touched() -> None:
-    admission = Admission(Limits(sessions_per_address=2))
+    admission = Admission(GateLimits(sessions_per_address=2))
     admission.open_session(HOME)
     admission.open_session(HOME)
     with pytest.raises(BusyError, match="address has 2 sessions"):
@@ -25,7 +25,7 @@ def test_sessions_of_an_address_are_bounded_and_those_of_another_are_not_touched
 
 
 def test_sessions_of_a_key_are_bounded_over_all_addresses() -> None:
-    admission = Admission(Limits(sessions_per_key=2, sessions_per_address=0))
+    admission = Admission(GateLimits(sessions_per_key=2, sessions_per_address=0))
     admission.open_session(Caller("10.0.0.1", "anna"))
     admission.open_session(Caller("10.0.0.2", "anna"))
     with pytest.raises(BusyError, match="API key"):
@@ -34,7 +34,7 @@ def test_sessions_of_a_key_are_bounded_over_all_addresses() -> None:
 
 
 def test_all_sessions_are_bounded() -> None:
-    admission = Admission(Limits(max_sessions=1))
+    admission = Admission(GateLimits(max_sessions=1))
     admission.open_session(HOME)
     with pytest.raises(BusyError, match="gate"):
         admission.open_session(Caller("10.0.0.2"))
@@ -42,7 +42,7 @@ def test_all_sessions_are_bounded() -> None:
 
 def test_starts_per_second_refill() -> None:
     clock = Clock()
-    admission = Admission(Limits(starts_per_second=2, start_burst=3), clock)
+    admission = Admission(GateLimits(starts_per_second=2, start_burst=3), clock)
 
     def starts() -> int:
         count = 0
@@ -64,7 +64,7 @@ def test_starts_per_second_refill() -> None:
 
 def test_a_refused_start_costs_the_other_holder_nothing() -> None:
     clock = Clock()
-    admission = Admission(Limits(starts_per_second=1, start_burst=1), clock)
+    admission = Admission(GateLimits(starts_per_second=1, start_burst=1), clock)
     admission.open_session(Caller("10.0.0.1", "anna"))
     with pytest.raises(BusyError):
         admission.open_session(Caller("10.0.0.2", "anna"))
@@ -72,7 +72,7 @@ def test_a_refused_start_costs_the_other_holder_nothing() -> None:
 
 
 def test_streams_of_the_gate_are_bounded() -> None:
-    admission = Admission(Limits(max_streams=2))
+    admission = Admission(GateLimits(max_streams=2))
     for number in range(2):
         admission.open_call(Caller(f"10.0.0.{number}"))
     with pytest.raises(BusyError, match="All streams"):
@@ -80,7 +80,7 @@ def test_streams_of_the_gate_are_bounded() -> None:
 
 
 def test_streams_of_an_address_are_bounded() -> None:
-    admission = Admission(Limits(streams_per_address=1))
+    admission = Admission(GateLimits(streams_per_address=1))
     admission.open_call(HOME)
     with pytest.raises(BusyError, match="streams"):
         admission.open_call(HOME)
@@ -90,7 +90,7 @@ def test_streams_of_an_address_are_bounded() -> None:
 
 
 def test_calls_of_a_key_do_not_count_for_the_address_that_it_shares_with_strangers() -> None:
-    admission = Admission(Limits(streams_per_address=1))
+    admission = Admission(GateLimits(streams_per_address=1))
     admission.open_call(HOME)
     admission.open_call(Caller(HOME.address, "anna"))
     with pytest.raises(BusyError, match="API key"):
@@ -100,7 +100,7 @@ def test_calls_of_a_key_do_not_count_for_the_address_that_it_shares_with_strange
 def test_addresses_that_are_quiet_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.admission.MAX_BUCKETS", 10)
     clock = Clock()
-    admission = Admission(Limits(starts_per_second=1, start_burst=1), clock)
+    admission = Admission(GateLimits(starts_per_second=1, start_burst=1), clock)
     for number in range(100):
         admission.open_session(Caller(f"10.0.0.{number}"))
         admission.close_session(Caller(f"10.0.0.{number}"))

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from gateway import grpc_call
 from gateway.grpc_call import CallError, peer_host
 from gateway.keys import Keys
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.requests import OFFLINE, message
 from tests.unit.gateway.rig import TIMEOUT_S, GateRig
@@ -220,7 +220,7 @@ def test_grpcs_own_health_protocol_is_answered_without_a_key() -> None:
 
 
 def test_questions_about_the_health_take_no_stream_from_others_at_the_address() -> None:
-    with GateRig(limits=Limits(streams_per_address=2)) as rig:
+    with GateRig(limits=GateLimits(streams_per_address=2)) as rig:
 
         async def test(channel: Any) -> None:
             watches = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
@@ -251,7 +251,7 @@ def test_the_host_of_a_peer(peer: str, host: str) -> None:
 
 @pytest.mark.parametrize("behind_proxy", [False, True])
 def test_a_proxys_word_on_the_address_counts_only_behind_one(behind_proxy: bool) -> None:
-    with GateRig(limits=Limits(streams_per_address=1), behind_proxy=behind_proxy) as rig:
+    with GateRig(limits=GateLimits(streams_per_address=1), behind_proxy=behind_proxy) as rig:
 
         async def test(channel: Any) -> None:
             calls = [stream(channel, metadata=(("x-client-address", f"10.0.0.{number}"),)) for number in range(3)]

@@ -8,7 +8,7 @@ import pytest
 
 from bistream.errors import EngineError, UnknownSessionError
 from gateway.keys import Keys
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from tests.unit.gateway.fakes import House, answers, run, settle, told
 from tests.unit.gateway.requests import OFFLINE, append, cancel, request, start
 
@@ -149,7 +149,7 @@ def test_a_late_append_is_told_how_the_session_ended() -> None:
 
 def test_a_late_append_is_told_what_the_gate_ended_the_session_with() -> None:
     async def test() -> None:
-        house = House(Limits(max_silence_s=30))
+        house = House(GateLimits(max_silence_s=30))
         client = house.client()
         await client.send(start("silent", ""))
         house.clock.now += 31
@@ -206,7 +206,7 @@ def test_an_id_is_free_again_when_its_start_was_refused() -> None:
 
 def test_silence_ends_a_session_and_empty_pieces_do_not_renew_it() -> None:
     async def test() -> None:
-        house = House(Limits(max_silence_s=30))
+        house = House(GateLimits(max_silence_s=30))
         client = house.client()
         await client.send(start("a", "Hello"))
         for piece in ("", "  ", "...", "\u3000", b"\xe4\xbd"):
@@ -243,7 +243,7 @@ def test_triton_is_asked_to_cancel_what_ends_early(name: str | None) -> None:
 @pytest.mark.parametrize("sign", ["text", "audio", "half a character"])
 def test_speakable_text_and_audio_renew_a_session(sign: str) -> None:
     async def test() -> None:
-        house = House(Limits(max_silence_s=30))
+        house = House(GateLimits(max_silence_s=30))
         client = house.client()
         await client.send(start("a", "Hello" if sign != "half a character" else b"\xe4"))
         house.clock.now += 29
@@ -264,7 +264,7 @@ def test_speakable_text_and_audio_renew_a_session(sign: str) -> None:
 
 def test_a_session_whose_text_has_ended_may_take_its_time() -> None:
     async def test() -> None:
-        house = House(Limits(max_silence_s=30))
+        house = House(GateLimits(max_silence_s=30))
         client = house.client()
         await client.send(start("a", "Hello", is_end=True))
         await client.send(request(model=OFFLINE, target_text="Hello"))
@@ -277,7 +277,7 @@ def test_a_session_whose_text_has_ended_may_take_its_time() -> None:
 
 def test_audio_that_nobody_reads_is_bounded() -> None:
     async def test() -> None:
-        house = House(Limits(max_unread_audio_s=5))
+        house = House(GateLimits(max_unread_audio_s=5))
         client = house.client()
         await client.send(start("greedy", "x"))
         greedy = house.last
@@ -295,7 +295,7 @@ def test_audio_that_nobody_reads_is_bounded() -> None:
 
 def test_text_over_the_limit_is_refused_and_the_session_goes_on() -> None:
     async def test() -> None:
-        house = House(Limits(max_text_bytes=10))
+        house = House(GateLimits(max_text_bytes=10))
         client = house.client()
         await client.send(start("a", "12345"))
         await client.send(append("a", "123456"))
@@ -310,7 +310,7 @@ def test_text_over_the_limit_is_refused_and_the_session_goes_on() -> None:
 
 def test_too_many_unanswered_requests_are_not_read() -> None:
     async def test() -> None:
-        house = House(Limits(max_unanswered=4))
+        house = House(GateLimits(max_unanswered=4))
         client = house.client()
         await client.send(start("a", "x"))
         for number in range(4):
@@ -328,7 +328,7 @@ def test_too_many_unanswered_requests_are_not_read() -> None:
 
 def test_a_client_that_takes_no_answer_is_not_read_and_ended_in_the_end() -> None:
     async def test() -> None:
-        house = House(Limits(max_unanswered=4, stall_timeout_s=120))
+        house = House(GateLimits(max_unanswered=4, stall_timeout_s=120))
         client = house.client()
         for number in range(2):
             await client.send(append("nobody", "x", request_id=str(number)))
@@ -348,7 +348,7 @@ def test_a_client_that_takes_no_answer_is_not_read_and_ended_in_the_end() -> Non
 
 def test_a_stream_without_a_session_is_ended_after_very_long() -> None:
     async def test() -> None:
-        house = House(Limits(idle_stream_timeout_s=600))
+        house = House(GateLimits(idle_stream_timeout_s=600))
         silent, idle, busy = house.client(), house.client(), house.client()
         await busy.send(start("a", "x", is_end=True))
         await idle.send(append("nobody", "x"))

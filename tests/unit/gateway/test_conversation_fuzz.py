@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from bistream.errors import BusyError
 from gateway.conversation import Conversation
 from gateway.keys import Keys
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from tests.unit.gateway.fakes import House, run, settle
 from tests.unit.gateway.marks import long
 from tests.unit.gateway.requests import OFFLINE, append, cancel, request, start
 
 KEYS = Keys({"k" * 16: "anna", "l" * 16: "bert"})
-LIMITS = Limits(
+LIMITS = GateLimits(
     max_sessions=5,
     sessions_per_key=3,
     sessions_per_address=3,

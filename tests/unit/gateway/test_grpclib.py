@@ -21,7 +21,7 @@ from grpclib.config import Configuration
 from grpclib.exceptions import StreamTerminatedError
 from tritonclient.grpc import service_pb2
 
-from gateway.settings import Limits, TlsSettings
+from gateway.settings import GateLimits, TlsSettings
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.requests import BISTREAM, message
 from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton, GateRig, certificate
@@ -159,7 +159,7 @@ async def calling(port: int, tls: TlsSettings | None = None, config: Configurati
 @pytest.fixture(scope="module", params=["plain", "tls"])
 def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     tls = certificate(tmp_path_factory.mktemp("tls")) if request.param == "tls" else None
-    with GateRig(Speakers(), Limits(streams_per_address=MANY), tls=tls) as rig:
+    with GateRig(Speakers(), GateLimits(streams_per_address=MANY), tls=tls) as rig:
         yield Door(rig, tls)
 
 
@@ -313,7 +313,7 @@ def test_calls_end_before_their_connection_is_told_to_go() -> None:
                 async with caller.open() as stream:
                     await caller.start(stream, "a")
                     ends = _ends(caller)
-                    closed = asyncio.wrap_future(rig.begin(rig.grpc_door.stop(2 * TIMEOUT_S)))
+                    closed = asyncio.wrap_future(rig.begin(rig.grpc_server.stop(2 * TIMEOUT_S)))
                     await caller.append(stream, "a")
                     assert (await audio(stream))[0] == 1 and not ends
                     await caller.finish(stream, "a", 2)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.company import Company
 from tests.unit.gateway.marks import long
@@ -40,7 +40,7 @@ def h2load(address: str, path: str, body: bytes, folder: Path, *options: Any) ->
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[GateRig]:
-    with GateRig(Speakers(), Limits(starts_per_second=0.0)) as made:
+    with GateRig(Speakers(), GateLimits(starts_per_second=0.0)) as made:
         yield made
 
 

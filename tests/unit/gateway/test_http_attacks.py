@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway import http_server
 from gateway.http_server import MAX_HEAD_BYTES, MAX_PIPELINED
-from gateway.settings import Limits, TlsSettings
+from gateway.settings import GateLimits, TlsSettings
 from tests.unit.gateway.marks import long
 from tests.unit.gateway.requests import OFFLINE
 from tests.unit.gateway.rig import TIMEOUT_S, GateRig, certificate
@@ -26,7 +26,7 @@ TEXT = {"name": "target_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[GateRig]:
-    with GateRig(limits=Limits()) as made:
+    with GateRig(limits=GateLimits()) as made:
         yield made
         made.wait_for(lambda: made.gate.admission.calls == made.gate.admission.sessions == made.gate.input_budget.used == 0)
         connection = http.client.HTTPConnection(made.http_url, timeout=TIMEOUT_S)
@@ -215,7 +215,7 @@ def fuzz_body(rig: GateRig, body: bytes, split: int | None, after: bytes) -> Non
 
 
 def test_bodies_that_are_not_complete_are_bounded_over_all_clients() -> None:
-    limits = Limits(max_input_bytes=600_000)  # an address may take a quarter
+    limits = GateLimits(max_input_bytes=600_000)  # an address may take a quarter
     head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: 5\r\nContent-Length: 200000\r\n\r\n".encode()
     with GateRig(limits=limits) as rig:
         with connect(rig) as first, connect(rig) as second:

@@ -16,7 +16,7 @@ import tritonclient.grpc as triton
 from bistream.client.client import BistreamClient
 from bistream.errors import BistreamError
 from gateway.options import command, parse_arguments
-from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.rig import TIMEOUT_S, FakeTriton
 
@@ -122,7 +122,7 @@ def test_what_is_wrong_at_the_start_is_one_line(tmp_path: Path) -> None:
 def test_the_command_of_settings_gives_the_settings_back() -> None:
     settings = GateSettings(
         UpstreamSettings("127.0.0.1:9", max_silence_s=4.0),
-        Limits(max_text_bytes=7, starts_per_second=1.5),
+        GateLimits(max_text_bytes=7, starts_per_second=1.5),
         Listen("0.0.0.0", 5),
         Listen("127.0.0.2", 6),
         TlsSettings(Path("c"), Path("k"), Path("a")),

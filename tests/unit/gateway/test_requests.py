@@ -20,10 +20,10 @@ from gateway.messages import (
     wants_empty_final,
 )
 from gateway.requests import PUBLIC
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from tests.unit.gateway.requests import BISTREAM, OFFLINE, message
 
-LIMITS = Limits(max_text_bytes=100, max_recording_s=1.0)
+LIMITS = GateLimits(max_text_bytes=100, max_recording_s=1.0)
 
 
 def refusal(wrong: Any) -> str:
@@ -116,12 +116,12 @@ def test_a_wrong_request_is_refused(name: str) -> None:
     assert word in refusal(wrong)
 
 
-def test_both_front_doors_and_no_other_model_are_public() -> None:
+def test_both_front_models_and_no_other_model_are_public() -> None:
     assert set(PUBLIC) == {BISTREAM, OFFLINE} < {contract.name for contract in CONTRACTS}
 
 
 def forwarded(made: Any, own_id: str = "7") -> Any:
-    request = read_request(made, Limits())
+    request = read_request(made, GateLimits())
     return service_pb2.ModelInferRequest.FromString(request_bytes(request, own_id, request.tensors))
 
 
@@ -163,7 +163,7 @@ def test_typed_contents_become_raw_ones() -> None:
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_or_no_request(data: bytes) -> None:
     with pytest.raises(InvalidInputError):
-        read_request(parse_request(data), Limits())
+        read_request(parse_request(data), GateLimits())
 
 
 NAMES = st.sampled_from([spec.name for contract in CONTRACTS for spec in contract.inputs] + ["", "x"])

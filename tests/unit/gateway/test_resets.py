@@ -9,8 +9,8 @@ import time
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc_door import SPARE_STREAMS
-from gateway.settings import Limits
+from gateway.grpc_server import SPARE_STREAMS
+from gateway.settings import GateLimits
 from tests.unit.client.fake_server import Speakers
 from tests.unit.gateway.attackers import PING, Connection, frame, rapid_resets
 from tests.unit.gateway.rig import TIMEOUT_S, GateRig
@@ -21,7 +21,7 @@ SHARE = 4
 @pytest.mark.parametrize("behind_proxy", [False, True])
 def test_they_count_until_the_gate_has_seen_them(behind_proxy: bool) -> None:
     """Else one connection fills the line of all new calls. Behind a proxy, one connection may have the streams of all clients."""
-    with GateRig(Speakers(), Limits(streams_per_address=SHARE, max_streams=1000), behind_proxy=behind_proxy) as rig:
+    with GateRig(Speakers(), GateLimits(streams_per_address=SHARE, max_streams=1000), behind_proxy=behind_proxy) as rig:
         go, is_held = threading.Event(), threading.Event()
 
         async def hold() -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from gateway.conversation import Conversation
 from gateway.keys import Keys
 from gateway.messages import read_request
-from gateway.requests import FrontDoorRequest
+from gateway.requests import FrontModelRequest
 from gateway.session_stream import CANCEL, CLOSE_TIMEOUT_S, QUIET_S
-from gateway.settings import Limits, UpstreamSettings
+from gateway.settings import GateLimits, UpstreamSettings
 from tests.unit.gateway.fakes import FakeStream, House, answers, run_moved, settle, told, wait
 from tests.unit.gateway.requests import append, cancel, message, start
 from tests.unit.gateway.requests import request as request_of
@@ -31,7 +31,7 @@ RECORDING = [0.0] * 50_000  # 200 KB
 class Scene:
     """A gate with API keys before a Triton that the test plays. room: of each stream, in bytes."""
 
-    def __init__(self, room: int = PLENTY, limits: Limits | None = None) -> None:
+    def __init__(self, room: int = PLENTY, limits: GateLimits | None = None) -> None:
         self.house = House(limits, Keys({KEY: "anna"}))
         self.house.upstream.make = partial(FakeStream, room, ends_itself=False)
 
@@ -47,8 +47,8 @@ class Scene:
         return [one.id for one in self.stream.sent]
 
 
-def with_recording(**values: Any) -> FrontDoorRequest:
-    return read_request(message(target_text="y", is_end=False, reference_wav=RECORDING, **values), Limits())
+def with_recording(**values: Any) -> FrontModelRequest:
+    return read_request(message(target_text="y", is_end=False, reference_wav=RECORDING, **values), GateLimits())
 
 
 async def vanish(client: Conversation, *tasks: asyncio.Task[None]) -> None:
@@ -129,10 +129,10 @@ def test_a_later_request_has_no_recording() -> None:
         client = scene.client()
         await client.send(start("mine", "x"))
         await client.send(with_recording(session_id="mine", is_start=False))
-        await client.send(read_request(message(session_id="mine", is_start=False, is_end=False, source_wav=RECORDING), Limits()))
+        await client.send(read_request(message(session_id="mine", is_start=False, is_end=False, source_wav=RECORDING), GateLimits()))
         refused = await answers(client, 4)
         assert [told(one)[1] for one in refused] == ["INVALID_INPUT", "final"] * 2
-        await client.send(read_request(message(session_id="mine", is_cancel=True, reference_wav=RECORDING), Limits()))
+        await client.send(read_request(message(session_id="mine", is_cancel=True, reference_wav=RECORDING), GateLimits()))
         assert scene.ids == ["0", "1"]
         assert set(scene.stream.tensors()) == {"is_cancel", "session_id"}
         await vanish(client)
@@ -147,7 +147,9 @@ def test_a_start_that_was_not_begun_to_be_sent_is_taken_back_at_once(model: str)
         scene = Scene()
         client = scene.client()
         values: dict[str, Any] = {"session_id": "mine", "is_end": False} if model == "cosyvoice2_bistream" else {}
-        task = asyncio.create_task(client.send(read_request(message(model, target_text="y", reference_wav=RECORDING, **values), Limits())))
+        task = asyncio.create_task(
+            client.send(read_request(message(model, target_text="y", reference_wav=RECORDING, **values), GateLimits()))
+        )
         await asyncio.sleep(0)
         assert len(scene.house.gate.sessions) == 1 and not scene.stream.is_writing
         await vanish(client, task)
@@ -175,7 +177,7 @@ def test_a_start_that_has_no_room_is_sent_whole_and_then_cancelled() -> None:
 
 def test_a_session_that_fails_in_the_midst_of_a_request_ends_after_it() -> None:
     async def test() -> None:
-        scene = Scene(room=1_000, limits=Limits(max_unread_audio_s=1))
+        scene = Scene(room=1_000, limits=GateLimits(max_unread_audio_s=1))
         client = scene.client()
         await client.send(start("mine", "x"))
         task = asyncio.create_task(client.send(append("mine", "y" * 2_000)))

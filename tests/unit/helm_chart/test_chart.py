@@ -18,7 +18,7 @@ from bistream.keeper.host_limits import host_needs
 from bistream.keeper.server_process import ServerSettings
 from bistream.metrics.families import BY_NAME
 from gateway.options import limits_of
-from gateway.settings import Limits
+from gateway.settings import GateLimits
 from scripts.fill_template import placeholders
 from scripts.make_model_repo import OF_THE_CHECKPOINT, make, model_names, model_values, read_template
 from scripts.serve import parse_arguments
@@ -115,7 +115,7 @@ def test_the_arguments_are_options_of_serve(behind_envoy: bool) -> None:
     assert {given.grpc_address, given.http_address, given.health_address} == {"0.0.0.0"}
     assert given.keys_file == Path("/secrets/keys/keys") and given.sessions_per_key == 40
     assert given.tls_client_ca == (None if behind_envoy else Path("/secrets/tls/ca.crt"))
-    assert given.behind_proxy == behind_envoy and limits_of(given).sessions_per_address == Limits.sessions_per_address
+    assert given.behind_proxy == behind_envoy and limits_of(given).sessions_per_address == GateLimits.sessions_per_address
 
 
 def test_the_default_start_timeout_is_that_of_serve() -> None:

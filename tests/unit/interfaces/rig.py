@@ -21,7 +21,7 @@ from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.voice import Voice
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits, Settings
+from interfaces.settings import InterfaceLimits, Settings
 from interfaces.web.access import Access
 from interfaces.web.app import make_app
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER as SAMPLES_PER_CHARACTER
@@ -53,15 +53,15 @@ class Running:
 @contextlib.contextmanager
 def running(
     *addresses: str,
-    limits: Limits | None = None,
+    limits: InterfaceLimits | None = None,
     keys: Keys | None = None,
     voices: VoiceStore | None = None,
     speak_after_s: float = 0.0,
     origins: tuple[str, ...] = (),
     settings: Settings | None = None,
 ) -> Iterator[Running]:
-    limits = limits or Limits()
-    if limits.starts_per_second == Limits.starts_per_second:  # else how fast a test is would decide
+    limits = limits or InterfaceLimits()
+    if limits.starts_per_second == InterfaceLimits.starts_per_second:  # else how fast a test is would decide
         limits = replace(limits, starts_per_second=0)
     made: list[Running] = []
     started = threading.Event()

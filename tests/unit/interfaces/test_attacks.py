@@ -24,7 +24,7 @@ from gateway.keys import Keys
 from interfaces.core.caller import Caller
 from interfaces.core.service import LINES_WITHOUT_AUDIO
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits, Settings
+from interfaces.settings import InterfaceLimits, Settings
 from tests.unit.client.fake_server import FakeServer
 from tests.unit.interfaces.rig import ANNA, Running, reading, running
 from tests.unit.interfaces.test_gone_clients import wait_in_loop
@@ -44,7 +44,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address, limits=Limits(max_message_bytes=5000)) as made:
+    with running(server.address, limits=InterfaceLimits(max_message_bytes=5000)) as made:
         yield made
 
 
@@ -96,7 +96,7 @@ def test_a_head_that_does_not_come_to_its_end_is_given_up(server: FakeServer, mo
 
 
 def test_a_body_that_does_not_come_to_its_end_is_a_408(server: FakeServer) -> None:
-    with running(server.address, limits=Limits(body_timeout_s=0.05)) as front:
+    with running(server.address, limits=InterfaceLimits(body_timeout_s=0.05)) as front:
         for path, kind in ((SPEECH, "application/json"), ("/v1/audio/voices", "multipart/form-data; boundary=b")):
             head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             head += f"content-type: {kind}\r\ncontent-length: 100\r\n\r\n--b\r\n"
@@ -110,7 +110,7 @@ def test_a_body_that_does_not_come_to_its_end_is_a_408(server: FakeServer) -> No
 
 
 def test_connections_of_an_address_are_bounded_and_given_back(server: FakeServer) -> None:
-    with running(server.address, limits=Limits(max_connections=8)) as front:
+    with running(server.address, limits=InterfaceLimits(max_connections=8)) as front:
         for _ in range(3):
             idle = [socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) for _ in range(2)]
             wait_in_loop(front, lambda: len(front.server.server_state.connections) == 2)
@@ -134,7 +134,7 @@ def test_connections_that_come_too_fast_are_cut_before_their_requests_are_read(
     question = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     for is_behind, expected in ((False, [{b"200"}, set(), set()]), (True, [{b"200"}] * 3)):
         settings = Settings(port=0, behind_proxy=is_behind)
-        with running(server.address, limits=Limits(starts_per_second=1e-7), settings=settings) as front:
+        with running(server.address, limits=InterfaceLimits(starts_per_second=1e-7), settings=settings) as front:
             assert [statuses(exchange(front, question)) for _ in range(3)] == expected
     assert "its connections are cut" in caplog.text
 
@@ -179,7 +179,7 @@ def test_compression_is_not_spoken(front: Running) -> None:
 
 
 def test_utterances_and_voices_of_different_keys_cannot_touch_each_other(server: FakeServer) -> None:
-    limits = Limits(max_speeches=4)  # one of a key
+    limits = InterfaceLimits(max_speeches=4)  # one of a key
     voices = VoiceStore((ANNA,))
     voice = voices.add("mine", np.zeros(16000, np.float32), "What is said.", Caller("one", "10.0.0.1"))
     with running(server.address, limits=limits, voices=voices, keys=Keys({MINE: "one", THEIRS: "two"})) as front:
@@ -267,7 +267,7 @@ def test_a_client_that_opens_and_cancels_is_told_to_wait_and_writes_little(
     messages, refusal = FLOODS[path]
     monkeypatch.setattr("interfaces.core.shares.MAX_PAUSE_S", 0.0)
     monkeypatch.setattr("interfaces.core.quiet_log.WINDOW_S", 1e6)
-    with caplog.at_level(logging.INFO), running(server.address, limits=Limits(starts_per_second=1e-6)) as front:
+    with caplog.at_level(logging.INFO), running(server.address, limits=InterfaceLimits(starts_per_second=1e-6)) as front:
         with connect(front.ws + path, open_timeout=WAIT_S, close_timeout=0.1) as client:  # it does not read all that comes
             with contextlib.suppress(ConnectionClosed):
                 for number in range(60):
@@ -293,7 +293,7 @@ def test_sockets_of_a_key_that_comes_in_the_first_message_are_counted_for_it(ser
     path = "/v1/text-to-speech/anna/multi-stream-input"
     settings = Settings(port=0, behind_proxy=True)
     with (
-        running(server.address, limits=Limits(max_sockets=8), keys=Keys({MINE: "one", THEIRS: "two"}), settings=settings) as front,
+        running(server.address, limits=InterfaceLimits(max_sockets=8), keys=Keys({MINE: "one", THEIRS: "two"}), settings=settings) as front,
         contextlib.ExitStack() as stack,
     ):
 

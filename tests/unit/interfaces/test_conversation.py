@@ -23,7 +23,7 @@ from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.voices import VoiceStore
 from interfaces.protocols.actions import Made
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from interfaces.web.conversation import Conversation, encoded
 from tests.clock import run_at_once
 from tests.unit.interfaces.rig import ANNA
@@ -73,7 +73,7 @@ class ScriptedSpeech(Speech):
 
 
 class ScriptedService(SpeechService):
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: InterfaceLimits) -> None:
         super().__init__(Servers(()), VoiceStore((ANNA,)), limits)
 
     def open(self, voice: str, caller: Caller, values: Any = None, speak_after_s: float | None = None) -> Speech:
@@ -92,7 +92,7 @@ def speak(text: str) -> str:
 
 def test_a_client_that_does_not_read_is_left() -> None:
     async def run() -> None:
-        socket, service = MemorySocket(reads=False), ScriptedService(Limits(send_timeout_s=20.0))
+        socket, service = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=20.0))
         socket.incoming.put_nowait(speak("Hello"))
         await converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run()
         assert service.open_speeches == 0 and not any(isinstance(message, bytes) for message in socket.sent)
@@ -102,7 +102,7 @@ def test_a_client_that_does_not_read_is_left() -> None:
 
 def test_an_idle_socket_is_closed_and_a_speaking_one_is_not() -> None:
     async def run() -> None:
-        socket, service = MemorySocket(), ScriptedService(Limits(idle_socket_s=60.0))
+        socket, service = MemorySocket(), ScriptedService(InterfaceLimits(idle_socket_s=60.0))
         await converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run()
         assert socket.closed is not None and socket.closed[0] == 1001
         socket = MemorySocket()
@@ -127,7 +127,7 @@ def test_any_life_of_a_conversation_ends_without_a_failure_of_its_own(name: str,
     handler.emit = lambda record: faults.append(record.getMessage())  # type: ignore[method-assign]
 
     async def run() -> None:
-        socket, service = MemorySocket(), ScriptedService(Limits(max_text_chars=40, max_speeches=2))
+        socket, service = MemorySocket(), ScriptedService(InterfaceLimits(max_text_chars=40, max_speeches=2))
         conversation = asyncio.ensure_future(converse(MAKERS[name](), socket, service).run())
         for message in messages:
             if message is None:
@@ -150,7 +150,7 @@ def test_any_life_of_a_conversation_ends_without_a_failure_of_its_own(name: str,
 
 def test_errors_are_said_with_the_protocols_own_code() -> None:
     async def run() -> None:
-        socket, service = MemorySocket(), ScriptedService(Limits())
+        socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
         socket.incoming.put_nowait(speak("x1"))
         await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
         event = json.loads(socket.sent[-1])
@@ -170,7 +170,7 @@ def test_an_error_of_the_encoder_is_said_and_frees_the_place(monkeypatch: pytest
         closed: list[Encoder] = []
         monkeypatch.setattr(Encoder, "feed", broken)
         monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
-        socket, service = MemorySocket(), ScriptedService(Limits())
+        socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
         for _ in range(1 + pieces):
             socket.incoming.put_nowait(speak("Hello"))
         await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run(), WAIT_S)
@@ -184,7 +184,7 @@ def test_the_encoder_of_a_client_that_leaves_is_closed(monkeypatch: pytest.Monke
     async def run() -> None:
         closed: list[Encoder] = []
         monkeypatch.setattr(Encoder, "close", lambda encoder: closed.append(encoder))
-        socket, service = MemorySocket(), ScriptedService(Limits())
+        socket, service = MemorySocket(), ScriptedService(InterfaceLimits())
         socket.incoming.put_nowait(speak("Hello"))
         running = asyncio.ensure_future(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), socket, service).run())
         while not any(isinstance(message, bytes) for message in socket.sent):

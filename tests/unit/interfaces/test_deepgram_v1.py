@@ -12,7 +12,7 @@ from interfaces.audio.formats import AudioFormat
 from interfaces.protocols.actions import Made
 from interfaces.protocols.deepgram import DeepgramOptions
 from interfaces.protocols.deepgram_v1 import DeepgramV1
-from interfaces.protocols.turns import MAX_WAITING_TURNS
+from interfaces.protocols.utterance_queue import MAX_WAITING_TURNS
 from tests.unit.interfaces.machine import Player
 
 

@@ -23,7 +23,7 @@ from gateway.keys import Keys
 from interfaces.audio.formats import AudioFormat
 from interfaces.core.record import Ending, SpeechRecord, ending_of
 from interfaces.protocols.deepgram import Deepgram, DeepgramOptions
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ReadyServer, Running, running
 from tests.unit.interfaces.test_conversation import MemorySocket, ScriptedService, converse, speak
@@ -222,7 +222,7 @@ def code_of(client: Any) -> int | None:
 
 def test_a_websocket_client_that_does_not_read() -> None:
     async def run() -> None:
-        client, service = MemorySocket(reads=False), ScriptedService(Limits(send_timeout_s=0.01))
+        client, service = MemorySocket(reads=False), ScriptedService(InterfaceLimits(send_timeout_s=0.01))
         client.incoming.put_nowait(speak("Hello"))
         await asyncio.wait_for(converse(Deepgram(DeepgramOptions("anna", AudioFormat(), 4096)), client, service).run(), WAIT_S)
         assert +service.counts.endings == {Ending.TIMED_OUT: 1}

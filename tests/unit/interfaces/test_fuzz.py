@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.interfaces.rig import Running, reading, running
 from tests.unit.interfaces.test_hostile_messages import ANYTHING, HOSTILE, MESSAGES
 
@@ -54,7 +54,7 @@ HUGE_NUMBERS = st.sampled_from([10**20, -(10**400), 1e308, 5000 * "9"])
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Running]:
-    limits = Limits(starts_per_second=0, max_body_bytes=20_000, max_upload_bytes=50_000, max_text_chars=100)
+    limits = InterfaceLimits(starts_per_second=0, max_body_bytes=20_000, max_upload_bytes=50_000, max_text_chars=100)
     with reading() as server, running(server.address, limits=limits) as made:
         yield made
 

@@ -25,7 +25,7 @@ from interfaces.core.caller import Caller
 from interfaces.core.voice import Voice
 from interfaces.core.voices import VoiceStore
 from interfaces.options import parse_arguments
-from interfaces.settings import Limits, Settings
+from interfaces.settings import InterfaceLimits, Settings
 from interfaces.web.access import Access
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
@@ -43,7 +43,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address, limits=Limits(max_body_bytes=20_000, max_recording_s=3.0)) as made:
+    with running(server.address, limits=InterfaceLimits(max_body_bytes=20_000, max_recording_s=3.0)) as made:
         yield made
 
 
@@ -305,7 +305,7 @@ def test_keys_in_all_headers_and_none_of_the_others(server: FakeServer) -> None:
     ("origin", "is_allowed"), [(None, True), ("http://a:1", True), ("http://b:1", False), ("http://[", False), ("", False)]
 )
 def test_an_origin_is_the_pages_own_or_none(origin: str | None, is_allowed: bool) -> None:
-    assert Access(None, Limits()).allows_origin(origin, "a:1") == is_allowed
+    assert Access(None, InterfaceLimits()).allows_origin(origin, "a:1") == is_allowed
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_an_origin_is_the_pages_own_or_none(origin: str | None, is_allowed: bool
     ],
 )  # fmt: skip
 def test_hosts_are_those_of_loopback_and_of_the_setting(host: str | None, is_allowed: bool) -> None:
-    assert Access(None, Limits(), hosts=("GOOD.example", "*.under.example")).allows_host(host) == is_allowed
-    assert Access(None, Limits(), hosts=("*",)).allows_host(host)
+    assert Access(None, InterfaceLimits(), hosts=("GOOD.example", "*.under.example")).allows_host(host) == is_allowed
+    assert Access(None, InterfaceLimits(), hosts=("*",)).allows_host(host)
 
 
 def test_a_concrete_address_to_listen_at_is_a_host() -> None:
@@ -344,7 +344,7 @@ def test_pages_whose_name_stands_for_this_machine_are_kept_out(front: Running) -
 
 def test_behind_a_proxy_its_header_says_who_calls(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interfaces.core.shares.MAX_PAUSE_S", 0.0)
-    limits = Limits(starts_per_second=1e-6)  # one each
+    limits = InterfaceLimits(starts_per_second=1e-6)  # one each
     for is_behind, expected in ((False, [200, 429, 429]), (True, [200, 429, 200])):
         settings = Settings(port=0, limits=limits, behind_proxy=is_behind)
         with running(server.address, limits=limits, settings=settings) as front:
@@ -471,7 +471,7 @@ def test_other_names_of_voices_are_listed(server: FakeServer) -> None:
 
 
 def test_too_many_voices_are_an_error_that_no_client_retries(server: FakeServer) -> None:
-    with running(server.address, limits=Limits(max_voices=1)) as front:
+    with running(server.address, limits=InterfaceLimits(max_voices=1)) as front:
         assert upload(front, recording(), name="first", transcript="x")[0] == 200
         answer = upload(front, recording(), name="second", transcript="x")
         assert answer[0] == 429 and answer[1]["x-should-retry"] == "false" and "delete one" in error_of(answer)["message"]

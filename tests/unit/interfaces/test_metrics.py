@@ -12,7 +12,7 @@ from interfaces.core.record import Ending
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from interfaces.web.metrics import PREFIX, exposition
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +21,7 @@ NAME = re.compile(rf"{PREFIX}_(\w+)")
 
 def families() -> dict[str, str]:
     """Names and kinds."""
-    service = SpeechService(Servers(("a:1", "b:1")), VoiceStore(()), Limits())
+    service = SpeechService(Servers(("a:1", "b:1")), VoiceStore(()), InterfaceLimits())
     page = exposition(service, 3)
     for line in page.splitlines():
         assert re.fullmatch(rf"# (HELP|TYPE) {PREFIX}_\w+ .+|{PREFIX}_\w+(\{{\w+=\"[^\"]+\"\}})? [0-9.e+-]+", line), line

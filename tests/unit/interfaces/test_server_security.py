@@ -22,7 +22,7 @@ from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio
 from interfaces.core.voices import VoiceStore
 from interfaces.options import parse_arguments
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER, Reader
 from tests.unit.gateway.rig import GateRig, certificate
 from tests.unit.interfaces.rig import ANNA
@@ -67,7 +67,7 @@ def security(pem: TlsSettings, api_key: str | None = KEY) -> ClientSecurity:
 
 async def spoken(servers: Servers, text: str) -> int:
     """Characters that were heard."""
-    speech = SpeechService(servers, VoiceStore((ANNA,)), Limits()).open("anna", Caller(None, "10.0.0.1"))
+    speech = SpeechService(servers, VoiceStore((ANNA,)), InterfaceLimits()).open("anna", Caller(None, "10.0.0.1"))
     try:
         await speech.append(text[:2])
         await speech.end(text[2:])

@@ -19,7 +19,7 @@ from interfaces.core.load import UNKNOWN_CAPACITY, ServerLoad, parse_load
 from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import Reader
 from tests.unit.interfaces.rig import ANNA, ReadyServer, reading
 
@@ -173,7 +173,7 @@ def test_a_dead_server_is_left_out_and_taken_again() -> None:
         dying = ReadyServer(Reader())
         port = int(dying.address.rpartition(":")[2])
         async with closing(Servers([dying.address, other.address])) as servers:
-            service = SpeechService(servers, VoiceStore((ANNA,)), Limits())
+            service = SpeechService(servers, VoiceStore((ANNA,)), InterfaceLimits())
             await servers.check()
             assert [one.is_ready for one in servers.all] == [True, True]
             await speak(service)

@@ -17,7 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from gateway.keys import Keys
 from interfaces.core.caller import Caller
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from interfaces.web.access import Access
 from interfaces.web.first_message import identified
 from tests.clock import run_at_once
@@ -49,7 +49,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address, limits=Limits(max_message_bytes=5000)) as made:
+    with running(server.address, limits=InterfaceLimits(max_message_bytes=5000)) as made:
         yield made
 
 
@@ -228,7 +228,7 @@ def test_a_client_that_never_says_who_it_is_is_sent_away() -> None:
             self.code = code
 
     silent = Silent()
-    access = Access(Keys({KEY: "mine"}), Limits())
+    access = Access(Keys({KEY: "mine"}), InterfaceLimits())
     assert run_at_once(identified(silent, access, Caller(None, "127.0.0.1"), timeout_s=10.0)) is None
     assert silent.code == 1008 and "No valid API key" in silent.sent[0]
 
@@ -266,7 +266,7 @@ def test_messages_beyond_the_limit_close_the_socket(front: Running) -> None:
 
 
 def test_sockets_of_an_address_are_bounded(server: FakeServer) -> None:
-    with running(server.address, limits=Limits(max_sockets=4)) as front:
+    with running(server.address, limits=InterfaceLimits(max_sockets=4)) as front:
         with opened(front, DEEPGRAM), pytest.raises(InvalidStatus) as caught:
             opened(front, DEEPGRAM)
         assert caught.value.response.status_code == 429

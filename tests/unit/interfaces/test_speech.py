@@ -20,7 +20,7 @@ from interfaces.core.service import SpeechService
 from interfaces.core.speech import Audio, Flushed, Speech
 from interfaces.core.values import Values
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import FakeServer, Reader, Received, Stream
 from tests.unit.interfaces.rig import ANNA, SAMPLES_PER_CHARACTER, ReadyServer, reading
 
@@ -51,7 +51,7 @@ made: list[Servers] = []  # by the test that runs
 
 def service_for(*addresses: str, speak_after_s: float = 0.0, **limits: int) -> SpeechService:
     made.append(Servers(addresses))
-    return SpeechService(made[-1], VoiceStore((ANNA,)), Limits(**limits), speak_after_s)
+    return SpeechService(made[-1], VoiceStore((ANNA,)), InterfaceLimits(**limits), speak_after_s)
 
 
 async def heard(speech: Speech) -> list[Audio | Flushed]:

@@ -1,4 +1,4 @@
-"""One id through client, front door and server: in headers, session ids, metadata, and the logs."""
+"""One id through client, front model and server: in headers, session ids, metadata, and the logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from interfaces.core.servers import Servers
 from interfaces.core.service import SpeechService
 from interfaces.core.trace import Trace, trace_of
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import Reader
 from tests.unit.interfaces.rig import ANNA, ReadyServer, reading, running
 from tests.unit.interfaces.test_gone_clients import wait_in_loop
@@ -81,11 +81,11 @@ def test_the_server_gets_the_id_and_the_traceparent_and_the_log_has_both(caplog:
 def test_every_way_to_end_is_written_down(caplog: pytest.LogCaptureFixture) -> None:
     async def end() -> None:
         servers = Servers([server.address])
-        service = SpeechService(servers, VoiceStore((ANNA,)), Limits())
+        service = SpeechService(servers, VoiceStore((ANNA,)), InterfaceLimits())
         left = service.open("anna", Caller(None, "10.0.0.1"))
         await left.append("Hello")
         await left.close()
-        unreachable = SpeechService(Servers(()), VoiceStore((ANNA,)), Limits())
+        unreachable = SpeechService(Servers(()), VoiceStore((ANNA,)), InterfaceLimits())
         failed = unreachable.open("anna", Caller(None, "10.0.0.1"))
         await failed.end("Hello")
         with pytest.raises(Exception, match="no speech server"):

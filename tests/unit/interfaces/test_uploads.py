@@ -19,7 +19,7 @@ from interfaces.core.upload_store import UploadStore
 from interfaces.core.voice import UPLOAD, Voice
 from interfaces.core.voice_names import OPENAI_VOICES, is_reserved
 from interfaces.core.voices import VoiceStore
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.interfaces.rig import ANNA
 
 SECOND = np.zeros(16000, np.float32)
@@ -111,7 +111,7 @@ def test_with_keys_an_upload_is_its_keys_and_has_no_secret() -> None:
 
 @given(seconds=st.lists(st.integers(1, 4), max_size=30), callers=st.lists(st.integers(0, 3), min_size=30, max_size=30))
 def test_one_address_has_at_most_its_share_of_voices_and_of_bytes(seconds: list[int], callers: list[int]) -> None:
-    store = VoiceStore((ANNA,), limits=Limits(max_voices=16, max_voices_bytes=40 * 64_000))
+    store = VoiceStore((ANNA,), limits=InterfaceLimits(max_voices=16, max_voices_bytes=40 * 64_000))
     sizes: dict[int, list[int]] = {number: [] for number in range(4)}
     for number, (length, caller) in enumerate(zip(seconds, callers, strict=False)):
         own, everybody = sizes[caller], [size for held in sizes.values() for size in held]
@@ -126,7 +126,7 @@ def test_one_address_has_at_most_its_share_of_voices_and_of_bytes(seconds: list[
 
 
 def test_a_key_has_one_share_from_all_its_addresses() -> None:
-    store = VoiceStore((ANNA,), limits=Limits(max_voices=8))
+    store = VoiceStore((ANNA,), limits=InterfaceLimits(max_voices=8))
     for number in range(2):
         add(store, "v", Caller("key", f"10.0.0.{number}"))
     with pytest.raises(QuotaError, match="API key"):
@@ -135,7 +135,7 @@ def test_a_key_has_one_share_from_all_its_addresses() -> None:
 
 
 def test_shares_and_secrets_outlive_the_process(tmp_path: Path) -> None:
-    limits = Limits(max_voices=4)
+    limits = InterfaceLimits(max_voices=4)
     voice = add(VoiceStore((ANNA,), tmp_path, limits=limits), "mine")
     later = VoiceStore((ANNA,), tmp_path, limits=limits)
     with pytest.raises(QuotaError):

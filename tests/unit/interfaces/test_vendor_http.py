@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from interfaces.settings import Limits
+from interfaces.settings import InterfaceLimits
 from tests.unit.client.fake_server import FakeServer, Received, Stream
 from tests.unit.interfaces.rig import SAMPLES_PER_CHARACTER, ReadyServer, Running, reading, running
 from tests.unit.interfaces.test_http import ask, error_of, seconds
@@ -29,7 +29,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def front(server: FakeServer) -> Iterator[Running]:
-    with running(server.address, limits=Limits(max_text_chars=100)) as made:
+    with running(server.address, limits=InterfaceLimits(max_text_chars=100)) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""The drain protocol between keeper and front doors: no session is cut short, and the keeper never waits in vain."""
+"""The drain protocol between keeper and front models: no session is cut short, and the keeper never waits in vain."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bistream.control_files import CONTROL_VARIABLE, Order, StatusFile, forget_process, read_statuses
 from bistream.keeper.served_models import CLOSING_S, TELLING_S, Ending
-from bistream.triton.front_door import FrontDoor, follow_keeper
+from bistream.processes.control_files import CONTROL_VARIABLE, Order, StatusFile, forget_process, read_statuses
+from bistream.triton.front_model import FrontModel, follow_keeper
 from bistream.triton.status_writer import StatusWriter
 
 WAIT_S = 120.0
@@ -37,20 +37,20 @@ class FakeOrchestrator:
         assert self.told.wait(WAIT_S)
 
 
-def make_door(directory: Path, pid: int, sessions: FakeOrchestrator) -> FrontDoor:
-    door = FrontDoor(directory, StatusWriter(StatusFile(directory, "door", pid)), sessions)
+def make_door(directory: Path, pid: int, sessions: FakeOrchestrator) -> FrontModel:
+    door = FrontModel(directory, StatusWriter(StatusFile(directory, "door", pid)), sessions)
     door.look()
     return door
 
 
 class House:
-    """A keeper with front doors; time advances only when the test moves it."""
+    """A keeper with front models; time advances only when the test moves it."""
 
     def __init__(self, directory: Path, *running: int) -> None:
         self.now = 100.0
         self.sessions = [FakeOrchestrator(count) for count in running]
         self.doors = [make_door(directory, number, sessions) for number, sessions in enumerate(self.sessions)]
-        StatusWriter(StatusFile(directory, "no-front-door", 99))
+        StatusWriter(StatusFile(directory, "no-front-model", 99))
         self.directory = directory
 
     def order(self, patience_s: float, failed: str | None = None) -> Ending:
@@ -129,7 +129,7 @@ def test_a_door_that_never_answers_is_given_up_after_the_deadline(tmp_path: Path
     assert drain.is_over()
 
 
-def test_a_server_without_front_doors_has_nothing_to_drain(tmp_path: Path) -> None:
+def test_a_server_without_front_models_has_nothing_to_drain(tmp_path: Path) -> None:
     drain = House(tmp_path).order(30.0)
     assert drain.is_over() and drain.sessions_left == 0
 
@@ -191,7 +191,7 @@ def test_a_model_finds_its_keeper_in_the_environment(tmp_path: Path, monkeypatch
     sessions, others = FakeOrchestrator(0), set(threading.enumerate())
     sessions.ended.set()
     follow_keeper(StatusWriter(StatusFile(tmp_path, "model", 1)), sessions)
-    (follower,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "bistream-front-door")
+    (follower,) = (thread for thread in set(threading.enumerate()) - others if thread.name == "bistream-front-model")
     ((_, status),) = read_statuses(tmp_path)
     assert status.sessions == 0 and not status.is_drained, "known to the keeper when the model has loaded"
     drain = Ending(tmp_path, Order(0.0))

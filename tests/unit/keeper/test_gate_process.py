@@ -23,7 +23,7 @@ from bistream.keeper.gate_process import ROOT, GateProcess, ask_ready, failure_s
 from bistream.keeper.host import ServerError, url
 from bistream.keeper.model_processes import process_state
 from bistream.keeper.server_process import Interrupted
-from gateway.settings import GateSettings, Limits, Listen, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
 from scripts.make_model_repo import read_template
 from scripts.serve import gate_settings, parse_arguments, server_settings
 from tests.ports import ports
@@ -185,13 +185,13 @@ def test_the_longest_text_passes_the_gate(max_text_chars: int) -> None:
     limit = max(16_000, len(("\U0001f600" * 10).encode()) * max_text_chars // 10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate_plan, "_max_text_chars", lambda repository: max_text_chars)
-        assert fit_limits(Limits(), Path("/none")).max_text_bytes == limit
-        assert fit_limits(Limits(max_text_bytes=17), Path("/none")).max_text_bytes == 17  # somebody wanted it so
+        assert fit_limits(GateLimits(), Path("/none")).max_text_bytes == limit
+        assert fit_limits(GateLimits(max_text_bytes=17), Path("/none")).max_text_bytes == 17  # somebody wanted it so
 
 
 def test_the_length_of_a_text_is_read_from_the_model_repository(tmp_path: Path) -> None:
-    assert fit_limits(Limits(), repository(tmp_path, 100_000)).max_text_bytes == 400_000
-    assert fit_limits(Limits(), tmp_path / "none") == Limits()
+    assert fit_limits(GateLimits(), repository(tmp_path, 100_000)).max_text_bytes == 400_000
+    assert fit_limits(GateLimits(), tmp_path / "none") == GateLimits()
 
 
 def test_inner_ports_are_free_and_outside_the_systems_range() -> None:
@@ -235,7 +235,7 @@ def test_serve_gives_the_gate_the_public_addresses_and_the_server_loopback(tmp_p
     assert gate.upstream.hold_file == tmp_path / "hold"
     assert (gate.grpc, gate.http) == (Listen("0.0.0.0", 8001), Listen("127.0.0.1", 5000))
     assert gate.keys_file == Path.cwd() / "keys"
-    assert gate.limits == Limits(sessions_per_address=0, starts_per_second=1.5)
+    assert gate.limits == GateLimits(sessions_per_address=0, starts_per_second=1.5)
 
 
 def test_serve_without_a_gate_is_as_asked_and_accepts_no_option_of_the_gate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bistream.audio.reference_tone import recording
 from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, ModelContract
-from bistream.fingerprint import Fingerprint
+from bistream.hops.policy import HopPolicy
 from bistream.keeper import golden_check, golden_facts
 from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
 from bistream.keeper.golden_check import GoldenCheck
@@ -30,9 +31,8 @@ from bistream.keeper.host import GoldenError
 from bistream.keeper.model_requests import RequestError
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer, never
-from bistream.orchestration.hop_policy import HopPolicy
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.reference_tone import recording
+from bistream.store.fingerprint import Fingerprint
 from bistream.types import FloatArray
 from tests.unit.voice.voices import noise
 
@@ -341,7 +341,7 @@ def test_what_is_no_speech_is_never_stored(tmp_path: Path, check: Callable[..., 
     assert stored_files(tmp_path) == []
 
 
-def test_the_front_door_speaks_all_tokens(check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_model_speaks_all_tokens(check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Speaker.ask
 
     def cut(self: Speaker, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
@@ -383,7 +383,7 @@ def test_a_state_folder_that_cannot_be_written_is_a_warning(
     assert "choose another --state-dir" in caplog.text
 
 
-def test_a_repository_without_a_front_door_is_not_checked(
+def test_a_repository_without_a_front_model_is_not_checked(
     tmp_path: Path, check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.control_files import LONGEST_STOP_S
 from bistream.keeper.hang_watch import (
     DEAD_AFTER_S,
     HANG_TIMEOUT_S,
@@ -22,7 +21,8 @@ from bistream.keeper.hang_watch import (
 )
 from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import KEEPALIVE_TIMEOUT_MS
-from bistream.triton.direct_end import SEND_TIMEOUT_S
+from bistream.processes.control_files import LONGEST_STOP_S
+from bistream.transport.direct_end import SEND_TIMEOUT_S
 from gateway.settings import UpstreamSettings
 
 LOOK_S = 0.25

@@ -26,7 +26,7 @@ from bistream.keeper.host_limits import (
     shortages,
 )
 from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
-from bistream.process_limits import NO_LIMIT, raise_soft_limit
+from bistream.processes.limits import NO_LIMIT, raise_soft_limit
 from scripts.make_model_repo import make, model_names, model_values
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,7 +59,7 @@ def test_needs_grow_with_sessions_and_instances(tmp_path: Path) -> None:
         host_needs(repository(tmp_path / str(number), **settings), processors=2)
         for number, settings in enumerate(({}, {"max_sessions": "256"}, {"cosyvoice2.bls_instance_num": "4"}))
     )
-    assert many.files.full == few.files.full + 4 * 2 * 192  # two front doors
+    assert many.files.full == few.files.full + 4 * 2 * 192  # two front models
     assert many.threads == few.threads, "a session has none of its own"
     assert many.shared_memory.full - few.shared_memory.full == 2 * 192 * 30 * 16000 * 4
     assert instances.threads.to_start == few.threads.to_start + 3 * (BACKEND_THREADS + 16)

@@ -14,11 +14,11 @@ import pytest
 from prometheus_client import values
 from prometheus_client.parser import text_string_to_metric_families
 
-from bistream.control_files import ProcessStatus, StatusFile, forget_process
 from bistream.keeper.metrics import KeeperMetrics, triton_text
 from bistream.keeper.server_process import METRICS_VARIABLE
 from bistream.metrics.families import AUDIO_TTFP, HOP_QUEUE, SESSION_STARTS
 from bistream.metrics.recorder import Recorder
+from bistream.processes.control_files import ProcessStatus, StatusFile, forget_process
 
 TRITON = "# HELP nv_x Triton's own\n# TYPE nv_x gauge\nnv_x 7\n"
 

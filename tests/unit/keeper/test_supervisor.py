@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
-from bistream.control_files import Order
 from bistream.keeper.host import GoldenError, ServerError
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 from bistream.keeper.server_process import ServerSettings, TritonServer
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
+from bistream.processes.control_files import Order
 
 
 class FakeServer:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import CausalVocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError, ConfigError
 from bistream.gpu.tier import Tier

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.checkpoint_config import CausalVocoderConfig, DitFlowConfig
+from bistream.checkpoints.config import CausalVocoderConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.mel2wav.causal.noise import NOISE_SECONDS, reference_noise

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import CheckpointConfig, VocoderConfig
+from bistream.checkpoints.config import CheckpointConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.mel2wav import slotted

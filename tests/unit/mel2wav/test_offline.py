@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoints.config import VocoderConfig
 from bistream.config import RuntimeConfig
+from bistream.gpu.steps import finish
 from bistream.mel2wav import offline
 from bistream.mel2wav import stage as stage_module
 from bistream.mel2wav.graphs.stage import GraphOptions, GraphVocoderStage
 from bistream.mel2wav.stage import VocoderHop, VocoderStage
-from bistream.steps import finish
 from bistream.types import FloatArray
 from tests.unit.mel2wav import tiny
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.parametrizations import weight_norm
 
-from bistream.checkpoint_config import VocoderConfig
+from bistream.checkpoints.config import VocoderConfig
 from bistream.errors import CheckpointError
 from bistream.mel2wav.weights import canonical_keys, expected_shapes, fold_weight_norm, load_hift
 from tests.unit.mel2wav import tiny

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bistream.checkpoint_config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, VocoderConfig
+from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.mel2wav.factory import expected_shapes
 

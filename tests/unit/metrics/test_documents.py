@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bistream.metrics.families import ALL, BY_NAME, STAGES, Family, Kind
+from bistream.metrics.families import ALL, BY_NAME, STAGES, Family, MetricType
 
 ROOT = Path(__file__).resolve().parents[3]
 OPERATIONS = ROOT / "docs/operations.md"
@@ -28,7 +28,7 @@ OTHER_WORDS = ("bistream_cosyvoice2", *OTHERS)
 def family_of(name: str) -> Family | None:
     """Of a sample's name; histograms have three kinds of samples."""
     stem = re.sub(r"_(bucket|sum|count)$", "", name)
-    return BY_NAME.get(name) or (BY_NAME[stem] if stem in BY_NAME and BY_NAME[stem].kind is Kind.HISTOGRAM else None)
+    return BY_NAME.get(name) or (BY_NAME[stem] if stem in BY_NAME and BY_NAME[stem].kind is MetricType.HISTOGRAM else None)
 
 
 def dashboard() -> dict[str, Any]:
@@ -85,8 +85,8 @@ def test_expressions_are_balanced_and_histograms_are_read_by_their_buckets() -> 
             assert expression.count(opening) == expression.count(closing), expression
         for name in NAME.findall(expression):
             family = family_of(name)
-            assert family is not None and (family.kind is not Kind.HISTOGRAM or name != family.name), expression
-            if family.kind is Kind.COUNTER:
+            assert family is not None and (family.kind is not MetricType.HISTOGRAM or name != family.name), expression
+            if family.kind is MetricType.COUNTER:
                 assert re.search(rf"(rate|increase)\({name}[{{\[]", expression), f"a counter without rate: {expression}"
         for quantile in re.findall(r"histogram_quantile\([\d.]+, sum by \(([^)]*)\) \(rate\((\w+)", expression):
             assert "le" in quantile[0] and quantile[1].endswith("_bucket"), expression

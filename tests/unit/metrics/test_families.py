@@ -6,8 +6,8 @@ import re
 
 from bistream.contract.fields import CONTRACTS
 from bistream.errors import ERRORS_BY_CODE, BistreamError
-from bistream.metrics.families import ALL, BY_NAME, END_REASONS, ERROR_CODES, SESSIONS, Kind
-from bistream.orchestration.session import SessionState
+from bistream.metrics.families import ALL, BY_NAME, END_REASONS, ERROR_CODES, SESSIONS, MetricType
+from bistream.sessions.session import SessionState
 from bistream.types import FinishReason
 
 MOST_SERIES = 1000  # of one server, all buckets included
@@ -17,10 +17,10 @@ def test_names_follow_prometheus_conventions() -> None:
     assert len(BY_NAME) == len(ALL)
     for family in ALL:
         assert re.fullmatch(r"bistream_[a-z][a-z0-9_]*", family.name)
-        assert (family.kind is Kind.COUNTER) == family.name.endswith("_total")
+        assert (family.kind is MetricType.COUNTER) == family.name.endswith("_total")
         assert family.help and "\n" not in family.help and "\\" not in family.help
         assert list(family.buckets) == sorted(set(family.buckets))
-        assert bool(family.buckets) == (family.kind is Kind.HISTOGRAM)
+        assert bool(family.buckets) == (family.kind is MetricType.HISTOGRAM)
         for values in family.labels.values():
             assert all(re.fullmatch(r"\w+", value) for value in values) and len(set(values)) == len(values)
 

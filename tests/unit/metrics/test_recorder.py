@@ -12,7 +12,18 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from bistream.metrics.families import ALL, AUDIO_STAGE, AUDIO_TTFP, PROCESS_CPU, SESSION_STARTS, SESSIONS, STAGES, THREADS, Family, Kind
+from bistream.metrics.families import (
+    ALL,
+    AUDIO_STAGE,
+    AUDIO_TTFP,
+    PROCESS_CPU,
+    SESSION_STARTS,
+    SESSIONS,
+    STAGES,
+    THREADS,
+    Family,
+    MetricType,
+)
 from bistream.metrics.recorder import Recorder
 from tests.recorded import sample
 
@@ -66,15 +77,15 @@ def test_every_kind_is_parsed_as_what_it_is() -> None:
         make(recorder, family)
     found = parsed(recorder)
     for family in ALL:
-        name = family.name.removesuffix("_total") if family.kind is Kind.COUNTER else family.name
+        name = family.name.removesuffix("_total") if family.kind is MetricType.COUNTER else family.name
         assert found[name].type == family.kind.value and found[name].documentation == family.help
 
 
 def make(recorder: Recorder, family: Family) -> None:
     labels = family.known_labels[0] if family.known_labels else ("model",) * len(family.labels)
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricType.HISTOGRAM:
         recorder.histogram(family, *labels)
-    elif family.kind is Kind.COUNTER:
+    elif family.kind is MetricType.COUNTER:
         recorder.counter(family, *labels)
     else:
         recorder.read(family, lambda: {labels: 1.0})
@@ -85,7 +96,7 @@ def test_unknown_families_and_labels_are_refused() -> None:
     with pytest.raises(AssertionError, match="is no value of text"):
         recorder.histogram(AUDIO_TTFP, "a sentence of a caller")
     with pytest.raises(AssertionError, match=r"families\.py"):
-        recorder.counter(Family("bistream_new_total", Kind.COUNTER, "New"))
+        recorder.counter(Family("bistream_new_total", MetricType.COUNTER, "New"))
 
 
 def test_no_count_is_lost_between_threads() -> None:

@@ -12,7 +12,7 @@ from bistream.rates import SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
-from bistream.text2token.layout import Layout
+from bistream.text2token.layout import TokenLayout
 from bistream.text2token.segments import (
     FASTEST_PACE,
     FIRST,
@@ -43,7 +43,7 @@ def bytes_of(token_id: int) -> bytes:
 LENGTHS = SpeechLengths(bytes_of)
 
 
-def make_next(text: Sequence[int], speech: Sequence[int]) -> Layout:
+def make_next(text: Sequence[int], speech: Sequence[int]) -> TokenLayout:
     return UnistreamLayout(SPACE, [*PROMPT_TEXT, *text], [*PROMPT_SPEECH, *speech])
 
 
@@ -140,7 +140,7 @@ def segments_of(text: list[int]) -> list[list[int]]:
 @given(num_text=st.integers(1, 400), max_ids=st.integers(4, 120))
 @settings(max_examples=40, deadline=None)
 def test_a_session_ends_even_where_segments_do_not_fit(num_text: int, max_ids: int) -> None:
-    def cramped(anchor_text: Sequence[int], anchor_speech: Sequence[int]) -> Layout:
+    def cramped(anchor_text: Sequence[int], anchor_speech: Sequence[int]) -> TokenLayout:
         return UnistreamLayout(SPACE, [*PROMPT_TEXT, *anchor_text], [*PROMPT_SPEECH, *anchor_speech], max_ids=max_ids)
 
     layout = SegmentedLayout(cramped((), ()), LIMITS, CutPlaces(bytes_of), LENGTHS, cramped)

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import CheckpointConfig, LanguageModelConfig
+from bistream.checkpoints.config import CheckpointConfig, LanguageModelConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import (
     BistreamError,
@@ -504,7 +504,7 @@ class TestEnds:
         assert mailbox.reason is FinishReason.LENGTH and mailbox.tokens
 
     def test_a_lease_cannot_be_renewed_for_ever_with_nothing_to_speak(self, bench: Bench) -> None:
-        """For whoever calls this model directly: the front doors end such a session first, after half the time."""
+        """For whoever calls this model directly: the front models end such a session first, after half the time."""
         mailbox = bench.start("hello world")
         spoken_s = len(mailbox.tokens) / SPEECH_TOKENS_PER_SECOND
         limit_s = 2 * CONFIG.session_idle_timeout_s + spoken_s

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError
 from bistream.gpu.tier import Tier
@@ -54,6 +54,6 @@ def test_every_tier_has_its_runner(tier: Tier, kind: type, monkeypatch: pytest.M
 
 def test_a_cpu_is_not_left_to_token2wav(tiny_model_dir: Path) -> None:
     """It computes on other cores, and a pause would only make every token three times as slow."""
-    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", calm_pause=2.0, max_sessions=2)
+    config = RuntimeConfig(model_dir=str(tiny_model_dir), device="cpu", idle_pause=2.0, max_sessions=2)
     runner = load_step_runner(config, read_config(tiny_model_dir).language_model, Tier.PLAIN)
-    assert runner.settings.calm_pause == 0.0
+    assert runner.settings.idle_pause == 0.0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError, UnknownSessionError
-from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
+from bistream.gpu.claims import HOPS, PATIENCE_S, TOKENS, Claim, SharedGpu
 from bistream.text2token.engine import SamplingSpec, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings, settings_of
 from bistream.text2token.layout import Turn
@@ -396,7 +396,7 @@ def test_while_nobody_waits_the_gpu_is_left_to_urgent_hops_but_not_for_long(tmp_
     hops, clock = Claim(tmp_path, 0, HOPS), TickingClock()
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), hops, PATIENCE_S[TOKENS])
     hops.claim()
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, right_of_way=shared)
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, gpu_claims=shared)
     calm = engine.open("calm", GREEDY, 300)
     sink = begin(calm, [1, 2, 3], 20)
     while not sink.ids:
@@ -421,7 +421,7 @@ def test_the_gpu_is_claimed_while_somebody_waits_for_tokens_and_no_longer(tmp_pa
     seen = Claim(tmp_path, 0, TOKENS)
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
     clock = TickingClock()
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, right_of_way=shared)
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=clock, gpu_claims=shared)
     assert seen.held is None
     sequence = engine.open("a", GREEDY, 300)
     sequence.demand(0.0, 3)
@@ -442,7 +442,7 @@ def test_the_gpu_is_claimed_for_a_new_session_before_its_listener_has_asked(tmp_
     """Its tokens are asked for once it has started; the prompt takes one step, or several."""
     seen = Claim(tmp_path, 0, TOKENS)
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
-    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=TickingClock(), right_of_way=shared)
+    engine = TorchEngine(tiny_model(), settings_of_engine(), threaded=False, clock=TickingClock(), gpu_claims=shared)
     begin(engine.open("a", GREEDY, 300), [1] * ids, 20)
     for _ in range(-(-ids // settings_of_engine().max_rows)):
         engine.step()
@@ -474,7 +474,7 @@ def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> Non
     """By the engine's own thread, which goes to sleep with a listener who waits for more than there is."""
     seen = Claim(tmp_path, 0, TOKENS)
     shared = SharedGpu(Claim(tmp_path, 0, TOKENS), Claim(tmp_path, 0, HOPS), PATIENCE_S[TOKENS])
-    engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), right_of_way=shared)
+    engine = TorchEngine(tiny_model(), dataclasses.replace(ROOMY, max_sessions=2, kv_cache_tokens=1024), gpu_claims=shared)
     sink, sequence = WaitingSink(), engine.open("a", GREEDY, 300)
     sequence.demand(0.0, 100)
     sequence.turn([SPACE.sos, 1, 2], TurnLimits(9, forbidden=ALL_STOPS), sink)
@@ -490,7 +490,7 @@ def test_the_claim_ends_with_the_work_and_with_the_engine(tmp_path: Path) -> Non
 
 
 def settings_of_engine() -> EngineSettings:
-    return EngineSettings(max_sessions=8, kv_cache_tokens=4096, block_size=8, max_rows=32, calm_pause=0.0)
+    return EngineSettings(max_sessions=8, kv_cache_tokens=4096, block_size=8, max_rows=32, idle_pause=0.0)
 
 
 class TickingClock:
@@ -506,7 +506,7 @@ class TickingClock:
 
 def test_while_nobody_waits_steps_come_with_pauses_that_end_for_whoever_comes() -> None:
     clock = TickingClock()
-    paced = TorchEngine(tiny_model(), dataclasses.replace(settings_of_engine(), calm_pause=1000.0), threaded=False, clock=clock)
+    paced = TorchEngine(tiny_model(), dataclasses.replace(settings_of_engine(), idle_pause=1000.0), threaded=False, clock=clock)
     calm = paced.open("calm", GREEDY, 300)
     sink = begin(calm, [1, 2, 3], 20)
     while not sink.ids:

@@ -54,7 +54,7 @@ def test_urgency_falls_with_the_audio_that_is_left(demand: Demand | None) -> Non
 @given(st.lists(demands, max_size=4))
 def test_it_is_calm_where_nobody_waits_and_everybody_has_said_so(some: list[Demand | None]) -> None:
     waits = [demand is None or urgency_of(demand, NOW_S, MOST_S) is Urgency.WAITING for demand in some]
-    assert StepShares(MOST_S).is_calm(some, NOW_S) == (not any(waits))
+    assert StepShares(MOST_S).is_idle(some, NOW_S) == (not any(waits))
 
 
 @given(st.floats(0.0, 100.0), st.integers(-5, 30), st.integers(0, 100))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.errors import CheckpointError
 from bistream.text2token.weights import build_weights, expected_shapes, load_weights
 from tests.unit.text2token.tiny import CONFIG, random_state

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import build_weights, expected_shapes
 

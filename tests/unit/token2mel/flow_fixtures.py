@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import CheckpointConfig, DitConfig, DitFlowConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig
+from bistream.checkpoints.config import CheckpointConfig, DitConfig, DitFlowConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.gpu.tier import Tier, TierChoice

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.token2mel.factory import expected_shapes
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig, DitFlowConfig
+from bistream.checkpoints.config import CheckpointConfig, DitFlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError, EngineError
 from bistream.gpu.tier import KERNELS_TRITON, Tier

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.checkpoint_config import DitFlowConfig
+from bistream.checkpoints.config import DitFlowConfig
 from bistream.errors import BusyError, CheckpointError, EngineError
 from bistream.token2mel.batching import Buckets
 from bistream.token2mel.dit.network import DitFlow

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.findings import STATE_VARIABLE
-from bistream.fingerprint import Fingerprint
-from bistream.steps import Steps
+from bistream.gpu.steps import Steps
+from bistream.store.findings import STATE_VARIABLE
+from bistream.store.fingerprint import Fingerprint
 from bistream.token2mel import first_step
 from bistream.token2mel.batching import Span
 from bistream.token2mel.checks import MAX_FRAMES

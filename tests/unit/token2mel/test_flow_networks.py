@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import FlowConfig
+from bistream.checkpoints.config import FlowConfig
 from bistream.errors import CheckpointError
 from bistream.token2mel.encoder import position_table
 from bistream.token2mel.flow_matching import noise_buffer, time_steps

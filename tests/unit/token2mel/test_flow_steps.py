@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import EngineError, InvalidInputError
+from bistream.gpu.steps import finish
 from bistream.gpu.tier import Tier
-from bistream.steps import finish
 from bistream.token2mel import runner
 from bistream.token2mel.batching import Span
 from bistream.token2mel.runner import FlowRunner

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
 from bistream.gpu.tier import Tier
 from bistream.token2mel.batching import Span
 from bistream.token2mel.graphs import recorded

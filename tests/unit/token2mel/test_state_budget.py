@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import LanguageModelConfig
+from bistream.checkpoints.config import LanguageModelConfig
 from bistream.errors import ConfigError
 from bistream.token2mel.state_budget import (
     AUTO_MEMORY_SHARE,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bistream.checkpoint_config import CheckpointConfig, EstimatorConfig, FlowConfig, VocoderConfig
+from bistream.checkpoints.config import CheckpointConfig, EstimatorConfig, FlowConfig, VocoderConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CheckpointError, EngineError, InvalidInputError
 from bistream.gpu.tier import Tier, TierChoice

@@ -21,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.checkpoint_config import CheckpointConfig, FlowConfig
+from bistream.checkpoints.config import CheckpointConfig, FlowConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import (
     BistreamError,
@@ -33,13 +33,13 @@ from bistream.errors import (
     ShuttingDownError,
     UnknownSessionError,
 )
+from bistream.gpu.steps import Steps
 from bistream.gpu.tier import Tier
+from bistream.hops.queue import BatchPace, HopQueue
 from bistream.rates import SAMPLES_PER_TOKEN
-from bistream.steps import Steps
 from bistream.token2mel.solving import FAILED
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
-from bistream.token2wav.hop_queue import BatchPace, HopQueue
 from bistream.token2wav.renderer import RendererHop, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CancelledError, EngineError
-from bistream.gpu.right_of_way import HOPS, PATIENCE_S, TOKENS, Claim, RightOfWay, SharedGpu
+from bistream.gpu.claims import HOPS, PATIENCE_S, TOKENS, Claim, GpuClaims, SharedGpu
+from bistream.hops.batch_rules import StepDecision
 from bistream.metrics.recorder import Recorder
 from bistream.token2wav.service import Token2Wav
-from bistream.token2wav.turns import StepDecision
 from tests.recorded import sample
 from tests.unit.token2wav.test_service import (
     TIMEOUT_S,
@@ -38,11 +38,11 @@ from tests.unit.token2wav.test_service import (
 CALM_S = 9.0  # of audio
 
 
-def make_rig(max_suspensions: int = 3, recorder: Recorder | None = None, right_of_way: RightOfWay | None = None, **settings_: Any) -> Rig:
+def make_rig(max_suspensions: int = 3, recorder: Recorder | None = None, gpu_claims: GpuClaims | None = None, **settings_: Any) -> Rig:
     config = RuntimeConfig(drain_timeout_s=0.0, max_suspensions=max_suspensions, **settings_)
     flow, vocoder, clock = FakeFlow(steps=4), FakeVocoder(), FakeClock()
     renderer = speech_stages(flow, vocoder)
-    service = Token2Wav(config, clock=clock, renderer=renderer, recorder=recorder, right_of_way=right_of_way)
+    service = Token2Wav(config, clock=clock, renderer=renderer, recorder=recorder, gpu_claims=gpu_claims)
     return Rig(service, flow, vocoder, clock)
 
 
@@ -166,14 +166,14 @@ def test_the_waveform_is_that_of_whole_batches() -> None:
         expected = found
 
 
-def share(directory: Path) -> RightOfWay:
+def share(directory: Path) -> GpuClaims:
     return SharedGpu(Claim(directory, 0, HOPS), Claim(directory, 0, TOKENS), PATIENCE_S[HOPS])
 
 
 def test_calm_hops_wait_for_the_language_model_and_urgent_ones_do_not(tmp_path: Path) -> None:
     """Until the claim ends: the clock stands still, so nobody's patience does."""
     recorder, tokens = Recorder(), Claim(tmp_path, 0, TOKENS)
-    made = make_rig(recorder=recorder, right_of_way=share(tmp_path))
+    made = make_rig(recorder=recorder, gpu_claims=share(tmp_path))
     for name, token in (("calm", 1), ("pressed", 2)):
         audio(made.hop(name, token, start=True))
     tokens.claim()
@@ -197,7 +197,7 @@ def test_calm_hops_wait_for_the_language_model_and_urgent_ones_do_not(tmp_path: 
 def test_no_hop_waits_for_the_language_model_longer_than_a_moment(tmp_path: Path) -> None:
     """Although its claims never end."""
     tokens = Claim(tmp_path, 0, TOKENS)
-    made = make_rig(right_of_way=share(tmp_path))
+    made = make_rig(gpu_claims=share(tmp_path))
     audio(made.hop("calm", 1, start=True))
     tokens.claim()
     calm = made.hop("calm", 2, playback_buffer_s=CALM_S)
@@ -210,7 +210,7 @@ def test_no_hop_waits_for_the_language_model_longer_than_a_moment(tmp_path: Path
 
 def test_the_gpu_is_claimed_while_hops_are_urgent_and_no_longer(tmp_path: Path) -> None:
     seen = Claim(tmp_path, 0, HOPS)
-    made = make_rig(right_of_way=share(tmp_path))
+    made = make_rig(gpu_claims=share(tmp_path))
     audio(made.hop("calm", 1, start=True))
     with made.flow.hold() as wait_until_inside:
         first = made.hop("new", 2, start=True)

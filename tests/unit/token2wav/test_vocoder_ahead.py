@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bistream.checkpoint import read_config
-from bistream.checkpoint_config import CheckpointConfig
+from bistream.checkpoints.config import CheckpointConfig
+from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.gpu.tier import Tier, TierChoice
 from bistream.token2wav import vocoder_ahead

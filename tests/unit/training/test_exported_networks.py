@@ -10,12 +10,12 @@ import onnxruntime
 import pytest
 import torch
 
-from bistream.checkpoint import load_state_dict, read_config
+from bistream.checkpoints.model_dir import check_model_dir
+from bistream.checkpoints.reader import load_state_dict, read_config
 from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.mel2wav.hift import HiFT
 from bistream.mel2wav.weights import load_hift
-from bistream.model_dir import check_model_dir
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import load_weights
 from bistream.token2mel.encoder import ConformerLayer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bistream import resample as served_resample
+from bistream.audio import resample as served_resample
 from bistream.voice import features as served
 from training import features
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bistream.checkpoint import read_config
+from bistream.checkpoints.reader import read_config
 from training import sizes
 from training.export import exported_config
 from training.finish import REFERENCE_TEXT, without_silence

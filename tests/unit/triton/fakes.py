@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.triton.outbox import Outbox
+from bistream.transport.outbox import Outbox
 
 Arrays = dict[str, NDArray[Any]]
 HOLD_TIMEOUT_S = 240.0

@@ -10,7 +10,7 @@ import pytest
 from bistream.contract.codec import Inputs
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, TOKEN2WAV, ModelContract
 from bistream.errors import InvalidInputError
-from bistream.orchestration.ports import BistreamRequest
+from bistream.sessions.ports import BistreamRequest
 from bistream.text2token.service import LanguageModelStart
 from bistream.triton.inputs import TritonInputs, bistream_request, upstream_request, voice_prompt
 from bistream.types import GenerationOptions

@@ -14,9 +14,9 @@ from bistream.config import RuntimeConfig
 from bistream.contract.codec import Inputs, text_array
 from bistream.contract.fields import COSYVOICE2, LLM_BISTREAM, SPEAKER_EMBEDDING
 from bistream.errors import CheckpointError, ConfigError, EngineError, InvalidInputError
+from bistream.transport.sender import Answerer, Arrays, ResponseSender
 from bistream.triton import model as model_module
 from bistream.triton.model import BatchedModel, DecoupledModel, SiblingModel, UnaryModel
-from bistream.triton.sender import Answerer, Arrays, ResponseSender
 from bistream.triton.startup import check_numpy, is_decoupled, refusing_to_load, runtime_config
 from tests.unit.triton.fakes import FakePbUtils, FakeRequest
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.control_files import CONTROL_VARIABLE, ProcessStatus, StatusFile, read_status
 from bistream.metrics.families import SESSIONS
 from bistream.metrics.recorder import Recorder
+from bistream.processes.control_files import CONTROL_VARIABLE, ProcessStatus, StatusFile, read_status
 from bistream.triton.status_writer import StatusWriter
 from tests.recorded import sample
 
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_no_status(tmp_path: Path) -> None:
 
 
 def test_a_status_that_is_being_written_is_read_again(writer: StatusWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a drain would seem to be over while a front door writes how many sessions it has left."""
+    """Otherwise a drain would seem to be over while a front model writes how many sessions it has left."""
     whole = (tmp_path / "m-1.status").read_text(encoding="ascii")
     found = iter([whole[:20], whole])
     monkeypatch.setattr(Path, "read_text", lambda path, encoding: next(found))

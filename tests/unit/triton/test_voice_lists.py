@@ -1,10 +1,10 @@
-"""A front door answers a request for its voices with one response, whatever reading them brings."""
+"""A front model answers a request for its voices with one response, whatever reading them brings."""
 
 from __future__ import annotations
 
 from bistream.contract.voices import PRESET, ListedVoice, parse_voices
 from bistream.errors import CheckpointError
-from bistream.triton.sender import ResponseSender
+from bistream.transport.sender import ResponseSender
 from bistream.triton.voice_lists import VoiceLists
 from tests.unit.triton.fakes import FakePbUtils, FakeSender
 

@@ -13,8 +13,8 @@ from bistream.voice import programs
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, network: ModuleType) -> None:
     """network: the module whose ``load`` reads the network onto a device."""
     load = network.load
-    monkeypatch.setattr("bistream.device.resolve_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr("bistream.device.open_device", lambda device: None)
-    monkeypatch.setattr("bistream.device.device_name", lambda device: "a GPU")
+    monkeypatch.setattr("bistream.gpu.device.resolve_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("bistream.gpu.device.open_device", lambda device: None)
+    monkeypatch.setattr("bistream.gpu.device.device_name", lambda device: "a GPU")
     monkeypatch.setattr(programs, "may_use_cuda", lambda name: True)
     monkeypatch.setattr(network, "load", lambda config, device: load(config, torch.device("cpu")))

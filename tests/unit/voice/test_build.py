@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bistream.audio.resample import resample
 from bistream.errors import InvalidInputError
-from bistream.resample import resample
 from bistream.voice.build import build_voice_prompt, make_voice_prompt
 from bistream.voice.features import mel_24k
 

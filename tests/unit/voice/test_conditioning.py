@@ -10,9 +10,9 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bistream.audio.reference_tone import recording as golden_recording
 from bistream.config import RuntimeConfig
 from bistream.errors import InvalidInputError
-from bistream.reference_tone import recording as golden_recording
 from bistream.types import FloatArray
 from bistream.voice.conditioning import LOUD_DB, MOST_PEAK, check_source, condition_reference, silence_span, speech_span
 from bistream.voice.levels import HELD_FRAMES, HOP, held_levels, levels_db, without_rumble

@@ -65,6 +65,6 @@ def test_a_tone_peaks_in_its_band(hertz: int) -> None:
 
 def test_no_torch() -> None:
     modules = ("build", "cache", "features", "reference_audio", "registry", "speaker_encoder", "speech_tokenizer", "spk2info")
-    imports = ", ".join(["sys", "bistream.resample", *(f"bistream.voice.{name}" for name in modules)])
+    imports = ", ".join(["sys", "bistream.audio.resample", *(f"bistream.voice.{name}" for name in modules)])
     code = f"import {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 
-from bistream.checkpoint import QWEN_DIRECTORY
+from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.errors import CheckpointError, InvalidInputError
 from bistream.family import COSYVOICE2
 from bistream.types import FloatArray

@@ -11,10 +11,10 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from bistream import fingerprint
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError
 from bistream.family import COSYVOICE2
+from bistream.store import fingerprint
 from bistream.voice import onnx_session
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.voice.onnx_providers import CPU, CUDA, TENSORRT, OnnxSettings, ShapeRange, engine_folder, provider_order, session_providers

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerError
-from bistream.fingerprint import Fingerprint
+from bistream.store.fingerprint import Fingerprint
 from bistream.voice.registry import VoiceRegistry
 from tests.unit.voice.voices import assert_same_voice, random_voice
 

@@ -92,10 +92,10 @@ def test_a_file_of_an_old_torch_is_read_with_torch(tmp_path: Path, monkeypatch: 
 
 
 def test_presets_are_read_without_torch(tmp_path: Path) -> None:
-    """A front door has no other need of it."""
+    """A front model has no other need of it."""
     save(tmp_path, {"a": triton_entry(), "b": {"embedding": triton_entry()["embedding"]}})
     code = (
-        "import sys\nfrom bistream.config import RuntimeConfig\nfrom bistream.orchestration.named_voices import NamedVoices\n"
+        "import sys\nfrom bistream.config import RuntimeConfig\nfrom bistream.sessions.named_voices import NamedVoices\n"
         "from bistream.voice.registry import VoiceRegistry\nfrom pathlib import Path\n"
         "print(NamedVoices(VoiceRegistry(Path(sys.argv[1]) / 'voices'), sys.argv[1]).preset_ids(), 'torch' in sys.modules)"
     )

@@ -15,10 +15,10 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from bistream import findings
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
 from bistream.family import COSYVOICE2
+from bistream.store import findings
 from bistream.voice import speech_tokenizer, torch_tokenizers
 from bistream.voice.batching import Batching
 from bistream.voice.s3_network import ROTARY_BASE

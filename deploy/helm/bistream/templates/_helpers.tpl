@@ -128,7 +128,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- mergeOverwrite $own (deepCopy .Values.settings) | toJson }}
 {{- end }}
 
-{{/* MiB of /dev/shm, as bistream/keeper/host_limits.py computes it: the recordings of all sessions of both front doors at once, float32
+{{/* MiB of /dev/shm, as bistream/keeper/host_limits.py computes it: the recordings of all sessions of both front models at once, float32
      samples at 16 kHz, and 6 MiB for each model process. */}}
 {{- define "bistream.sharedMemory" -}}
 {{- if .Values.sharedMemory.sizeLimit }}{{ .Values.sharedMemory.sizeLimit }}{{ else }}

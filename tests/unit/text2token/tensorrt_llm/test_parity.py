@@ -15,7 +15,7 @@ import torch
 from bistream.family import COSYVOICE3
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
-from bistream.text2token.layout import Layout
+from bistream.text2token.layout import TokenLayout
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, padded_scores
 from bistream.text2token.torch_engine import TorchEngine
@@ -68,15 +68,15 @@ def torch_bench(model: Qwen2Model) -> Bench:
     return Bench(engine, drive, engine.step, lambda: None)
 
 
-def bistream(space: TokenSpace) -> Layout:
+def bistream(space: TokenSpace) -> TokenLayout:
     return Interleaver(space, [1, 2, 3], [space.speech_offset + 7] * 4, max_ids=MAX_IDS, instruction_ids=[4, 5])
 
 
-def unistream(space: TokenSpace) -> Layout:
+def unistream(space: TokenSpace) -> TokenLayout:
     return UnistreamLayout(space, [1, 2, 3], [space.speech_offset + 7] * 4, max_ids=MAX_IDS)
 
 
-def speak(bench: Bench, layout: Layout) -> list[tuple[list[int], TurnResult]]:
+def speak(bench: Bench, layout: TokenLayout) -> list[tuple[list[int], TurnResult]]:
     layout.push_text(TEXT)
     layout.end_text()
     session = bench.engine.open("a", GREEDY, MAX_IDS)
@@ -90,7 +90,7 @@ def speak(bench: Bench, layout: Layout) -> list[tuple[list[int], TurnResult]]:
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("make_layout", [bistream, unistream])
-def test_a_greedy_session_equals_the_torch_engine(make_layout: Callable[[TokenSpace], Layout], family: str) -> None:
+def test_a_greedy_session_equals_the_torch_engine(make_layout: Callable[[TokenSpace], TokenLayout], family: str) -> None:
     model = MODELS[family]()
     merged = MergedIds(model.space, speech_offset=180, vocab_size=320)
     bench = PortBench(network(model, merged), merged=merged)

@@ -1,0 +1,1 @@
+"""Waveforms without a network: resampling, and a recording that needs no file. numpy only."""

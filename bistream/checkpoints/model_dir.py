@@ -1,0 +1,56 @@
+"""Is this directory a checkpoint that the server can load? Looked at in milliseconds, before anything is loaded. No torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bistream.checkpoints.config import CheckpointConfig
+from bistream.checkpoints.files import check_whole, family_of
+from bistream.checkpoints.listing import required_files
+from bistream.checkpoints.reader import QWEN_DIRECTORY, read_config
+from bistream.errors import CheckpointError
+from bistream.family import FAMILIES
+
+VOCABULARY = f"{QWEN_DIRECTORY}/vocab.json"
+
+
+def check_model_dir(model_dir: Path) -> CheckpointConfig:
+    """The sizes of the networks. Raises ``CheckpointError`` that says what the directory is instead, or which file is at fault.
+
+    Weights are not read: their keys and shapes are compared when they are loaded.
+    """
+    _check_directory(model_dir)
+    family = family_of(model_dir)
+    for names in required_files(family):
+        present = [name for name in names if (model_dir / name).is_file()]
+        if not present:
+            raise CheckpointError(f"{model_dir} has no {names[0]}; {_advice(model_dir, family.repository)}")
+        for name in present:
+            check_whole(model_dir / name)
+    _check_json(model_dir / VOCABULARY)
+    return read_config(model_dir)
+
+
+def _check_directory(model_dir: Path) -> None:
+    if not model_dir.exists():
+        raise CheckpointError(f"The model directory {model_dir} does not exist; correct its name, or download it with: bash run.sh 0 0")
+    if not model_dir.is_dir():
+        raise CheckpointError(f"{model_dir} is a file; name the directory that holds the yaml, llm.pt and the other files.")
+    if not any(model_dir.iterdir()):
+        raise CheckpointError(f"The model directory {model_dir} is empty; correct its name, or download it with: bash run.sh 0 0")
+
+
+def _advice(model_dir: Path, repository: str) -> str:
+    names = (name for family in FAMILIES for name in family.yaml_names)
+    inside = sorted(path.parent for name in names for path in model_dir.glob(f"*/{name}"))
+    if inside:
+        return f"name the directory inside it: {inside[0]}"
+    return f"complete the directory, or name that of {repository}."
+
+
+def _check_json(path: Path) -> None:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} could not be read ({type(error).__name__}); the file is damaged, download it again.") from error

@@ -1,0 +1,1 @@
+"""What the processes of one server share: control files, limits of the system, the log of their start."""

@@ -1,0 +1,208 @@
+"""Checks a client's requests before anything is computed. Pure; called by the orchestrator with the values of one request."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, replace
+
+from bistream.checkpoints.model_card import ModelCard
+from bistream.config import RuntimeConfig
+from bistream.contract.checks import check_instruction_length, check_text_length, count_characters, is_instruction
+from bistream.contract.codec import check_values, flat_values
+from bistream.contract.fields import COSYVOICE2_BISTREAM
+from bistream.contract.refusals import not_utf8, text_has_ended, text_is_empty
+from bistream.errors import InvalidInputError
+from bistream.sessions.ports import BistreamRequest, SessionKey
+from bistream.sessions.text_position import SpokenEffort
+from bistream.text.scripts import ScriptGuard
+from bistream.text.speakable import SpeakableText
+from bistream.types import FloatArray, GenerationOptions, VoicePrompt
+from bistream.voice.reference_audio import check_reference_audio
+
+DEFAULT_CARD = ModelCard()
+
+
+class TextLedger:
+    """Counts and checks the text of one session. A refused piece leaves it as it was."""
+
+    def __init__(self, max_chars: int, languages: frozenset[str] = frozenset()) -> None:
+        """languages: of the checkpoint, as in ``ModelCard``."""
+        self._max_chars = max_chars
+        self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        self._chars = 0
+        self.speakable_characters = 0  # up to the last piece that brought something to speak
+        self._speakable = SpeakableText()
+        self._scripts = ScriptGuard(languages)
+        self._ended = False
+        self.effort = SpokenEffort()  # of what was accepted
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
+    def characters(self) -> int:
+        return self._chars
+
+    def end_without_text(self) -> None:
+        """The session speaks a recording."""
+        self._ended = True
+
+    def accept(self, piece: bytes, is_end: bool) -> bool:
+        """Take one piece of UTF-8, cut anywhere. Whether it brings something to speak. Raises ``InvalidInputError``."""
+        if self._ended:
+            raise text_has_ended()
+        state = self._decoder.getstate()
+        speakable, scripts = self._speakable.copy(), self._scripts.copy()
+        try:
+            text = self._decode(piece, is_end)
+            check_text_length(self._chars + count_characters(piece), self._max_chars)
+            is_speakable = speakable.push(text, is_end)
+            scripts.push(text, is_end)
+            if is_end and not self._chars and not piece:
+                raise text_is_empty()
+        except InvalidInputError:
+            self._decoder.setstate(state)
+            raise
+        self._chars += count_characters(piece)
+        self._speakable, self._scripts = speakable, scripts
+        if is_speakable:
+            self.speakable_characters = self._chars
+        self.effort.push(text)
+        self._ended = is_end
+        return is_speakable
+
+    def _decode(self, piece: bytes, is_end: bool) -> str:
+        try:
+            return self._decoder.decode(piece, final=is_end)
+        except UnicodeDecodeError:
+            raise not_utf8(is_open=is_end and self._is_open(piece)) from None
+
+    def _is_open(self, piece: bytes) -> bool:
+        """Whether more bytes could still make ``piece`` valid (the decoder keeps its state on an error)."""
+        try:
+            self._decoder.decode(piece, final=False)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class SessionStart:
+    """A checked first request.
+
+    key: the client's id and secret; ``None`` for a session of a single request. reference_wav: float32 [N] at 16 kHz, checked and cut to
+    its true length, with its transcript (empty: none); without it, speaker_id names a registered voice or reference_hash one that was heard
+    before. voice: already found by that hash (``Voices.find``). offline: the flow's whole-utterance path. is_cross_lingual: see
+    ``voice/manner.py``. source_wav: float32 [N] at 16 kHz, checked and cut; its words are spoken, and there is no text.
+    """
+
+    key: SessionKey | None
+    text: bytes
+    is_end: bool
+    reference_wav: FloatArray | None
+    reference_text: str
+    speaker_id: str | None
+    options: GenerationOptions
+    speed: float
+    offline: bool
+    reference_hash: str | None = None
+    voice: VoicePrompt | None = None
+    is_cross_lingual: bool = False
+    source_wav: FloatArray | None = None
+
+
+def check_start(request: BistreamRequest, config: RuntimeConfig, card: ModelCard = DEFAULT_CARD) -> SessionStart:
+    """Raise ``InvalidInputError`` for anything wrong with the request except its text (``TextLedger``) and an unknown speaker."""
+    check_values(COSYVOICE2_BISTREAM, request)
+    if request.session_id is None and not request.is_end:
+        raise InvalidInputError("session_id is missing; send one with every piece, or the whole text with is_end true.")
+    speed = _check_speed(request)
+    _check_hash(request)
+    speaker_id = _check_speaker(request, config)
+    reference_wav, reference_text = (None, "") if request.reference_wav is None else _check_reference(request, config)
+    return SessionStart(
+        key=request.key,
+        text=request.target_text or b"",
+        is_end=request.is_end,
+        reference_wav=reference_wav,
+        reference_text=reference_text,
+        speaker_id=speaker_id,
+        options=replace(request.options, instruct_text=_check_instruction(request, config, card)),
+        speed=speed,
+        offline=request.offline or speed != 1.0,
+        reference_hash=request.reference_hash,
+        is_cross_lingual=request.is_cross_lingual,
+        source_wav=_check_source(request, config),
+    )
+
+
+def check_append(request: BistreamRequest) -> None:
+    """Raise ``InvalidInputError`` for an append with inputs that only a first request may have."""
+    fields = COSYVOICE2_BISTREAM.by_name
+    for name, value in flat_values(request).items():
+        if name in fields and fields[name].is_start_only and fields[name].says(value):
+            raise InvalidInputError(f"{name} belongs to the first request of a session; send later pieces without it.")
+
+
+def _check_hash(request: BistreamRequest) -> None:
+    if request.reference_hash is None:
+        return
+    if request.reference_wav is None and request.reference_text is not None:
+        raise InvalidInputError("reference_hash stands for the transcript too; send reference_text only together with reference_wav.")
+
+
+def _check_speaker(request: BistreamRequest, config: RuntimeConfig) -> str | None:
+    """The registered voice to use; ``None`` if the request has a recording or the hash of one."""
+    if request.speaker_id is not None:
+        for name in ("reference_wav", "reference_hash"):
+            if getattr(request, name) is not None:
+                raise InvalidInputError(f"The request has both {name} and speaker_id; send one of them.")
+        return request.speaker_id
+    if request.reference_wav is not None or request.reference_hash is not None:
+        return None
+    if not config.default_speaker_id:
+        raise InvalidInputError("The voice is missing; send reference_wav with reference_text, or a speaker_id.")
+    return config.default_speaker_id
+
+
+def _check_reference(request: BistreamRequest, config: RuntimeConfig) -> tuple[FloatArray, str]:
+    assert request.reference_wav is not None, "called with a recording only"
+    text = request.reference_text or ""
+    if request.reference_text is not None and not text.strip():
+        raise InvalidInputError(
+            "reference_text is empty; send the transcript of reference_wav, or leave reference_text out to speak cross-lingually."
+        )
+    return check_reference_audio(request.reference_wav, request.reference_wav_len, config), text
+
+
+def _check_instruction(request: BistreamRequest, config: RuntimeConfig, card: ModelCard) -> str:
+    text = _instruction(request)
+    if text and not card.can_be_instructed:
+        raise InvalidInputError("This checkpoint takes no instructions and would read them aloud; leave instruct_text out.")
+    check_instruction_length(len(text), config.max_text_chars)
+    return text
+
+
+def _instruction(request: BistreamRequest) -> str:
+    """Empty for none."""
+    text = request.options.instruct_text
+    return text if is_instruction(text) else ""
+
+
+def _check_source(request: BistreamRequest, config: RuntimeConfig) -> FloatArray | None:
+    if request.source_wav is None:
+        return None
+    if request.target_text or _instruction(request):
+        raise InvalidInputError("source_wav brings the words and how they are spoken; leave target_text and instruct_text out.")
+    if not request.is_end:
+        raise InvalidInputError("source_wav is sent whole, in one request; send it with is_end true.")
+    return check_reference_audio(request.source_wav, request.source_wav_len, config, name="source_wav")
+
+
+def _check_speed(request: BistreamRequest) -> float:
+    if request.speed is None:
+        return 1.0
+    if not request.is_end:
+        raise InvalidInputError("speed needs the whole text in the first request; leave it out, or send is_end true with all the text.")
+    return request.speed

@@ -1,0 +1,167 @@
+"""When the next hop of a session is due, and what it carries: from its tokens, its listener's buffer and the time the last hop took.
+
+Owned by ``SessionRun``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from bistream.config import RuntimeConfig
+from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.text_pace import TextPace
+from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
+from bistream.sessions.language_model_client import RENEWALS_PER_LEASE
+from bistream.sessions.needs import SessionLoad
+from bistream.sessions.playback import Playback
+from bistream.sessions.session import CallerSession
+from bistream.token2wav.load_report import LoadReport
+from bistream.token2wav.service import Token2WavHop
+from bistream.types import TokenDemand, VoicePrompt
+
+TOKEN2WAV = "token2wav"  # name of this resource in ``CallerSession.own``
+
+
+class HopPacing:
+    """wake_at: when to look again even if nothing has arrived. hop_began_at: of the hop that is under way."""
+
+    def __init__(
+        self,
+        session: CallerSession,
+        config: RuntimeConfig,
+        policy: HopPolicy,
+        cancel: Callable[[], Awaitable[None]],
+        report: Callable[[], LoadReport | None],
+    ) -> None:
+        """cancel: ends the session in token2wav; registered with its first hop. report: the latest of token2wav."""
+        self._session = session
+        self._config = config
+        self._policy = policy
+        self._cancel = cancel
+        self._report = report
+        self._voice_tokens: int | None = None
+        self._tokens_sent = 0
+        self._hop_latency_s = 0.0
+        self._last_hop_at = 0.0
+        self._first_tokens_at: float | None = None  # when those of the first hop were there
+        self.text = TextPace()
+        self.playback = Playback()
+        self._is_final = False  # the hop that is due
+        self.wake_at: float | None = None
+        self.hop_began_at: float | None = None
+
+    def voice_ready(self, prompt: VoicePrompt) -> None:
+        self._voice_tokens = len(prompt.speech_tokens)
+
+    @property
+    def is_silent(self) -> bool:
+        """The language model has ended, and there is nothing to speak."""
+        return self._session.finish_reason is not None and self._tokens_sent == 0 and not self._session.tokens
+
+    def next_hop(self, prompt: VoicePrompt, now: float) -> Token2WavHop | None:
+        """The hop that is due, or an empty one that renews the lease of token2wav. None: wait for tokens, or until ``wake_at``."""
+        session = self._session
+        count = self._due_tokens(now)
+        if count is not None:
+            return self._take(count, prompt, now)
+        session.speaking(False)
+        if session.owns(TOKEN2WAV):
+            renew_at = self._last_hop_at + self._config.session_idle_timeout_s / RENEWALS_PER_LEASE
+            if now >= renew_at:
+                return Token2WavHop(session.port_id, (), finalize=False)
+            self.wake_at = renew_at if self.wake_at is None else min(self.wake_at, renew_at)
+        return None
+
+    def hop_done(self, began_at: float, now: float, has_tokens: bool) -> None:
+        """Token2wav has answered."""
+        self._last_hop_at, self.hop_began_at = now, None
+        if has_tokens:
+            self._hop_latency_s = now - began_at
+
+    def wanted_tokens(self, now: float) -> TokenDemand:
+        """How many more tokens the next hop needs, and the audio that the listener has until then."""
+        received_s = (self._tokens_sent + len(self._session.tokens)) / SPEECH_TOKENS_PER_SECOND
+        unspoken_s = max(0.0, received_s - self.playback.samples_sent / SAMPLE_RATE)
+        slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
+        return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
+
+    def is_time(self, now: float) -> bool:
+        """Whether ``wake_at`` has come; it is cleared then."""
+        if self.wake_at is None or now < self.wake_at:
+            return False
+        self.wake_at = None
+        return True
+
+    def standing(self, now: float, accepted_at: float) -> SessionLoad:
+        """For admission, which counts all sessions at once."""
+        session = self._session
+        return SessionLoad(
+            age_s=now - accepted_at,
+            buffer_s=self.playback.buffer_s(now),
+            made_s=self.playback.samples_sent / SAMPLE_RATE,
+            received_s=(self._tokens_sent + len(session.tokens)) / SPEECH_TOKENS_PER_SECOND,
+            tokens_ended=session.finish_reason is not None,
+            text_ended=session.text.ended,
+            hop_waits=self.hop_began_at is not None,
+            has_ended=session.has_ended,
+            voice_tokens=self._voice_tokens,
+            reserved_s=session.reserved_s,
+        )
+
+    def _due_tokens(self, now: float) -> int | None:
+        """Tokens to send now; None: wait for more, or until ``wake_at``."""
+        buffer_s = self.playback.buffer_s(now)
+        too_much_s = buffer_s - self._config.max_unread_audio_s
+        if too_much_s > 0.0:
+            self.wake_at = now + too_much_s
+            return None
+        progress = self._progress(now, buffer_s)
+        count = self._policy.next_hop(progress)
+        self._is_final = count is not None and self._policy.is_final(progress, count)
+        recheck_s = self._policy.recheck_after_s(progress) if count is None else None
+        self.wake_at = None if recheck_s is None else now + recheck_s
+        return count
+
+    def _progress(self, now: float, buffer_s: float) -> HopProgress:
+        assert self._voice_tokens is not None
+        session, heard = self._session, self._session.last_message
+        progress = HopProgress(
+            prompt_tokens=self._voice_tokens,
+            received_tokens=self._tokens_sent + len(session.tokens),
+            sent_tokens=self._tokens_sent,
+            has_ended=session.finish_reason is not None,
+            playback_buffer_s=buffer_s,
+            hop_latency_s=self._hop_latency_s,
+            is_whole=session.start.is_end,
+            is_resting=heard.is_resting,
+            chunks_join=(report := self._report()) is not None and report.chunks_join,
+        )
+        if self._tokens_sent or session.start.is_end or not self._policy.has_first_tokens(progress):
+            return progress
+        if self._first_tokens_at is None:
+            self._first_tokens_at = now
+        fed = heard.text_fed, heard.text_tokens_fed
+        return replace(
+            progress,
+            next_block_s=0.0 if session.text.ended else self.text.next_block_s(*fed, now),
+            block_every_s=self.text.block_every_s(*fed, now),
+            waited_s=now - self._first_tokens_at,
+        )
+
+    def _take(self, count: int, prompt: VoicePrompt, now: float) -> Token2WavHop:
+        session = self._session
+        is_first = not session.owns(TOKEN2WAV)
+        if is_first:
+            session.own(TOKEN2WAV, self._cancel)
+        session.speaking(True)
+        self._tokens_sent += count
+        return Token2WavHop(
+            session_id=session.port_id,
+            token_ids=session.take_tokens(count),
+            finalize=self._is_final,
+            prompt=prompt if is_first else None,
+            seed=session.start.options.seed,
+            playback_buffer_s=self.playback.buffer_s(now),
+            expected_speech_s=session.reserved_s if is_first else None,
+        )

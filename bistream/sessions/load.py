@@ -1,0 +1,225 @@
+"""Decides whether another session fits: what is promised to the listeners of the live ones against what token2wav can make. Pure.
+
+A listener plays one second per second until all speech of its session is made; what is made ahead of it is no promise, can wait, and lets
+the session end sooner. So a session counts 1 as long as tokens or text may come or tokens wait, then 0. As long as the sum is below the
+capacity, the audio that all listeners have left does not shrink. To count less for a session with audio left and a known rest R (R over
+the time until its end) was tried: the buffers of all then shrink together, hops shrink with them, and small hops cost most.
+
+A session that has had no audio yet counts ``FIRST_HOP_RATE`` more for its first second, for the first hop and the small one that must
+follow it at once; that also bounds how many first hops wait for each other. The sum over the capacity is the load.
+
+Flow state: a session may need a page for each second of its speech, beside those of its voice, which sessions with the same voice share.
+The length of speech is estimated from its text where all of it is there, else from the sessions that have ended. The pages of all
+sessions together must exist, or the flow would have to forget the beginnings of their speech. Without a limit of the load (target 0) only
+what token2wav reserves for them must: a session for which that is missing would fail when its first audio is due.
+
+The only session is never refused: a server slower than speech still speaks with one caller. Before there is a report of token2wav,
+``ASSUMED_CAPACITY`` bounds a first burst of starts, and flow state does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from bistream.contract.refusals import flow_state_taken, server_full
+from bistream.token2wav.load_report import LoadReport
+
+FIRST_HOP_RATE = 1.5
+FIRST_HOP_S = 1.0
+RECOUNT_S, FEW = 0.2, 16  # between two counts of more than a few sessions; those admitted meanwhile are added
+LATE_SHARE, MIN_LATE = 0.05, 2  # of the sessions whose listeners wait for this server: none is added to them
+FIRST_SECONDS_PER_BYTE = 1 / 12  # of UTF-8, before sessions have ended; English and Chinese are both near 1 / 14
+FIRST_TEXT_BYTES = 60.0  # a sentence
+FIRST_LENGTH_S = 30.0  # of texts in pieces, as the automatic size of the flow state assumes
+LENGTHS, LENGTH_QUANTILE, LENGTH_MARGIN = 64, 0.9, 1.25
+RUNNING_MEAN = 16  # sessions that the pace of whole texts is a mean of, about
+ASSUMED_CAPACITY = 750.0  # audio seconds per second before the first report of a measured one: of the fastest GPU that was tried
+MIN_RETRY_S, MAX_RETRY_S, FIRST_RETRY_S = 0.5, 30.0, 2.0
+RATE_WINDOW_S = 10.0  # in which ended and refused sessions are counted
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one session still needs. rate: audio seconds per second. pages: of flow state at most, without those of its voice.
+
+    reserved: pages that token2wav keeps for it whatever happens, beside those of its voice.
+    voice: sessions with an equal one share its pages. is_late: its listener hears a gap.
+    """
+
+    rate: float
+    pages: float = 0.0
+    reserved: float = 0.0
+    voice: Hashable = None
+    voice_pages: int = 0
+    is_late: bool = False
+
+
+NOTHING = Need(0.0)
+
+
+def promised_rate(rest_s: float | None, waits_since_s: float | None = None) -> float:
+    """rest_s: speech still to be made, None: unknown. waits_since_s: without any audio so far."""
+    if rest_s is not None and rest_s <= 0.0:
+        return 0.0
+    return 1.0 + FIRST_HOP_RATE if waits_since_s is not None and waits_since_s < FIRST_HOP_S else 1.0
+
+
+class Lengths:
+    """Estimates how long the speech of a session will be, from those that have ended. At most ``longest_s``, if that is not 0."""
+
+    def __init__(self, longest_s: float = 0.0) -> None:
+        self._longest_s = longest_s or math.inf
+        self._mean_bytes, self._mean_s = FIRST_TEXT_BYTES, FIRST_TEXT_BYTES * FIRST_SECONDS_PER_BYTE  # of whole texts, of their speech
+        self._in_pieces: deque[float] = deque([FIRST_LENGTH_S], maxlen=LENGTHS)
+        self._long_s = FIRST_LENGTH_S  # most sessions with text in pieces are shorter
+
+    def expected_s(self, text_bytes: int | None, made_s: float = 0.0) -> float:
+        """text_bytes: all of the text; None: more may come. made_s: speech that exists already."""
+        if text_bytes is not None:
+            expected_s = LENGTH_MARGIN * text_bytes * self._mean_s / self._mean_bytes
+        else:
+            expected_s = self._long_s if made_s < self._long_s else LENGTH_MARGIN * made_s
+        return min(self._longest_s, max(made_s, expected_s))
+
+    def ended(self, text_bytes: int | None, audio_s: float) -> None:
+        """The pace is that of all texts together: short ones, with their pauses at both ends, say little about long ones."""
+        if text_bytes:
+            self._mean_bytes += (text_bytes - self._mean_bytes) / RUNNING_MEAN
+            self._mean_s += (audio_s - self._mean_s) / RUNNING_MEAN
+        elif text_bytes is None:
+            self._in_pieces.append(audio_s)
+            self._long_s = sorted(self._in_pieces)[math.ceil(LENGTH_QUANTILE * (len(self._in_pieces) - 1))]
+
+
+@dataclass
+class _Count:
+    """Of all live sessions, at one moment; starts are added until the next count."""
+
+    at_s: float = -math.inf
+    sessions: int = 0
+    rate: float = 0.0
+    pages: float = 0.0
+    reserved: float = 0.0
+    late: int = 0
+    voice_pages: int = 0
+    voices: dict[Hashable, int] = field(default_factory=dict)  # pages
+
+    def add(self, need: Need) -> None:
+        self._add(need, 1)
+        if need.voice not in self.voices or self.voices[need.voice] < need.voice_pages:
+            self.voice_pages += need.voice_pages - self.voices.get(need.voice, 0)
+            self.voices[need.voice] = need.voice_pages
+
+    def remove(self, need: Need) -> None:
+        """The pages of its voice may be another one's, too, and stay."""
+        if need is not NOTHING:
+            self._add(need, -1)
+
+    def _add(self, need: Need, times: int) -> None:
+        self.sessions += times
+        self.rate += times * need.rate
+        self.pages += times * need.pages
+        self.reserved += times * need.reserved
+        self.late += times * need.is_late
+
+
+class LoadControl:
+    """Not thread-safe: it belongs to the orchestrator's event loop.
+
+    target: the highest load that a start may cause; 0: any. report: the latest of token2wav. others: sessions of other front models that
+    it is known to have. live: the needs of the sessions that were admitted and have not ended. longest_s: as for ``Lengths``.
+    """
+
+    def __init__(
+        self,
+        target: float,
+        report: Callable[[], LoadReport | None],
+        others: Callable[[], int],
+        live: Callable[[], Iterable[Need]],
+        clock: Callable[[], float],
+        longest_s: float = 0.0,
+    ) -> None:
+        self._target = target
+        self._latest_report = report
+        self._others = others
+        self._live = live
+        self._clock = clock
+        self._count = _Count()
+        self._report = LoadReport()
+        self._ended: deque[float] = deque()
+        self._refused: deque[float] = deque()
+        self.lengths = Lengths(longest_s)
+
+    def admit(self, need: Need) -> None:
+        """Count another session. Raises ``BusyError`` when its promise, or that of another one, could not be kept."""
+        count = self._counted(self._clock())
+        if count.sessions + self._others():
+            if self._target and need.rate:
+                self._check_pace(need, count)
+            self._check_pages(need, count)
+        count.add(need)
+
+    def retry_after_s(self, sessions: float = 1.0) -> float:
+        """Until about this many sessions have ended, after those that were refused before and may come back."""
+        now = self._clock()
+        _drop_old(self._ended, now)
+        _drop_old(self._refused, now)
+        refused = len(self._refused)
+        self._refused.append(now)
+        if not self._ended:
+            return FIRST_RETRY_S
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, (sessions + refused) * RATE_WINDOW_S / len(self._ended)))
+
+    def ended(self, text_bytes: int | None, audio_s: float, need: Need = NOTHING) -> None:
+        """A session's place is free; it had ``audio_s`` seconds of audio. text_bytes: as for ``Lengths``. need: as it was counted last."""
+        self._count.remove(need)
+        now = self._clock()
+        _drop_old(self._ended, now)
+        self._ended.append(now)
+        if audio_s > 0.0:
+            self.lengths.ended(text_bytes, audio_s)
+
+    def load(self) -> float:
+        """What is promised over the capacity; 0 while that is unknown."""
+        count = self._counted(self._clock())
+        return count.rate / self._report.capacity if self._report.capacity else 0.0
+
+    def _check_pace(self, need: Need, count: _Count) -> None:
+        excess = count.rate + self._others() + min(1.0, need.rate) - self._target * (self._report.capacity or ASSUMED_CAPACITY)
+        if excess > 0.0:
+            raise server_full(self.retry_after_s(excess))
+        if count.late >= max(MIN_LATE, LATE_SHARE * count.sessions):
+            raise server_full(self.retry_after_s(count.late))
+
+    def _check_pages(self, need: Need, count: _Count) -> None:
+        """Pages of a voice that a live session has are there."""
+        pages, live = (need.pages, count.pages) if self._target else (need.reserved, count.reserved)
+        if not (self._report.pages and pages):
+            return
+        live += count.voice_pages
+        pages += 0 if need.voice in count.voices else need.voice_pages
+        mean = live / count.sessions if count.sessions else pages
+        missing = live + self._others() * mean + pages - self._report.pages
+        if missing > 0.0:
+            raise flow_state_taken(self.retry_after_s(missing / max(1.0, mean)))
+
+    def _counted(self, now: float) -> _Count:
+        if now - self._count.at_s >= RECOUNT_S or self._count.sessions <= FEW:
+            self._count = _Count(now)
+            for need in self._live():
+                self._count.add(need)
+            self._report = self._latest_report() or self._report
+        return self._count
+
+    @property
+    def report(self) -> LoadReport:
+        """The last one that was read."""
+        return self._report
+
+
+def _drop_old(times: deque[float], now: float) -> None:
+    while times and times[0] < now - RATE_WINDOW_S:
+        times.popleft()

@@ -1,0 +1,111 @@
+"""Models the listener: how much audio is still unplayed, and how much of the text has certainly been spoken. Pure arithmetic.
+
+The orchestrator reports what it sends; hop sizes and the back-pressure on unplayed audio depend on the result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
+from bistream.sessions.text_position import USUAL_PACE, SpokenEffort, pace_of, position
+from bistream.types import FinishReason, SpeechTokens, VoicePrompt
+
+
+class Playback:
+    """A listener that starts playing when the first chunk is sent and plays at 1x, pausing on an underrun."""
+
+    def __init__(self) -> None:
+        self._samples_sent = 0
+        self._ends_at: float | None = None  # when everything sent so far has been played
+        self.underruns = 0
+        self.underrun_s = 0.0
+        self.longest_underrun_s = 0.0
+
+    def sent(self, samples: int, now: float) -> None:
+        starts_at = now if self._ends_at is None else max(now, self._ends_at)
+        if self._ends_at is not None and starts_at > self._ends_at:
+            self._ran_dry(starts_at - self._ends_at)
+        self._ends_at = starts_at + samples / SAMPLE_RATE
+        self._samples_sent += samples
+
+    def _ran_dry(self, seconds: float) -> None:
+        self.underruns += 1
+        self.underrun_s += seconds
+        self.longest_underrun_s = max(self.longest_underrun_s, seconds)
+
+    @property
+    def samples_sent(self) -> int:
+        return self._samples_sent
+
+    def buffer_s(self, now: float) -> float:
+        """Seconds of unplayed audio; 0.0 before the first chunk and during a gap."""
+        return 0.0 if self._ends_at is None else max(0.0, self._ends_at - now)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Speech tokens up to a message; characters certainly spoken with them; characters that the model had been given; the character that
+    the last token speaks, where the model tells."""
+
+    tokens: int
+    consumed: int
+    fed: int
+    attended: int | None = None
+
+
+class SpokenText:
+    """Maps audio to text: speech token i covers the samples [960 i, 960 (i + 1)) of a session, so n samples hold n // 960 whole tokens.
+
+    That is true whatever the stages hold back (3 lookahead tokens, 3840 samples of vocoder overlap), because output samples are counted.
+    """
+
+    def __init__(self, effort: SpokenEffort) -> None:
+        """effort: of the session's text."""
+        self._effort = effort
+        self._pace = USUAL_PACE
+        self._marks: list[_Mark] = []  # ascending
+        self._total: tuple[int, int] | None = None  # tokens and characters, once the last token has come and all text is in them
+
+    @property
+    def tokens(self) -> int:
+        """Speech tokens that have come."""
+        return self._marks[-1].tokens if self._marks else 0
+
+    def voice_ready(self, prompt: VoicePrompt) -> None:
+        self._pace = pace_of(prompt.prompt_text, len(prompt.speech_tokens))
+
+    def tokens_came(self, message: SpeechTokens) -> None:
+        """Record a message: ``text_consumed`` characters are spoken once all tokens up to this one are."""
+        consumed = max(message.text_consumed, self._marks[-1].consumed if self._marks else 0)
+        self._marks.append(_Mark(self.tokens + len(message.token_ids), consumed, message.text_fed, message.text_attended))
+        if message.finish_reason is FinishReason.EOS:
+            self._total = self.tokens, consumed
+
+    def characters(self, samples: int, is_last: bool) -> int:
+        """Characters certainly spoken in ``samples`` samples. ``is_last``: no audio follows."""
+        count = len(self._marks) if is_last else bisect_right(self._marks, samples // SAMPLES_PER_TOKEN, key=lambda mark: mark.tokens)
+        return self._marks[count - 1].consumed if count else 0
+
+    def position(self, samples: int, is_last: bool) -> int:
+        """The character that is spoken at the end of ``samples`` samples: an estimate, at least ``characters``."""
+        if is_last and self._total is not None:
+            return self._total[1]
+        tokens = samples / SAMPLES_PER_TOKEN
+        index = bisect_left(self._marks, tokens, key=lambda mark: mark.tokens)
+        fed = self._marks[min(index, len(self._marks) - 1)].fed if self._marks else 0
+        lower = self.characters(samples, is_last)
+        bounds = lower, max(lower, fed)
+        attended = self._attended(index, tokens)
+        if attended is not None:
+            return max(bounds[0], min(bounds[1], round(attended)))
+        return position(self._effort, tokens, self._pace, self._total, bounds)
+
+    def _attended(self, index: int, tokens: float) -> float | None:
+        """Between what the messages before and after so many tokens say. index: of the latter."""
+        if index >= len(self._marks) or (after := self._marks[index]).attended is None:
+            return None
+        before = self._marks[index - 1] if index else _Mark(0, 0, 0)
+        share = (tokens - before.tokens) / max(1, after.tokens - before.tokens)
+        return (before.attended or 0) + share * (after.attended - (before.attended or 0))

@@ -1,0 +1,28 @@
+"""What all sessions of a front model share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from bistream.config import RuntimeConfig
+from bistream.hops.policy import HopPolicy
+from bistream.sessions.event_loop import EventLoop
+from bistream.sessions.ports import Ports
+from bistream.sessions.session_record import SessionMetrics
+from bistream.sessions.voices import Voices
+
+
+@dataclass(frozen=True)
+class Services:
+    """helpers: threads for what takes milliseconds of a processor, such as hashing a recording."""
+
+    config: RuntimeConfig
+    ports: Ports
+    voices: Voices
+    hop_policy: HopPolicy
+    loop: EventLoop
+    helpers: Executor
+    clock: Callable[[], float]
+    metrics: SessionMetrics

@@ -1,0 +1,133 @@
+"""The voice of a session: a named one, or made from the conditioned reference recording by the voice port. Cached by content.
+
+A request never blocks for an analysis: the session waits for its future, or abandons it when the session ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from bistream.config import RuntimeConfig
+from bistream.contract.refusals import hash_differs, unknown_voice
+from bistream.contract.voices import ListedVoice, reference_hash
+from bistream.errors import BusyError
+from bistream.sessions.admission import SessionStart
+from bistream.sessions.named_voices import open_voices
+from bistream.sessions.ports import VoicePort
+from bistream.types import FloatArray, IntArray, VoicePrompt
+from bistream.voice.analyses import Analyses, Analysis
+from bistream.voice.build import join_voice_prompt
+from bistream.voice.cache import VoiceCache
+from bistream.voice.conditioning import check_source, condition_reference
+
+logger = logging.getLogger(__name__)
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Requested(Generic[Result]):
+    """result: done at once unless there is an ``analysis``."""
+
+    result: Future[Result]
+    analysis: Analysis | None = None
+
+
+class Voices:
+    """Shared by all sessions of an orchestrator; thread-safe."""
+
+    def __init__(self, config: RuntimeConfig, port: VoicePort) -> None:
+        self._port = port
+        self._config = config
+        self._named = open_voices(config)
+        self._cache = VoiceCache(config.voice_cache_size)
+        self._analyses = Analyses(config.max_voice_analyses)
+        if config.voices_dir and not self._named.registered_ids():
+            logger.info("no voice is registered in voices_dir %s; register one with bistream voices add", config.voices_dir)
+        if config.default_speaker_id and config.default_speaker_id not in self._named:
+            logger.warning("default_speaker_id %r is not registered; requests without a voice will fail", config.default_speaker_id)
+
+    def listed(self) -> list[ListedVoice]:
+        """Those with a name, the default first. Blocks while files are read; raises ``CheckpointError``."""
+        return self._named.listed(self._config.default_speaker_id)
+
+    def find(self, start: SessionStart) -> SessionStart:
+        """With the voice, where the start has only its hash. Raises ``UnknownVoiceError``.
+
+        Called before the session exists, so that a client that must send the recording is told at once and has taken no place.
+        """
+        if start.reference_hash is None or start.reference_wav is not None:
+            return start
+        voice = self._cache.get(start.reference_hash)  # 64 hexadecimal digits: never the key of a registered voice
+        if voice is None:
+            raise unknown_voice()
+        return replace(start, voice=voice)
+
+    def request(self, start: SessionStart) -> Requested[VoicePrompt]:
+        """Raises ``UnknownSpeakerError``, ``InvalidInputError`` for a hash of something else, and ``BusyError`` when too many recordings
+        wait. The port's errors come from the future."""
+        if start.voice is not None:
+            return _known(start.voice)
+        if start.speaker_id is not None:
+            speaker_id = start.speaker_id
+            return _known(self._cache.get_or_build(self._named.content_key(speaker_id), lambda: self._named.load(speaker_id)))
+        assert start.reference_wav is not None, "a checked start has a voice"
+        waveform, transcript = start.reference_wav, start.reference_text
+        key = reference_hash(waveform, transcript)
+        if start.reference_hash not in (None, key):
+            raise hash_differs()
+        voice = self._cache.get(key)
+        if voice is not None:
+            return _known(voice)
+        analysis = self._analyses.request(key, lambda: self._analyse(key, waveform, transcript))
+        return Requested(analysis.future, analysis)
+
+    def request_source(self, start: SessionStart) -> Requested[IntArray]:
+        """Speech tokens int32 [T] of the recording to convert. Raises ``BusyError``; the port's errors come from the future."""
+        source = start.source_wav
+        assert source is not None, "a start of voice conversion"
+        analysis = self._analyses.request(f"source:{reference_hash(source, '')}", lambda: self._source_tokens(source))
+        return Requested(analysis.future, analysis)
+
+    def abandon(self, request: Requested[Any]) -> None:
+        """The session has ended without it."""
+        if request.analysis is not None:
+            self._analyses.abandon(request.analysis)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for running analyses: they call the models, which a process that unloads must not do."""
+        if not self._analyses.close(timeout_s):
+            logger.error("the analysis of a recording does not end: a model does not answer")
+
+    def _analyse(self, key: str, waveform: FloatArray, transcript: str) -> VoicePrompt:
+        """Both models at the same time. What they compute they compute in their processes: this one has other sessions to serve.
+
+        key: of the recording as it was sent."""
+        waveform = condition_reference(waveform, self._config)
+        with ThreadPoolExecutor(1, thread_name_prefix="bistream-voice-part") as pool:  # waits for it at its end, also after an error
+            tokens = _submit(pool, self._port.prompt_speech_tokens, waveform)
+            speaker = self._port.speaker_features(waveform)
+        voice = join_voice_prompt(transcript, speaker.mel, tokens.result(), speaker.embedding)
+        self._cache.put(key, voice)
+        return voice
+
+    def _source_tokens(self, source: FloatArray) -> IntArray:
+        check_source(source, self._config)
+        return self._port.prompt_speech_tokens(source)
+
+
+def _submit(pool: ThreadPoolExecutor, work: Callable[[FloatArray], Part], waveform: FloatArray) -> Future[Part]:
+    try:
+        return pool.submit(work, waveform)
+    except RuntimeError as error:  # the system cannot create another thread
+        raise BusyError("The server cannot create a thread for this recording; try again later.") from error
+
+
+def _known(voice: VoicePrompt) -> Requested[VoicePrompt]:
+    future: Future[VoicePrompt] = Future()
+    future.set_result(voice)
+    return Requested(future)

@@ -1,0 +1,58 @@
+"""Calls between front models and models over Unix sockets: where they are, and how envelopes follow each other on them.
+
+A call over BLS passes through the server and wakes six threads of three processes, there and back; on a socket it wakes one or two, and
+takes a fifth of the time (docs/log/gpu.md). The sockets lie in the directory that the keeper shares with its models, which the server's own
+user alone can enter. Without a keeper there is none, and calls go over BLS (``channel.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from bistream.errors import InvalidInputError
+from bistream.processes.control_files import CONTROL_VARIABLE
+from bistream.transport.envelope import Message, pack, unpack
+
+BUFFER_BYTES = 4 * 2**20  # of each direction in the kernel, if it allows as much: a first hop and a chunk fit, and nothing blocks
+MAX_ENVELOPE_BYTES = 2**28
+_LENGTH = struct.Struct("<Q")
+
+
+def socket_path(model: str) -> Path | None:
+    """Where a model listens; None: this server has no keeper."""
+    directory = os.environ.get(CONTROL_VARIABLE)
+    return Path(directory) / f"{model}.calls" if directory else None
+
+
+def frame(messages: list[Message]) -> bytes:
+    """One envelope with its length before it."""
+    envelope = pack(messages)
+    return b"".join((_LENGTH.pack(len(envelope)), envelope.data))
+
+
+class Frames:
+    """Takes what arrives in portions of any size, and gives the messages of complete envelopes. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Raises ``InvalidInputError`` for what ``frame`` does not write; whatever follows means nothing then."""
+        self._received += data
+        messages: list[Message] = []
+        begin = 0
+        while len(self._received) - begin >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received, begin)
+            if length > MAX_ENVELOPE_BYTES:
+                raise InvalidInputError("An envelope of calls is too long; send what bistream.transport.call_sockets frames.")
+            envelope, end = begin + _LENGTH.size, begin + _LENGTH.size + length
+            if end > len(self._received):
+                break
+            messages += unpack(np.frombuffer(bytes(memoryview(self._received)[envelope:end]), np.uint8))  # arrays are views of these bytes
+            begin = end
+        del self._received[:begin]
+        return messages

@@ -1,0 +1,163 @@
+"""A front model's channel to one model over a Unix socket (``call_sockets.py``): the calls of all its sessions, in the order in which they
+are made.
+
+Everything happens in the orchestrator's event loop: a call leaves when it is made, its answer is delivered where it is read, and no thread
+is woken in between. What the kernel does not take at once is sent as soon as it does. ``channel.py`` does the same over BLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from bistream.contract.codec import Arrays
+from bistream.contract.refusals import parse_error
+from bistream.errors import BistreamError, EngineError
+from bistream.transport.call_sockets import BUFFER_BYTES, Frames, frame
+from bistream.transport.envelope import Message
+
+logger = logging.getLogger(__name__)
+
+OnMessages = Callable[[list[Message]], None]
+OnLost = Callable[["_Connection", Exception], None]
+CONNECT_TIMEOUT_S = 1.0  # a model that listens accepts at once
+READ_BYTES = 2**18
+
+
+class DirectChannel:
+    """For the sessions of one event loop, whose thread alone uses it, but for ``close``, which may come when the loop has ended."""
+
+    def __init__(self, path: Path, model: str) -> None:
+        """path: where the model listens, from the first call on. model: its name, for the log."""
+        self._path = path
+        self._model = model
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Arrays]] = {}
+        self._connection: _Connection | None = None
+
+    async def ask(self, arrays: Arrays) -> Arrays:
+        """The answer to one call: a view of what came with it. Raises the ``BistreamError`` that it was answered with.
+
+        Where the model cannot be reached, or goes, that is ``EngineError``; the next call tries to reach it again.
+        """
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._connected().send(frame([Message(number, arrays)]))
+            found: Arrays = await answer
+            return found
+        finally:
+            self._waiting.pop(number, None)
+            del answer  # an error refers to this frame, and the future to the error
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> _Connection:
+        if self._connection is None:
+            try:
+                self._connection = _Connection(self._path, self._answer, self._lost)
+            except OSError as error:
+                raise self._failure(error) from None
+        return self._connection
+
+    def _answer(self, messages: list[Message]) -> None:
+        for message in messages:
+            future = self._waiting.get(message.number)
+            if future is None or future.done():  # given up
+                continue
+            if message.error is None:
+                future.set_result(message.arrays)
+            else:
+                future.set_exception(parse_error(message.error))
+
+    def _lost(self, connection: _Connection, error: Exception) -> None:
+        """Each call gets an error of its own, as each session takes it for its own."""
+        if connection is not self._connection:  # each failed attempt to send says so; the calls since then are on the next one
+            return
+        self.close()
+        if not self._waiting:  # at the end of a server; where the model has died the keeper says so, and the next call finds out
+            logger.info("%s: %s", self._model, error)
+            return
+        failure = self._failure(error)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(failure.renewed(None))
+
+    def _failure(self, error: Exception) -> BistreamError:
+        logger.error("%s cannot be called: %s", self._model, error)
+        return EngineError("A model of the server failed; try again.")
+
+
+class _Connection:
+    """Raises ``OSError`` when nobody listens. Its callbacks come from the running loop."""
+
+    def __init__(self, path: Path, on_messages: OnMessages, on_lost: OnLost) -> None:
+        self._on_messages = on_messages
+        self._on_lost = on_lost
+        self._frames = Frames()
+        self._unsent: deque[memoryview] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            self._socket.settimeout(CONNECT_TIMEOUT_S)
+            self._socket.connect(str(path))
+            self._socket.setblocking(False)
+        except OSError:
+            self._socket.close()
+            raise
+        self._loop.add_reader(self._socket, self._read)
+
+    def send(self, data: bytes) -> None:
+        """In order; never blocks."""
+        self._unsent.append(memoryview(data))
+        if len(self._unsent) == 1:
+            self._write()
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+    def _write(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._socket.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                    break
+                self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._loop.call_soon(self._on_lost, self, error)  # not within the call that is being made
+            self._unsent.clear()
+            return
+        if self._unsent:
+            self._loop.add_writer(self._socket, self._write)
+        else:
+            self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionError("it has closed its connection")
+            messages = self._frames.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, BistreamError) as error:
+            self._on_lost(self, error)
+            return
+        self._on_messages(messages)

@@ -1,0 +1,268 @@
+"""The only module that calls a Triton response sender.
+
+A mistake here kills the whole server, not only one request: two threads sending on one sender corrupt memory, and
+``is_cancelled`` after the final flag is a segmentation fault. So every call is made under the request's lock, and no
+Triton call follows the final flag. Used by all decoupled models, from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bistream.contract.refusals import format_error
+from bistream.errors import BistreamError, EngineError
+from bistream.transport.iterator_keeper import IteratorKeeper
+from bistream.transport.outbox import Outbox
+from bistream.types import AudioChunk
+
+logger = logging.getLogger(__name__)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_FAILED_SENTENCE = "The server failed unexpectedly; its log has the reason. Try again."
+# Triton status of each error code; ENGINE_ERROR is INTERNAL.
+_STATUS_BY_CODE = {
+    "INVALID_INPUT": "INVALID_ARG",
+    "UNKNOWN_SESSION": "NOT_FOUND",
+    "UNKNOWN_SPEAKER": "NOT_FOUND",
+    "UNKNOWN_VOICE": "NOT_FOUND",
+    "SESSION_EXISTS": "ALREADY_EXISTS",
+    "BUSY": "UNAVAILABLE",
+    "SHUTTING_DOWN": "UNAVAILABLE",
+    "SESSION_TIMEOUT": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+}
+
+
+def public_error(error: BaseException) -> BistreamError:
+    """The error a client may see: ours unchanged, anything else (logged with its stack) as one sentence without details."""
+    if isinstance(error, BistreamError):
+        return error
+    logger.error("unexpected error", exc_info=error)
+    return EngineError(_FAILED_SENTENCE)
+
+
+def output_tensors(pb_utils: Any, arrays: Arrays) -> list[Any]:
+    return [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in arrays.items()]
+
+
+def data_response(pb_utils: Any, arrays: Arrays) -> Any:
+    return pb_utils.InferenceResponse(output_tensors=output_tensors(pb_utils, arrays))
+
+
+def error_response(pb_utils: Any, error: BistreamError) -> Any:
+    status = getattr(pb_utils.TritonError, _STATUS_BY_CODE.get(error.code, "INTERNAL"))
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(format_error(error), status))
+
+
+class Answerer(Protocol):
+    """Answers one request of a sibling. Thread-safe; nothing raises, and after the end everything is harmless."""
+
+    def send(self, arrays: Arrays) -> None:
+        """One response with these outputs, of several."""
+
+    def send_last(self, arrays: Arrays) -> None:
+        """The last response, with these outputs."""
+
+    def finish(self) -> None:
+        """No response follows."""
+
+    def fail(self, error: BistreamError) -> None:
+        """The request has failed."""
+
+
+class ResponseSender:
+    """Answers one decoupled request. No method raises; after ``finish`` or ``fail`` every method is harmless."""
+
+    def __init__(self, pb_utils: Any, triton_sender: Any, keeper: IteratorKeeper | None = None) -> None:
+        """keeper: of a model that calls others over BLS; every completed ``is_cancelled`` lets it release iterators."""
+        self._pb_utils = pb_utils
+        self._triton_sender = triton_sender
+        self._keeper = IteratorKeeper() if keeper is None else keeper
+        self._lock = threading.Lock()
+        self._finished = False
+        self._has_sent = False
+        self._cancelled = False
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def send(self, arrays: Arrays) -> None:
+        """One response with these outputs; dropped when the request is finished."""
+        self._send(arrays, final=False)
+
+    def send_last(self, arrays: Arrays) -> None:
+        """One response with these outputs and the final flag."""
+        self._send(arrays, final=True)
+
+    def _send(self, arrays: Arrays, final: bool) -> None:
+        try:
+            tensors = output_tensors(self._pb_utils, arrays)
+            response = self._pb_utils.InferenceResponse(output_tensors=tensors)
+        except Exception as error:
+            self.fail(public_error(error))
+            return
+        with self._lock:
+            if not self._finished:
+                self._finished = final
+                self._call(response, final)
+        # The stub drops outputs that the client did not request without holding the GIL; our references must outlive the stub's.
+        del tensors
+
+    def finish(self) -> None:
+        """The empty final response."""
+        self._end(None)
+
+    def fail(self, error: BistreamError) -> None:
+        """An error response, then the empty final response (upstream's clients wait for the latter)."""
+        self._end(error)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client's stream is gone. After the end: the last known answer."""
+        with self._lock:
+            if not self._finished and not self._cancelled:
+                with self._keeper.round_trip():
+                    self._cancelled = bool(self._triton_sender.is_cancelled())
+            return self._cancelled
+
+    def _end(self, error: BistreamError | None) -> None:
+        with self._lock:
+            if self._finished:
+                return
+            try:
+                self._send_end(error)
+            finally:
+                self._finished = True
+
+    def _send_end(self, error: BistreamError | None) -> None:
+        """The last responses of the request; with the lock held."""
+        if error is not None:
+            self._call(error_response(self._pb_utils, error))
+        self._call(None, final=True)
+
+    def _call(self, response: Any, final: bool = False) -> None:
+        """The only call of Triton's ``send``; with the lock held. A failure can only be logged."""
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        try:
+            if response is None:
+                self._triton_sender.send(flags=flags)
+            else:
+                self._triton_sender.send(response, flags=flags)
+            self._has_sent = True
+        except Exception:
+            logger.exception("a response could not be sent")
+
+
+class SiblingResponseSender(ResponseSender):
+    """For models that other models call over BLS, where an error response is safe only as the first and final one.
+
+    Observed on this server: after an error that is not final, or is not the first response, the caller's iterator never ends or the
+    calling model can never be unloaded. So an error is sent together with the final flag; once data has been sent, it is sent in
+    band, as the outputs that ``in_band_error`` returns.
+    """
+
+    def __init__(self, pb_utils: Any, triton_sender: Any, in_band_error: Callable[[BistreamError], Arrays] | None = None) -> None:
+        super().__init__(pb_utils, triton_sender)
+        self._in_band_error = in_band_error
+
+    def _send_end(self, error: BistreamError | None) -> None:
+        if error is not None and not self._has_sent:
+            self._call(error_response(self._pb_utils, error), final=True)
+            return
+        if error is not None and self._in_band_error is not None:
+            self._call(data_response(self._pb_utils, self._in_band_error(error)))
+        self._call(None, final=True)
+
+
+class BistreamAudioSender:
+    """``ports.AudioSender`` in the tensors of ``cosyvoice2_bistream``."""
+
+    def __init__(self, sender: ResponseSender, outbox: Outbox) -> None:
+        self._sender = sender
+        self._outbox = outbox
+
+    async def send(self, chunk: AudioChunk) -> None:
+        submit = self._outbox.submit if chunk.sequence_number else self._outbox.submit_first
+        await asyncio.wrap_future(submit(self._sender.send, self.arrays(chunk)))
+
+    def report(self, heard: AudioChunk) -> None:
+        self._outbox.submit(self._sender.send, self.arrays(heard))
+
+    def finish(self, error: BistreamError | None) -> None:
+        if error is None:
+            self._outbox.submit(self._sender.finish)
+        else:
+            self._outbox.submit(self._sender.fail, error)
+
+    def is_cancelled(self) -> bool:
+        return self._sender.is_cancelled()
+
+    @staticmethod
+    def arrays(chunk: AudioChunk) -> dict[str, NDArray[Any]]:
+        return {
+            "waveform": chunk.waveform.reshape(1, -1).astype(np.float32, copy=False),  # [1, N]
+            "sequence_number": np.array([[chunk.sequence_number]], np.int32),
+            "text_consumed": np.array([[chunk.text_consumed]], np.int32),
+            "text_position": np.array([[chunk.text_position]], np.int32),
+        }
+
+
+class WaveformSender(BistreamAudioSender):
+    """``ports.AudioSender`` in upstream's tensors: the waveform alone, flat."""
+
+    @staticmethod
+    def arrays(chunk: AudioChunk) -> dict[str, NDArray[Any]]:
+        return {"waveform": chunk.waveform.reshape(-1).astype(np.float32, copy=False)}  # [N]
+
+
+class CollectingSender:
+    """``ports.AudioSender`` of a request with a single response: collects the audio until the session has ended.
+
+    ``request`` is the Triton request being executed; its cancellation is polled only until ``wait`` returns.
+    """
+
+    def __init__(self, request: Any, keeper: IteratorKeeper) -> None:
+        self._request: Any = request
+        self._keeper = keeper
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._chunks: list[NDArray[np.float32]] = []
+        self._error: BistreamError | None = None
+        self._cancelled = False
+
+    async def send(self, chunk: AudioChunk) -> None:
+        self._chunks.append(chunk.waveform)
+
+    def report(self, heard: AudioChunk) -> None:
+        raise AssertionError("a request with a single response cancels no other")
+
+    def finish(self, error: BistreamError | None) -> None:
+        self._error = error
+        self._ended.set()
+
+    def is_cancelled(self) -> bool:
+        with self._lock:
+            if self._request is None:
+                return False
+            if not self._cancelled:  # a cancelled request needs no further round trip
+                with self._keeper.round_trip():
+                    self._cancelled = bool(self._request.is_cancelled())
+            return self._cancelled
+
+    def wait(self) -> NDArray[np.float32]:
+        """float32 [N] at 24 kHz, once the session has ended. Raises its ``BistreamError``."""
+        self._ended.wait()
+        with self._lock:
+            self._request = None
+        if self._error is not None:
+            raise self._error.renewed(self._error.session_id)
+        chunks, self._chunks = self._chunks, []  # keeps no audio, even if this sender is still referenced
+        return np.concatenate(chunks) if chunks else np.zeros(0, np.float32)

@@ -1,0 +1,220 @@
+"""The orchestrator's ports in a server: its calls of the sibling models.
+
+Those of sessions go through a channel to each model: over a socket where there is a keeper (``direct_channel.py``), else over BLS
+(``channel.py``). The analysis of a recording is a request of its own over BLS.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from bistream.contract.codec import Arrays, flat_values, input_arrays, output_arrays
+from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV, ModelContract
+from bistream.contract.refusals import format_error, parse_error
+from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError, UnknownSessionError
+from bistream.sessions.ports import Ports
+from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav.load_report import LoadReport
+from bistream.token2wav.service import Token2WavHop
+from bistream.transport.bls_client import BlsClient
+from bistream.transport.call_sockets import socket_path
+from bistream.transport.channel import Channel
+from bistream.transport.direct_channel import DirectChannel
+from bistream.transport.iterator_keeper import IteratorKeeper
+from bistream.transport.other_front_models import OtherFrontModels
+from bistream.types import FinishReason, FloatArray, IntArray, SpeakerFeatures, SpeechTokens, TokenDemand, VoicePrompt
+
+logger = logging.getLogger(__name__)
+
+RELOAD_ATTEMPTS, RELOAD_WAIT_S = 16, 0.25  # 4 s: less than the end of a drain waits for its sessions
+
+
+def prompt_values(prompt: VoicePrompt) -> dict[str, Any]:
+    """A voice without a recording is its embedding."""
+    has_speech = len(prompt.speech_tokens) > 0
+    return {
+        "prompt_spk_embedding": prompt.speaker_embedding,
+        "prompt_speech_tokens": prompt.speech_tokens,
+        "prompt_speech_feat": prompt.speech_feat if has_speech else None,
+    }
+
+
+class Calling(Protocol):
+    """``Channel`` or ``DirectChannel``."""
+
+    async def ask(self, arrays: Arrays) -> Arrays: ...
+
+
+class SiblingVoice:
+    """``ports.VoicePort``. A model that is not loaded at the moment is waited for: the keeper loads one whose process has died anew."""
+
+    def __init__(self, client: BlsClient, pause: Callable[[float], None] = time.sleep) -> None:
+        self._client = client
+        self._pause = pause
+
+    def prompt_speech_tokens(self, reference_wav: FloatArray) -> IntArray:
+        values = {"reference_wav": reference_wav, "reference_wav_len": len(reference_wav)}
+        tokens: IntArray = self._call(AUDIO_TOKENIZER, values)["prompt_speech_tokens"]
+        return tokens
+
+    def speaker_features(self, reference_wav: FloatArray) -> SpeakerFeatures:
+        outputs = self._call(SPEAKER_EMBEDDING, {"reference_wav": reference_wav})
+        return SpeakerFeatures(outputs["prompt_spk_embedding"], outputs["prompt_speech_feat"])
+
+    def _call(self, contract: ModelContract, values: dict[str, Any]) -> Arrays:
+        """A refused call has not reached the model, so it can be repeated."""
+        for _ in range(RELOAD_ATTEMPTS):
+            try:
+                return self._client.call(contract, input_arrays(contract, values))
+            except ShuttingDownError:
+                self._pause(RELOAD_WAIT_S)
+        raise EngineError("A model of the server is being loaded; try again in a few seconds.")
+
+
+class SiblingLanguageModel:
+    """``ports.LanguageModelPort``."""
+
+    def __init__(self, channel: Calling) -> None:
+        self._channel = channel
+
+    async def start(self, start: LanguageModelStart) -> None:
+        await self._ask({**flat_values(start), "is_start": True, "is_pull": True})
+
+    async def take(self, session_id: str, wanted_tokens: int) -> SpeechTokens:
+        slack_s = wanted_tokens.slack_s if isinstance(wanted_tokens, TokenDemand) else None
+        pull = {"session_id": session_id, "is_start": False, "is_pull": True, "wanted_tokens": wanted_tokens, "slack_s": slack_s}
+        return speech_tokens(await self._ask(pull))
+
+    async def append(self, session_id: str, text: bytes, is_end: bool) -> None:
+        await self._ask({"session_id": session_id, "text": text, "is_start": False, "is_end": is_end})
+
+    async def cancel(self, session_id: str) -> None:
+        await _send_cancel(self._channel, LLM_BISTREAM, session_id)
+
+    async def _ask(self, values: dict[str, Any]) -> Arrays:
+        return await self._channel.ask(input_arrays(LLM_BISTREAM, values))
+
+
+class SiblingToken2Wav:
+    """``ports.Token2WavPort``."""
+
+    def __init__(self, channel: Calling, clock: Callable[[], float] = time.monotonic) -> None:
+        self._channel = channel
+        self._report: LoadReport | None = None
+        self._doors = OtherFrontModels(clock)
+
+    async def hop(self, hop: Token2WavHop) -> FloatArray:
+        values: dict[str, Any] = {
+            "session_id": hop.session_id,
+            "target_speech_tokens": hop.token_ids,
+            "finalize": hop.finalize,
+            "seed": hop.seed,
+            "playback_buffer_s": hop.playback_buffer_s,
+        }
+        if hop.prompt is not None:
+            values |= {**prompt_values(hop.prompt), "expected_speech_s": hop.expected_speech_s}
+            self._doors.opened(hop.session_id)
+        waveform = await self._waveform(values)
+        if hop.finalize:
+            self._doors.ended(hop.session_id)
+        return waveform
+
+    async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
+        values = {"session_id": session_id, "target_speech_tokens": tuple(token_ids), "seed": seed, "speed": speed}
+        return await self._waveform({**values, **prompt_values(prompt)})
+
+    async def cancel(self, session_id: str) -> None:
+        await _send_cancel(self._channel, TOKEN2WAV, session_id)
+        self._doors.ended(session_id)
+
+    async def _waveform(self, values: dict[str, Any]) -> FloatArray:
+        outputs = await self._channel.ask(input_arrays(TOKEN2WAV, values))
+        if not outputs:
+            raise EngineError("token2wav ended a request without a response; try again.")
+        if (report := outputs.get("load_report")) is not None:
+            self._report = LoadReport.from_array(report)
+            self._doors.reported(self._report.sessions)
+        waveform: FloatArray = outputs["waveform"]
+        return waveform
+
+    def report(self) -> LoadReport | None:
+        """As it came with the last waveform."""
+        return self._report
+
+    def others(self) -> int:
+        """As of the last waveform; 0 when that is long ago."""
+        return self._doors.sessions
+
+
+def speech_tokens(outputs: Arrays) -> SpeechTokens:
+    """One response of ``llm_bistream``. Raises the ``BistreamError`` that ended the session."""
+    text_fed, text_tokens_fed, attended = outputs["text_fed"].reshape(-1).tolist()
+    reason = FinishReason(_text(outputs["finish_reason"])) if outputs["is_final"].reshape(-1)[0] else None
+    if reason is FinishReason.ERROR:
+        raise parse_error(_text(outputs["error"]))
+    return SpeechTokens(
+        token_ids=tuple(int(token) for token in outputs["speech_token_ids"]),
+        text_consumed=int(outputs["text_consumed"].reshape(-1)[0]),
+        finish_reason=reason,
+        is_resting=bool(outputs["is_resting"].reshape(-1)[0]),
+        text_fed=text_fed,
+        text_tokens_fed=text_tokens_fed,
+        text_attended=None if attended < 0 else attended,
+    )
+
+
+def speech_token_arrays(message: SpeechTokens, error: BistreamError | None = None) -> Arrays:
+    """The outputs of ``llm_bistream`` for one message; the inverse of ``speech_tokens``."""
+    attended = -1 if message.text_attended is None else message.text_attended
+    values = {
+        "speech_token_ids": message.token_ids,
+        "is_final": message.is_final,
+        "finish_reason": message.finish_reason.value if message.finish_reason else "",
+        "text_consumed": message.text_consumed,
+        "text_fed": (message.text_fed, message.text_tokens_fed, attended),
+        "is_resting": message.is_resting,
+        "error": format_error(error) if error else "",
+    }
+    return output_arrays(LLM_BISTREAM, values)
+
+
+def speech_error_arrays(error: BistreamError) -> Arrays:
+    """The last message of a session that failed after it had sent tokens."""
+    return speech_token_arrays(SpeechTokens((), finish_reason=FinishReason.ERROR), error)
+
+
+def _text(array: NDArray[Any]) -> str:
+    text: str = array.reshape(-1)[0].decode("utf-8")
+    return text
+
+
+async def _send_cancel(channel: Calling, contract: ModelContract, session_id: str) -> None:
+    with suppress(UnknownSessionError, CancelledError):  # it has ended
+        await channel.ask(input_arrays(contract, {"session_id": session_id, "is_cancel": True}))
+
+
+class SiblingModels:
+    """The ports of one front model; ``close`` it after the orchestrator."""
+
+    def __init__(self, pb_utils: Any, keeper: IteratorKeeper) -> None:
+        client = BlsClient(pb_utils, keeper)
+        self._channels = [_channel(client, contract) for contract in (LLM_BISTREAM, TOKEN2WAV)]
+        language_model, token2wav = self._channels
+        self.ports = Ports(SiblingVoice(client), SiblingLanguageModel(language_model), SiblingToken2Wav(token2wav))
+
+    def close(self) -> None:
+        """Idempotent."""
+        for channel in self._channels:
+            channel.close()
+
+
+def _channel(client: BlsClient, contract: ModelContract) -> Channel | DirectChannel:
+    path = socket_path(contract.name)
+    return Channel(client, contract, secrets.token_hex(16)) if path is None else DirectChannel(path, contract.name)

@@ -1,0 +1,273 @@
+"""Which hops make a batch and when it gives way: decisions by themselves, and a simulated worker with the batch times of an H200."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.hops.batch_rules import (
+    AMPLE_AUDIO_S,
+    FIRST_TOKENS_PER_S,
+    LONG_BATCH_S,
+    MARGIN_S,
+    MAX_BATCH_HOPS,
+    MEDIUM_BATCH_S,
+    NEARLY_LATE_S,
+    Arrivals,
+    BatchRules,
+    BatchStanding,
+    StepDecision,
+)
+from bistream.hops.queue import BatchPace, HopQueue, QueuedHop
+
+FIXED_S, TOKEN_S = 10.5e-3, 0.044e-3  # of a batch: 12 ms for a chunk, 81 for 64
+STEPS = 10
+NOW_S = 100.0
+
+
+def made(max_suspensions: int = 3) -> BatchRules:
+    """Its pace is known."""
+    pace = BatchPace(FIRST_TOKENS_PER_S)
+    for tokens in (25, 400, 1600):
+        pace.observe(tokens, FIXED_S + TOKEN_S * tokens)
+    return BatchRules(pace, max_suspensions)
+
+
+Item = tuple[bool, float, int]  # first, slack of its listener, tokens
+hops = st.tuples(st.booleans(), st.floats(0.0, 5.0), st.integers(1, 100))
+standings = st.builds(
+    BatchStanding,
+    has_first=st.booleans(),
+    earliest_deadline_s=st.floats(NOW_S - 1.0, NOW_S + 5.0),
+    tokens=st.integers(1, 2500),
+    steps=st.just(STEPS),
+    steps_left=st.integers(1, STEPS),
+    suspensions=st.integers(0, 9),
+)
+
+
+def queue_of(items: list[Item]) -> HopQueue[Item]:
+    queue: HopQueue[Item] = HopQueue()
+    for item in items:
+        is_first, slack_s, tokens = item
+        queue.push(item, is_first=is_first, deadline_s=NOW_S + (0.0 if is_first else slack_s), tokens=tokens)
+    return queue
+
+
+def is_urgent(hop: QueuedHop[Item], now_s: float = NOW_S) -> bool:
+    return hop.is_first or hop.deadline_s <= now_s + NEARLY_LATE_S
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(hops, max_size=90), st.none() | standings)
+def test_hops_wait_for_others_only_while_all_their_listeners_have_audio(items: list[Item], standing: BatchStanding | None) -> None:
+    turns, queue = made(), queue_of(items)
+    waits = turns.may_wait(standing, queue, NOW_S)
+    assert len(queue) == len(items), "nothing is taken"
+    if not waits:
+        return
+    assert standing is not None or items, "otherwise there is nothing to compute"
+    assert not any(is_urgent(hop) for hop in queue.first(len(queue)))
+    assert standing is None or standing.earliest_deadline_s >= NOW_S + NEARLY_LATE_S + MARGIN_S
+    assert standing is not None or all(hop.deadline_s >= NOW_S + NEARLY_LATE_S + MARGIN_S for hop in queue.first(len(queue)))
+    pressed = sum(hop.deadline_s <= NOW_S + AMPLE_AUDIO_S for hop in queue.first(len(queue)))
+    assert pressed <= queue.prefix(MAX_BATCH_HOPS, turns.pace.tokens_within(LONG_BATCH_S)), "a server short of time never waits"
+
+
+def test_hops_of_listeners_with_audio_wait_for_others() -> None:
+    assert made().may_wait(None, queue_of([(False, 3.0, 25)]), NOW_S)
+    assert made().may_wait(BatchStanding(False, NOW_S + 3.0, 25, STEPS, 4), queue_of([]), NOW_S)
+    assert not made().may_wait(None, queue_of([(False, 0.28, 25)]), NOW_S)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(hops, max_size=90), st.integers(0, 3), st.integers(0, 30))
+def test_a_batch_is_a_prefix_of_the_queue_within_bounds(items: list[Item], max_suspensions: int, firsts: int) -> None:
+    turns, queue = made(max_suspensions), queue_of(items)
+    for _ in range(firsts):
+        turns.arrivals.came(NOW_S)
+    order = list(queue.first(len(queue)))
+    assert order == sorted(order, key=lambda hop: (hop.is_later, hop.deadline_s, hop.arrival))
+    batch = turns.next_batch(queue, NOW_S)
+    assert batch == order[: len(batch)] and list(queue.first(len(queue))) == order[len(batch) :]
+    assert bool(batch) == bool(items) and len(batch) <= MAX_BATCH_HOPS
+    tokens, hurry = sum(hop.tokens for hop in batch), any(is_urgent(hop) for hop in order)
+    longest = queue_of(items).prefix(MAX_BATCH_HOPS, turns.pace.tokens_within(LONG_BATCH_S))
+    pressed = sum(hop.is_first or hop.deadline_s <= NOW_S + AMPLE_AUDIO_S for hop in order)
+    if pressed > longest:
+        assert len(batch) == longest, "a backlog needs efficient batches"
+    elif hurry:
+        assert len(batch) == 1 or turns.pace.seconds(tokens) <= MEDIUM_BATCH_S + 1e-6
+        assert all(is_urgent(hop) for hop in batch)
+        left = [hop for hop in order[len(batch) :] if is_urgent(hop)]
+        assert not left or len(batch) == MAX_BATCH_HOPS or turns.pace.seconds(tokens + left[0].tokens) > MEDIUM_BATCH_S
+
+
+@settings(max_examples=80, deadline=None)
+@given(standings, st.lists(hops, max_size=40), st.integers(0, 9))
+def test_a_batch_gives_way_only_for_somebody_and_at_nobodys_cost(batch: BatchStanding, items: list[Item], most: int) -> None:
+    turns, queue = made(most), queue_of(items)
+    decision = turns.after_step(batch, queue, NOW_S)
+    assert decision is turns.after_step(batch, queue, NOW_S), "it decides from what it is given alone"
+    somebody = any(is_urgent(hop) for hop in queue.first(len(queue)))
+    assert (decision is StepDecision.NOBODY_WAITS) == (not somebody)
+    if decision is not StepDecision.SUSPEND:
+        return
+    assert not batch.has_first and batch.suspensions < most and batch.steps_left > 1
+    first_s = turns.pace.seconds(sum(hop.tokens for hop in turns.next_batch(queue, NOW_S)))
+    rest_s = turns.pace.seconds(batch.tokens) * batch.steps_left / batch.steps
+    assert NOW_S + first_s + rest_s + MARGIN_S <= batch.earliest_deadline_s
+    assert made(0).after_step(batch, queue_of(items), NOW_S) is not StepDecision.SUSPEND
+
+
+def test_each_reason_to_go_on() -> None:
+    calm = BatchStanding(False, NOW_S + 3.0, 1600, STEPS, 8)
+    first = queue_of([(True, 0.0, 18)])
+    turns = made()
+    assert turns.after_step(calm, first, NOW_S) is StepDecision.SUSPEND
+    for changes, reason in (
+        ({"has_first": True}, StepDecision.URGENT),
+        ({"steps_left": 1}, StepDecision.NEARLY_DONE),
+        ({"suspensions": 3}, StepDecision.OFTEN_ENOUGH),
+        ({"earliest_deadline_s": NOW_S + 0.1}, StepDecision.NO_SLACK),
+    ):
+        batch = BatchStanding(**{**vars(calm), **changes})
+        assert turns.after_step(batch, first, NOW_S) is reason
+    assert turns.after_step(calm, queue_of([(False, 2.0, 25)]), NOW_S) is StepDecision.NOBODY_WAITS
+    assert turns.after_step(calm, queue_of([(False, 0.2, 25)]), NOW_S) is StepDecision.SUSPEND  # nearly late
+
+
+def test_whole_batches_are_shorter_while_first_hops_keep_coming() -> None:
+    calm = [(False, 3.0, 40)] * 60
+    for _ in range(2):
+        turns = made(0)
+        assert len(turns.next_batch(queue_of(calm), NOW_S)) == 60
+        for number in range(40):
+            turns.arrivals.came(NOW_S - 1.0 + number / 40)
+        assert len(turns.next_batch(queue_of(calm), NOW_S)) == pytest.approx((MEDIUM_BATCH_S - FIXED_S) / TOKEN_S / 40, abs=1)
+        pressed = [(False, 1.0, 40)] * 180
+        assert len(turns.next_batch(queue_of(pressed), NOW_S)) == MAX_BATCH_HOPS, "a backlog needs efficient batches"
+        assert turns.arrivals.per_s(NOW_S + 10.0) == 0.0
+    interruptible = made(3)
+    for _ in range(20):
+        interruptible.arrivals.came(NOW_S)
+    assert len(interruptible.next_batch(queue_of(calm), NOW_S)) == 60
+
+
+@given(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=50))
+def test_arrivals_are_counted_and_forgotten(pauses: list[float]) -> None:
+    arrivals, now = Arrivals(), 0.0
+    for pause in pauses:
+        now += pause
+        arrivals.came(now)
+        assert 0.5 <= arrivals.per_s(now) <= len(pauses)
+    assert arrivals.per_s(now + 2.0) == pytest.approx(0.0, abs=1e-9)
+
+
+@dataclass
+class Worker:
+    """Computes as ``service`` and ``schedule`` do, under a clock of its own. hops: (arrival, first, slack, tokens)."""
+
+    turns: BatchRules
+    hops: list[tuple[float, bool, float, int]]
+    slowness: float = 1.0
+    now_s: float = 0.0
+    done: dict[int, float] = field(default_factory=dict)  # hop: when
+    suspended_s: list[float] = field(default_factory=list)  # of each batch that was interrupted
+    batches: list[int] = field(default_factory=list)
+
+    def run(self) -> None:
+        coming = sorted(enumerate(self.hops), key=lambda one: -one[1][0])
+        queue: HopQueue[int] = HopQueue()
+        started: BatchStanding | None = None
+        members: list[int] = []
+        while coming or len(queue) or started:
+            if not len(queue) and started is None:
+                self.now_s = max(self.now_s, coming[-1][1][0])
+            while coming and coming[-1][1][0] <= self.now_s:
+                number, (arrival_s, is_first, slack_s, tokens) = coming.pop()
+                if is_first:
+                    self.turns.arrivals.came(arrival_s)
+                queue.push(number, is_first=is_first, deadline_s=arrival_s + (0.0 if is_first else slack_s), tokens=tokens)
+            if started is not None and self.turns.after_step(started, queue, self.now_s) is not StepDecision.SUSPEND:
+                self._pass(started.tokens, 1 / STEPS)
+                started.steps_left -= 1
+                if not started.steps_left:
+                    self._end(members, started.tokens)
+                    started = None
+                continue
+            batch = self.turns.next_batch(queue, self.now_s)
+            self.batches.append(len(batch))
+            standing = BatchStanding.of(batch, STEPS)
+            if started is None and self.turns.may_be_interrupted(standing, self.now_s):
+                started, members = standing, [hop.item for hop in batch]
+                self.suspended_s.append(0.0)
+                continue
+            if started is not None:
+                started.suspensions += 1
+                self.suspended_s[-1] += self.slowness * (FIXED_S + TOKEN_S * standing.tokens)
+                assert started.suspensions <= self.turns.max_suspensions
+            self._pass(standing.tokens, 1.0)
+            self._end([hop.item for hop in batch], standing.tokens)
+
+    def _pass(self, tokens: int, share: float) -> None:
+        self.now_s += self.slowness * share * (FIXED_S + TOKEN_S * tokens)
+
+    def _end(self, numbers: list[int], tokens: int) -> None:
+        self.turns.pace.observe(tokens, self.slowness * (FIXED_S + TOKEN_S * tokens))
+        assert not set(numbers) & set(self.done)
+        self.done.update(dict.fromkeys(numbers, self.now_s))
+
+    def late(self, by_s: float = 0.0) -> int:
+        """Later hops that were done after their listeners ran out."""
+        return sum(not first and self.done[number] > at + slack + by_s for number, (at, first, slack, _) in enumerate(self.hops))
+
+    def first_waits(self) -> list[float]:
+        return sorted(self.done[number] - at for number, (at, first, _, _) in enumerate(self.hops) if first)
+
+
+def offered(chance: random.Random, load: float, seconds: float) -> list[tuple[float, bool, float, int]]:
+    """Poisson arrivals of hops that need ``load`` of the worker in batches of 16. A fifth are first ones; the others have 0.3 to 5 s."""
+    per_s = load / (FIXED_S / 16 + TOKEN_S * 30)
+    hops, now = [], 0.0
+    while now < seconds:
+        now += chance.expovariate(per_s)
+        first = chance.random() < 0.2
+        hops.append(
+            (now, first, 0.0 if first else chance.uniform(0.3, 5.0), 18 if first else chance.choice((10, 25, 25, 50, 100)) * 2 // 3)
+        )
+    return hops
+
+
+@settings(max_examples=12, deadline=None)
+@given(load=st.floats(0.1, 0.8), seed=st.integers(0, 1000), most=st.integers(0, 5), slowness=st.floats(0.5, 1.0))
+def test_below_capacity_nobody_runs_out_and_no_batch_waits_for_long(load: float, seed: int, most: int, slowness: float) -> None:
+    worker = Worker(made(most), offered(random.Random(seed), load, 6.0), slowness)
+    worker.run()
+    assert len(worker.done) == len(worker.hops)
+    assert worker.late() == 0
+    assert max(worker.suspended_s, default=0.0) <= most * (LONG_BATCH_S + 0.01)
+    assert worker.first_waits()[-1] < 2 * LONG_BATCH_S
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1000), most=st.integers(0, 5))
+def test_a_flood_of_first_hops_ends_no_batch(seed: int, most: int) -> None:
+    """Mostly first hops, as many in 2 s as take the worker 3: each hop gets its turn, and no batch is held up for long."""
+    chance = random.Random(seed)
+    flood = [(chance.uniform(0.0, 2.0), True, 0.0, 18) for _ in range(2000)]
+    calm = [(chance.uniform(0.0, 2.0), False, chance.uniform(1.0, 3.0), 25) for _ in range(100)]
+    worker = Worker(made(most), flood + calm)
+    worker.run()
+    assert len(worker.done) == 2100
+    assert max(worker.suspended_s, default=0.0) <= most * (LONG_BATCH_S + 0.01)
+
+
+def test_the_simulation_detects_an_overload() -> None:
+    worker = Worker(made(), offered(random.Random(2), 3.0, 10.0))
+    worker.run()
+    assert worker.late() > 50

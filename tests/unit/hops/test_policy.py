@@ -1,0 +1,416 @@
+"""The hop policy by itself (properties of one decision and of whole sessions) and under load (a simulated server)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable
+from itertools import accumulate
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, BatchRules
+from bistream.hops.policy import HopPolicy, HopProgress
+from bistream.hops.queue import BatchPace, HopQueue
+from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
+
+POLICY = HopPolicy()
+CHUNK_BY_CHUNK = HopPolicy(max_chunks=1)
+TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
+FIRST_HOP = POLICY.first_hop_tokens + LOOKAHEAD_TOKENS
+NEAREST = CHUNK_TOKENS - 1 + POLICY.min_hop_tokens  # the nearest boundary is never further away
+VOCODER_WITHHOLDS_TOKENS = 4  # eight mel frames, until the final hop
+
+
+@st.composite
+def progresses(draw: st.DrawFn) -> HopProgress:
+    """States of a session, whatever the hops before were."""
+    sent = draw(st.just(0) | st.integers(12, 400))
+    return HopProgress(
+        prompt_tokens=draw(st.integers(0, 750)),
+        received_tokens=sent + draw(st.integers(0, 80)),
+        sent_tokens=sent,
+        has_ended=draw(st.booleans()),
+        playback_buffer_s=draw(st.floats(0, 20)) if sent else 0.0,
+        hop_latency_s=draw(st.floats(0, 2)) if sent else 0.0,
+        is_whole=draw(st.booleans()),
+        is_resting=draw(st.booleans()),
+        next_block_s=draw(st.none() | st.floats(0, 3)),
+        block_every_s=draw(st.none() | st.floats(0.1, 3)),
+        waited_s=draw(st.floats(0, 1)),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
+def test_a_hop_takes_available_tokens(progress: HopProgress) -> None:
+    count = POLICY.next_hop(progress)
+    if count is not None:
+        assert 0 <= count <= progress.pending_tokens
+        assert count > 0 or (progress.has_ended and progress.pending_tokens == 0)
+        assert POLICY.is_final(progress, count) or progress.sent_tokens + count > LOOKAHEAD_TOKENS  # it speaks
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
+def test_wanted_tokens_are_what_the_next_hop_lacks(progress: HopProgress) -> None:
+    wanted = POLICY.wanted_tokens(progress)
+    ready = dataclasses.replace(
+        progress, has_ended=False, is_resting=False, received_tokens=progress.received_tokens + wanted, next_block_s=0.0
+    )
+    assert wanted > 0 and POLICY.next_hop(ready) is not None
+    if wanted != CHUNK_TOKENS:
+        assert POLICY.next_hop(dataclasses.replace(ready, received_tokens=ready.received_tokens - 1)) is None
+
+
+@pytest.mark.parametrize(("received", "sent", "wanted"), [(0, 0, 18), (10, 0, 8), (18, 0, 25), (18, 18, 10), (20, 18, 8), (60, 18, 25)])
+def test_wanted_tokens(received: int, sent: int, wanted: int) -> None:
+    """After a prompt of 50 tokens the next boundary is at 25 spoken tokens, 28 with the lookahead."""
+    assert POLICY.wanted_tokens(HopProgress(50, received, sent, False)) == wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
+def test_after_the_end_something_is_always_due(progress: HopProgress) -> None:
+    assert POLICY.next_hop(dataclasses.replace(progress, has_ended=True)) is not None
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
+def test_a_later_hop_is_no_longer_than_its_chunks_and_the_shortest_hop(progress: HopProgress) -> None:
+    count = POLICY.next_hop(progress)
+    assume(count is not None and progress.sent_tokens)
+    assert count is not None and count <= (POLICY.max_chunks - 1) * CHUNK_TOKENS + NEAREST
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
+def test_a_hop_ends_on_the_grid_unless_it_is_one_of_the_first_two_the_last_or_cut_by_a_pause(progress: HopProgress) -> None:
+    count = POLICY.next_hop(progress)
+    assume(count is not None and progress.sent_tokens > LOOKAHEAD_TOKENS + 30)
+    assert count is not None
+    is_cut = progress.is_resting and progress.playback_buffer_s <= POLICY.urgent_buffer_s + progress.hop_latency_s
+    spoken = progress.sent_tokens + count - LOOKAHEAD_TOKENS
+    assert POLICY.is_final(progress, count) or is_cut or (progress.prompt_tokens + spoken) % CHUNK_TOKENS == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses(), st.floats(0.61, 10))
+def test_two_blocks_of_a_text_slower_than_speech_go_out_at_once(progress: HopProgress, every_s: float) -> None:
+    begun = dataclasses.replace(progress, sent_tokens=0, is_whole=False, block_every_s=every_s)
+    assume(begun.received_tokens >= FIRST_HOP and POLICY.has_first_tokens(begun))
+    assert POLICY.next_hop(begun) is not None
+    quick = dataclasses.replace(begun, block_every_s=0.5, next_block_s=None, waited_s=0.0, has_ended=False)
+    if quick.received_tokens <= POLICY.next_hop(begun):  # type: ignore[operator]
+        assert POLICY.next_hop(quick) is None, "a quicker text is waited for"
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses())
+def test_recheck_is_the_moment_at_which_the_answer_changes(progress: HopProgress) -> None:
+    delay_s = POLICY.recheck_after_s(progress)
+    if delay_s is None:
+        dry = dataclasses.replace(progress, playback_buffer_s=0.0, waited_s=10.0)
+        assert POLICY.next_hop(progress) is not None or POLICY.next_hop(dry) is None
+        return
+    assert delay_s > 0.0
+    assert POLICY.next_hop(later(progress, delay_s)) is not None
+    if delay_s > 0.02:
+        assert POLICY.next_hop(later(progress, delay_s - 0.01)) is None
+
+
+def later(progress: HopProgress, seconds: float) -> HopProgress:
+    expected = None if progress.next_block_s is None else max(0.0, progress.next_block_s - seconds)
+    buffer_s = max(0.0, progress.playback_buffer_s - seconds)
+    return dataclasses.replace(progress, playback_buffer_s=buffer_s, waited_s=progress.waited_s + seconds, next_block_s=expected)
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 37, 50, 750])
+def test_first_hop(prompt_tokens: int) -> None:
+    def next_hop(received: int, has_ended: bool) -> int | None:
+        return POLICY.next_hop(HopProgress(prompt_tokens, received, 0, has_ended))
+
+    assert next_hop(FIRST_HOP - 1, has_ended=False) is None
+    assert next_hop(FIRST_HOP, has_ended=False) == FIRST_HOP
+    assert next_hop(200, has_ended=False) == FIRST_HOP
+    assert next_hop(200, has_ended=True) == FIRST_HOP  # the listener does not wait for all of it
+    assert [next_hop(received, has_ended=True) for received in (0, 1, 17)] == [0, 1, 17]
+
+
+@pytest.mark.parametrize(("prompt_tokens", "first"), [(0, 15), (30, 15), (32, 13), (33, 12), (34, 26), (44, 16), (125, 25)])
+def test_the_first_hop_of_a_text_in_pieces_is_one_block_or_two(prompt_tokens: int, first: int) -> None:
+    """The prompt's speech fills a part of the first block; the hop takes the lookahead, too."""
+    progress = HopProgress(prompt_tokens, 60, 0, False, is_whole=False)
+    assert POLICY.next_hop(progress) == first
+    assert POLICY.next_hop(dataclasses.replace(progress, received_tokens=first - 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("next_block_s", "waited_s", "is_due"), [(0.0, 0.0, True), (0.25, 0.0, True), (0.3, 0.0, False), (None, 0.0, False), (None, 0.5, True)]
+)
+def test_one_block_is_spoken_where_the_next_one_is_in_sight(next_block_s: float | None, waited_s: float, is_due: bool) -> None:
+    """Twelve tokens, of which the vocoder holds back four, are 0.32 s, less 0.06 s for the hop itself."""
+    progress = HopProgress(30, SPEECH_BLOCK_TOKENS, 0, False, is_whole=False, is_resting=True, next_block_s=next_block_s, waited_s=waited_s)
+    assert POLICY.next_hop(progress) == (SPEECH_BLOCK_TOKENS if is_due else None)
+
+
+def boundaries(
+    prompt_tokens: int, total: int, is_whole: bool, arrivals: list[int], rests: bool = False, policy: HopPolicy = POLICY
+) -> list[int]:
+    """Sizes of all hops of a session whose tokens arrive in these portions, as many hops as possible after each."""
+    sizes: list[int] = []
+    received, number = 0, 0
+    while True:
+        received = min(total, received + arrivals[number % len(arrivals)])
+        number += 1
+        for has_ended in (False, True) if received == total and number % 2 else (received == total,):
+            while True:
+                sent = sum(sizes)
+                progress = HopProgress(prompt_tokens, received, sent, has_ended, 0.0, 0.0, is_whole, rests, next_block_s=0.0)
+                count = policy.next_hop(progress)
+                if count is None:
+                    break
+                sizes.append(count)
+                if policy.is_final(progress, count):
+                    return sizes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 100), st.integers(0, 400), st.booleans(), st.lists(st.integers(1, 120), min_size=1, max_size=8))
+def test_where_hops_end_follows_from_the_number_of_tokens(prompt_tokens: int, total: int, is_whole: bool, arrivals: list[int]) -> None:
+    """However the tokens come, and whether the end is known with the last of them or later."""
+    expected = boundaries(prompt_tokens, total, is_whole, [1])
+    assert boundaries(prompt_tokens, total, is_whole, arrivals) == expected
+    assert sum(expected) == total and len(expected) <= 4 + total // CHUNK_TOKENS
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 100), st.integers(0, 900), st.integers(1, 8), st.lists(st.integers(1, 200), min_size=1, max_size=8))
+def test_hops_of_a_whole_text_grow_with_their_place_alone(prompt_tokens: int, total: int, chunks: int, arrivals: list[int]) -> None:
+    policy = HopPolicy(max_chunks=chunks)
+    sizes = boundaries(prompt_tokens, total, True, [1], policy=policy)
+    assert boundaries(prompt_tokens, total, True, arrivals, policy=policy) == sizes and sum(sizes) == total
+    ends = [end - LOOKAHEAD_TOKENS for end in accumulate(sizes)][:-1]
+    plain = [end - LOOKAHEAD_TOKENS for end in accumulate(boundaries(prompt_tokens, total, True, [1], policy=CHUNK_BY_CHUNK))][:-1]
+    assert set(ends) <= set(plain), "they leave boundaries out, and move none"
+    assert all(
+        size <= max(1, min(chunks, (end - size) // 50)) * CHUNK_TOKENS + NEAREST for size, end in zip(sizes[1:], ends[1:], strict=False)
+    )
+    assert boundaries(prompt_tokens, total, False, [1], policy=policy) == boundaries(prompt_tokens, total, False, [1]), "pieces do not wait"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 100), st.integers(0, 900), st.integers(1, 8), st.booleans(),
+    st.lists(st.tuples(st.integers(1, 200), st.floats(0.0, 10.0)), min_size=1, max_size=8),
+)  # fmt: skip
+def test_chunks_that_join_leave_boundaries_out_and_move_none(
+    prompt_tokens: int, total: int, chunks: int, is_whole: bool, arrivals: list[tuple[int, float]]
+) -> None:
+    """However tokens come and whatever the listener has: samples must not depend on it. Only the last hop may begin earlier."""
+    policy, received, ends = HopPolicy(max_chunks=chunks), 0, [0]
+    plain = set(accumulate(boundaries(prompt_tokens, total, is_whole, [1], policy=CHUNK_BY_CHUNK)))
+    for number in itertools.count():
+        tokens, buffer_s = arrivals[number % len(arrivals)]
+        received, has_ended = min(total, received + tokens), received == total
+        progress = HopProgress(prompt_tokens, received, ends[-1], has_ended, buffer_s, 0.1, is_whole, chunks_join=True, next_block_s=0.0)
+        count = policy.next_hop(progress)
+        if count is None:
+            continue
+        ends.append(ends[-1] + count)
+        if policy.is_final(progress, count):
+            break
+        assert ends[-1] in plain and (len(ends) < 4 or count <= (chunks - 1) * CHUNK_TOKENS + NEAREST)
+    assert ends[-1] == total
+
+
+JOINING = HopPolicy(max_chunks=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(progresses(), st.integers(0, 120))
+def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(progress: HopProgress, more: int) -> None:
+    progress = dataclasses.replace(progress, chunks_join=True, received_tokens=progress.received_tokens + more)
+    delay_s = JOINING.recheck_after_s(progress)
+    if delay_s is None:
+        dry = dataclasses.replace(progress, playback_buffer_s=0.0, waited_s=10.0)
+        assert JOINING.next_hop(progress) is not None or JOINING.next_hop(dry) is None
+        return
+    assert delay_s > 0.0 and JOINING.next_hop(later(progress, delay_s)) is not None
+    assert delay_s <= 0.02 or JOINING.next_hop(later(progress, delay_s - 0.01)) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(6, 100), st.integers(0, 750), st.integers(0, 40), st.floats(0.0, 5.0))
+@example(100, 0, 0, 0.0)
+def test_the_second_hop_takes_available_tokens_after_a_first_one_of_any_length(
+    first_tokens: int, prompt_tokens: int, pending: int, buffer_s: float
+) -> None:
+    policy = HopPolicy(first_hop_tokens=first_tokens, max_chunks=4)
+    sent = first_tokens + LOOKAHEAD_TOKENS
+    count = policy.next_hop(HopProgress(prompt_tokens, sent + pending, sent, False, buffer_s, 0.1, chunks_join=True))
+    assert count is None or policy.min_hop_tokens <= count <= min(pending, SPEECH_BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("pending", "buffer_s", "hop"),
+    [
+        (103, 9.0, 103), (102, 3.3, None), (102, 3.2, 78), (78, 3.2, 78), (77, 3.2, None), (53, 2.1, 53),
+        (28, 1.3, None), (28, 1.2, 28), (27, 0.0, None),
+    ],
+)  # fmt: skip
+def test_a_hop_waits_for_four_chunks_only_while_the_listener_has_a_second_for_each_that_is_there(
+    pending: int, buffer_s: float, hop: int | None
+) -> None:
+    """After 300 tokens the next boundary is at 325, 328 with the lookahead. The listener has 0.2 s less when the hop is done."""
+    progress = HopProgress(0, 300 + pending, 300, False, buffer_s, 0.2, is_whole=False, chunks_join=True)
+    assert JOINING.next_hop(progress) == hop
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 100), st.integers(60, 400), st.integers(40, 300))
+def test_a_cut_is_forgotten_after_the_next_hop(prompt_tokens: int, total: int, cut_at: int) -> None:
+    """A pause of the text moves one boundary; all that follow are where they were."""
+    plain = list(accumulate(boundaries(prompt_tokens, total, False, [1])))
+    starved = list(accumulate(boundaries(prompt_tokens, total, False, [cut_at, 1000], rests=True)))
+    assert {end for end in plain if end >= cut_at + NEAREST} == {end for end in starved if end >= cut_at + NEAREST}
+
+
+def test_a_session_that_ends_on_a_boundary_has_an_empty_last_hop() -> None:
+    """Otherwise its samples would depend on whether the end is known in time."""
+    assert boundaries(50, FIRST_HOP, True, [1]) == boundaries(50, FIRST_HOP, True, [100]) == [FIRST_HOP, 0]
+
+
+def test_sizes() -> None:
+    assert boundaries(50, 140, True, [1], policy=CHUNK_BY_CHUNK) == [18, 10, 25, 25, 25, 25, 12]
+    assert boundaries(50, 140, True, [1]) == [18, 10, 25, 25, 25, 37], "the last chunk does not go alone"
+    assert boundaries(60, 100, True, [1]) == [18, 15, 10, 25, 25, 7]
+    assert boundaries(45, 100, False, [1]) == [15, 15, 28, 25, 17]
+    assert boundaries(125, 150, False, [1]) == [25, 15, 13, 25, 25, 25, 22]
+
+
+@dataclasses.dataclass
+class Listener:
+    """One session of the simulation: the language model's pace and the listener's buffer."""
+
+    prompt_tokens: int
+    total_tokens: int
+    starts_at_s: float
+    tokens_per_s: float
+    sent: int = 0
+    in_flight: bool = False
+    asked_at_s: float = 0.0
+    latency_s: float = 0.0
+    first_audio_s: float | None = None
+    audio_ends_at_s: float = 0.0
+    silent_s: float = 0.0
+
+    def progress(self, now_s: float) -> HopProgress:
+        received = min(self.total_tokens, max(0, int((now_s - self.starts_at_s) * self.tokens_per_s)))
+        buffer_s = max(0.0, self.audio_ends_at_s - now_s) if self.first_audio_s is not None else 0.0
+        return HopProgress(self.prompt_tokens, received, self.sent, received == self.total_tokens, buffer_s, self.latency_s)
+
+    def audible_tokens(self, sent: int) -> int:
+        if sent == self.total_tokens:
+            return sent
+        return max(0, sent - LOOKAHEAD_TOKENS - VOCODER_WITHHOLDS_TOKENS)
+
+    def receive(self, count: int, now_s: float) -> None:
+        seconds = (self.audible_tokens(self.sent + count) - self.audible_tokens(self.sent)) * TOKEN_S
+        if self.first_audio_s is None:
+            self.first_audio_s = self.audio_ends_at_s = now_s
+        self.silent_s += max(0.0, now_s - self.audio_ends_at_s)
+        self.audio_ends_at_s = max(now_s, self.audio_ends_at_s) + seconds
+        self.latency_s = now_s - self.asked_at_s
+        self.sent += count
+        self.in_flight = False
+
+
+def simulate(listeners: list[Listener], service_s: Callable[[list[int]], float], step_s: float = 0.005) -> None:
+    """One server that batches like the service; ``service_s`` receives the tokens computed per hop."""
+    queue: HopQueue[tuple[Listener, int]] = HopQueue()
+    turns = BatchRules(BatchPace(FIRST_TOKENS_PER_S), max_suspensions=0)
+    batch: list[tuple[Listener, int]] = []
+    now_s = done_at_s = 0.0
+    while any(listener.sent < listener.total_tokens for listener in listeners):
+        now_s += step_s
+        assert now_s < 300, "a session never ended"
+        if batch and now_s >= done_at_s:
+            for listener, count in batch:
+                listener.receive(count, now_s)
+            batch = []
+        for listener in listeners:
+            progress = listener.progress(now_s)
+            if listener.in_flight or progress.received_tokens == 0 or listener.sent == listener.total_tokens:
+                continue
+            due = POLICY.next_hop(progress)
+            if due is not None:
+                listener.in_flight, listener.asked_at_s = True, now_s
+                if listener.sent == 0:
+                    turns.arrivals.came(now_s)
+                queue.push((listener, due), is_first=listener.sent == 0, deadline_s=now_s + progress.playback_buffer_s, tokens=due)
+        if not batch and len(queue):
+            batch = [hop.item for hop in turns.next_batch(queue, now_s)]
+            seconds = service_s([computed_tokens(listener, count) for listener, count in batch])
+            turns.pace.observe(sum(count for _, count in batch), seconds)
+            done_at_s = now_s + seconds
+
+
+def computed_tokens(listener: Listener, count: int) -> int:
+    """From the last boundary whose caches are committed to the end of what is spoken."""
+    position = listener.prompt_tokens + max(0, listener.sent - LOOKAHEAD_TOKENS)
+    is_final = listener.sent + count == listener.total_tokens
+    end = listener.prompt_tokens + listener.sent + count - (0 if is_final else LOOKAHEAD_TOKENS)
+    return end - position // CHUNK_TOKENS * CHUNK_TOKENS
+
+
+def crowd(number: int, tokens_per_s: float, seed: int) -> list[Listener]:
+    """Sessions of 4 to 12 s that start within 3 s of each other."""
+    chance = random.Random(seed)
+    return [Listener(chance.randint(0, 250), chance.randint(100, 300), chance.uniform(0, 3), tokens_per_s) for _ in range(number)]
+
+
+def service_curve(number: int, load: float) -> Callable[[list[int]], float]:
+    """10 ms per call, and a cost per token at which ``number`` listeners at the pace of speech use the share ``load`` of the server."""
+    per_token_s = load * TOKEN_S / number
+    return lambda tokens: 0.01 + per_token_s * sum(tokens)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(st.integers(10, 40), st.floats(75, 400), st.floats(0.05, 0.5), st.integers(0, 1000))
+def test_nobody_starves_as_long_as_capacity_allows(number: int, tokens_per_s: float, load: float, seed: int) -> None:
+    """Up to half load (about 0.7 with recomputed tokens and the cost of calls), no listener hears a gap."""
+    listeners = crowd(number, tokens_per_s, seed)
+    simulate(listeners, service_curve(number, load))
+    assert max(listener.silent_s for listener in listeners) == pytest.approx(0.0, abs=0.01)
+    waits = [listener.first_audio_s - listener.starts_at_s for listener in listeners if listener.first_audio_s is not None]
+    assert len(waits) == number
+    assert max(waits) < FIRST_HOP / tokens_per_s + 1.0
+
+
+def test_the_simulation_detects_an_overload() -> None:
+    listeners = crowd(20, 100.0, seed=1)
+    simulate(listeners, service_curve(20, load=1.6))
+    assert max(listener.silent_s for listener in listeners) > 0.5
+
+
+def test_a_pause_of_the_text_is_bridged_with_what_there_is() -> None:
+    """30 tokens, then a pause: the rest of them goes out when the listener needs it, not when the text continues."""
+    resting = HopProgress(60, received_tokens=45, sent_tokens=33, has_ended=False, playback_buffer_s=0.44, is_whole=False, is_resting=True)
+    assert POLICY.next_hop(resting) == 10, "up to the chunk boundary"
+    resting = dataclasses.replace(resting, sent_tokens=43, received_tokens=60)
+    assert POLICY.next_hop(resting) is None
+    delay_s = POLICY.recheck_after_s(resting)
+    assert delay_s == pytest.approx(0.44 - POLICY.urgent_buffer_s, abs=1e-3)
+    assert POLICY.next_hop(dataclasses.replace(resting, playback_buffer_s=0.1)) == 17
+    assert POLICY.next_hop(dataclasses.replace(resting, playback_buffer_s=0.1, is_resting=False)) is None, "its tokens will come"
+
+
+def test_a_pause_is_bridged_earlier_on_a_slow_server() -> None:
+    """A hop that took 0.6 s makes 0.7 s of buffer urgent."""
+    calm = HopProgress(60, 60, 43, False, playback_buffer_s=0.7, is_whole=False, is_resting=True)
+    assert POLICY.next_hop(calm) is None
+    assert POLICY.next_hop(dataclasses.replace(calm, hop_latency_s=0.6)) == 17

@@ -1,0 +1,47 @@
+"""What a session tells the language model about its listener."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bistream.config import RuntimeConfig
+from bistream.hops.policy import HopPolicy
+from bistream.rates import SAMPLE_RATE
+from bistream.sessions.hop_pacing import HopPacing
+from bistream.types import SpeechTokens, TokenDemand, VoicePrompt
+
+PROMPT = VoicePrompt("", np.zeros(50, np.int32), np.zeros((100, 80), np.float32), np.zeros(192, np.float32))
+
+
+def pacing(tokens: int, offline: bool = False) -> HopPacing:
+    """Of a session with this many tokens that are in no hop yet."""
+    session: Any = SimpleNamespace(
+        start=SimpleNamespace(offline=offline, is_end=True), tokens=[1] * tokens, finish_reason=None, last_message=SpeechTokens(())
+    )
+    made = HopPacing(session, RuntimeConfig(), HopPolicy(), lambda: asyncio.sleep(0), lambda: None)
+    made.voice_ready(PROMPT)
+    return made
+
+
+@pytest.mark.parametrize("tokens", [0, 5, 18, 100])
+def test_before_the_first_audio_the_slack_is_that_of_the_tokens(tokens: int) -> None:
+    demand = pacing(tokens).wanted_tokens(10.0)
+    assert demand.slack_s == pytest.approx(tokens / 25)
+    assert int(demand) == (18 - tokens if tokens < 18 else 25)
+
+
+def test_what_was_played_is_no_slack_and_what_is_not_spoken_yet_is() -> None:
+    session = pacing(50)
+    session.playback.sent(SAMPLE_RATE, 100.0)  # one of the two seconds
+    for now, slack_s in ((100.0, 2.0), (100.5, 1.5), (101.0, 1.0), (105.0, 1.0)):
+        assert session.wanted_tokens(now).slack_s == pytest.approx(slack_s)
+
+
+def test_nobody_listens_to_an_offline_session_yet() -> None:
+    demand = pacing(5, offline=True).wanted_tokens(10.0)
+    assert isinstance(demand, TokenDemand) and demand.slack_s is None and demand == 13

@@ -1,0 +1,320 @@
+"""Both ends of a channel over a socket: order, portions of any size, errors, and models and front models that go."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bistream.contract.codec import ArrayInputs, Arrays, Inputs, scalar_array
+from bistream.contract.fields import TOKEN2WAV
+from bistream.errors import BusyError, EngineError, InvalidInputError
+from bistream.transport.call_sockets import MAX_ENVELOPE_BYTES, Frames, frame
+from bistream.transport.direct_channel import DirectChannel
+from bistream.transport.direct_end import DirectEnds
+from bistream.transport.envelope import Message
+from bistream.transport.sender import Answerer
+from bistream.triton import channel_end, direct_end
+
+WAIT_S = 120.0
+
+
+def call(number: int) -> Arrays:
+    return {"seed": scalar_array(number, np.int64)}
+
+
+def echo(inputs: Inputs, sender: Answerer) -> None:
+    assert isinstance(inputs, ArrayInputs)
+    sender.send_last(inputs._arrays)
+
+
+class Model:
+    """The model's end. handle: what answers a call."""
+
+    def __init__(self, path: Path, handle: Callable[[Inputs, Answerer], None] = echo) -> None:
+        self.outbox = ThreadPoolExecutor(1)
+        self.ends = DirectEnds(path, TOKEN2WAV, handle, self.outbox)
+
+    def close(self) -> None:
+        self.ends.close()
+        self.outbox.shutdown()
+
+    @property
+    def connections(self) -> int:
+        return len(self.ends._connections)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "token2wav.calls"
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    model = Model(path)
+    yield model
+    model.close()
+    assert not path.exists() and not model.ends._thread.is_alive()
+
+
+async def ask_all(channel: DirectChannel, calls: list[Arrays]) -> list[Any]:
+    return await asyncio.gather(*(channel.ask(one) for one in calls), return_exceptions=True)
+
+
+def ask(path: Path, *calls: Arrays) -> list[Any]:
+    """On a channel of its own."""
+
+    async def session() -> list[Any]:
+        channel = DirectChannel(path, "token2wav")
+        try:
+            return await ask_all(channel, list(calls))
+        finally:
+            channel.close()
+
+    return asyncio.run(session())
+
+
+def test_every_call_gets_its_own_answer_and_calls_arrive_in_order(path: Path) -> None:
+    arrived: list[int] = []
+
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        arrived.append(inputs.value("seed") or 0)
+        echo(inputs, sender)
+
+    model = Model(path, handle)
+    answers = ask(path, *(call(number) for number in range(500)))
+    model.close()
+    assert [int(answer["seed"].item()) for answer in answers] == list(range(500)) == arrived
+
+
+def test_calls_and_answers_larger_than_the_kernels_buffers_arrive_whole(path: Path, model: Model) -> None:
+    large = [{"prompt_speech_feat": np.full((20_000, 80), number, np.float32)} for number in range(4)]
+    for number, answer in enumerate(ask(path, *large)):
+        assert answer["prompt_speech_feat"].shape == (20_000, 80) and (answer["prompt_speech_feat"] == number).all()
+
+
+def test_answers_that_wait_leave_together_in_bounded_portions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_end, "MAX_ANSWER_BYTES", 100)
+    gate = threading.Event()
+    model = Model(path)
+    model.outbox.submit(gate.wait, WAIT_S)
+
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        echo(inputs, sender)
+        if inputs.value("seed") == 29:
+            gate.set()
+
+    model.ends._handle = handle
+    assert [int(answer["seed"].item()) for answer in ask(path, *(call(number) for number in range(30)))] == list(range(30))
+    model.close()
+
+
+def test_an_error_is_that_of_its_call_alone(path: Path) -> None:
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        match inputs.value("seed"):
+            case 1:
+                raise BusyError("Full.", "s")
+            case 2:
+                sender.fail(BusyError("Full, too."))
+            case 3:
+                raise ZeroDivisionError
+            case _:
+                sender.finish()
+
+    model = Model(path, handle)
+    fine, raised, failed, unexpected = ask(path, *(call(number) for number in range(4)))
+    model.close()
+    assert fine == {}
+    assert isinstance(raised, BusyError) and (raised.sentence, raised.session_id) == ("Full.", "s")
+    assert isinstance(failed, BusyError) and failed.sentence == "Full, too."
+    assert isinstance(unexpected, EngineError) and "ZeroDivision" not in unexpected.sentence
+
+
+def test_an_answer_that_cannot_be_sent_fails_its_call_alone(path: Path) -> None:
+    """All of them leave together."""
+    gate, unsendable = threading.Event(), {"seed": np.zeros(1, np.complex64)}
+
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        sender.send_last(unsendable if inputs.value("seed") == 1 else call(inputs.value("seed") or 0))
+        if inputs.value("seed") == 2:
+            gate.set()
+
+    model = Model(path, handle)
+    model.outbox.submit(gate.wait, WAIT_S)
+    first, failed, last = ask(path, *(call(number) for number in range(3)))
+    model.close()
+    assert (int(first["seed"].item()), int(last["seed"].item())) == (0, 2)
+    assert isinstance(failed, EngineError) and "complex" not in failed.sentence
+
+
+def test_a_model_that_goes_fails_each_call_and_a_later_call_reaches_the_next_one(path: Path) -> None:
+    asked = threading.Event()
+
+    def keep(inputs: Inputs, sender: Answerer) -> None:
+        if not inputs.value("seed"):
+            asked.set()
+
+    silent = Model(path, keep)
+
+    async def session() -> tuple[list[Any], Any]:
+        channel = DirectChannel(path, "token2wav")
+        answers = asyncio.ensure_future(ask_all(channel, [call(1), call(2), call(0)]))
+        await asyncio.get_running_loop().run_in_executor(None, asked.wait, WAIT_S)
+        await asyncio.get_running_loop().run_in_executor(None, silent.close)
+        failed = await answers
+        nobody = (await ask_all(channel, [call(4)]))[0]
+        another = Model(path)
+        (found,) = await ask_all(channel, [call(5)])
+        channel.close()
+        another.close()
+        return [*failed, nobody], found
+
+    failed, found = asyncio.run(session())
+    assert {type(one) for one in failed} == {EngineError} and len({id(one) for one in failed}) == 4
+    assert all(str(path) not in one.sentence and "token2wav" not in one.sentence for one in failed)
+    assert found["seed"].item() == 5
+
+
+def test_a_model_that_goes_while_nobody_waits_is_no_error(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As at every end of a server."""
+    caplog.set_level("INFO")
+    model = Model(path)
+
+    async def session() -> None:
+        channel = DirectChannel(path, "token2wav")
+        await channel.ask(call(0))
+        await asyncio.get_running_loop().run_in_executor(None, model.close)
+        while channel._connection is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(session())
+    assert [(one.levelname, one.getMessage()) for one in caplog.records if one.name.endswith("direct_channel")] == [
+        ("INFO", "token2wav: it has closed its connection")
+    ]
+
+
+def test_calls_that_cannot_be_sent_leave_the_next_connection_alone(path: Path) -> None:
+    """The model has closed a connection and listens on; several sessions call before that is read."""
+    model = Model(path)
+
+    async def session() -> tuple[list[Any], Any]:
+        channel = DirectChannel(path, "token2wav")
+        await channel.ask(call(0))
+        old = channel._connection
+        assert old is not None
+        old._loop.remove_reader(old._socket)
+        old._socket.shutdown(socket.SHUT_RDWR)
+        later = asyncio.Event()
+
+        async def call_later() -> Any:
+            await later.wait()
+            return await channel.ask(call(3))
+
+        third = asyncio.ensure_future(call_later())
+        await asyncio.sleep(0)  # it waits now
+        first = asyncio.ensure_future(channel.ask(call(1)))
+        asyncio.get_running_loop().call_soon(later.set)  # so it goes on between what the first and the second failure bring about
+        second = asyncio.ensure_future(channel.ask(call(2)))
+        failed: list[Any] = list(await asyncio.gather(first, second, return_exceptions=True))
+        found = (await asyncio.gather(third, return_exceptions=True))[0]
+        channel.close()
+        return failed, found
+
+    failed, found = asyncio.run(session())
+    model.close()
+    assert [type(one) for one in failed] == [EngineError] * 2
+    assert not isinstance(found, EngineError) and found["seed"].item() == 3
+
+
+def test_a_front_model_that_goes_leaves_nothing_behind_and_others_go_on(path: Path) -> None:
+    open_calls: list[Answerer] = []
+    entered = threading.Event()
+
+    def handle(inputs: Inputs, sender: Answerer) -> None:
+        if inputs.value("seed"):
+            echo(inputs, sender)
+        else:
+            open_calls.append(sender)
+            entered.set()
+
+    model = Model(path, handle)
+
+    async def leave() -> None:
+        channel = DirectChannel(path, "token2wav")
+        task = asyncio.ensure_future(channel.ask(call(0)))
+        await asyncio.get_running_loop().run_in_executor(None, entered.wait, WAIT_S)
+        channel.close()
+        task.cancel()
+
+    asyncio.run(leave())
+    open_calls[0].send_last(call(0))  # to nobody
+    assert ask(path, call(7))[0]["seed"].item() == 7
+    for thread in threading.enumerate():
+        if thread.name.startswith("bistream-calls"):
+            thread.join(WAIT_S)
+    assert model.connections == 0
+    model.close()
+
+
+def test_a_front_model_that_cannot_be_taken_does_not_keep_the_next_one_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a descriptor or a thread left at this moment, the model must go on listening, or later calls wait for ever."""
+    monkeypatch.setattr(direct_end, "RETRY_S", 0.0)
+    faults, accept = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))], socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> Any:
+        if faults:
+            raise faults.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    model = Model(path)
+    assert ask(path, call(1))[0]["seed"].item() == 1
+    begin = model.ends._begin
+
+    def begin_later(*arguments: Any) -> threading.Thread:
+        monkeypatch.setattr(model.ends, "_begin", begin)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(model.ends, "_begin", begin_later)
+    assert isinstance(ask(path, call(2))[0], EngineError)
+    assert ask(path, call(3))[0]["seed"].item() == 3
+    model.close()
+    assert not model.ends._thread.is_alive()
+
+
+@pytest.mark.parametrize("damage", [(MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"), (64).to_bytes(8, "little") + bytes([255]) * 64])
+def test_what_is_no_envelope_ends_its_connection_alone(path: Path, model: Model, damage: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(path))
+        stranger.sendall(damage)
+        stranger.settimeout(WAIT_S)
+        assert stranger.recv(1) == b""
+    assert ask(path, call(3))[0]["seed"].item() == 3
+
+
+@given(st.lists(st.integers(0, 300), max_size=6), st.data())
+def test_messages_arrive_whatever_the_portions(sizes: list[int], data: st.DataObject) -> None:
+    sent = [Message(number, {"seed": np.arange(size, dtype=np.int64)}) for number, size in enumerate(sizes)]
+    stream, frames, found = b"".join(frame([message]) for message in sent), Frames(), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += frames.feed(stream[:size])
+        stream = stream[size:]
+    assert [message.number for message in found] == list(range(len(sizes)))
+    assert [message.arrays["seed"].tolist() for message in found] == [list(range(size)) for size in sizes]
+
+
+def test_an_envelope_that_is_too_long_is_refused_before_it_has_come() -> None:
+    with pytest.raises(InvalidInputError):
+        Frames().feed((MAX_ENVELOPE_BYTES + 1).to_bytes(8, "little"))

@@ -1,0 +1,235 @@
+"""A wrong call of the response sender kills the whole server. No interleaving of calls may cause one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bistream.errors import BusyError, InvalidInputError
+from bistream.transport.iterator_keeper import IteratorKeeper
+from bistream.transport.outbox import Outbox
+from bistream.transport.sender import (
+    BistreamAudioSender,
+    CollectingSender,
+    ResponseSender,
+    SiblingResponseSender,
+    WaveformSender,
+    public_error,
+)
+from bistream.types import AudioChunk
+from tests.unit.triton.fakes import FakePbUtils, FakeRequest, FakeResponse, FakeSender, held
+
+VALUE = {"out": np.zeros(1, np.float32)}
+ERROR = InvalidInputError("Send something else.", "s1")
+CALLS: dict[str, Callable[[ResponseSender], object]] = {
+    "send": lambda sender: sender.send(VALUE),
+    "send_last": lambda sender: sender.send_last(VALUE),
+    "finish": lambda sender: sender.finish(),
+    "fail": lambda sender: sender.fail(ERROR),
+    "is_cancelled": lambda sender: sender.is_cancelled(),
+}
+KINDS = [ResponseSender, SiblingResponseSender, lambda backend, sender: SiblingResponseSender(backend, sender, lambda error: VALUE)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None)
+@given(calls=st.lists(st.sampled_from(sorted(CALLS)), max_size=12))
+def test_any_order_of_calls_is_safe_and_finishes_once(kind: Callable[..., ResponseSender], calls: list[str]) -> None:
+    fake = FakeSender()
+    sender = kind(FakePbUtils(), fake)
+    for call in calls:
+        CALLS[call](sender)
+    sender.finish()
+    assert fake.violations == [] and fake.finals == 1 and fake.sent[-1][1]
+    assert len(fake.errors) <= 1
+    ends = [position for position, call in enumerate(calls) if call in ("finish", "fail", "send_last")]
+    assert len(fake.data) - calls[: ends[0] if ends else len(calls)].count("send") in (0, 1)  # 1: in the last response
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_many_threads_on_one_sender_make_no_illegal_call(kind: Callable[..., ResponseSender], seed: int) -> None:
+    fake = FakeSender()
+    sender = kind(FakePbUtils(), fake)
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def hammer(number: int) -> None:
+        choose = random.Random(seed * 100 + number)
+        barrier.wait()
+        try:
+            for _ in range(200):
+                CALLS[choose.choice(["send", "is_cancelled", "is_cancelled", "send"])](sender)
+            CALLS[choose.choice(["finish", "fail"])](sender)
+            for _ in range(50):
+                CALLS[choose.choice(sorted(CALLS))](sender)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [] and fake.violations == []
+    assert fake.finals == 1 and fake.sent[-1][1]
+
+
+def test_an_error_is_followed_by_an_empty_final_response() -> None:
+    fake = FakeSender()
+    ResponseSender(FakePbUtils(), fake).fail(ERROR)
+    assert fake.errors == ["INVALID_INPUT: Send something else. [session s1]"]
+    assert [final for _, final in fake.sent] == [False, True] and fake.sent[1][0] is None
+
+
+def test_a_sibling_model_gets_an_error_with_the_final_flag() -> None:
+    fake = FakeSender()
+    SiblingResponseSender(FakePbUtils(), fake, lambda error: VALUE).fail(ERROR)
+    assert fake.errors == ["INVALID_INPUT: Send something else. [session s1]"]
+    assert [final for _, final in fake.sent] == [True]
+
+
+def test_a_sibling_model_that_has_had_data_gets_an_error_in_the_outputs() -> None:
+    fake = FakeSender()
+    sender = SiblingResponseSender(FakePbUtils(), fake, lambda error: {"error": np.array([error.code], np.object_)})
+    sender.send(VALUE)
+    sender.fail(ERROR)
+    assert fake.errors == [] and fake.data[-1]["error"].tolist() == ["INVALID_INPUT"]
+    assert fake.finals == 1
+
+
+@pytest.mark.parametrize("method", ["send", "finish", "fail"])
+def test_a_stream_that_is_gone_raises_nothing(method: str) -> None:
+    fake = FakeSender()
+    fake.raises = RuntimeError("Unable to send response. Response sender has been closed.")
+    sender = ResponseSender(FakePbUtils(), fake)
+    CALLS[method](sender)
+    sender.finish()
+    assert sender.finished and fake.sent == []
+
+
+def test_outputs_that_cannot_be_made_fail_the_request() -> None:
+    class Broken(FakePbUtils):
+        def Tensor(self, name: str, array: object) -> None:  # type: ignore[override]
+            raise ValueError("no such dtype")
+
+    fake = FakeSender()
+    ResponseSender(Broken(), fake).send(VALUE)
+    assert fake.errors == ["ENGINE_ERROR: The server failed unexpectedly; its log has the reason. Try again."] and fake.finals == 1
+
+
+def test_cancellation_is_remembered_after_the_end() -> None:
+    fake = FakeSender()
+    sender = ResponseSender(FakePbUtils(), fake)
+    assert not sender.is_cancelled()
+    fake.cancelled = True
+    assert sender.is_cancelled()
+    sender.finish()
+    assert sender.is_cancelled() and fake.violations == []
+
+
+def test_only_our_own_errors_are_shown_to_clients() -> None:
+    shown = public_error(FileNotFoundError(2, "No such file", "/secret/path"))
+    assert "/secret" not in shown.sentence and shown.code == "ENGINE_ERROR"
+    assert public_error(ERROR) is ERROR
+
+
+def test_audio_has_the_tensors_of_each_front_model() -> None:
+    chunk = AudioChunk(np.arange(3, dtype=np.float32), sequence_number=4, text_consumed=5, text_position=6)
+    bistream, upstream = FakeSender(), FakeSender()
+    with Outbox("test") as outbox:
+        asyncio.run(BistreamAudioSender(ResponseSender(FakePbUtils(), bistream), outbox).send(chunk))
+        asyncio.run(WaveformSender(ResponseSender(FakePbUtils(), upstream), outbox).send(chunk))
+    assert {name: (array.shape, str(array.dtype)) for name, array in bistream.data[0].items()} == {
+        "waveform": ((1, 3), "float32"),
+        "sequence_number": ((1, 1), "int32"),
+        "text_consumed": ((1, 1), "int32"),
+        "text_position": ((1, 1), "int32"),
+    }
+    assert list(upstream.data[0]) == ["waveform"] and upstream.data[0]["waveform"].shape == (3,)
+
+
+def test_unrequested_outputs_are_freed_in_python() -> None:
+    """The stub drops them from the response without the GIL; the sender's own references must outlive that."""
+
+    class DroppingSender(FakeSender):
+        def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
+            if response is not None:
+                dropped = [weakref.ref(tensor) for tensor in response.output_tensors()]
+                response.output_tensors().clear()
+                assert dropped and all(tensor() is not None for tensor in dropped)
+            super().send(response, flags)
+
+    fake = DroppingSender()
+    sender = ResponseSender(FakePbUtils(), fake)
+    sender.send(VALUE)
+    sender.send_last(VALUE)
+    assert fake.finals == 1 and len(fake.sent) == 2
+
+
+def test_audio_sender_ends_normally_or_with_an_error() -> None:
+    well, badly = FakeSender(), FakeSender()
+    with Outbox("test") as outbox:
+        BistreamAudioSender(ResponseSender(FakePbUtils(), well), outbox).finish(None)
+        BistreamAudioSender(ResponseSender(FakePbUtils(), badly), outbox).finish(BusyError("Later."))
+    assert well.errors == [] and well.finals == 1
+    assert badly.errors == ["BUSY: Later."] and badly.finals == 1
+
+
+def test_a_first_chunk_is_sent_before_chunks_of_those_who_hear_something() -> None:
+    order: list[int] = []
+
+    class NumberedSender(FakeSender):
+        def send(self, response: FakeResponse | None = None, flags: int = 0) -> None:
+            super().send(response, flags)
+            order.append(int(self.data[-1]["sequence_number"][0, 0]))
+
+    async def speak(outbox: Outbox) -> None:
+        with held(outbox):
+            sending = [asyncio.ensure_future(sent(number, outbox)) for number in (3, 1, 0, 2)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*sending)
+
+    async def sent(number: int, outbox: Outbox) -> None:
+        chunk = AudioChunk(np.zeros(3, np.float32), sequence_number=number, text_consumed=0, text_position=0)
+        await BistreamAudioSender(ResponseSender(FakePbUtils(), NumberedSender()), outbox).send(chunk)
+
+    with Outbox("test") as outbox:
+        asyncio.run(speak(outbox))
+    assert order == [0, 3, 1, 2]
+
+
+def test_collecting_waits_for_the_whole_waveform_and_then_releases_the_request() -> None:
+    request = FakeRequest()
+    sender = CollectingSender(request, IteratorKeeper())
+    request.cancelled = True
+    assert sender.is_cancelled()
+    request.cancelled = False
+    assert sender.is_cancelled()  # not asked again: the stub would answer by itself, which lets no iterator pass
+
+    def speak() -> None:
+        for number in range(3):
+            asyncio.run(sender.send(AudioChunk(np.full(2, number, np.float32), number, 0)))
+        sender.finish(None)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    assert sender.wait().tolist() == [0, 0, 1, 1, 2, 2]
+    thread.join()
+    request.answered = True
+    assert not sender.is_cancelled()  # asking Triton now would crash the server
+
+
+def test_collecting_raises_what_ended_the_session() -> None:
+    sender = CollectingSender(FakeRequest(), IteratorKeeper())
+    sender.finish(ERROR)
+    with pytest.raises(InvalidInputError):
+        sender.wait()

@@ -1,0 +1,349 @@
+"""The ports over BLS: requests fit the contract, and every answer and error arrives unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bistream.contract.codec import ArrayInputs
+from bistream.contract.fields import CONTRACTS, LLM_BISTREAM, TOKEN2WAV
+from bistream.contract.refusals import format_error
+from bistream.errors import (
+    BistreamError,
+    BusyError,
+    EngineError,
+    InvalidInputError,
+    SessionTimeoutError,
+    ShuttingDownError,
+    UnknownSessionError,
+)
+from bistream.processes.control_files import CONTROL_VARIABLE
+from bistream.sessions.ports import LanguageModelPort, Ports
+from bistream.text2token.service import LanguageModelStart
+from bistream.token2wav.load_report import LoadReport
+from bistream.token2wav.service import Token2WavHop
+from bistream.transport.bls_client import BlsClient
+from bistream.transport.iterator_keeper import IteratorKeeper
+from bistream.transport.sibling_ports import (
+    RELOAD_ATTEMPTS,
+    SiblingModels,
+    SiblingVoice,
+    speech_error_arrays,
+    speech_token_arrays,
+    speech_tokens,
+)
+from bistream.triton.inputs import voice_prompt
+from bistream.triton.mailbox import TokenMailbox
+from bistream.types import FinishReason, GenerationOptions, SpeechTokens, TokenDemand, VoicePrompt
+from tests.unit.transport.siblings import Siblings
+from tests.unit.triton.fakes import Arrays, FakePbUtils, FakeResponse, error_response, response
+
+Result = TypeVar("Result")
+CONTRACT = {contract.name: contract for contract in CONTRACTS}
+WIRE_TYPES = {"object": "BYTES", "bool": "BOOL", "int32": "INT32", "int64": "INT64", "float32": "FP32"}
+PROMPT = VoicePrompt("said", np.arange(3, dtype=np.int32), np.ones((6, 80), np.float32), np.ones(192, np.float32))
+EMPTY_PROMPT = VoicePrompt("", np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
+FINAL = FakeResponse()
+
+
+LOOP = asyncio.new_event_loop()  # a direct channel belongs to one
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    return LOOP.run_until_complete(coroutine)
+
+
+Ask = Callable[[Callable[[str, Arrays], list[FakeResponse]]], tuple[Ports, Siblings]]
+
+
+@pytest.fixture(params=["over BLS", "over sockets"])
+def ports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ask]:
+    made: list[SiblingModels | Siblings] = []
+    if request.param == "over sockets":
+        monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
+    else:
+        monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+
+    def make(answer: Callable[[str, Arrays], list[FakeResponse]]) -> tuple[Ports, Siblings]:
+        siblings = Siblings(answer)
+        if request.param == "over sockets":
+            siblings.listen()
+        models = SiblingModels(siblings.backend, IteratorKeeper())
+        made.extend((models, siblings))
+        return models.ports, siblings
+
+    yield make
+    for one in made:
+        one.close()
+
+
+async def take_all(port: LanguageModelPort, wanted_tokens: int) -> list[SpeechTokens]:
+    messages = [await port.take("s", wanted_tokens)]
+    while not messages[-1].is_final:
+        messages.append(await port.take("s", wanted_tokens))
+    return messages
+
+
+def check_fits(model: str, arrays: Arrays) -> None:
+    """Triton would refuse anything else."""
+    specs = {spec.name: spec for spec in CONTRACT[model].inputs}
+    for name, array in arrays.items():
+        spec = specs[name]
+        assert WIRE_TYPES[str(array.dtype)] == spec.datatype
+        assert len(array.shape) == len(spec.dims)
+        assert all(wanted in (-1, found) for found, wanted in zip(array.shape, spec.dims, strict=True))
+        assert array.size > 0
+    assert all(spec.optional or spec.name in arrays for spec in specs.values())
+
+
+def start(**changes: Any) -> LanguageModelStart:
+    values = {"session_id": "s", "text": b"Hi", "is_end": False, "prompt_text": "said", "prompt_speech_tokens": PROMPT.speech_tokens}
+    options = GenerationOptions(3, 0.5, 4, 0.25, "softly", "zh", "earlier")
+    return LanguageModelStart(**{**values, "options": options, **changes})
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.integers(0, 6560), max_size=20),
+    st.integers(0, 4000),
+    st.one_of(st.none(), st.sampled_from([FinishReason.EOS, FinishReason.LENGTH, FinishReason.CANCELLED])),
+)
+def test_speech_tokens_survive_the_hop(token_ids: list[int], text_consumed: int, reason: FinishReason | None) -> None:
+    attended = text_consumed if text_consumed % 2 else None
+    message = SpeechTokens(tuple(token_ids), text_consumed, reason, reason is None, text_consumed + 3, text_consumed, attended)
+    assert speech_tokens(speech_token_arrays(message)) == message
+
+
+def test_an_error_in_the_outputs_survives_the_hop() -> None:
+    with pytest.raises(SessionTimeoutError) as failure:
+        speech_tokens(speech_error_arrays(SessionTimeoutError("Nothing came für 30 s.", "s")))
+    assert (failure.value.sentence, failure.value.session_id) == ("Nothing came für 30 s.", "s")
+
+
+def test_the_outputs_are_those_of_the_contract() -> None:
+    names = {spec.name for spec in LLM_BISTREAM.outputs}
+    assert set(speech_token_arrays(SpeechTokens((1,)))) == set(speech_error_arrays(BusyError("x"))) == names - {"answers"}
+
+
+def speaking_model(*posts: SpeechTokens | BistreamError) -> Callable[[str, Arrays], list[FakeResponse]]:
+    """``llm_bistream`` with one session, which has posted all these messages before the first request for tokens."""
+    mailbox = TokenMailbox()
+
+    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
+        if arrays.get("is_start", np.array([[True]]))[0, 0]:
+            for message in posts:
+                mailbox.post(message)
+            return [FINAL]
+        answers: list[SpeechTokens | BistreamError] = []
+        mailbox.take(answers.append)
+        (message,) = answers
+        return [error_response(format_error(message)) if isinstance(message, BistreamError) else response(**speech_token_arrays(message))]
+
+    return answer
+
+
+@pytest.mark.parametrize("prompt_speech_tokens", [PROMPT.speech_tokens, EMPTY_PROMPT.speech_tokens])
+def test_a_start_is_read_as_it_was_sent(ports: Ask, prompt_speech_tokens: Any) -> None:
+    speaking, siblings = ports(speaking_model(SpeechTokens((1, 2), 3), SpeechTokens((4,), 5, FinishReason.EOS)))
+    sent = start(prompt_speech_tokens=prompt_speech_tokens)
+
+    async def speak() -> list[SpeechTokens]:
+        await speaking.language_model.start(sent)
+        return await take_all(speaking.language_model, 7)
+
+    assert run(speak()) == [SpeechTokens((1, 2, 4), 5, FinishReason.EOS)]
+    for model, arrays in siblings.calls:
+        check_fits(model, arrays)
+    (_, arrays), *asked = siblings.calls
+    assert arrays["is_pull"][0, 0]
+    assert [int(asking["wanted_tokens"][0, 0]) for _, asking in asked] == [7]
+    read = ArrayInputs(arrays, LLM_BISTREAM).read(LanguageModelStart)
+    assert read.prompt_speech_tokens.tolist() == sent.prompt_speech_tokens.tolist()
+    assert replace(read, prompt_speech_tokens=sent.prompt_speech_tokens) == sent
+
+
+@pytest.mark.parametrize("slack_s", [None, 0.0, 1.5])
+def test_a_pull_says_for_how_long_its_listener_has_audio(ports: Ask, slack_s: float | None) -> None:
+    speaking, siblings = ports(speaking_model(SpeechTokens((1,), 5, FinishReason.EOS)))
+    run(speaking.language_model.start(start()))
+    run(speaking.language_model.take("s", TokenDemand(7, slack_s)))
+    _, (model, arrays) = siblings.calls
+    check_fits(model, arrays)
+    assert int(arrays["wanted_tokens"][0, 0]) == 7
+    assert (float(arrays["slack_s"][0, 0]) if "slack_s" in arrays else None) == slack_s
+
+
+def test_tokens_that_came_before_an_error_are_spoken_before_it_is_raised(ports: Ask) -> None:
+    speaking, _ = ports(speaking_model(SpeechTokens((1, 2), 3), SessionTimeoutError("Nothing came.", "s")))
+    run(speaking.language_model.start(start()))
+    assert run(speaking.language_model.take("s", 1)) == SpeechTokens((1, 2), 3)
+    with pytest.raises(SessionTimeoutError, match="Nothing came"):
+        run(speaking.language_model.take("s", 1))
+
+
+def test_a_start_that_is_refused_raises_at_once(ports: Ask) -> None:
+    speaking, siblings = ports(lambda model, arrays: [error_response(format_error(BusyError("Full.", "s")))])
+    with pytest.raises(BusyError, match="Full") as failure:
+        run(speaking.language_model.start(start()))
+    assert failure.value.session_id == "s" and failure.value.retryable
+    assert siblings.backend.unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("Stub process 'llm_bistream_0_0' is not healthy.", EngineError),
+        ("Model llm_bistream - Error when running inference: Server not ready", ShuttingDownError),
+        ("INTERNAL: The server failed unexpectedly; see its log for the reason.", EngineError),
+    ],
+)
+def test_tritons_own_messages_do_not_reach_the_client(words: str, expected: type[BistreamError]) -> None:
+    models = SiblingModels(FakePbUtils(lambda model, arrays: [error_response(words)]), IteratorKeeper())
+    with pytest.raises(expected) as failure:
+        run(models.ports.language_model.append("s", b"x", False))
+    models.close()
+    assert "llm_bistream" not in failure.value.sentence
+
+
+NOT_LOADED = "Model audio_tokenizer - Error when running inference: Server not ready"
+
+
+@pytest.mark.parametrize("refusals", [0, 1, RELOAD_ATTEMPTS - 1])
+def test_a_recording_waits_for_a_model_that_is_being_loaded(refusals: int) -> None:
+    answers = [error_response(NOT_LOADED)] * refusals + [response(prompt_speech_tokens=np.arange(3, dtype=np.int32))]
+    pauses: list[float] = []
+    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [answers.pop(0)]), IteratorKeeper()), pauses.append)
+    assert voice.prompt_speech_tokens(np.zeros(16000, np.float32)).tolist() == [0, 1, 2]
+    assert len(pauses) == refusals
+
+
+def test_a_model_that_is_not_loaded_in_time_is_an_error_that_can_be_retried() -> None:
+    pauses: list[float] = []
+    voice = SiblingVoice(BlsClient(FakePbUtils(lambda model, arrays: [error_response(NOT_LOADED)]), IteratorKeeper()), pauses.append)
+    with pytest.raises(EngineError, match="being loaded"):
+        voice.speaker_features(np.zeros(16000, np.float32))
+    assert 2.0 <= sum(pauses) <= 5.0
+
+
+def test_a_recording_that_killed_its_model_is_not_sent_again() -> None:
+    calls: list[str] = []
+
+    def answer(model: str, arrays: Arrays) -> list[FakeResponse]:
+        calls.append(model)
+        return [error_response("Stub process 'audio_tokenizer_0_0' is not healthy.")]
+
+    voice = SiblingVoice(BlsClient(FakePbUtils(answer), IteratorKeeper()), lambda seconds: None)
+    with pytest.raises(EngineError):
+        voice.prompt_speech_tokens(np.zeros(16000, np.float32))
+    assert calls == ["audio_tokenizer"]
+
+
+@pytest.mark.parametrize("is_end", [True, False])
+def test_append_and_cancel_wait_until_they_are_accepted(ports: Ask, is_end: bool) -> None:
+    speaking, siblings = ports(lambda model, arrays: [FINAL])
+    run(speaking.language_model.append("s", b"\xe4", is_end))
+    run(speaking.language_model.cancel("s"))
+    run(speaking.token2wav.cancel("s"))
+    for model, arrays in siblings.calls:
+        check_fits(model, arrays)
+    append, cancel, other = (arrays for _, arrays in siblings.calls)
+    assert append["text"][0, 0] == b"\xe4" and bool(append["is_end"][0, 0]) == is_end and not append["is_start"][0, 0]
+    assert cancel["is_cancel"][0, 0] and other["is_cancel"][0, 0]
+
+
+def test_cancelling_an_ended_session_is_not_an_error(ports: Ask) -> None:
+    speaking, _ = ports(lambda model, arrays: [error_response(format_error(UnknownSessionError("Gone.")))])
+    run(speaking.language_model.cancel("s"))
+    run(speaking.token2wav.cancel("s"))
+    with pytest.raises(UnknownSessionError):
+        run(speaking.language_model.append("s", b"", True))
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, EMPTY_PROMPT, None])
+@pytest.mark.parametrize("token_ids", [(), (5, 6)])
+def test_a_hop_is_read_as_it_was_sent(ports: Ask, prompt: VoicePrompt | None, token_ids: tuple[int, ...]) -> None:
+    speaking, siblings = ports(lambda model, arrays: [response(waveform=np.arange(4, dtype=np.float32))])
+    hop = Token2WavHop("s", token_ids, finalize=True, prompt=prompt, seed=9, playback_buffer_s=0.5, expected_speech_s=4.5)
+    assert run(speaking.token2wav.hop(hop)).tolist() == [0, 1, 2, 3]
+    ((model, arrays),) = siblings.calls
+    check_fits(model, arrays)
+    read = ArrayInputs(arrays, TOKEN2WAV)
+    assert tuple(read.value("target_speech_tokens").tolist()) == token_ids
+    assert (read.value("finalize"), read.value("seed"), read.value("playback_buffer_s")) == (True, 9, 0.5)
+    assert read.value("expected_speech_s") == (None if prompt is None else 4.5)
+    voice = voice_prompt(read, 80)
+    assert (voice is None) == (prompt is None)
+    if voice is not None and prompt is not None:
+        assert np.array_equal(voice.speech_feat, prompt.speech_feat) and np.array_equal(voice.speech_tokens, prompt.speech_tokens)
+
+
+def test_synthesis_carries_its_speed_and_the_id_by_which_it_is_cancelled(ports: Ask) -> None:
+    speaking, siblings = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32))])
+    assert run(speaking.token2wav.synthesize([1, 2], PROMPT, seed=4, speed=1.25, session_id="s")).shape == (2,)
+    ((model, arrays),) = siblings.calls
+    check_fits(model, arrays)
+    assert arrays["session_id"][0, 0] == b"s" and arrays["speed"][0, 0] == np.float32(1.25)
+
+
+@pytest.mark.parametrize("end", ["finalize", "cancel"])
+def test_own_sessions_are_not_those_of_other_front_models(ports: Ask, end: str) -> None:
+    """Neither while they live nor afterwards, while the last report still has them."""
+    report = LoadReport(100.0, 3, 1000, 10, 300).to_array()
+    speaking, _ = ports(lambda model, arrays: [response(waveform=np.zeros(2, np.float32), load_report=report)])
+    token2wav = speaking.token2wav
+    assert token2wav.others() == 0
+    run(token2wav.hop(Token2WavHop("s", (1,), finalize=False, prompt=PROMPT)))
+    assert token2wav.others() == 2
+    run(token2wav.cancel("s") if end == "cancel" else token2wav.hop(Token2WavHop("s", (1,), finalize=True)))
+    assert token2wav.others() == 2
+    run(token2wav.hop(Token2WavHop("t", (1,), finalize=False)))
+    assert token2wav.others() == 3
+
+
+def test_a_request_without_an_answer_is_an_engine_error(ports: Ask) -> None:
+    speaking, _ = ports(lambda model, arrays: [FINAL])
+    with pytest.raises(EngineError):
+        run(speaking.token2wav.hop(Token2WavHop("s", (1,), finalize=False)))
+
+
+def test_voice_models_are_called_once_each(ports: Ask) -> None:
+    answers: dict[str, dict[str, NDArray[Any]]] = {
+        "audio_tokenizer": {"prompt_speech_tokens": np.arange(5, dtype=np.int32)},
+        "speaker_embedding": {"prompt_spk_embedding": np.ones(192, np.float32), "prompt_speech_feat": np.zeros((50, 80), np.float32)},
+    }
+    speaking, siblings = ports(lambda model, arrays: [response(**answers[model])])
+    wav = np.ones(16000, np.float32)
+    assert speaking.voice.prompt_speech_tokens(wav).tolist() == [0, 1, 2, 3, 4]
+    speaker = speaking.voice.speaker_features(wav)
+    assert speaker.embedding.shape == (192,) and speaker.mel.shape == (50, 80)
+    for model, arrays in siblings.calls:
+        check_fits(model, arrays)
+
+
+def test_answers_do_not_point_into_shared_memory() -> None:
+    shared = np.zeros(4, np.float32)
+    client = BlsClient(FakePbUtils(lambda model, arrays: [response(waveform=shared)]), IteratorKeeper())
+    assert not np.shares_memory(client.ask(TOKEN2WAV, {})["waveform"], shared)
+
+
+def test_a_voice_model_that_refuses_raises_its_error(ports: Ask) -> None:
+    speaking, _ = ports(lambda model, arrays: [error_response("INVALID_INPUT: Too short.")])
+    with pytest.raises(InvalidInputError, match="Too short"):
+        speaking.voice.speaker_features(np.ones(4, np.float32))
+
+
+def test_sampling_defaults_are_left_to_the_checkpoint(ports: Ask) -> None:
+    speaking, siblings = ports(lambda model, arrays: [FINAL])
+    run(speaking.language_model.start(start(options=GenerationOptions())))
+    ((_, arrays),) = siblings.calls
+    assert "top_k" not in arrays and "top_p" not in arrays
+    assert ArrayInputs(arrays, LLM_BISTREAM).read(LanguageModelStart).options == GenerationOptions()
