@@ -29,7 +29,7 @@ from benchmarks._common import report, synchronize, table
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
-from bistream.family import COSYVOICE2, Family
+from bistream.families.family import Family
 from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
 
 _DIT_SIZES = ("dim", "depth", "heads", "dim_head", "ff_mult", "mel_dim", "mu_dim", "spk_dim")
@@ -20,7 +20,7 @@ _DIT_SIZES = ("dim", "depth", "heads", "dim_head", "ff_mult", "mel_dim", "mu_dim
 def checkpoint_yaml(config: CheckpointConfig) -> str:
     """The sections that inference reads, with the tags and class names of the released file."""
     flow, family = config.flow, config.family
-    version = "" if family is COSYVOICE2 else f"\n    version: {family.tokenizer_version}"
+    version = f"\n    version: {family.tokenizer_version}" if family.tokenizer_version else ""
     return f"""\
 # Random weights made by scripts/make_checkpoint.py; the inference sections of a {family.title} configuration.
 sample_rate: {SAMPLE_RATE}

@@ -34,8 +34,8 @@ from bistream.checkpoints.config import (
     LanguageModelConfig,
     VocoderConfig,
 )
-from bistream.checkpoints.reader import QWEN_DIRECTORY
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.mel2wav import factory as vocoder
 from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.text2token import weights as language_model_weights
@@ -130,10 +130,10 @@ def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: 
 def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
     config, family = size.checkpoint, size.checkpoint.family
     (directory / family.yaml_names[0]).write_text(checkpoint_yaml(config), encoding="utf-8")
-    qwen = directory / QWEN_DIRECTORY
+    qwen = directory / family.text_directory
     qwen.mkdir()
     (qwen / "config.json").write_text(qwen2_config_json(config.language_model), encoding="utf-8")
-    special_tokens = special_token_count(family.tokenizer_version)
+    special_tokens = special_token_count(family)
     write_tokenizer_files(qwen, min(FULL_VOCAB_SIZE, config.language_model.text_vocab_size - special_tokens))
     writers: dict[str, Callable[[Path], object]] = {
         "llm.pt": lambda path: torch.save(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bistream.audio.resample import resample
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.types import FloatArray
 from bistream.voice.build import build_voice_prompt

@@ -1,13 +1,14 @@
 """Sizes of the model, read from its checkpoint (``checkpoint_sizes``): a frozen tree that is built once, ``CheckpointConfig``.
 
-Defaults are those of the released CosyVoice2 and exist here and nowhere else.
+Defaults are those of the released CosyVoice2 (``DEFAULT_FAMILY``) and exist here and nowhere else.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bistream.family import COSYVOICE2, Family, SpeechRows
+from bistream.families.family import Family, SpeechRows
+from bistream.families.registry import DEFAULT_FAMILY
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class LanguageModelConfig:
     max_position_embeddings: int = 32768
     text_vocab_size: int = 151936  # rows of the text embedding, padding rows included
     speech_token_size: int = 6561  # the rows behind them: ``rows``
-    rows: SpeechRows = COSYVOICE2.rows
+    rows: SpeechRows = DEFAULT_FAMILY.rows
     head_has_bias: bool = True
     mix_ratio: tuple[int, int] = (5, 15)  # text : speech tokens of one interleaved block
     top_p: float = 0.8
@@ -167,4 +168,4 @@ class CheckpointConfig:
     language_model: LanguageModelConfig = LanguageModelConfig()
     flow: FlowConfig = FlowConfig()
     vocoder: VocoderConfig = VocoderConfig()
-    family: Family = COSYVOICE2
+    family: Family = DEFAULT_FAMILY

@@ -24,7 +24,6 @@ from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, MEL_FRAMES_PER_TOKEN,
 if TYPE_CHECKING:
     import torch
 
-QWEN_DIRECTORY = "CosyVoice-BlankEN"
 TRAINING_ENTRIES = ("epoch", "step")
 
 
@@ -119,7 +118,7 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
     family = family_of(model_dir)
     yaml_path = find_file(model_dir, *family.yaml_names)
     sections = read_yaml(yaml_path)
-    qwen_path = find_file(model_dir, f"{QWEN_DIRECTORY}/config.json")
+    qwen_path = find_file(model_dir, f"{family.text_directory}/config.json")
     try:
         qwen = json.loads(qwen_path.read_text(encoding="utf-8"))
         config = CheckpointConfig(
@@ -130,7 +129,7 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{yaml_path.name} or {QWEN_DIRECTORY}/{qwen_path.name} could not be interpreted ({_one_line(error)}); "
+            f"{yaml_path.name} or {family.text_directory}/{qwen_path.name} could not be interpreted ({_one_line(error)}); "
             "restore them from the released model."
         ) from error
     _check_fixed_sizes(yaml_path.name, sections["flow"], config)
@@ -192,7 +191,7 @@ def check_state_dict(file_name: str, state: Mapping[str, torch.Tensor], expected
         raise CheckpointError(f"{file_name} has the unexpected key {key} of shape {list(state[key].shape)} (expected: none); {_MISMATCH}")
 
 
-_MISMATCH = "use the yaml and CosyVoice-BlankEN/config.json that belong to these weights."
+_MISMATCH = "use the yaml and the config.json that belong to these weights."
 
 
 def _extra(state: Iterable[str], expected: Mapping[str, tuple[int, ...]]) -> list[str]:

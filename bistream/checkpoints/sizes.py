@@ -17,7 +17,7 @@ from bistream.checkpoints.config import (
     LanguageModelConfig,
     VocoderConfig,
 )
-from bistream.family import Family, FlowKind, VocoderKind
+from bistream.families.family import Family, FlowKind, VocoderKind
 
 MOST_SOLVER_STEPS = 100
 

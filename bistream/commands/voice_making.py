@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import decoders
 
 from bistream.checkpoints.files import family_of
-from bistream.checkpoints.reader import QWEN_DIRECTORY, find_file, read_config
+from bistream.checkpoints.reader import find_file, read_config
 from bistream.client import audio
 from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting
@@ -79,7 +79,8 @@ def read_recording(path: Path) -> FloatArray:
 
 def text_decoder(model_dir: Path) -> Callable[[Sequence[int]], str]:
     """Text ids to text, with the tokenizer of the model directory."""
-    symbols: dict[str, int] = json.loads(find_file(model_dir, f"{QWEN_DIRECTORY}/vocab.json").read_text(encoding="utf-8"))
+    vocabulary = find_file(model_dir, f"{family_of(model_dir).text_directory}/vocab.json")
+    symbols: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
     by_id = {index: symbol for symbol, index in (symbols | TextTokenizer.from_model_dir(model_dir).special_tokens).items()}
     byte_level = decoders.ByteLevel()
     return lambda ids: str(byte_level.decode([by_id[index] for index in ids]))

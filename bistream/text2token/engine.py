@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.family import COSYVOICE2, SpeechIds, SpeechRows
+from bistream.families.family import SpeechIds, SpeechRows
+from bistream.families.registry import DEFAULT_FAMILY
 
 FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."
 SEQUENCE_FAILED_SENTENCE = "The server failed while it worked on this session; try again."
@@ -44,7 +45,7 @@ class TokenSpace(SpeechIds):
 
     text_vocab_size: int
     speech_token_size: int
-    rows: SpeechRows = COSYVOICE2.rows
+    rows: SpeechRows = DEFAULT_FAMILY.rows
 
     @classmethod
     def of(cls, sizes: LanguageModelConfig) -> TokenSpace:

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from bistream.checkpoints.files import family_of, family_of_names
-from bistream.checkpoints.listing import missing_files, required_files
+from bistream.checkpoints.listing import missing_files
 from bistream.errors import CheckpointError
-from bistream.family import COSYVOICE2, COSYVOICE3, FAMILIES, Family
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.family import Family
+from bistream.families.registry import FAMILIES
 
 QWEN2, COSYVOICE3_LM = "llm: !new:cosyvoice.llm.llm.Qwen2LM\n", "llm: !new:cosyvoice.llm.llm.CosyVoice3LM\n"
 
@@ -48,7 +51,7 @@ def test_a_yaml_under_the_other_name_is_refused(tmp_path: Path, name: str, conte
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_listing_is_whole_with_the_files_of_its_family(family: Family) -> None:
-    paths = {names[0] for names in required_files(family)}
+    paths = {names[0] for names in family.required_files}
     assert family_of_names(paths) is family and missing_files(paths) == []
     for path in paths - {family.yaml_names[0]}:
         assert missing_files(paths - {path}) == [path]

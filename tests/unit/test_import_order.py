@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors family rates resample control_files process_limits steps stage_times start_phases
+    types errors families resample control_files process_limits steps stage_times start_phases
+    rates
     checkpoint_files model_card reference_tone
     contract
     checkpoint_config config metrics fingerprint
@@ -37,7 +38,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": tuple(
         frozenset(line.split())
         for line in """
-        phoneme_tokens certain_tokens units effort scripts characters
+        certain_tokens units effort scripts characters
         special_tokens front_end
         tokenizer speakable prompt_form span_words number_words tags blanks capitals markdown
         reading_context reading
@@ -96,7 +97,7 @@ IMPORT_TRITON = {
     "compile_worker",
 }  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"config", "contract", "types", "client", "errors", "rates", "resample"}
+CLIENT_MAY_IMPORT = {"config", "contract", "types", "client", "errors", "rates", "resample", "families"}
 KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
 GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "rates", "process_limits", "ended_sessions"}
 # Modules of the gate, in the manner of ORDER; a package stands for all of its modules.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import EngineError
-from bistream.family import COSYVOICE3
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
