@@ -19,9 +19,10 @@ from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import feed, paced, split_pieces
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.voices import reference_hash
 from bistream.errors import BistreamError
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE
 from bistream.types import FloatArray
 
 LENGTH_SPREAD = 0.2  # of fresh recordings, both ways

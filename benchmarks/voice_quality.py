@@ -35,9 +35,10 @@ from benchmarks._common import report
 from bistream.audio.resample import resample
 from bistream.client.client import BistreamClient
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE
 from bistream.types import GenerationOptions
 from training.heldout import NAMES, sentences
 

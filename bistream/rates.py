@@ -3,7 +3,6 @@
 from bistream.families.cosyvoice2 import AUDIO_FORMAT, BLOCKS
 
 SAMPLE_RATE = AUDIO_FORMAT.sample_rate
-REFERENCE_SAMPLE_RATE = 16_000
 SPEECH_TOKENS_PER_SECOND = AUDIO_FORMAT.tokens_per_second
 MEL_FRAMES_PER_TOKEN = AUDIO_FORMAT.mel_frames_per_token
 SAMPLES_PER_MEL_FRAME = AUDIO_FORMAT.samples_per_mel_frame
@@ -17,4 +16,3 @@ TEXT_BLOCK_TOKENS = BLOCKS.text_tokens
 SPEECH_BLOCK_TOKENS = BLOCKS.speech_tokens
 MIN_SPEECH_TOKENS_PER_TEXT_TOKEN = BLOCKS.min_speech_per_text
 MAX_SPEECH_TOKENS_PER_TEXT_TOKEN = BLOCKS.max_speech_per_text
-SILENCE_S = 0.1

@@ -32,7 +32,7 @@ from scripts.fill_template import TemplateError, fill, parse_settings, placehold
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
 # Which engine runs the language model; the models of the repository are the same in every profile.
-OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed")  # parameters that clients may read
+FOLLOWS_FROM_MODEL_DIR = ("model_family", "languages", "can_be_instructed", "sample_rate", "tokens_per_second")
 PROFILES: dict[str, dict[str, str]] = {"torch": {"engine": "torch"}, "tensorrt_llm": {"engine": "tensorrt_llm"}}
 
 
@@ -80,7 +80,7 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
         raise RepositoryError(
             f"--set {unused[0]}: no template has this placeholder; there are {', '.join(sorted(set().union(*wanted.values())))}."
         )
-    for name in OF_THE_CHECKPOINT:
+    for name in FOLLOWS_FROM_MODEL_DIR:
         if any(name in given for given in (shared, *own.values())):
             raise RepositoryError(f"--set {name}: it follows from the model directory; leave it out.")
     base = {**default_values(root), **PROFILES[profile], **shared}
@@ -169,15 +169,26 @@ def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) 
 
 
 def write_model(folder: Path, model: str, values: Mapping[str, str], root: Path) -> None:
-    card = read_model_card(values["model_dir"])
-    told = (family_of(values["model_dir"]).name, ",".join(sorted(card.languages)), _text(card.can_be_instructed))
     known = placeholders(read_template(model, root))
-    values = {**values, **{name: value for name, value in zip(OF_THE_CHECKPOINT, told, strict=True) if name in known}}
+    values = {**values, **{name: value for name, value in of_the_checkpoint(values["model_dir"]).items() if name in known}}
     check_runtime_config(values)
     text = fill(read_template(model, root), values, origin=f"templates/{model}/config.pbtxt")
     shutil.copytree(root / "model_repo" / model, folder, ignore=shutil.ignore_patterns("__pycache__"))
     summary = [f"#   {key} = {value}" for key, value in sorted(values.items())]
     (folder / "config.pbtxt").write_text("\n".join([HEADER.format(model=model), *summary, text]), encoding="utf-8")
+
+
+def of_the_checkpoint(model_dir: str) -> dict[str, str]:
+    """Parameters that clients may read."""
+    card, family = read_model_card(model_dir), family_of(model_dir)
+    told: dict[str, object] = {
+        "model_family": family.name,
+        "languages": ",".join(sorted(card.languages)),
+        "can_be_instructed": card.can_be_instructed,
+        "sample_rate": family.audio_format.sample_rate,
+        "tokens_per_second": family.audio_format.tokens_per_second,
+    }
+    return {name: _text(value) for name, value in told.items()}
 
 
 def check_generated(out: Path) -> None:

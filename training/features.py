@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.audio.resample import LOWPASS_ZERO_CROSSINGS, ROLLOFF
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.voice.features import (
     KALDI_FFT,
     KALDI_FRAME,

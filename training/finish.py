@@ -12,8 +12,9 @@ from torch import Tensor
 
 from bistream.audio.resample import resample
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.families.cosyvoice2 import COSYVOICE2
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
+from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.types import FloatArray
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.speaker_encoder import SpeakerEncoder

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bistream.checkpoints.config import FlowConfig
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.memory import BlankMemory
 from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS

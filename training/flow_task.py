@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bistream.rates import LOOKAHEAD_TOKENS, REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.rates import LOOKAHEAD_TOKENS, SAMPLE_RATE
 from bistream.token2mel.encoder import ConformerLayer
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.layers import WindowLinear

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE
 from bistream.voice.features import KALDI_MEL_BINS
 from training.corpus_data import Corpus, CropSampler
 from training.features import fbank_16k, resample

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE
 from bistream.voice.features import MEL_BINS
 from bistream.voice.s3_network import DIGIT_SCALE, S3Network
 from training.corpus_data import Corpus, CropSampler

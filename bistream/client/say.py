@@ -29,7 +29,6 @@ from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, EngineError
-from bistream.rates import SAMPLE_RATE
 
 STDIN_READ_BYTES = 4096
 Work = Callable[[argparse.Namespace, Any, AudioWriter, SessionReport], None]  # options, recording of the voice, output, report
@@ -140,9 +139,10 @@ def receive(session: ClientSession, output: AudioWriter, report: SessionReport, 
     report.session_id = session.session_id
     try:
         for chunk in session:
+            output.sample_rate = report.sample_rate = session.sample_rate
             output.write(chunk.waveform)
             arrived_s = chunk.arrived_at - session.started_at
-            report.chunks.append(ChunkRecord(arrived_s, chunk.waveform.size / SAMPLE_RATE, chunk.text_consumed))
+            report.chunks.append(ChunkRecord(arrived_s, chunk.waveform.size / report.sample_rate, chunk.text_consumed))
             if shows_progress:
                 print(f"\r{report.audio_s:7.2f} s of audio, {arrived_s:7.2f} s", end="", file=sys.stderr, flush=True)
         if not report.chunks:

@@ -15,9 +15,9 @@ from bistream.client import audio
 from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.checks import check_speaker_id
 from bistream.errors import InvalidInputError
-from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.text.tokenizer import TextTokenizer
 from bistream.token2mel.checks import check_prompt
 from bistream.types import FloatArray, VoicePrompt

@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from bistream.rates import CHUNK_TOKENS, REFERENCE_SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.rates import CHUNK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.load import Lengths, Need, promised_rate
 from bistream.token2wav.load_report import LoadReport

@@ -14,11 +14,12 @@ from functools import partial
 
 import numpy as np
 
+from bistream.contract.audio import SILENCE_S
 from bistream.contract.checks import check_offline_length
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.contract.refusals import silent_too_long
 from bistream.errors import BistreamError, CancelledError, EngineError
-from bistream.rates import SAMPLE_RATE, SILENCE_S
+from bistream.rates import SAMPLE_RATE
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.hop_pacing import TOKEN2WAV, HopPacing
 from bistream.sessions.language_model_client import LanguageModelClient, from_model, unexpected

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from bistream.audio.resample import resample
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
-from bistream.rates import MEL_FRAMES_PER_TOKEN, REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.rates import MEL_FRAMES_PER_TOKEN, SAMPLE_RATE
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.features import mel_24k
 

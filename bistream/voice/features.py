@@ -15,9 +15,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
 from bistream.gpu.steps import tiles
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
 
 WHISPER_FFT = 400

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bistream.audio.resample import polyphase_kernel
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
 from bistream.voice import features
 from bistream.voice.features import (

@@ -18,8 +18,9 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     for line in """
     types errors families resample control_files process_limits steps stage_times start_phases
     rates
-    checkpoint_files model_card reference_tone
+    checkpoint_files model_card
     contract
+    reference_tone
     checkpoint_config config metrics fingerprint
     checkpoint_sizes
     checkpoint device ended_sessions findings
@@ -70,7 +71,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
-    "contract": (frozenset({"checks", "refusals", "voices"}), frozenset({"fields"}), frozenset({"codec"})),
+    "contract": (frozenset({"audio", "checks", "refusals", "voices"}), frozenset({"fields"}), frozenset({"codec"})),
     "hub": tuple(frozenset({name}) for name in ("listing", "download", "released")),
     "metrics": tuple(frozenset(names.split()) for names in ("families session_log", "recorder")),
     "orchestration": tuple(
@@ -97,9 +98,9 @@ IMPORT_TRITON = {
     "compile_worker",
 }  # modules of gpu; beside them only the cuda folders
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"config", "contract", "types", "client", "errors", "rates", "resample", "families"}
+CLIENT_MAY_IMPORT = {"config", "contract", "types", "client", "errors", "resample"}
 KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
-GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "rates", "process_limits", "ended_sessions"}
+GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "process_limits", "ended_sessions"}
 # Modules of the gate, in the manner of ORDER; a package stands for all of its modules.
 GATEWAY_ORDER = tuple(
     frozenset(line.split())
@@ -289,7 +290,7 @@ def interfaces_imports(path: Path) -> set[str]:
 
 
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
-    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "process_limits", "rates")}
+    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "process_limits")}
     allowed |= {"gateway.admission", "gateway.keys", "gateway.listening", "gateway.refusals", "gateway.http_server"}
     imported = {name for path in sources("interfaces") for name in interfaces_imports(path)}
     assert {name for name in imported if name.split(".")[0] in ("bistream", "gateway")} <= allowed

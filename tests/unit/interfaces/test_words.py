@@ -48,7 +48,7 @@ def test_of_a_voice_that_goes_on_the_times_are_those_of_the_client_library(text:
         words += times.next(10 * step, position)
         chunks.append(Chunk(np.zeros(step * SAMPLE_RATE // 100, np.float32), number, 0, 0.0, position))
     words += times.finish()
-    expected = word_times(text, chunks)
+    expected = word_times(text, chunks, SAMPLE_RATE)
     assert [word.text for word in words] == [word.word for word in expected]
     for word, other in zip(words, expected, strict=True):
         assert (word.begin_ms, word.end_ms) == pytest.approx((1000 * other.begin_s, 1000 * other.end_s))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bistream.contract.audio import SILENCE_S
 from bistream.errors import (
     EngineError,
 )
-from bistream.rates import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, SILENCE_S
+from bistream.rates import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.sessions.speaking import ANSWER_TIMEOUT_S
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
