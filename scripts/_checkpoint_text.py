@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.families.family import Family
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
 
 _DIT_SIZES = ("dim", "depth", "heads", "dim_head", "ff_mult", "mel_dim", "mu_dim", "spk_dim")
 
@@ -23,12 +23,12 @@ def checkpoint_yaml(config: CheckpointConfig) -> str:
     version = f"\n    version: {family.tokenizer_version}" if family.tokenizer_version else ""
     return f"""\
 # Random weights made by scripts/make_checkpoint.py; the inference sections of a {family.title} configuration.
-sample_rate: {SAMPLE_RATE}
+sample_rate: {AUDIO_FORMAT.sample_rate}
 llm_input_size: {config.language_model.hidden_size}
 llm_output_size: {config.language_model.hidden_size}
 spk_embed_dim: {flow.spk_embed_dim}
 qwen_pretrain_path: ''
-token_frame_rate: {SPEECH_TOKENS_PER_SECOND}
+token_frame_rate: {AUDIO_FORMAT.tokens_per_second}
 token_mel_ratio: {flow.token_mel_ratio}
 chunk_size: {flow.chunk_tokens} # of streaming inference, in tokens
 num_decoding_left_chunks: -1 # below 0: all
@@ -41,11 +41,11 @@ get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
     skip_special_tokens: True{version}
 allowed_special: 'all'
 feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    n_fft: {4 * SAMPLES_PER_MEL_FRAME}
+    n_fft: {4 * AUDIO_FORMAT.samples_per_mel_frame}
     num_mels: {flow.output_size}
     sampling_rate: !ref <sample_rate>
-    hop_size: {SAMPLES_PER_MEL_FRAME}
-    win_size: {4 * SAMPLES_PER_MEL_FRAME}
+    hop_size: {AUDIO_FORMAT.samples_per_mel_frame}
+    win_size: {4 * AUDIO_FORMAT.samples_per_mel_frame}
     fmin: 0
     fmax: {_upper_end(family)}
     center: False
@@ -65,7 +65,7 @@ def _numbers(values: Sequence[Any]) -> str:
 
 def _upper_end(family: Family) -> str:
     """Of the mel; the released file has null for all frequencies."""
-    return "null" if family.mel_high_hz == SAMPLE_RATE / 2 else f"{family.mel_high_hz:g}"
+    return "null" if family.mel_high_hz == AUDIO_FORMAT.sample_rate / 2 else f"{family.mel_high_hz:g}"
 
 
 def _llm_section(llm: LanguageModelConfig, family: Family) -> str:

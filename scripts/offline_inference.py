@@ -30,8 +30,8 @@ from bistream.client.audio import WavWriter
 from bistream.commands.waiting import Waiting
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED
 from bistream.errors import BistreamError
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.local import LocalPipeline
-from bistream.rates import SAMPLE_RATE
 from bistream.text.effort import reads_numbers
 from bistream.text.front_end import prepare_text
 from bistream.text.normalization import load_read_out, normalize_text
@@ -52,7 +52,7 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], opti
     with WavWriter(output / f"{utterance.name}.wav") as wav:
         for waveform in spoken:
             wav.write(waveform)
-    audio_s = sum(len(waveform) for waveform in spoken) / SAMPLE_RATE
+    audio_s = sum(len(waveform) for waveform in spoken) / AUDIO_FORMAT.sample_rate
     return {"name": utterance.name, "pieces": pieces, "audio_s": audio_s, "wall_s": wall_s, "error": None}
 
 

@@ -28,8 +28,8 @@ from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import paced, split_pieces
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.local import LocalPipeline
-from bistream.rates import SAMPLE_RATE
 from bistream.types import AudioChunk
 from scripts._chunk_strategy import STRATEGIES, stream_all
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
@@ -61,7 +61,7 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Names
             for chunk in chunks():
                 arrived_s = time.monotonic() - begin
                 wav.write(chunk.waveform)
-                report.chunks.append(ChunkRecord(arrived_s, len(chunk.waveform) / SAMPLE_RATE, chunk.text_consumed))
+                report.chunks.append(ChunkRecord(arrived_s, len(chunk.waveform) / AUDIO_FORMAT.sample_rate, chunk.text_consumed))
     except BistreamError as error:
         report.error = f"{error.code}: {error.sentence}"
     report.wall_s = time.monotonic() - begin

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bistream.families.family import Family, SpeechRows
+from bistream.families.family import BlockLayout, Family, SpeechRows
 from bistream.families.registry import DEFAULT_FAMILY
 
 
@@ -26,6 +26,8 @@ class LanguageModelConfig:
     text_vocab_size: int = 151936  # rows of the text embedding, padding rows included
     speech_token_size: int = 6561  # the rows behind them: ``rows``
     rows: SpeechRows = DEFAULT_FAMILY.rows
+    blocks: BlockLayout = DEFAULT_FAMILY.blocks
+    tokens_per_second: int = DEFAULT_FAMILY.audio_format.tokens_per_second
     head_has_bias: bool = True
     mix_ratio: tuple[int, int] = (5, 15)  # text : speech tokens of one interleaved block
     top_p: float = 0.8
@@ -81,6 +83,7 @@ class FlowConfig:
     spk_embed_dim: int = 192
     pre_lookahead_len: int = 3
     token_mel_ratio: int = 2
+    tokens_per_second: int = DEFAULT_FAMILY.audio_format.tokens_per_second  # input_frame_rate
     inference_cfg_rate: float = 0.7
     n_timesteps: int = 10
 

@@ -85,7 +85,7 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, default="wav", help="wav, or pcm: samples of 16 bit alone (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8001", metavar="HOST:PORT", help="gRPC address (default: %(default)s)")
-    parser.add_argument("--model-name", default="cosyvoice2_bistream", help="default: %(default)s")
+    parser.add_argument("--model-name", default=COSYVOICE2_BISTREAM.name, help="default: %(default)s")
     parser.add_argument("--session-id", help="default: a random one")
     parser.add_argument("--silence-timeout", type=float, default=60.0, metavar="SECONDS", help="give up after this long without a response")
     parser.add_argument("--json", action="store_true", help="print a summary as one JSON line on the standard output")

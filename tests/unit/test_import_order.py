@@ -17,7 +17,6 @@ ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
     types errors families resample control_files process_limits steps stage_times start_phases
-    rates
     checkpoint_files model_card
     contract
     reference_tone

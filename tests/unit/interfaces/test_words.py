@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bistream.client.exchange import Chunk
 from bistream.client.word_times import word_times
-from bistream.rates import SAMPLE_RATE
 from interfaces.protocols.words import Word, WordTimes
+from tests.formats import SAMPLE_RATE
 
 TEXT = st.text(alphabet="ab c.你好", max_size=30)
 STEPS = st.lists(st.tuples(st.integers(0, 48), st.integers(0, 8)), max_size=10)  # duration in multiples of 10 ms, characters

@@ -33,7 +33,6 @@ from bistream.errors import (
 )
 from bistream.gpu.tier import Tier
 from bistream.metrics.recorder import Recorder
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from bistream.text.speakable import MAX_SPECIAL_RUN
 from bistream.text.special_tokens import MARKS, SPECIAL_TOKENS
 from bistream.text.text_in import WINDOW_CHARS, TextIn
@@ -50,6 +49,7 @@ from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import Script, ScriptedEngine, ScriptedSequence, TurnView, counting_script, turns
+from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from tests.unit.text2token import tiny
 
 SIZES = replace(tiny.CONFIG, text_vocab_size=600)

@@ -1,7 +1,10 @@
-"""Rates of the default family, until their last reader takes them from its family."""
+"""The numbers of the default family, by the names that tests use."""
 
-from bistream.families.cosyvoice2 import AUDIO_FORMAT, BLOCKS
+from __future__ import annotations
 
+from bistream.families.registry import DEFAULT_FAMILY
+
+AUDIO_FORMAT, BLOCKS = DEFAULT_FAMILY.audio_format, DEFAULT_FAMILY.blocks
 SAMPLE_RATE = AUDIO_FORMAT.sample_rate
 SPEECH_TOKENS_PER_SECOND = AUDIO_FORMAT.tokens_per_second
 MEL_FRAMES_PER_TOKEN = AUDIO_FORMAT.mel_frames_per_token
