@@ -31,8 +31,8 @@ from scripts.fill_template import TemplateError, fill, parse_settings, placehold
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
+OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed", "sample_rate", "tokens_per_second")  # clients may read them
 # Which engine runs the language model; the models of the repository are the same in every profile.
-FOLLOWS_FROM_MODEL_DIR = ("model_family", "languages", "can_be_instructed", "sample_rate", "tokens_per_second")
 PROFILES: dict[str, dict[str, str]] = {"torch": {"engine": "torch"}, "tensorrt_llm": {"engine": "tensorrt_llm"}}
 
 
@@ -80,7 +80,7 @@ def model_values(models: Iterable[str], settings: Mapping[str, str], profile: st
         raise RepositoryError(
             f"--set {unused[0]}: no template has this placeholder; there are {', '.join(sorted(set().union(*wanted.values())))}."
         )
-    for name in FOLLOWS_FROM_MODEL_DIR:
+    for name in OF_THE_CHECKPOINT:
         if any(name in given for given in (shared, *own.values())):
             raise RepositoryError(f"--set {name}: it follows from the model directory; leave it out.")
     base = {**default_values(root), **PROFILES[profile], **shared}
@@ -179,16 +179,11 @@ def write_model(folder: Path, model: str, values: Mapping[str, str], root: Path)
 
 
 def of_the_checkpoint(model_dir: str) -> dict[str, str]:
-    """Parameters that clients may read."""
+    """Values of ``OF_THE_CHECKPOINT``."""
     card, family = read_model_card(model_dir), family_of(model_dir)
-    told: dict[str, object] = {
-        "model_family": family.name,
-        "languages": ",".join(sorted(card.languages)),
-        "can_be_instructed": card.can_be_instructed,
-        "sample_rate": family.audio_format.sample_rate,
-        "tokens_per_second": family.audio_format.tokens_per_second,
-    }
-    return {name: _text(value) for name, value in told.items()}
+    languages, rates = ",".join(sorted(card.languages)), family.audio_format
+    told = (family.name, languages, card.can_be_instructed, rates.sample_rate, rates.tokens_per_second)
+    return dict(zip(OF_THE_CHECKPOINT, map(_text, told), strict=True))
 
 
 def check_generated(out: Path) -> None:

@@ -28,7 +28,6 @@ from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import paced, split_pieces
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
-from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.local import LocalPipeline
 from bistream.types import AudioChunk
 from scripts._chunk_strategy import STRATEGIES, stream_all
@@ -44,7 +43,7 @@ def text_pieces(text: str, text_rate: float | None) -> Iterator[str]:
 
 def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Namespace, output: Path) -> SessionReport:
     """Write the WAV while the audio arrives; audio before an error stays in it and in the report."""
-    report = SessionReport(session_id=utterance.name, chunks=[])
+    report = SessionReport(session_id=utterance.name, chunks=[], sample_rate=pipeline.sample_rate)
     begin = time.monotonic()
 
     def pieces() -> Iterator[str]:
@@ -58,10 +57,11 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Names
 
     try:
         with WavWriter(output / f"{utterance.name}.wav") as wav:
+            wav.sample_rate = pipeline.sample_rate
             for chunk in chunks():
                 arrived_s = time.monotonic() - begin
                 wav.write(chunk.waveform)
-                report.chunks.append(ChunkRecord(arrived_s, len(chunk.waveform) / AUDIO_FORMAT.sample_rate, chunk.text_consumed))
+                report.chunks.append(ChunkRecord(arrived_s, len(chunk.waveform) / pipeline.sample_rate, chunk.text_consumed))
     except BistreamError as error:
         report.error = f"{error.code}: {error.sentence}"
     report.wall_s = time.monotonic() - begin

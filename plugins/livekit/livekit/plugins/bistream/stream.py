@@ -27,6 +27,9 @@ class TurnOptions(Protocol):
     speak_after_s: float
     tells_estimates: bool
 
+    @property
+    def sample_rate(self) -> int: ...
+
 
 class SynthesizeStream(tts.SynthesizeStream):
     """The framework repeats a turn of which nothing was heard; within a turn, what follows a pause is repeated by the same rules here."""
@@ -45,13 +48,14 @@ class SynthesizeStream(tts.SynthesizeStream):
             retries_first=False,
         )
         utterance = Utterance(options.client, self._speaker, pacing)
-        sample_rate = self._tts.sample_rate
         request_id = utils.shortuuid("bistream_")
-        output_emitter.initialize(request_id=request_id, sample_rate=sample_rate, num_channels=1, mime_type="audio/pcm", stream=True)
+        output_emitter.initialize(
+            request_id=request_id, sample_rate=options.sample_rate, num_channels=1, mime_type="audio/pcm", stream=True
+        )
         output_emitter.start_segment(segment_id=request_id)
         # In tasks of their own, so that an interruption, which cancels this one, can still tell the server.
         feeding = asyncio.create_task(self._feed(utterance))
-        speaking = asyncio.create_task(self._speak(utterance, output_emitter, sample_rate))
+        speaking = asyncio.create_task(self._speak(utterance, output_emitter))
         try:
             done, _ = await asyncio.wait([speaking, feeding], return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -72,10 +76,10 @@ class SynthesizeStream(tts.SynthesizeStream):
                 await utterance.flush()
         await utterance.end_text()
 
-    async def _speak(self, utterance: Utterance, output_emitter: tts.AudioEmitter, sample_rate: int) -> None:
+    async def _speak(self, utterance: Utterance, output_emitter: tts.AudioEmitter) -> None:
         words, second = SpokenWords(), 0.0
         async for spoken in utterance:
-            begin_s, second = second, second + spoken.waveform.size / sample_rate
+            begin_s, second = second, second + spoken.waveform.size / self._turn_options.sample_rate
             position = spoken.text_position if self._turn_options.tells_estimates else spoken.text_consumed
             # Before its audio, with whose first frame the framework passes it on.
             output_emitter.push_timed_transcript([_timed(word) for word in words.push(utterance.text, position, begin_s, second)])
