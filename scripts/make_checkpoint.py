@@ -34,7 +34,7 @@ from bistream.checkpoints.config import (
     LanguageModelConfig,
     VocoderConfig,
 )
-from bistream.families.cosyvoice2 import AUDIO_FORMAT, COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.mel2wav import factory as vocoder
 from bistream.text2token import weights as language_model_weights
@@ -165,7 +165,7 @@ def _random_speaker_encoder(size: CheckpointSize, drawer: Drawer) -> onnx.ModelP
 def _random_speaker(config: CheckpointConfig, drawer: Drawer) -> dict[str, str | torch.Tensor]:
     """A speaker without a recording, in the form that upstream's Triton runtime reads."""
     tokens = DEFAULT_SPEAKER_TOKENS
-    features = (1, AUDIO_FORMAT.mel_frames_per_token * tokens, config.flow.output_size)
+    features = (1, config.flow.token_mel_ratio * tokens, config.flow.output_size)
     uniform = drawer.draw("spk2info.pt", "speech_token", (1, tokens), Scale(1.0)).frac().abs()
     return {
         "prompt_text": "A random voice speaks here.",
