@@ -19,9 +19,10 @@ from bistream.client.client import BistreamClient, ClientSession
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.say import feed, paced, split_pieces
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.voices import reference_hash
 from bistream.errors import BistreamError
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.types import FloatArray
 
 LENGTH_SPREAD = 0.2  # of fresh recordings, both ways
@@ -92,7 +93,7 @@ def listen(
         if text_rate is not None:
             threading.Thread(target=feed, args=(session, paced(pieces, text_rate)), daemon=True).start()
         for chunk in session:
-            report.chunks.append(ChunkRecord(chunk.arrived_at - began, chunk.waveform.size / SAMPLE_RATE, chunk.text_consumed))
+            report.chunks.append(ChunkRecord(chunk.arrived_at - began, chunk.waveform.size / AUDIO_FORMAT.sample_rate, chunk.text_consumed))
             on_audio(chunk.waveform)
         if session.text_ended_at is not None:
             report.text_ended_s = session.text_ended_at - began

@@ -30,7 +30,7 @@ from bistream.client.say import split_pieces
 from bistream.client.translation import infer_input, stream_error
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError
-from bistream.rates import SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.types import FloatArray
 from scripts._dataset import Row
 
@@ -102,7 +102,7 @@ class Speaker:
                 listen(report, lambda: self._bistream.start(**voice), pieces, self._manner.text_rate, began, waveforms.append)
             else:
                 for waveform in self._ask({**voice, "target_text": row.target_text}):
-                    report.chunks.append(ChunkRecord(time.monotonic() - began, waveform.size / SAMPLE_RATE, 0))
+                    report.chunks.append(ChunkRecord(time.monotonic() - began, waveform.size / AUDIO_FORMAT.sample_rate, 0))
                     waveforms.append(waveform)
         except BistreamError as error:
             report.error = f"{error.code}: {error}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from benchmarks._fleet_policies import AdmissionRule, ProxyView, choose
 from benchmarks._fleet_replica import Batch, Replica, ServiceTimes, interpolate
 from benchmarks._fleet_session import TOKEN_S, Session
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 
 HEARD_S = 0.02  # a shorter silence is not heard as a gap
 
@@ -172,7 +172,7 @@ class Fleet:
         """Between equal lengths and an exponential distribution, at least a second."""
         talk, chance = self.setting.conversation, self.callers[caller]
         seconds = talk.reply_s * (1 - talk.spread + talk.spread * chance.expovariate(1.0))
-        return max(SPEECH_TOKENS_PER_SECOND, round(seconds * SPEECH_TOKENS_PER_SECOND))
+        return max(AUDIO_FORMAT.tokens_per_second, round(seconds * AUDIO_FORMAT.tokens_per_second))
 
     # A session
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
+from bistream.families.registry import DEFAULT_FAMILY
 from bistream.hops.policy import HopPolicy, HopProgress
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, MEL_FRAMES_PER_TOKEN, SPEECH_TOKENS_PER_SECOND, VOCODER_OVERLAP_FRAMES
 from bistream.sessions.load import Need, promised_rate
 
-TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
-WITHHELD_TOKENS = LOOKAHEAD_TOKENS + VOCODER_OVERLAP_FRAMES // MEL_FRAMES_PER_TOKEN  # of a hop, heard with the next one
+TOKEN_S = 1 / AUDIO_FORMAT.tokens_per_second
+WITHHELD_TOKENS = (
+    AUDIO_FORMAT.lookahead_tokens + AUDIO_FORMAT.vocoder_overlap_frames // AUDIO_FORMAT.mel_frames_per_token
+)  # of a hop, heard with the next one
 VOICE_TOKENS = 117  # of assets/reference.wav, with which the server was measured
 FIRST_TOKENS = 18  # of the first hop of a whole text, for which the stage "tokens" was measured
-POLICY = HopPolicy(first_hop_tokens=FIRST_TOKENS - LOOKAHEAD_TOKENS, max_chunks=RuntimeConfig().max_hop_chunks)
+POLICY = HopPolicy(
+    DEFAULT_FAMILY.audio_format,
+    DEFAULT_FAMILY.blocks,
+    FIRST_TOKENS - AUDIO_FORMAT.lookahead_tokens,
+    max_chunks=RuntimeConfig().max_hop_chunks,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -60,8 +68,8 @@ class Session:
 
     def computed_chunks(self, tokens: int) -> float:
         """Chunks of 25 tokens that a later hop computes: from the last boundary at which the flow has stored its state."""
-        begin = (VOICE_TOKENS + self.sent - LOOKAHEAD_TOKENS) // CHUNK_TOKENS * CHUNK_TOKENS
-        return (VOICE_TOKENS + self._spoken(self.sent + tokens) - begin) / CHUNK_TOKENS
+        begin = (VOICE_TOKENS + self.sent - AUDIO_FORMAT.lookahead_tokens) // AUDIO_FORMAT.chunk_tokens * AUDIO_FORMAT.chunk_tokens
+        return (VOICE_TOKENS + self._spoken(self.sent + tokens) - begin) / AUDIO_FORMAT.chunk_tokens
 
     def receive(self, tokens: int, now_s: float) -> None:
         """The audio of a hop has arrived."""
@@ -79,7 +87,7 @@ class Session:
         return Need(promised_rate(None, None if self.sent else now_s - self.begun_at_s), is_late=is_late)
 
     def _spoken(self, sent: int) -> int:
-        return sent if sent == self.total else max(0, sent - LOOKAHEAD_TOKENS)
+        return sent if sent == self.total else max(0, sent - AUDIO_FORMAT.lookahead_tokens)
 
     def _audible(self, sent: int) -> int:
         return sent if sent == self.total else max(0, sent - WITHHELD_TOKENS)

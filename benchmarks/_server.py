@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks._common import ROOT, gpu_line
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 
 START_TIMEOUT_S, EXIT_TIMEOUT_S = 900.0, 60.0
 SPEAKER = "anna"

@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import first_audio
 from benchmarks._common import ROOT, free_port, gpu_line, report, table
 from benchmarks._server import SPEAKER, Checkpoint, Server, make_repository, register_voice
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 
 SHORT = "Hello to you all"  # 5.6 s of audio with random weights, which say one token of text in 20 of speech
 LONGER = "The quick brown fox jumps over a lazy dog or"  # 25.6 s

@@ -32,7 +32,7 @@ from bistream.client.audio import WavWriter
 from bistream.client.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
-from bistream.rates import SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.token2wav.renderer import Outcome
 from scripts._dataset import Row, read_rows
 from scripts._inference import add_model_options, recording, runtime_config, sampling
@@ -116,7 +116,7 @@ def _caught(function: Any, *arguments: Any) -> Any:
 def _entry(name: str, outcome: Outcome, tokens: int) -> dict[str, Any]:
     if isinstance(outcome, BistreamError):
         return {"id": name, "error": f"{outcome.code}: {outcome.sentence}", "tokens": tokens, "audio_s": 0.0}
-    return {"id": name, "error": None, "tokens": tokens, "audio_s": len(outcome) / SAMPLE_RATE}
+    return {"id": name, "error": None, "tokens": tokens, "audio_s": len(outcome) / AUDIO_FORMAT.sample_rate}
 
 
 def measure(stages: Stages, rows: Sequence[Row], size: int, options: argparse.Namespace) -> list[Record]:

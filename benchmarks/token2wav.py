@@ -29,12 +29,11 @@ from benchmarks._common import report, synchronize, table
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import AUDIO_FORMAT, COSYVOICE2
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop
 from bistream.mel2wav.state import VocoderSessionState
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.factory import expected_shapes as flow_shapes
 from bistream.token2mel.pages import memory_bytes
 from bistream.token2mel.stage import FlowHop, FlowStage
@@ -43,7 +42,7 @@ from bistream.types import VoicePrompt
 from scripts._random_weights import Drawer, flow_state, vocoder_state
 from scripts.make_checkpoint import FAMILY_SIZES
 
-FIRST_HOP_TOKENS = 15 + LOOKAHEAD_TOKENS
+FIRST_HOP_TOKENS = 15 + AUDIO_FORMAT.lookahead_tokens
 PROMPT_S, VOICES_S, VOICES = 3.0, (2.0, 10.0), 16
 CONTEXT_S = 10.0  # of a steady hop, prompt included
 MAX_BATCH = 64  # hops, as in the service
@@ -75,7 +74,7 @@ class Rig:
         self.startup_s = time.perf_counter() - began
 
     def prompt(self, seconds: float, seed: int = 0) -> VoicePrompt:
-        rng, count, config = np.random.default_rng(seed), round(seconds * SPEECH_TOKENS_PER_SECOND), self.sizes.flow
+        rng, count, config = np.random.default_rng(seed), round(seconds * AUDIO_FORMAT.tokens_per_second), self.sizes.flow
         return VoicePrompt(
             prompt_text="",
             speech_tokens=rng.integers(0, config.vocab_size, count).astype(np.int32),
@@ -122,16 +121,16 @@ class Rig:
         sessions = [self.open(prompts[index % len(prompts)], index) for index in range(count)]
         times = []
         for hop in (-1, 0, 1):
-            self._advance(sessions, (round(CONTEXT_S) + hop) * CHUNK_TOKENS)
-            times.append(self._time_ms(lambda: self.hop(sessions, [CHUNK_TOKENS] * count)))
+            self._advance(sessions, (round(CONTEXT_S) + hop) * AUDIO_FORMAT.chunk_tokens)
+            times.append(self._time_ms(lambda: self.hop(sessions, [AUDIO_FORMAT.chunk_tokens] * count)))
         for session in sessions:
             session.close()
         return statistics.median(times)
 
     def _advance(self, sessions: Sequence[Session], context_tokens: int) -> None:
         """Speak until ``context_tokens`` (a multiple of the chunk) are stored, prompt included, and none beyond them is spoken."""
-        while max(missing := [context_tokens + LOOKAHEAD_TOKENS - len(session.flow.tokens) for session in sessions]) > 0:
-            self.hop(sessions, [min(4 * CHUNK_TOKENS, max(0, count)) for count in missing])
+        while max(missing := [context_tokens + AUDIO_FORMAT.lookahead_tokens - len(session.flow.tokens) for session in sessions]) > 0:
+            self.hop(sessions, [min(4 * AUDIO_FORMAT.chunk_tokens, max(0, count)) for count in missing])
         assert all(session.flow.committed == context_tokens for session in sessions)
 
     def _time_ms(self, work: Callable[[], object]) -> float:

@@ -35,9 +35,10 @@ from benchmarks._common import report
 from bistream.audio.resample import resample
 from bistream.client.client import BistreamClient
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import BistreamError
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.local import LocalPipeline, VoiceChoice
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
 from bistream.types import GenerationOptions
 from training.heldout import NAMES, sentences
 
@@ -83,7 +84,9 @@ def speak_set(options: argparse.Namespace, kind: str, say: Say) -> None:
             waveforms = say(text, kind, number)
         except BistreamError as error:
             print(f"{number}: {error.sentence}", file=sys.stderr)
-        soundfile.write(folder / f"{number:03d}.wav", np.concatenate([*waveforms, np.zeros(1, np.float32)]), SAMPLE_RATE, subtype="PCM_16")
+        soundfile.write(
+            folder / f"{number:03d}.wav", np.concatenate([*waveforms, np.zeros(1, np.float32)]), AUDIO_FORMAT.sample_rate, subtype="PCM_16"
+        )
 
 
 def spoken(client: BistreamClient, options: argparse.Namespace, text: str, kind: str, seed: int) -> list[NDArray[np.float32]]:

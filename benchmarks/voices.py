@@ -28,8 +28,8 @@ import torch
 
 from benchmarks._common import report, table
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import BistreamError
-from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 from bistream.voice.speaker_encoder import SpeakerEncoder
 from bistream.voice.speech_tokenizer import SpeechTokenizer

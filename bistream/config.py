@@ -30,6 +30,8 @@ class RuntimeConfig:
     model_family: str = ""  # of ``model_dir``, for clients that read a model's configuration; written by scripts/make_model_repo.py
     languages: str = ""  # of its model card (model_card.py), with commas, likewise for clients
     can_be_instructed: bool = True  # the same
+    sample_rate: int = 0  # Hz of the speech, likewise
+    tokens_per_second: int = 0  # of speech, likewise
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16: weights and activations of LM and flow
     num_threads: int = 0  # torch and onnxruntime threads of this process; 0 keeps the library's default

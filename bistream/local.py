@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
 from bistream.contract.codec import to_bytes
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
@@ -164,6 +165,7 @@ class LocalPipeline:
     def __init__(self, config: RuntimeConfig) -> None:
         """Raises ``ConfigError`` and ``CheckpointError``."""
         self.times = StageTimes()
+        self.sample_rate = family_of(config.model_dir).audio_format.sample_rate  # of all audio
         with ExitStack() as stack:  # closes the parts loaded so far when a later one fails to load
             voice = LocalVoice(config, self.times)
             self._language_model = LocalLanguageModel(config, self.times)
@@ -174,7 +176,7 @@ class LocalPipeline:
             stack.pop_all()
 
     def synthesize(self, text: str, voice: VoiceChoice, options: GenerationOptions = DEFAULT_OPTIONS, speed: float = 1.0) -> FloatArray:
-        """The whole text at once, offline: float32 [N], 24 kHz mono. Raises ``BistreamError``."""
+        """The whole text at once, offline: float32 [N], mono. Raises ``BistreamError``."""
         sender = QueueSender()
         self._orchestrator.handle(_start(text.encode("utf-8"), None, True, voice, options, speed=speed, offline=True), sender)
         waveforms = [chunk.waveform for chunk in sender]

@@ -106,7 +106,7 @@ class SpeechTokens:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """waveform: float32 [N], 24 kHz mono in [-0.99, 0.99]; chunks of a session are played one after another.
+    """waveform: float32 [N], mono in [-0.99, 0.99]; chunks of a session are played one after another.
 
     In characters of the session's text, at the end of the chunk: text_consumed is certainly spoken, text_position estimated.
     """

@@ -2,5 +2,5 @@
 
 A small asynchronous core (``gate``, ``conversation``, ``session``, ``admission``) that knows the wire contract and no web framework, and
 doors that translate one protocol each (``grpc_server``, ``http_api``). ``upstream`` is the only module that talks to Triton. Imports
-``bistream.contract``, ``bistream.errors`` and ``bistream.rates``, and never torch.
+``bistream.contract`` and ``bistream.errors``, and never torch.
 """

@@ -19,6 +19,7 @@ _LIMIT_HELP = {
     "max_json_depth": "of lists and objects within each other in JSON",
     "max_silence_s": "a session may go without text that can be spoken and without audio",
     "max_unread_audio_s": "of one session, kept for a client that does not read",
+    "sample_rate": "samples per second of the server's audio",
     "max_output_bytes": "of audio that clients have not read, all together; 0: no limit",
     "max_unanswered": "requests of one stream; then no more of them are read",
     "max_sessions": "live sessions of the gate",

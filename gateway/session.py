@@ -19,7 +19,6 @@ from tritonclient.grpc import service_pb2
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.refusals import came_late
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
-from bistream.rates import SAMPLE_RATE
 from gateway.admission import Caller
 from gateway.budget import Budget
 from gateway.messages import audio_bytes, is_final
@@ -31,7 +30,7 @@ from gateway.upstream import FAILED, LOST, UNREACHABLE, UpstreamLost, UpstreamSt
 logger = logging.getLogger(__name__)
 
 START = "0"  # the id towards Triton of the request that carries the audio
-BYTES_PER_SECOND = 4 * SAMPLE_RATE
+BYTES_PER_SAMPLE = 4
 FAIR_UNREAD_S = 10.0  # that a session may leave unread when all clients together leave too much
 _SPEAKABLE = re.compile(r"[^\W_]")  # a letter or a digit of any script
 
@@ -227,7 +226,7 @@ class Session:
         limit = self._around.limits.max_unread_audio_s
         if self._around.output_budget.is_exceeded:
             limit = min(limit, FAIR_UNREAD_S)
-        if self.unread_bytes > limit * BYTES_PER_SECOND:
+        if self.unread_bytes > limit * BYTES_PER_SAMPLE * self._around.limits.sample_rate:
             self.count_unread(-size)
             pending.listener.drop_audio(self)
             self.fail(CancelledError(f"The client left more than {limit:g} s of audio unread; read it as it comes."))

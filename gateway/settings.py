@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bistream.config import SERVER_DRAIN_TIMEOUT_S, RuntimeConfig
-from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE, UPSTREAM_SAMPLE_RATE
 
 MIB = 1024 * 1024
 
@@ -26,6 +26,7 @@ class GateLimits:
     max_json_depth: int = 8
     max_silence_s: float = 60.0  # a session may go without speakable text and without audio; empty pieces renew nothing
     max_unread_audio_s: float = RuntimeConfig.max_unread_audio_s + 30.0  # of one session: the models run that far ahead of the listener
+    sample_rate: int = UPSTREAM_SAMPLE_RATE  # of the audio; a keeper reads it from the model repository
     max_output_bytes: int = 1024 * MIB  # of audio kept for clients that do not read, all together; 0: no limit
     max_unanswered: int = 256  # requests of one stream; then the gate reads no more of them
     max_sessions: int = 4096  # of the gate

@@ -11,24 +11,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from bistream.checkpoints.config import CausalVocoderConfig, CheckpointConfig, DitFlowConfig, FlowConfig, LanguageModelConfig, VocoderConfig
-from bistream.family import COSYVOICE2, Family
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, SPEECH_TOKENS_PER_SECOND
+from bistream.families.family import Family
 
 _DIT_SIZES = ("dim", "depth", "heads", "dim_head", "ff_mult", "mel_dim", "mu_dim", "spk_dim")
 
 
 def checkpoint_yaml(config: CheckpointConfig) -> str:
     """The sections that inference reads, with the tags and class names of the released file."""
-    flow, family = config.flow, config.family
-    version = "" if family is COSYVOICE2 else f"\n    version: {family.tokenizer_version}"
+    flow, family, rates = config.flow, config.family, config.family.audio_format
+    version = f"\n    version: {family.tokenizer_version}" if family.tokenizer_version else ""
     return f"""\
 # Random weights made by scripts/make_checkpoint.py; the inference sections of a {family.title} configuration.
-sample_rate: {SAMPLE_RATE}
+sample_rate: {rates.sample_rate}
 llm_input_size: {config.language_model.hidden_size}
 llm_output_size: {config.language_model.hidden_size}
 spk_embed_dim: {flow.spk_embed_dim}
 qwen_pretrain_path: ''
-token_frame_rate: {SPEECH_TOKENS_PER_SECOND}
+token_frame_rate: {rates.tokens_per_second}
 token_mel_ratio: {flow.token_mel_ratio}
 chunk_size: {flow.chunk_tokens} # of streaming inference, in tokens
 num_decoding_left_chunks: -1 # below 0: all
@@ -41,11 +40,11 @@ get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
     skip_special_tokens: True{version}
 allowed_special: 'all'
 feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    n_fft: {4 * SAMPLES_PER_MEL_FRAME}
+    n_fft: {4 * rates.samples_per_mel_frame}
     num_mels: {flow.output_size}
     sampling_rate: !ref <sample_rate>
-    hop_size: {SAMPLES_PER_MEL_FRAME}
-    win_size: {4 * SAMPLES_PER_MEL_FRAME}
+    hop_size: {rates.samples_per_mel_frame}
+    win_size: {4 * rates.samples_per_mel_frame}
     fmin: 0
     fmax: {_upper_end(family)}
     center: False
@@ -65,7 +64,7 @@ def _numbers(values: Sequence[Any]) -> str:
 
 def _upper_end(family: Family) -> str:
     """Of the mel; the released file has null for all frequencies."""
-    return "null" if family.mel_high_hz == SAMPLE_RATE / 2 else f"{family.mel_high_hz:g}"
+    return "null" if family.mel_high_hz == family.audio_format.sample_rate / 2 else f"{family.mel_high_hz:g}"
 
 
 def _llm_section(llm: LanguageModelConfig, family: Family) -> str:

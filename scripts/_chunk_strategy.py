@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from bistream.client.audio import WavWriter
 from bistream.errors import BistreamError
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.mel2wav.stage import VocoderHop
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE
 from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.token2wav.speech_stages import SpeechStages
@@ -45,18 +45,18 @@ class Streamed:
 
     @property
     def audio_s(self) -> float:
-        return sum(len(waveform) for waveform in self.waveforms) / SAMPLE_RATE
+        return sum(len(waveform) for waveform in self.waveforms) / AUDIO_FORMAT.sample_rate
 
 
 def schedule(strategy: str, total: int) -> list[int]:
     """New tokens of each chunk; the first one has those of the lookahead, too."""
     sizes: list[int] = []
-    sent = LOOKAHEAD_TOKENS
+    sent = AUDIO_FORMAT.lookahead_tokens
     while True:
-        size = CHUNK_TOKENS if strategy == "equal" else min(CHUNK_TOKENS * 2 ** len(sizes), MAX_HOP_TOKENS)
+        size = AUDIO_FORMAT.chunk_tokens if strategy == "equal" else min(AUDIO_FORMAT.chunk_tokens * 2 ** len(sizes), MAX_HOP_TOKENS)
         if total - sent < size:
             break
-        sizes.append(size if sizes else size + LOOKAHEAD_TOKENS)
+        sizes.append(size if sizes else size + AUDIO_FORMAT.lookahead_tokens)
         sent += size
     return [*sizes, total - sum(sizes)]
 
@@ -146,7 +146,9 @@ def _entry(utterance: Utterance, sizes: Sequence[int], passes: Sequence[Streamed
         "error": None,
         "audio_s": known.audio_s,
         "first_chunk_s": {"first_pass": passes[0].chunk_s[0], "second_pass": known.chunk_s[0]},
-        "chunks": [{"tokens": size, "audio_s": len(waveform) / SAMPLE_RATE, "took_s": took_s} for size, waveform, took_s in chunks],
+        "chunks": [
+            {"tokens": size, "audio_s": len(waveform) / AUDIO_FORMAT.sample_rate, "took_s": took_s} for size, waveform, took_s in chunks
+        ],
         "seams": {
             "worst_click_db": known.seams.worst_click_db,
             "worst_level_step_db": known.seams.worst_level_step_db,

@@ -16,7 +16,8 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.voice.s3_network import CODE_BASE, DIGIT_SCALE, FSMN_KERNEL, HEAD_SIZE, ROTARY_BASE
 
 OPSET = 17

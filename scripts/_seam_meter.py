@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bistream.rates import SAMPLE_RATE, VOCODER_OVERLAP_SAMPLES
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.types import FloatArray
 
-WINDOW_SAMPLES = SAMPLE_RATE // 100  # 10 ms
+WINDOW_SAMPLES = AUDIO_FORMAT.sample_rate // 100  # 10 ms
 MARGIN_WINDOWS = 2  # before the joint and after the overlap
 FLOOR = 1e-2  # relative to the whole signal's root mean square: quieter windows are judged as if they had this level
 
@@ -54,7 +54,7 @@ def joints_of(chunk_samples: Sequence[int]) -> list[int]:
 
 
 def measure_seams(
-    streamed: FloatArray, offline: FloatArray, joints: Sequence[int], overlap_samples: int = VOCODER_OVERLAP_SAMPLES
+    streamed: FloatArray, offline: FloatArray, joints: Sequence[int], overlap_samples: int = AUDIO_FORMAT.vocoder_overlap_samples
 ) -> SeamReport:
     """Score every joint. ``streamed`` and ``offline`` are [N] and aligned sample by sample; ``ValueError`` if they differ in length."""
     if streamed.shape != offline.shape:

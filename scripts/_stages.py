@@ -16,9 +16,9 @@ import numpy as np
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.local import LocalVoice, VoiceChoice
 from bistream.metrics.stage_times import StageTimes
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS
 from bistream.sessions.named_voices import open_voices
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.token2mel.state_budget import unshared_session_s
@@ -46,8 +46,10 @@ def hop_sizes(prompt_tokens: int, total: int) -> list[int]:
     start of the prompt), and three more for the lookahead; the last hop has the rest."""
     sizes, sent = [], 0
     while total - sent > MAX_HOP_TOKENS:
-        boundary = (prompt_tokens + sent + MAX_HOP_TOKENS - LOOKAHEAD_TOKENS) // CHUNK_TOKENS * CHUNK_TOKENS
-        sizes.append(boundary + LOOKAHEAD_TOKENS - prompt_tokens - sent)
+        boundary = (
+            (prompt_tokens + sent + MAX_HOP_TOKENS - AUDIO_FORMAT.lookahead_tokens) // AUDIO_FORMAT.chunk_tokens * AUDIO_FORMAT.chunk_tokens
+        )
+        sizes.append(boundary + AUDIO_FORMAT.lookahead_tokens - prompt_tokens - sent)
         sent += sizes[-1]
     return [*sizes, total - sent]
 

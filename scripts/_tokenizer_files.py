@@ -11,9 +11,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from bistream.checkpoints.reader import QWEN_DIRECTORY
-from bistream.family import COSYVOICE2, TokenizerVersion
-from bistream.text.special_tokens import ADDED_TOKENS, BASE_SPECIAL_TOKENS
+from bistream.families.cosyvoice2 import BASE_TOKENS, COSYVOICE2, TEXT_DIRECTORY
+from bistream.families.family import Family
 from bistream.text.tokenizer import byte_of_symbol, make_pre_tokenizer
 
 MIN_VOCAB_SIZE = 256  # the byte symbols alone
@@ -44,9 +43,9 @@ Hello world. How are you today? Thank you very much, that is very kind of you. G
 """
 
 
-def special_token_count(version: TokenizerVersion = COSYVOICE2.tokenizer_version) -> int:
+def special_token_count(family: Family = COSYVOICE2) -> int:
     """Ids that follow the base vocabulary."""
-    return len(BASE_SPECIAL_TOKENS) + len(ADDED_TOKENS[version])
+    return len(family.base_tokens) + len(family.added_tokens)
 
 
 def byte_symbols() -> list[str]:
@@ -108,14 +107,14 @@ def tokenizer_config(vocab_size: int) -> dict[str, object]:
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     return {
         "add_prefix_space": False,
-        "added_tokens_decoder": {str(vocab_size + index): {"content": token, **flags} for index, token in enumerate(BASE_SPECIAL_TOKENS)},
-        "additional_special_tokens": list(BASE_SPECIAL_TOKENS[1:]),
+        "added_tokens_decoder": {str(vocab_size + index): {"content": token, **flags} for index, token in enumerate(BASE_TOKENS)},
+        "additional_special_tokens": list(BASE_TOKENS[1:]),
         "bos_token": None,
         "clean_up_tokenization_spaces": False,
-        "eos_token": BASE_SPECIAL_TOKENS[0],
+        "eos_token": BASE_TOKENS[0],
         "errors": "replace",
         "model_max_length": 32768,
-        "pad_token": BASE_SPECIAL_TOKENS[0],
+        "pad_token": BASE_TOKENS[0],
         "split_special_tokens": False,
         "tokenizer_class": "Qwen2Tokenizer",
         "unk_token": None,
@@ -128,7 +127,7 @@ def write_tokenizer_files(directory: Path, vocab_size: int) -> None:
     vocab_size: base entries, the special tokens not counted: they take the next ``special_token_count`` ids, so the text
     embedding needs at least so many rows more. Raises ``ValueError`` below ``MIN_VOCAB_SIZE``.
     """
-    target = directory if directory.name == QWEN_DIRECTORY else directory / QWEN_DIRECTORY
+    target = directory if directory.name == TEXT_DIRECTORY else directory / TEXT_DIRECTORY
     target.mkdir(parents=True, exist_ok=True)
     vocabulary, merges = make_vocabulary(vocab_size)
     _write(target / "vocab.json", json.dumps(vocabulary, ensure_ascii=False))

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bistream.checkpoints.files import family_of
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
-from bistream.family import FAMILIES
+from bistream.families.registry import FAMILIES
 from bistream.voice import speaker_encoder, speech_tokenizer
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 from bistream.voice.onnx_providers import OnnxSettings

@@ -28,18 +28,10 @@ from bistream.checkpoints.files import family_of
 from bistream.checkpoints.listing import DownloadError
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.errors import CheckpointError
-from bistream.family import COSYVOICE2, FAMILIES, Family
+from bistream.families.registry import DEFAULT_FAMILY, FAMILIES
 
 FAMILIES_BY_NAME = {family.name: family for family in FAMILIES}
-# The names in upstream's README.
-OWNERS = {(COSYVOICE2, "modelscope"): "iic"}
-OWNER = "FunAudioLLM"  # of all others
 REVISIONS = {"huggingface": "main", "modelscope": "master"}
-
-
-def model_id(family: Family, hub: str) -> str:
-    """OWNER/NAME of the released checkpoint."""
-    return f"{OWNERS.get((family, hub), OWNER)}/{family.repository}"
 
 
 def run(options: argparse.Namespace) -> str:
@@ -54,7 +46,7 @@ def run(options: argparse.Namespace) -> str:
             check_model_dir(directory)
             return f"{directory} has every file of a checkpoint; it has no record of a download, so no checksum was compared"
         return f"{directory} is {known['repo_id']} of {known['hub']} at {known['commit']}: {len(known['files'])} files, all checksums right"
-    repo_id = options.model_id or model_id(FAMILIES_BY_NAME[options.family], options.hub)
+    repo_id = options.model_id or FAMILIES_BY_NAME[options.family].release.repo_id(options.hub)
     made = download(options.hub, repo_id, options.revision or REVISIONS[options.hub], directory)
     size = sum(entry["size"] for entry in made["files"].values()) / 1e6
     return f"made {directory}: {repo_id} of {options.hub} at {made['commit']}, {len(made['files'])} files, {size:.1f} MB"
@@ -64,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the model directory to make or to check")
     parser.add_argument("--hub", choices=sorted(HUBS), default="huggingface", help="default: %(default)s")
-    parser.add_argument("--family", choices=sorted(FAMILIES_BY_NAME), default=COSYVOICE2.name, help="default: %(default)s")
+    parser.add_argument("--family", choices=sorted(FAMILIES_BY_NAME), default=DEFAULT_FAMILY.name, help="default: %(default)s")
     parser.add_argument("--model-id", metavar="OWNER/NAME", help="default: the released checkpoint of the family")
     parser.add_argument("--revision", help="branch, tag or commit; a commit pins the version (default: the main branch)")
     parser.add_argument("--check", action="store_true", help="download nothing; compare the directory with its record")

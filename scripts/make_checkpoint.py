@@ -34,10 +34,9 @@ from bistream.checkpoints.config import (
     LanguageModelConfig,
     VocoderConfig,
 )
-from bistream.checkpoints.reader import QWEN_DIRECTORY
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.mel2wav import factory as vocoder
-from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import factory as flow
 from bistream.voice import campplus_network, s3_network
@@ -130,10 +129,10 @@ def make_checkpoint(directory: Path, size: str = "tiny", seed: int = 0, device: 
 def _write_files(directory: Path, size: CheckpointSize, drawer: Drawer) -> None:
     config, family = size.checkpoint, size.checkpoint.family
     (directory / family.yaml_names[0]).write_text(checkpoint_yaml(config), encoding="utf-8")
-    qwen = directory / QWEN_DIRECTORY
+    qwen = directory / family.text_directory
     qwen.mkdir()
     (qwen / "config.json").write_text(qwen2_config_json(config.language_model), encoding="utf-8")
-    special_tokens = special_token_count(family.tokenizer_version)
+    special_tokens = special_token_count(family)
     write_tokenizer_files(qwen, min(FULL_VOCAB_SIZE, config.language_model.text_vocab_size - special_tokens))
     writers: dict[str, Callable[[Path], object]] = {
         "llm.pt": lambda path: torch.save(
@@ -166,7 +165,7 @@ def _random_speaker_encoder(size: CheckpointSize, drawer: Drawer) -> onnx.ModelP
 def _random_speaker(config: CheckpointConfig, drawer: Drawer) -> dict[str, str | torch.Tensor]:
     """A speaker without a recording, in the form that upstream's Triton runtime reads."""
     tokens = DEFAULT_SPEAKER_TOKENS
-    features = (1, MEL_FRAMES_PER_TOKEN * tokens, config.flow.output_size)
+    features = (1, config.flow.token_mel_ratio * tokens, config.flow.output_size)
     uniform = drawer.draw("spk2info.pt", "speech_token", (1, tokens), Scale(1.0)).frac().abs()
     return {
         "prompt_text": "A random voice speaks here.",

@@ -31,8 +31,8 @@ from scripts.fill_template import TemplateError, fill, parse_settings, placehold
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Generated from templates/{model}/config.pbtxt by scripts/make_model_repo.py; do not edit."
+OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed", "sample_rate", "tokens_per_second")  # clients may read them
 # Which engine runs the language model; the models of the repository are the same in every profile.
-OF_THE_CHECKPOINT = ("model_family", "languages", "can_be_instructed")  # parameters that clients may read
 PROFILES: dict[str, dict[str, str]] = {"torch": {"engine": "torch"}, "tensorrt_llm": {"engine": "tensorrt_llm"}}
 
 
@@ -169,15 +169,21 @@ def make(out: Path, values: Mapping[str, Mapping[str, str]], root: Path = ROOT) 
 
 
 def write_model(folder: Path, model: str, values: Mapping[str, str], root: Path) -> None:
-    card = read_model_card(values["model_dir"])
-    told = (family_of(values["model_dir"]).name, ",".join(sorted(card.languages)), _text(card.can_be_instructed))
     known = placeholders(read_template(model, root))
-    values = {**values, **{name: value for name, value in zip(OF_THE_CHECKPOINT, told, strict=True) if name in known}}
+    values = {**values, **{name: value for name, value in of_the_checkpoint(values["model_dir"]).items() if name in known}}
     check_runtime_config(values)
     text = fill(read_template(model, root), values, origin=f"templates/{model}/config.pbtxt")
     shutil.copytree(root / "model_repo" / model, folder, ignore=shutil.ignore_patterns("__pycache__"))
     summary = [f"#   {key} = {value}" for key, value in sorted(values.items())]
     (folder / "config.pbtxt").write_text("\n".join([HEADER.format(model=model), *summary, text]), encoding="utf-8")
+
+
+def of_the_checkpoint(model_dir: str) -> dict[str, str]:
+    """Values of ``OF_THE_CHECKPOINT``."""
+    card, family = read_model_card(model_dir), family_of(model_dir)
+    languages, rates = ",".join(sorted(card.languages)), family.audio_format
+    told = (family.name, languages, card.can_be_instructed, rates.sample_rate, rates.tokens_per_second)
+    return dict(zip(OF_THE_CHECKPOINT, map(_text, told), strict=True))
 
 
 def check_generated(out: Path) -> None:

@@ -31,7 +31,6 @@ from bistream.commands.waiting import Waiting
 from bistream.contract.checks import MAX_SPEED, MIN_SPEED
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline
-from bistream.rates import SAMPLE_RATE
 from bistream.text.effort import reads_numbers
 from bistream.text.front_end import prepare_text
 from bistream.text.normalization import load_read_out, normalize_text
@@ -50,9 +49,10 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, pieces: list[str], opti
         return {"name": utterance.name, "error": f"{error.code}: {error.sentence}"}
     wall_s = time.perf_counter() - begin
     with WavWriter(output / f"{utterance.name}.wav") as wav:
+        wav.sample_rate = pipeline.sample_rate
         for waveform in spoken:
             wav.write(waveform)
-    audio_s = sum(len(waveform) for waveform in spoken) / SAMPLE_RATE
+    audio_s = sum(len(waveform) for waveform in spoken) / pipeline.sample_rate
     return {"name": utterance.name, "pieces": pieces, "audio_s": audio_s, "wall_s": wall_s, "error": None}
 
 

@@ -29,7 +29,6 @@ from bistream.client.say import paced, split_pieces
 from bistream.commands.waiting import Waiting
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline
-from bistream.rates import SAMPLE_RATE
 from bistream.types import AudioChunk
 from scripts._chunk_strategy import STRATEGIES, stream_all
 from scripts._inference import Utterance, add_options, runtime_config, sampling, utterances, write_log
@@ -44,7 +43,7 @@ def text_pieces(text: str, text_rate: float | None) -> Iterator[str]:
 
 def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Namespace, output: Path) -> SessionReport:
     """Write the WAV while the audio arrives; audio before an error stays in it and in the report."""
-    report = SessionReport(session_id=utterance.name, chunks=[])
+    report = SessionReport(session_id=utterance.name, chunks=[], sample_rate=pipeline.sample_rate)
     begin = time.monotonic()
 
     def pieces() -> Iterator[str]:
@@ -58,10 +57,11 @@ def speak(pipeline: LocalPipeline, utterance: Utterance, options: argparse.Names
 
     try:
         with WavWriter(output / f"{utterance.name}.wav") as wav:
+            wav.sample_rate = pipeline.sample_rate
             for chunk in chunks():
                 arrived_s = time.monotonic() - begin
                 wav.write(chunk.waveform)
-                report.chunks.append(ChunkRecord(arrived_s, len(chunk.waveform) / SAMPLE_RATE, chunk.text_consumed))
+                report.chunks.append(ChunkRecord(arrived_s, len(chunk.waveform) / pipeline.sample_rate, chunk.text_consumed))
     except BistreamError as error:
         report.error = f"{error.code}: {error.sentence}"
     report.wall_s = time.monotonic() - begin

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout witho
 
 from bistream.client.asyncio_client import AsyncBistreamClient, AsyncClientSession
 from bistream.client.audio import read_reference
-from bistream.rates import SAMPLE_RATE
+from tests.formats import SAMPLE_RATE
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 WORDS = "These words arrive one after another, as a language model writes them.".split()

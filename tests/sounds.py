@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 
 _FORMANTS_HZ = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))  # Peterson and Barney, 1952

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bistream.rates import SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
+from bistream.families.cosyvoice2 import BLOCKS
 from training.layouts import IGNORED
 
 GUIDED_LAYERS = (1, 2)
@@ -23,21 +23,21 @@ GUIDED_HEADS = (0, -1)  # on the text token that is spoken, on the next one
 def aligned_places(spoken: NDArray[np.int64], text_tokens: int, is_interleaved: bool) -> NDArray[np.int64]:
     """spoken int64 [speech tokens]: a text token for each -> for each place of the row, int64 [L], the place of the text token of the
     speech token which that place predicts; ``IGNORED`` where it predicts none or that text comes later."""
-    blocks = text_tokens // TEXT_BLOCK_TOKENS if is_interleaved else 0
-    size, rest = TEXT_BLOCK_TOKENS + SPEECH_BLOCK_TOKENS, 1 + blocks * (TEXT_BLOCK_TOKENS + SPEECH_BLOCK_TOKENS)
-    speech_rest = rest + text_tokens - blocks * TEXT_BLOCK_TOKENS + 1  # after the task id
+    blocks = text_tokens // BLOCKS.text_tokens if is_interleaved else 0
+    size, rest = BLOCKS.text_tokens + BLOCKS.speech_tokens, 1 + blocks * (BLOCKS.text_tokens + BLOCKS.speech_tokens)
+    speech_rest = rest + text_tokens - blocks * BLOCKS.text_tokens + 1  # after the task id
     texts, codes = np.arange(text_tokens), np.arange(len(spoken))
-    in_block = texts < blocks * TEXT_BLOCK_TOKENS
+    in_block = texts < blocks * BLOCKS.text_tokens
     text_places = np.where(
-        in_block, 1 + texts // TEXT_BLOCK_TOKENS * size + texts % TEXT_BLOCK_TOKENS, rest + texts - blocks * TEXT_BLOCK_TOKENS
+        in_block, 1 + texts // BLOCKS.text_tokens * size + texts % BLOCKS.text_tokens, rest + texts - blocks * BLOCKS.text_tokens
     )
-    in_block = codes < blocks * SPEECH_BLOCK_TOKENS
+    in_block = codes < blocks * BLOCKS.speech_tokens
     code_places = np.where(
         in_block,
-        1 + codes // SPEECH_BLOCK_TOKENS * size + TEXT_BLOCK_TOKENS + codes % SPEECH_BLOCK_TOKENS,
-        speech_rest + codes - blocks * SPEECH_BLOCK_TOKENS,
+        1 + codes // BLOCKS.speech_tokens * size + BLOCKS.text_tokens + codes % BLOCKS.speech_tokens,
+        speech_rest + codes - blocks * BLOCKS.speech_tokens,
     )
-    aligned = np.full(speech_rest + len(spoken) - blocks * SPEECH_BLOCK_TOKENS, IGNORED, np.int64)
+    aligned = np.full(speech_rest + len(spoken) - blocks * BLOCKS.speech_tokens, IGNORED, np.int64)
     aligned[code_places - 1] = text_places[spoken]
     aligned[aligned > np.arange(len(aligned))] = IGNORED
     return aligned

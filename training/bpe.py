@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, trainers
 
-from bistream.checkpoints.reader import QWEN_DIRECTORY
-from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
+from bistream.families.cosyvoice2 import ADDED_TOKENS, BASE_TOKENS, TEXT_DIRECTORY
 from bistream.text.tokenizer import byte_of_symbol, make_pre_tokenizer
 from scripts._tokenizer_files import byte_symbols, tokenizer_config
 
@@ -29,7 +28,7 @@ def write_tokenizer(texts: Sequence[str], directory: Path, entries: int) -> None
     vocabulary = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
     for number in range(entries - len(vocabulary)):  # a small text has too few pairs
         vocabulary[f"<unused_{number}>"] = len(vocabulary)
-    target = directory / QWEN_DIRECTORY
+    target = directory / TEXT_DIRECTORY
     target.mkdir(parents=True, exist_ok=True)
     (target / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8", newline="\n")
     lines = ["#version: 0.2\n", *(f"{left} {right}\n" for left, right in merges)]
@@ -39,7 +38,7 @@ def write_tokenizer(texts: Sequence[str], directory: Path, entries: int) -> None
 
 
 def num_special_tokens() -> int:
-    return len(BASE_SPECIAL_TOKENS) + len(ADDED_SPECIAL_TOKENS)
+    return len(BASE_TOKENS) + len(ADDED_TOKENS)
 
 
 class TextIds:
@@ -49,7 +48,7 @@ class TextIds:
     """
 
     def __init__(self, texts: Sequence[str], directory: Path) -> None:
-        folder = directory / QWEN_DIRECTORY
+        folder = directory / TEXT_DIRECTORY
         self._variants: dict[tuple[bool, int], list[list[int]]] = {}
         for cut in range(DROPOUT_CUTS + 1):
             dropout = DROPOUT if cut else None

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bistream.rates import SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from training import teachers
 from training.voices import VOICES
 
@@ -77,7 +77,7 @@ def _make_shard(task: ShardTask, root: Path, folder: Path, texts: Sequence[str])
             voice=np.array(task.voice),
         )
     partial_path.rename(folder / task.name)
-    return sum(len(utterance.waveform) for _, utterance in pairs) / SAMPLE_RATE
+    return sum(len(utterance.waveform) for _, utterance in pairs) / AUDIO_FORMAT.sample_rate
 
 
 def make_corpus(root: Path, folder: Path, texts: Sequence[str], tasks: Sequence[ShardTask], deadline: float, processes: int = 0) -> bool:

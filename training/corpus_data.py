@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bistream.rates import SAMPLES_PER_MEL_FRAME
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from training.teachers import TOKEN_SAMPLES
 
-FRAMES_PER_TOKEN = TOKEN_SAMPLES // SAMPLES_PER_MEL_FRAME
+FRAMES_PER_TOKEN = TOKEN_SAMPLES // AUDIO_FORMAT.samples_per_mel_frame
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from bistream.checkpoints.config import CheckpointConfig
-from bistream.checkpoints.reader import QWEN_DIRECTORY
+from bistream.families.cosyvoice2 import TEXT_DIRECTORY
 from bistream.mel2wav import weights as vocoder_weights
 from bistream.mel2wav.hift import HiFT
 from bistream.token2mel import weights as flow_weights
@@ -98,13 +98,13 @@ def export(checkpoints: Path, bpe: Path, sizes: Sizes, directory: Path) -> dict[
     config = exported_config(sizes)
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    qwen = partial / QWEN_DIRECTORY
+    qwen = partial / TEXT_DIRECTORY
     qwen.mkdir(parents=True)
     text = checkpoint_yaml(config)
     (partial / "cosyvoice2.yaml").write_text(_YAML_HEAD + text.split("\n", 1)[1], encoding="utf-8")
     (qwen / "config.json").write_text(qwen2_config_json(config.language_model), encoding="utf-8")
     for name in _TOKENIZER_FILES:
-        shutil.copy(bpe / QWEN_DIRECTORY / name, qwen / name)
+        shutil.copy(bpe / TEXT_DIRECTORY / name, qwen / name)
     steps = {}
     language_model = LanguageModelNetwork(config.language_model)
     steps["language_model"] = load_network(checkpoints, "language_model", language_model)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.audio.resample import LOWPASS_ZERO_CROSSINGS, ROLLOFF
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.voice.features import (
     KALDI_FFT,
     KALDI_FRAME,
@@ -44,7 +45,7 @@ def _filters(kind: str, device: torch.device) -> Tensor:
     elif kind == "whisper":
         table = slaney_mel_filters(REFERENCE_SAMPLE_RATE, WHISPER_FFT, WHISPER_MEL_BINS, 0.0, REFERENCE_SAMPLE_RATE / 2)
     else:
-        table = slaney_mel_filters(SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, MEL_HIGH_HZ)
+        table = slaney_mel_filters(AUDIO_FORMAT.sample_rate, MEL_FFT, MEL_BINS, 0.0, MEL_HIGH_HZ)
     return torch.from_numpy(table.astype(np.float32)).to(device)
 
 
@@ -80,9 +81,9 @@ def log_mel_16k(waveform: Tensor) -> Tensor:
 
 def mel_24k(waveform: Tensor) -> Tensor:
     """The flow's and vocoder's mel, [B, N // 480, 80]; differentiable."""
-    padded = F.pad(waveform[:, None], [(MEL_FFT - SAMPLES_PER_MEL_FRAME) // 2] * 2, mode="reflect")[:, 0]
+    padded = F.pad(waveform[:, None], [(MEL_FFT - AUDIO_FORMAT.samples_per_mel_frame) // 2] * 2, mode="reflect")[:, 0]
     window = _hann(MEL_FFT, waveform.device)
-    spectrum = torch.stft(padded, MEL_FFT, SAMPLES_PER_MEL_FRAME, window=window, center=False, return_complex=True)
+    spectrum = torch.stft(padded, MEL_FFT, AUDIO_FORMAT.samples_per_mel_frame, window=window, center=False, return_complex=True)
     magnitude = (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
     return (_filters("mel", waveform.device) @ magnitude).clamp(min=1e-5).log().transpose(1, 2)
 
@@ -106,9 +107,9 @@ def pitch(waveform: Tensor) -> Tensor:
     YIN (de Cheveigné and Kawahara 2002): cumulative mean normalised difference of windows of 64 ms, its first dip below the threshold,
     else its minimum; then a median over five frames.
     """
-    frames = waveform.shape[1] // SAMPLES_PER_MEL_FRAME
-    hop = SAMPLES_PER_MEL_FRAME * _PITCH_RATE // SAMPLE_RATE
-    signal = resample(waveform, SAMPLE_RATE, _PITCH_RATE)
+    frames = waveform.shape[1] // AUDIO_FORMAT.samples_per_mel_frame
+    hop = AUDIO_FORMAT.samples_per_mel_frame * _PITCH_RATE // AUDIO_FORMAT.sample_rate
+    signal = resample(waveform, AUDIO_FORMAT.sample_rate, _PITCH_RATE)
     longest = math.ceil(_PITCH_RATE / _PITCH_LOW_HZ)
     shortest = int(_PITCH_RATE / _PITCH_HIGH_HZ)
     size = _PITCH_WINDOW + longest

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bistream.audio.resample import resample
 from bistream.checkpoints.model_card import MODEL_CARD_FILE
-from bistream.family import COSYVOICE2
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT, COSYVOICE2
 from bistream.types import FloatArray
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.speaker_encoder import SpeakerEncoder
@@ -34,7 +34,7 @@ TITLE = "a demonstration, trained in training/ on synthetic speech; no product v
 UNKNOWN_MARKS = '"()[]{}'  # training/wordnet.py and texts.py have none
 _AUDIBLE = 0.003  # root mean square of 5 ms, 27 dB below that of an utterance
 _WINDOW = REFERENCE_SAMPLE_RATE // 200
-_SAMPLES_PER_TOKEN = REFERENCE_SAMPLE_RATE // SPEECH_TOKENS_PER_SECOND
+_SAMPLES_PER_TOKEN = REFERENCE_SAMPLE_RATE // AUDIO_FORMAT.tokens_per_second
 
 
 def write_record(directory: Path, sizes: Sizes, steps: dict[str, int], voices: tuple[str, ...]) -> None:
@@ -64,7 +64,7 @@ def heard_of(work: Work, voice: Voice, text: str) -> FloatArray:
     if utterance is None:
         raise ValueError(f"The teacher {voice.teacher} did not speak; run the stage prepare again.")
     samples: FloatArray = utterance.waveform.astype(np.float32) / 32768.0
-    return resample(samples, SAMPLE_RATE, REFERENCE_SAMPLE_RATE)
+    return resample(samples, AUDIO_FORMAT.sample_rate, REFERENCE_SAMPLE_RATE)
 
 
 def without_silence(waveform: FloatArray) -> FloatArray:

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bistream.checkpoints.config import FlowConfig
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.memory import BlankMemory
 from bistream.token2mel.sizes import LOOKAHEAD_HISTORY_TOKENS
@@ -59,7 +60,7 @@ class FlowMels:
         waveform = self._corpus.waveforms(begin, count)
         codes = self._codes[begin[:, None] + torch.arange(count, device=first.device)]
         prompt = mel_24k(waveform)[:, : PROMPT_TOKENS * config.token_mel_ratio]
-        speaker = self._speaker(fbank_16k(resample(waveform, SAMPLE_RATE, REFERENCE_SAMPLE_RATE)))
+        speaker = self._speaker(fbank_16k(resample(waveform, AUDIO_FORMAT.sample_rate, REFERENCE_SAMPLE_RATE)))
         made = self._network(flow_batch(codes, prompt, speaker, config), BlankMemory())
         index = ((first - begin) * config.token_mel_ratio)[:, None] + torch.arange(tokens * config.token_mel_ratio, device=first.device)
         stretch: Tensor = made.gather(1, index[:, :, None].expand(-1, -1, made.shape[2]))

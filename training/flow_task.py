@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bistream.rates import LOOKAHEAD_TOKENS, REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.token2mel.encoder import ConformerLayer
 from bistream.token2mel.flow import FlowBatch, FlowNetwork
 from bistream.token2mel.layers import WindowLinear
@@ -84,8 +85,8 @@ class FlowTask:
         return {"velocity": loss.detach()}
 
     def loss(self, rows: int, tokens: int) -> Tensor:
-        first, _ = self._sampler.draw(rows, tokens + LOOKAHEAD_TOKENS + _VOICE_TOKENS)
-        mel = mel_24k(self._corpus.waveforms(first, tokens + LOOKAHEAD_TOKENS))[:, : tokens * self._config.token_mel_ratio]
+        first, _ = self._sampler.draw(rows, tokens + AUDIO_FORMAT.lookahead_tokens + _VOICE_TOKENS)
+        mel = mel_24k(self._corpus.waveforms(first, tokens + AUDIO_FORMAT.lookahead_tokens))[:, : tokens * self._config.token_mel_ratio]
         batch = self._batch(first, tokens, mel)
         forget_positions(self.network)
         memory, device = BlankMemory(), first.device
@@ -103,7 +104,7 @@ class FlowTask:
 
     def _batch(self, first: Tensor, tokens: int, mel: Tensor) -> FlowBatch:
         rows, device = len(first), first.device
-        offset = torch.arange(-LOOKAHEAD_HISTORY_TOKENS, tokens + LOOKAHEAD_TOKENS, device=device)
+        offset = torch.arange(-LOOKAHEAD_HISTORY_TOKENS, tokens + AUDIO_FORMAT.lookahead_tokens, device=device)
         ids = self._codes[(first[:, None] + offset).clamp(min=0)]
         present = (offset >= 0).repeat(rows, 1)
         if self._random.random() < 0.5:  # the last call of a stream: nothing follows
@@ -129,6 +130,6 @@ class FlowTask:
     @torch.no_grad()
     def _voice_vector(self, first: Tensor) -> Tensor:
         """Of other seconds of the same voice."""
-        waveform = resample(self._corpus.waveforms(first, _VOICE_TOKENS), SAMPLE_RATE, REFERENCE_SAMPLE_RATE)
+        waveform = resample(self._corpus.waveforms(first, _VOICE_TOKENS), AUDIO_FORMAT.sample_rate, REFERENCE_SAMPLE_RATE)
         vector: Tensor = self._speaker(fbank_16k(waveform))
         return vector

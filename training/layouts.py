@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bistream.rates import SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
+from bistream.families.cosyvoice2 import BLOCKS
 from bistream.text2token.engine import TokenSpace
 
 IGNORED = -100
@@ -22,21 +22,21 @@ def one_shot(space: TokenSpace, text: Sequence[int], codes: Sequence[int]) -> tu
 
 
 def can_interleave(text: Sequence[int], codes: Sequence[int]) -> bool:
-    return len(codes) > FEWEST_SPEECH_PER_TEXT * len(text) and len(codes) >= len(text) // TEXT_BLOCK_TOKENS * SPEECH_BLOCK_TOKENS
+    return len(codes) > FEWEST_SPEECH_PER_TEXT * len(text) and len(codes) >= len(text) // BLOCKS.text_tokens * BLOCKS.speech_tokens
 
 
 def interleaved(space: TokenSpace, text: Sequence[int], codes: Sequence[int]) -> tuple[list[int], list[int]]:
     """``sos [5 text][15 speech] ... [0-4 text] task speech``: the target after a block's speech is fill, the last one eos."""
     eos, fill = space.eos - space.speech_offset, space.fill - space.speech_offset
     ids, targets = [space.sos], [IGNORED]
-    blocks = len(text) // TEXT_BLOCK_TOKENS
+    blocks = len(text) // BLOCKS.text_tokens
     for block in range(blocks):
-        speech = codes[block * SPEECH_BLOCK_TOKENS : (block + 1) * SPEECH_BLOCK_TOKENS]
-        ids += text[block * TEXT_BLOCK_TOKENS : (block + 1) * TEXT_BLOCK_TOKENS]
-        targets += [IGNORED] * (TEXT_BLOCK_TOKENS - 1) + [speech[0]]
+        speech = codes[block * BLOCKS.speech_tokens : (block + 1) * BLOCKS.speech_tokens]
+        ids += text[block * BLOCKS.text_tokens : (block + 1) * BLOCKS.text_tokens]
+        targets += [IGNORED] * (BLOCKS.text_tokens - 1) + [speech[0]]
         ids += [code + space.speech_offset for code in speech]
         targets += [*speech[1:], fill]
-    rest, speech = text[blocks * TEXT_BLOCK_TOKENS :], codes[blocks * SPEECH_BLOCK_TOKENS :]
+    rest, speech = text[blocks * BLOCKS.text_tokens :], codes[blocks * BLOCKS.speech_tokens :]
     ids += [*rest, space.task, *(code + space.speech_offset for code in speech)]
     targets += [IGNORED] * len(rest) + [*speech, eos]
     return ids, targets

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from bistream.rates import SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.types import FloatArray
 from training import teachers
 from training.heldout import NAMES, sentences
@@ -42,12 +42,12 @@ def main() -> None:
     recordings = [utterance.waveform.astype(np.float32) / 32768.0 for utterance in spoken if utterance is not None]
     if len(recordings) < len(texts):  # the numbers of files and texts would no longer agree
         sys.exit(f"The teacher of {arguments.voice} spoke only {len(recordings)} of {len(texts)} sentences; run the stage prepare again.")
-    lengths = [len(waveform) / SAMPLE_RATE for waveform in recordings]
+    lengths = [len(waveform) / AUDIO_FORMAT.sample_rate for waveform in recordings]
     for name, system in SYSTEMS.items():  # as benchmarks/voice_quality.py reads them
         folder = arguments.out / f"{arguments.voice}-{arguments.set}-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         for number, waveform in enumerate(recordings):
-            soundfile.write(folder / f"{number:03d}.wav", system(waveform), SAMPLE_RATE, subtype="PCM_16")
+            soundfile.write(folder / f"{number:03d}.wav", system(waveform), AUDIO_FORMAT.sample_rate, subtype="PCM_16")
         (folder / "texts.json").write_text(json.dumps({"texts": texts, "teacher_s": lengths}), encoding="utf-8")
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.voice.features import KALDI_MEL_BINS
 from training.corpus_data import Corpus, CropSampler
 from training.features import fbank_16k, resample
@@ -63,7 +64,7 @@ class SpeakerTask:
     def step(self, number: int) -> dict[str, Tensor]:
         speed = number % len(SPEEDS)
         first, voices = self._sampler.draw(self._rows, CROP_TOKENS)
-        rate = round(SAMPLE_RATE * SPEEDS[speed] / 100) * 100
+        rate = round(AUDIO_FORMAT.sample_rate * SPEEDS[speed] / 100) * 100
         with torch.no_grad():
             waveform = resample(_recorded(self._corpus.waveforms(first, CROP_TOKENS)), rate, REFERENCE_SAMPLE_RATE)
             features = fbank_16k(waveform)

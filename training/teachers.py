@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.audio.resample import resample
-from bistream.rates import SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from training.phones import FRAMES_PER_SECOND, frames_of
 from training.voices import Voice
 
@@ -165,10 +165,10 @@ def speak(root: Path, voice: Voice, texts: Sequence[str]) -> Iterator[Utterance 
 
 
 def _utterance(samples: NDArray[np.float32], rate: int, segments: list[tuple[str, float]], shift: float) -> Utterance:
-    waveform = resample(samples, round(rate * shift), SAMPLE_RATE)
+    waveform = resample(samples, round(rate * shift), AUDIO_FORMAT.sample_rate)
     loudest, level = float(np.abs(waveform).max()) + 1e-6, float(np.sqrt(np.mean(waveform**2))) + 1e-6
     waveform = waveform * min(_LEVEL / level, _PEAK / loudest)
     waveform = np.pad(waveform, (0, -len(waveform) % TOKEN_SAMPLES))
-    frames = len(waveform) * FRAMES_PER_SECOND // SAMPLE_RATE
+    frames = len(waveform) * FRAMES_PER_SECOND // AUDIO_FORMAT.sample_rate
     phones = frames_of([(name, end / shift) for name, end in segments], frames)
     return Utterance((waveform * (_PCM - 1)).clip(-_PCM, _PCM - 1).astype(np.int16), phones)

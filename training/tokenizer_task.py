@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.families.cosyvoice2 import AUDIO_FORMAT
 from bistream.voice.features import MEL_BINS
 from bistream.voice.s3_network import DIGIT_SCALE, S3Network
 from training.corpus_data import Corpus, CropSampler
@@ -78,7 +79,7 @@ class TokenizerTask:
         with torch.no_grad():
             phones, mel = self._corpus.phone_frames(first, CROP_TOKENS), mel_24k(waveform).transpose(1, 2)
             manner, voiced = _manner(waveform, mel)
-            heard = log_mel_16k(resample(_augmented(waveform), SAMPLE_RATE, REFERENCE_SAMPLE_RATE))
+            heard = log_mel_16k(resample(_augmented(waveform), AUDIO_FORMAT.sample_rate, REFERENCE_SAMPLE_RATE))
         lengths = torch.full((self._rows,), heard.shape[2], device=heard.device)
         hidden, _ = self.network.encoder(heard, lengths)
         projected = self.network.quantizer["_codebook"]["project_down"](hidden).tanh() * DIGIT_SCALE  # type: ignore[index]
@@ -133,7 +134,7 @@ def encode_corpus(network: S3Network, corpus: Corpus, path: Path, rows: int = 25
         for row in np.flatnonzero(skipped):
             waveform[row] = waveform[row].roll(-int(skipped[row]) * 960)
         inside = torch.arange(waveform.shape[1], device=corpus.device)[None] < tokens[:, None] * 960
-        mel = log_mel_16k(resample(waveform * inside, SAMPLE_RATE, REFERENCE_SAMPLE_RATE))
+        mel = log_mel_16k(resample(waveform * inside, AUDIO_FORMAT.sample_rate, REFERENCE_SAMPLE_RATE))
         found = network.tokens(mel, tokens * 4)[0].cpu().numpy()
         for row, place in enumerate(chosen):
             begin, count = int(corpus.starts[place]), int(corpus.tokens[place])

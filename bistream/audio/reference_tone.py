@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 
 

@@ -1,13 +1,14 @@
 """Sizes of the model, read from its checkpoint (``checkpoint_sizes``): a frozen tree that is built once, ``CheckpointConfig``.
 
-Defaults are those of the released CosyVoice2 and exist here and nowhere else.
+Defaults are those of the released CosyVoice2 (``DEFAULT_FAMILY``) and exist here and nowhere else.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bistream.family import COSYVOICE2, Family, SpeechRows
+from bistream.families.family import BlockLayout, Family, SpeechRows
+from bistream.families.registry import DEFAULT_FAMILY
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class LanguageModelConfig:
     max_position_embeddings: int = 32768
     text_vocab_size: int = 151936  # rows of the text embedding, padding rows included
     speech_token_size: int = 6561  # the rows behind them: ``rows``
-    rows: SpeechRows = COSYVOICE2.rows
+    rows: SpeechRows = DEFAULT_FAMILY.rows
+    blocks: BlockLayout = DEFAULT_FAMILY.blocks
+    tokens_per_second: int = DEFAULT_FAMILY.audio_format.tokens_per_second
     head_has_bias: bool = True
     mix_ratio: tuple[int, int] = (5, 15)  # text : speech tokens of one interleaved block
     top_p: float = 0.8
@@ -80,6 +83,7 @@ class FlowConfig:
     spk_embed_dim: int = 192
     pre_lookahead_len: int = 3
     token_mel_ratio: int = 2
+    tokens_per_second: int = DEFAULT_FAMILY.audio_format.tokens_per_second  # input_frame_rate
     inference_cfg_rate: float = 0.7
     n_timesteps: int = 10
 
@@ -167,4 +171,4 @@ class CheckpointConfig:
     language_model: LanguageModelConfig = LanguageModelConfig()
     flow: FlowConfig = FlowConfig()
     vocoder: VocoderConfig = VocoderConfig()
-    family: Family = COSYVOICE2
+    family: Family = DEFAULT_FAMILY

@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bistream.errors import CheckpointError
-from bistream.family import COSYVOICE2, FAMILIES, Family
+from bistream.families.family import Family
+from bistream.families.registry import DEFAULT_FAMILY, FAMILIES, OTHER_FILES, OTHER_MODELS
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _LANGUAGE_MODEL = re.compile(r"^llm: *!new:[\w.]*\.(\w+)", re.MULTILINE)  # upstream's class
-_OTHER_MODELS = {"TransformerLM": "CosyVoice"}
-_OTHER_FILES = {"speech_tokenizer_v1.onnx": "CosyVoice"}
 
 
 def family_of(model_dir: str | Path) -> Family:
     """The family whose yaml the directory has; the yaml names the class of its language model, which is compared.
 
-    Without a yaml, the family whose speech tokenizer it has, or CosyVoice2: what is missing is for others to say. Raises
-    ``CheckpointError`` for a directory of CosyVoice, which has files of the same names, and for a yaml of another family.
+    Without a yaml, the family whose speech tokenizer it has, or ``DEFAULT_FAMILY``: what is missing is for others to say. Raises
+    ``CheckpointError`` for a directory of a predecessor, which has files of the same names, and for a yaml of another family.
     """
     if not str(model_dir):  # a process that is given none
-        return COSYVOICE2
+        return DEFAULT_FAMILY
     model_dir = Path(model_dir)
     for family in FAMILIES:
         for name in family.yaml_names:
@@ -35,24 +34,24 @@ def family_of(model_dir: str | Path) -> Family:
                 raise _other_model(str(title), f"{name} names its language model {found[1]}")
             if found is not None or name == family.yaml_names[0]:
                 return family
-    for name, title in _OTHER_FILES.items():
+    for name, title in OTHER_FILES.items():
         if (model_dir / name).is_file():
             raise _other_model(title, f"it has {name}")
     return family_of_names({path.name for path in model_dir.iterdir()} if model_dir.is_dir() else set())
 
 
 def family_of_names(names: set[str]) -> Family:
-    """The family of a directory with these files, by their names alone: of the yaml, else of the speech tokenizer; else CosyVoice2."""
+    """The family of a directory with these files, by their names alone: of the yaml, else of the speech tokenizer; else the default."""
     for family in FAMILIES:
         if names & set(family.yaml_names):
             return family
-    return next((family for family in FAMILIES if family.speech_tokenizer_file in names), COSYVOICE2)
+    return next((family for family in FAMILIES if family.speech_tokenizer_file in names), DEFAULT_FAMILY)
 
 
 def _title_of(language_model: str) -> str | None:
     """The model whose yaml names this class; None for a class that is not known."""
     served = {family.language_model: family.title for family in FAMILIES}
-    return (served | _OTHER_MODELS).get(language_model)
+    return (served | OTHER_MODELS).get(language_model)
 
 
 def _other_model(title: str, reason: str) -> CheckpointError:

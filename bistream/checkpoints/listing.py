@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bistream.checkpoints.files import family_of_names
-from bistream.checkpoints.reader import QWEN_DIRECTORY
-from bistream.family import FAMILIES, Family
+from bistream.families.registry import FAMILIES
 
 OPTIONAL = ("spk2info.pt", "README.md", "LICENSE")
 
@@ -15,22 +14,9 @@ class DownloadError(Exception):
     """The checkpoint could not be downloaded or is not what was downloaded; one sentence that says what to do."""
 
 
-def required_files(family: Family) -> tuple[tuple[str, ...], ...]:
-    """Files of a model directory that the server reads; of the names in one tuple one is enough."""
-    return (
-        family.yaml_names,
-        ("llm.pt",),
-        ("flow.pt",),
-        ("hift.pt",),
-        ("campplus.onnx",),
-        (family.speech_tokenizer_file,),
-        *((f"{QWEN_DIRECTORY}/{name}",) for name in ("config.json", "vocab.json", "merges.txt", "tokenizer_config.json")),
-    )
-
-
 def missing_files(paths: set[str]) -> list[str]:
     """The first name of every required file that is not among ``paths``, which tell the family."""
-    return [names[0] for names in required_files(family_of_names(paths)) if not paths & set(names)]
+    return [names[0] for names in family_of_names(paths).required_files if not paths & set(names)]
 
 
 def checkpoint_files(paths: Collection[str], repo_id: str) -> list[str]:
@@ -38,5 +24,5 @@ def checkpoint_files(paths: Collection[str], repo_id: str) -> list[str]:
     if missing := missing_files(set(paths)):
         served = " or ".join(family.title for family in FAMILIES)
         raise DownloadError(f"{repo_id} has no {missing[0]}, so it is no checkpoint of {served}; name another repository or revision.")
-    wanted = {name for names in required_files(family_of_names(set(paths))) for name in names}
+    wanted = {name for names in family_of_names(set(paths)).required_files for name in names}
     return sorted(wanted.union(OPTIONAL).intersection(paths))

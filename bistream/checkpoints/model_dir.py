@@ -7,12 +7,9 @@ from pathlib import Path
 
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.files import check_whole, family_of
-from bistream.checkpoints.listing import required_files
-from bistream.checkpoints.reader import QWEN_DIRECTORY, read_config
+from bistream.checkpoints.reader import read_config
 from bistream.errors import CheckpointError
-from bistream.family import FAMILIES
-
-VOCABULARY = f"{QWEN_DIRECTORY}/vocab.json"
+from bistream.families.registry import YAML_NAMES
 
 
 def check_model_dir(model_dir: Path) -> CheckpointConfig:
@@ -22,13 +19,13 @@ def check_model_dir(model_dir: Path) -> CheckpointConfig:
     """
     _check_directory(model_dir)
     family = family_of(model_dir)
-    for names in required_files(family):
+    for names in family.required_files:
         present = [name for name in names if (model_dir / name).is_file()]
         if not present:
             raise CheckpointError(f"{model_dir} has no {names[0]}; {_advice(model_dir, family.repository)}")
         for name in present:
             check_whole(model_dir / name)
-    _check_json(model_dir / VOCABULARY)
+    _check_json(model_dir / family.text_directory / "vocab.json")
     return read_config(model_dir)
 
 
@@ -42,8 +39,7 @@ def _check_directory(model_dir: Path) -> None:
 
 
 def _advice(model_dir: Path, repository: str) -> str:
-    names = (name for family in FAMILIES for name in family.yaml_names)
-    inside = sorted(path.parent for name in names for path in model_dir.glob(f"*/{name}"))
+    inside = sorted(path.parent for name in YAML_NAMES for path in model_dir.glob(f"*/{name}"))
     if inside:
         return f"name the directory inside it: {inside[0]}"
     return f"complete the directory, or name that of {repository}."

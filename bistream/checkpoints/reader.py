@@ -19,12 +19,10 @@ from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.files import check_content, family_of
 from bistream.checkpoints.sizes import FLOWS, VOCODERS, language_model_config
 from bistream.errors import CheckpointError
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, MEL_FRAMES_PER_TOKEN, SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
     import torch
 
-QWEN_DIRECTORY = "CosyVoice-BlankEN"
 TRAINING_ENTRIES = ("epoch", "step")
 
 
@@ -119,7 +117,7 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
     family = family_of(model_dir)
     yaml_path = find_file(model_dir, *family.yaml_names)
     sections = read_yaml(yaml_path)
-    qwen_path = find_file(model_dir, f"{QWEN_DIRECTORY}/config.json")
+    qwen_path = find_file(model_dir, f"{family.text_directory}/config.json")
     try:
         qwen = json.loads(qwen_path.read_text(encoding="utf-8"))
         config = CheckpointConfig(
@@ -130,21 +128,22 @@ def read_config(model_dir: str | Path) -> CheckpointConfig:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{yaml_path.name} or {QWEN_DIRECTORY}/{qwen_path.name} could not be interpreted ({_one_line(error)}); "
+            f"{yaml_path.name} or {family.text_directory}/{qwen_path.name} could not be interpreted ({_one_line(error)}); "
             "restore them from the released model."
         ) from error
-    _check_fixed_sizes(yaml_path.name, sections["flow"], config)
+    _check_fixed_sizes(yaml_path.name, config)
     return config
 
 
-def _check_fixed_sizes(yaml_name: str, flow: Mapping[str, Any], config: CheckpointConfig) -> None:
-    """Of ``rates``: hops, joints and the wire count in them."""
+def _check_fixed_sizes(yaml_name: str, config: CheckpointConfig) -> None:
+    """Of the family's ``AudioFormat``: hops, joints and the wire count in them."""
+    flow, served_format = config.flow, config.family.audio_format
     rows = (
-        ("chunk_size", config.flow.chunk_place, config.flow.chunk_tokens, CHUNK_TOKENS),
-        ("pre_lookahead_len", "flow.pre_lookahead_len", config.flow.pre_lookahead_len, LOOKAHEAD_TOKENS),
-        ("sample_rate", "hift.sampling_rate", config.vocoder.sampling_rate, SAMPLE_RATE),
-        ("token_mel_ratio", "flow.token_mel_ratio", config.flow.token_mel_ratio, MEL_FRAMES_PER_TOKEN),
-        ("token_frame_rate", "flow.input_frame_rate", flow.get("input_frame_rate", SPEECH_TOKENS_PER_SECOND), SPEECH_TOKENS_PER_SECOND),
+        ("chunk_size", flow.chunk_place, flow.chunk_tokens, served_format.chunk_tokens),
+        ("pre_lookahead_len", "flow.pre_lookahead_len", flow.pre_lookahead_len, served_format.lookahead_tokens),
+        ("sample_rate", "hift.sampling_rate", config.vocoder.sampling_rate, served_format.sample_rate),
+        ("token_mel_ratio", "flow.token_mel_ratio", flow.token_mel_ratio, served_format.mel_frames_per_token),
+        ("token_frame_rate", "flow.input_frame_rate", flow.tokens_per_second, served_format.tokens_per_second),
     )
     for name, place, found, served in rows:
         if found != served:
@@ -192,7 +191,7 @@ def check_state_dict(file_name: str, state: Mapping[str, torch.Tensor], expected
         raise CheckpointError(f"{file_name} has the unexpected key {key} of shape {list(state[key].shape)} (expected: none); {_MISMATCH}")
 
 
-_MISMATCH = "use the yaml and CosyVoice-BlankEN/config.json that belong to these weights."
+_MISMATCH = "use the yaml and the config.json that belong to these weights."
 
 
 def _extra(state: Iterable[str], expected: Mapping[str, tuple[int, ...]]) -> list[str]:

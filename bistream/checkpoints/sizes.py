@@ -17,9 +17,10 @@ from bistream.checkpoints.config import (
     LanguageModelConfig,
     VocoderConfig,
 )
-from bistream.family import Family, FlowKind, VocoderKind
+from bistream.families.family import Family, FlowKind, VocoderKind
 
 MOST_SOLVER_STEPS = 100
+_FLOW_KEYS = ("vocab_size", "input_size", "output_size", "spk_embed_dim", "pre_lookahead_len", "token_mel_ratio")
 
 
 def _pick(section: Mapping[str, Any], *names: str, **renamed: str) -> dict[str, Any]:
@@ -48,7 +49,15 @@ def language_model_config(llm: Mapping[str, Any], qwen: Mapping[str, Any], famil
     )
     sampling = _pick(llm.get("sampling", {}), "top_p", "top_k", "win_size", "tau_r")
     own = _pick(llm, "speech_token_size", "mix_ratio")
-    config = LanguageModelConfig(**body, **sampling, **own, rows=family.rows, head_has_bias=family.head_has_bias)
+    config = LanguageModelConfig(
+        **body,
+        **sampling,
+        **own,
+        rows=family.rows,
+        blocks=family.blocks,
+        tokens_per_second=family.audio_format.tokens_per_second,
+        head_has_bias=family.head_has_bias,
+    )
     return config if head is None else replace(config, text_position_head=_head(head, config))
 
 
@@ -90,7 +99,7 @@ def _flow_config(flow: Mapping[str, Any]) -> FlowConfig:
     return FlowConfig(
         encoder=encoder,
         estimator=estimator,
-        **_pick(flow, "vocab_size", "input_size", "output_size", "spk_embed_dim", "pre_lookahead_len", "token_mel_ratio"),
+        **_pick(flow, *_FLOW_KEYS, tokens_per_second="input_frame_rate"),
         **_pick(cfm, "inference_cfg_rate"),
         n_timesteps=_solver_steps(cfm.get("n_timesteps", FlowConfig.n_timesteps)),
     )
@@ -101,7 +110,7 @@ def _dit_flow_config(flow: Mapping[str, Any]) -> DitFlowConfig:
     cfm = flow["decoder"].get("cfm_params", {}).get("content", {})
     return DitFlowConfig(
         dit=DitConfig(**estimator),
-        **_pick(flow, "vocab_size", "input_size", "output_size", "spk_embed_dim", "pre_lookahead_len", "token_mel_ratio"),
+        **_pick(flow, *_FLOW_KEYS, tokens_per_second="input_frame_rate"),
         **_pick(flow.get("pre_lookahead_layer", {}), lookahead_channels="channels"),
         **_pick(cfm, "inference_cfg_rate"),
         n_timesteps=_solver_steps(cfm.get("n_timesteps", FlowConfig.n_timesteps)),

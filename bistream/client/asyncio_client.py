@@ -30,10 +30,10 @@ from bistream.client.messages import RequestMessages, Result
 from bistream.client.opening import SessionStarts
 from bistream.client.server_errors import SlowReaderError, server_error
 from bistream.client.translation import call_error
+from bistream.contract.audio import UPSTREAM_SAMPLE_RATE, sample_rate_of
 from bistream.contract.codec import to_bytes
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import CancelledError, EngineError
-from bistream.rates import SAMPLE_RATE
 
 _CLOSED = "The session is over; start another one for more text."
 
@@ -60,6 +60,7 @@ class AsyncBistreamClient(SessionStarts["AsyncClientSession"]):
         self.max_unread_s = max_unread_s
         self.known_voices = KnownVoices() if sends_hashes else None
         self.channels = Channels(address, security, keeps_channel)
+        self.told_sample_rate: int | None = None  # None: not asked yet
 
     def channel(self) -> grpc.aio.Channel:
         """One of the shared ones where they are kept, else a new one. Call it in the event loop. Raises ``OSError`` where a file of the
@@ -69,6 +70,14 @@ class AsyncBistreamClient(SessionStarts["AsyncClientSession"]):
     async def ask(self, method: str, request: Any, response_type: Any, timeout_s: float) -> Any:
         """A call of the server with one question: its first answer. Raises ``BistreamError``, ``ConnectionError`` and ``TimeoutError``."""
         return await self.channels.ask(method, request, response_type, timeout_s)
+
+    async def sample_rate(self) -> int:
+        """Samples per second of the server's audio, which it is asked once. Raises as ``ask`` does, and ``ValueError``."""
+        if self.told_sample_rate is None:
+            question = service_pb2.ModelConfigRequest(name=self.model_name)
+            config = (await self.ask("ModelConfig", question, service_pb2.ModelConfigResponse, self.silence_timeout_s)).config
+            self.told_sample_rate = sample_rate_of({name: parameter.string_value for name, parameter in config.parameters.items()})
+        return self.told_sample_rate
 
     async def close(self) -> None:
         """The shared connections, with all their sessions. Idempotent."""
@@ -178,7 +187,7 @@ class AsyncClientSession:
         self._chunks.append(chunk)
         self._unread += len(chunk.waveform)
         limit_s = self._client.max_unread_s
-        if limit_s is not None and self._unread > limit_s * SAMPLE_RATE:
+        if limit_s is not None and self._unread > limit_s * (self._client.told_sample_rate or UPSTREAM_SAMPLE_RATE):
             self._chunks.clear()
             self._give_up(SlowReaderError(f"More than {limit_s:g} s of audio were left unread; read it as it comes."))
 

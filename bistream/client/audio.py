@@ -17,7 +17,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from bistream.audio.resample import resample
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE, UPSTREAM_SAMPLE_RATE
 
 INT16_MAX = 32767
 FORMATS = ("wav", "pcm")
@@ -101,7 +101,12 @@ def _too_long(path: str | Path) -> ValueError:
 
 
 class AudioWriter(ABC):
-    """Takes 24 kHz mono audio as it arrives; a file is made with the first sample, so that a refused request changes nothing."""
+    """Takes mono audio as it arrives; a file is made with the first sample, so that a refused request changes nothing.
+
+    sample_rate: of the audio, known by the first sample.
+    """
+
+    sample_rate: int = UPSTREAM_SAMPLE_RATE
 
     @abstractmethod
     def write(self, waveform: NDArray[np.float32]) -> None:
@@ -132,7 +137,7 @@ class WavWriter(AudioWriter):
                 return
             self._file = open(self._path, "wb")
             self._wave = wave.open(self._file, "wb")
-            _describe(self._wave)
+            _describe(self._wave, self.sample_rate)
         self._wave.writeframes(pcm16(waveform))  # corrects the sizes in the header
         self._file.flush()
 
@@ -147,11 +152,12 @@ class StreamWriter(AudioWriter):
 
     def __init__(self, stream: BinaryIO, has_header: bool) -> None:
         self._stream = stream
-        self._header = _header_of_unknown_length() if has_header else b""
+        self._needs_header = has_header
 
     def write(self, waveform: NDArray[np.float32]) -> None:
         if len(waveform):
-            header, self._header = self._header, b""
+            header = _header_of_unknown_length(self.sample_rate) if self._needs_header else b""
+            self._needs_header = False
             self._stream.write(header + pcm16(waveform))
             self._stream.flush()
 
@@ -199,17 +205,17 @@ def pcm16(waveform: NDArray[np.float32]) -> bytes:
     return samples
 
 
-def _describe(target: wave.Wave_write) -> None:
+def _describe(target: wave.Wave_write, sample_rate: int) -> None:
     target.setnchannels(1)
     target.setsampwidth(2)
-    target.setframerate(SAMPLE_RATE)
+    target.setframerate(sample_rate)
 
 
-def _header_of_unknown_length() -> bytes:
+def _header_of_unknown_length(sample_rate: int) -> bytes:
     """Players read to the end of the stream where both sizes, four bytes each, are the largest number."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as header:
-        _describe(header)
+        _describe(header, sample_rate)
     data = bytearray(buffer.getvalue())
     data[4:8] = data[-4:] = b"\xff\xff\xff\xff"
     return bytes(data)

@@ -5,7 +5,7 @@
         session.push_text("Hello ")          # from any thread, while another one plays
         session.end_text("world.")
         for chunk in session:
-            play(chunk.waveform)             # float32, 24 kHz
+            play(chunk.waveform)             # float32, at client.sample_rate
 
 The client sends the hash of a recording that the server has heard; where the server has forgotten it, the recording goes after all, unseen.
 Errors of the server are raised as classes of ``bistream.errors``; an unreachable or lost server raises ``ConnectionError``.
@@ -25,9 +25,11 @@ from tritonclient.utils import InferenceServerException
 
 from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.exchange import Chunk, Heard, Request, SessionExchange
+from bistream.client.inquiry import GrpcInquiry, parameters_of
 from bistream.client.known_voices import KnownVoices
 from bistream.client.opening import SessionStarts
 from bistream.client.translation import infer_input, stream_error
+from bistream.contract.audio import sample_rate_of
 from bistream.contract.codec import to_bytes
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, CancelledError
@@ -59,7 +61,16 @@ class BistreamClient(SessionStarts["ClientSession"]):
         self.known_voices = KnownVoices() if sends_hashes else None
         self._keeps_connections = keeps_connections
         self._lock = threading.Lock()
+        self._sample_rate: int | None = None
         self._idle: list[triton.InferenceServerClient] = []
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of the server's audio, which it is asked once. Raises ``BistreamError`` and ``ConnectionError``."""
+        if self._sample_rate is None:
+            inquiry = GrpcInquiry(self.address, self.security, self.silence_timeout_s)
+            self._sample_rate = sample_rate_of(parameters_of(inquiry.config(self.model_name)))
+        return self._sample_rate
 
     def close(self) -> None:
         """Close the connections that are kept; sessions that run go on. Idempotent."""
@@ -123,6 +134,11 @@ class ClientSession:
         thread.join()
         for failure in failures:
             raise failure
+
+    @property
+    def sample_rate(self) -> int:
+        """As of the client."""
+        return self._client.sample_rate
 
     @property
     def started_at(self) -> float:

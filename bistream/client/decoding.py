@@ -13,7 +13,7 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
-from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 
 MAX_CHANNELS = 8
 MAX_SOURCE_RATE = 192_000

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.client.known_voices import KnownVoices, is_refusal_of_hash
+from bistream.contract.audio import SILENCE_S
 from bistream.contract.fields import SESSION_SECRET_PARAMETER
 from bistream.errors import CancelledError, UnknownSessionError, UnknownVoiceError
-from bistream.rates import SAMPLE_RATE, SILENCE_S
 
 _RECORDING = ("reference_wav", "reference_wav_len", "reference_text")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """waveform: float32 [N], 24 kHz mono; arrived_at: ``time.monotonic()`` on arrival.
+    """waveform: float32 [N], mono at the client's ``sample_rate``; arrived_at: ``time.monotonic()`` on arrival.
 
     At the end of the chunk, in characters of the text: text_consumed is certainly spoken; text_position estimates where the voice is.
     """
@@ -35,9 +35,9 @@ class Chunk:
     text_position: int | None = None  # of a server that tells
 
 
-def silent_chunk(text_consumed: int) -> Chunk:
+def silent_chunk(text_consumed: int, sample_rate: int) -> Chunk:
     """In place of audio of a server, for a text without anything to speak."""
-    return Chunk(np.zeros(round(SILENCE_S * SAMPLE_RATE), np.float32), 0, text_consumed, 0.0)
+    return Chunk(np.zeros(round(SILENCE_S * sample_rate), np.float32), 0, text_consumed, 0.0)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from bistream.client.exit_codes import EXIT_OK
-from bistream.client.inquiry import MODELS, Inquiry, ask, show
+from bistream.client.inquiry import MODELS, Inquiry, ask, parameters_of, show
+from bistream.contract.audio import sample_rate_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,6 +30,7 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
         print(f"model family: {found['model_family']}")
     if found["languages"]:
         print(f"languages: {', '.join(found['languages'])}")
+    print(f"sample rate: {found['sample_rate']} Hz")
     if found["can_be_instructed"] is not None:
         print(f"takes instructions: {'yes' if found['can_be_instructed'] else 'no'}")
     for name, model in found["models"].items():
@@ -41,13 +43,13 @@ def _answer(server: Inquiry, options: argparse.Namespace) -> int:
 
 def _checkpoint(server: Inquiry, names: list[str]) -> dict[str, Any]:
     """model_family, can_be_instructed: None where no model is ready, and from a server that does not say it; languages: empty, then and
-    where no restriction is known."""
-    parameters = server.config(names[0]).get("parameters", {}) if names else {}
-    told = {name: parameter.get("string_value", "") for name, parameter in parameters.items()}
+    where no restriction is known; sample_rate: upstream's, likewise."""
+    told = parameters_of(server.config(names[0])) if names else {}
     return {
         "model_family": told.get("model_family"),
         "languages": [code for code in told.get("languages", "").split(",") if code],
         "can_be_instructed": told["can_be_instructed"] == "true" if "can_be_instructed" in told else None,
+        "sample_rate": sample_rate_of(told),
     }
 
 

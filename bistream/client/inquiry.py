@@ -44,6 +44,11 @@ class Inquiry(Protocol):
     def statistics(self, model: str) -> dict[str, Any]: ...
 
 
+def parameters_of(config: dict[str, Any]) -> dict[str, str]:
+    """Of a model's configuration."""
+    return {name: parameter.get("string_value", "") for name, parameter in config.get("parameters", {}).items()}
+
+
 class GrpcInquiry:
     def __init__(self, address: str, security: ClientSecurity, timeout_s: float) -> None:
         self._address = address
@@ -64,7 +69,7 @@ class GrpcInquiry:
         return dict(self._ask(self._connection.get_model_metadata, model, as_json=True))
 
     def config(self, model: str) -> dict[str, Any]:
-        return dict(self._ask(self._connection.get_model_config, model, as_json=True)["config"])
+        return dict(self._ask(self._connection.get_model_config, model, as_json=True).get("config", {}))
 
     def statistics(self, model: str) -> dict[str, Any]:
         return dict(self._ask(self._connection.get_inference_statistics, model, as_json=True))

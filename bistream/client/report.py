@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bistream.rates import SAMPLE_RATE
+from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class SessionReport:
     session_id: str
     chunks: list[ChunkRecord]
     text_ended_s: float | None = None
+    sample_rate: int = UPSTREAM_SAMPLE_RATE
     wall_s: float = 0.0
     error: str | None = None
 
@@ -62,7 +63,7 @@ class SessionReport:
             "audio_began_before_text_ended": self.audio_began_before_text_ended,
             "underruns": len(gaps),
             "underrun_s": _rounded(sum(gaps, 0.0)),
-            "sample_rate": SAMPLE_RATE,
+            "sample_rate": self.sample_rate,
             "chunks": [{key: _rounded(value) for key, value in asdict(chunk).items()} for chunk in self.chunks],
         }
 

@@ -29,7 +29,6 @@ from bistream.client.report import ChunkRecord, SessionReport
 from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.errors import BistreamError, EngineError
-from bistream.rates import SAMPLE_RATE
 
 STDIN_READ_BYTES = 4096
 Work = Callable[[argparse.Namespace, Any, AudioWriter, SessionReport], None]  # options, recording of the voice, output, report
@@ -86,7 +85,7 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, default="wav", help="wav, or pcm: samples of 16 bit alone (default: %(default)s)")
     parser.add_argument("--server", default="localhost:8001", metavar="HOST:PORT", help="gRPC address (default: %(default)s)")
-    parser.add_argument("--model-name", default="cosyvoice2_bistream", help="default: %(default)s")
+    parser.add_argument("--model-name", default=COSYVOICE2_BISTREAM.name, help="default: %(default)s")
     parser.add_argument("--session-id", help="default: a random one")
     parser.add_argument("--silence-timeout", type=float, default=60.0, metavar="SECONDS", help="give up after this long without a response")
     parser.add_argument("--json", action="store_true", help="print a summary as one JSON line on the standard output")
@@ -140,9 +139,10 @@ def receive(session: ClientSession, output: AudioWriter, report: SessionReport, 
     report.session_id = session.session_id
     try:
         for chunk in session:
+            output.sample_rate = report.sample_rate = session.sample_rate
             output.write(chunk.waveform)
             arrived_s = chunk.arrived_at - session.started_at
-            report.chunks.append(ChunkRecord(arrived_s, chunk.waveform.size / SAMPLE_RATE, chunk.text_consumed))
+            report.chunks.append(ChunkRecord(arrived_s, chunk.waveform.size / report.sample_rate, chunk.text_consumed))
             if shows_progress:
                 print(f"\r{report.audio_s:7.2f} s of audio, {arrived_s:7.2f} s", end="", file=sys.stderr, flush=True)
         if not report.chunks:

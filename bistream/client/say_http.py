@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 from bistream.client.audio import WavWriter, read_reference
 from bistream.client.connection import INSECURE, ClientSecurity, add_security_arguments, security_of
 from bistream.client.exit_codes import EXIT_CONNECTION, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, EXIT_USAGE, fail
+from bistream.client.inquiry import HttpInquiry, parameters_of
 from bistream.client.opening import START_ARGUMENTS
 from bistream.client.server_errors import WrongCallError, server_error
 from bistream.client.translation import no_answer
 from bistream.client.voice_options import GENERATION_OPTIONS, add_cross_lingual, add_options, check_voice, given_inputs, refusal
+from bistream.contract.audio import sample_rate_of
 from bistream.contract.fields import COSYVOICE2, Field
 from bistream.errors import BistreamError, InvalidInputError
 
@@ -57,7 +59,7 @@ def _input(field: Field, value: Any) -> dict[str, Any]:
 
 
 def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, security: ClientSecurity = INSECURE) -> NDArray[np.float32]:
-    """float32 [N], 24 kHz. Raises ``BistreamError`` and ``ConnectionError``."""
+    """float32 [N]. Raises ``BistreamError`` and ``ConnectionError``."""
     base = server if "://" in server else f"{'https' if security.tls else 'http'}://{server}"
     request = urllib.request.Request(
         f"{base}/v2/models/{model_name}/infer?request_id=0", data=body, headers={"Content-Type": "application/json"}, method="POST"
@@ -77,6 +79,11 @@ def synthesize(server: str, model_name: str, body: bytes, timeout_s: float, secu
         return np.asarray(outputs["waveform"], dtype=np.float32).reshape(-1)
     except (KeyError, TypeError, ValueError):
         raise no_answer(base, "its answer has no waveform") from None
+
+
+def sample_rate(server: str, model_name: str, timeout_s: float, security: ClientSecurity = INSECURE) -> int:
+    """Of the server's audio. Raises as ``synthesize`` does, and ``ValueError``."""
+    return sample_rate_of(parameters_of(HttpInquiry(server, security, timeout_s).config(model_name)))
 
 
 def _refusal(error: urllib.error.HTTPError) -> BistreamError:
@@ -119,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         waveform = synthesize(options.server, options.model_name, body, options.timeout, security)
         with WavWriter(options.output) as wav:
+            wav.sample_rate = sample_rate(options.server, options.model_name, options.timeout, security)
             wav.write(waveform)
     except BistreamError as error:
         return fail(refusal(error), EXIT_SERVER)

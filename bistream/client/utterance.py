@@ -3,7 +3,7 @@
     utterance = Utterance(client, Speaker(speaker_id="anna"))
     asyncio.create_task(feed(utterance))     # await utterance.push_text("Hel"); ...; await utterance.end_text()
     async for spoken in utterance:
-        play(spoken.waveform)                # float32, 24 kHz
+        play(spoken.waveform)                # float32, at await client.sample_rate()
 
 ``segments.py`` says where a session ends and the next one begins. Text that is there as a whole when its session begins is sent as a
 whole. Belongs to one event loop.
@@ -25,6 +25,7 @@ from bistream.client.exchange import Chunk, Heard, silent_chunk
 from bistream.client.pause_timer import PauseTimer
 from bistream.client.segments import Segment, Segments
 from bistream.client.speaker import Speaker
+from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 from bistream.errors import BistreamError, CancelledError
 
 CANCEL_TIMEOUT_S = 0.5  # for the server's answer to a cancel; the stream is closed in any case
@@ -34,7 +35,7 @@ _OVER = "The utterance is over; start another one for more text."
 
 @dataclass(frozen=True)
 class Spoken:
-    """waveform: float32 [N], 24 kHz mono. At its end, in characters of the utterance: text_consumed is certainly spoken, text_position
+    """waveform: float32 [N], mono. At its end, in characters of the utterance: text_consumed is certainly spoken, text_position
     estimates where the voice is (where a server does not tell it: the same number)."""
 
     waveform: NDArray[np.float32]
@@ -141,7 +142,7 @@ class Utterance:
                     yield Spoken(chunk.waveform, segment.place_of(chunk.text_consumed), segment.place_of(position))
             self._segments.pop()
         if self.text and not self._has_spoken:  # blanks
-            yield Spoken(silent_chunk(0).waveform, len(self.text), len(self.text))
+            yield Spoken(self._silence(0).waveform, len(self.text), len(self.text))
 
     async def _next_segment(self) -> Segment[AsyncClientSession] | None:
         """The oldest one, once it can be spoken or has ended; None: all is spoken."""
@@ -157,7 +158,7 @@ class Utterance:
         """Again where nothing was heard of it, as ``Pacing`` says."""
         if segment.is_silence:
             if segment.text.strip():
-                yield silent_chunk(len(segment.text))
+                yield self._silence(len(segment.text))
             return
         waits_s = iter(self._pacing.retry_waits_s if self._has_spoken or self._pacing.retries_first else ())
         is_heard = False
@@ -177,6 +178,10 @@ class Utterance:
                 wait_s = max(wait_s, retry_after_s(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), wait_s)
+
+    def _silence(self, text_consumed: int) -> Chunk:
+        """A little shorter or longer where the server's rate is not known yet."""
+        return silent_chunk(text_consumed, self._client.told_sample_rate or UPSTREAM_SAMPLE_RATE)
 
     async def _speak_once(self, segment: Segment[AsyncClientSession]) -> AsyncGenerator[Chunk, None]:
         if self._closed.is_set():

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bistream.client.exchange import Chunk
-from bistream.rates import SAMPLE_RATE
 
 # A character of a script without spaces between words counts as one: Chinese, Japanese.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
@@ -24,16 +23,17 @@ class WordTime:
     end_s: float
 
 
-def word_times(text: str, chunks: Iterable[Chunk]) -> list[WordTime]:
+def word_times(text: str, chunks: Iterable[Chunk], sample_rate: int) -> list[WordTime]:
     """The words of ``text``, all of the session's, that have begun by the end of ``chunks``, all since its first one.
 
-    Between two positions the time is proportional to the characters. Empty for chunks of a server that tells no positions.
+    Between two positions the time is proportional to the characters. Empty for chunks of a server that tells no positions. sample_rate:
+    of the client.
     """
     seconds, positions = [0.0], [0]
     for chunk in chunks:
         if chunk.text_position is None:
             return []
-        seconds.append(seconds[-1] + chunk.waveform.size / SAMPLE_RATE)
+        seconds.append(seconds[-1] + chunk.waveform.size / sample_rate)
         positions.append(max(positions[-1], chunk.text_position))
     # Where the position stands still the last of the equal ones counts: what follows is spoken after it.
     ends = [index for index in range(len(positions)) if index + 1 == len(positions) or positions[index + 1] > positions[index]]

@@ -9,14 +9,14 @@ import onnx
 
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.checkpoints.download import check_directory
-from bistream.checkpoints.listing import DownloadError, required_files
+from bistream.checkpoints.listing import DownloadError
 from bistream.checkpoints.model_card import read_model_card
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.checkpoints.reader import check_state_dict, load_state_dict
-from bistream.checkpoints.released import RELEASED, compare
+from bistream.checkpoints.released import compare
 from bistream.commands.waiting import Waiting
 from bistream.errors import CheckpointError
-from bistream.family import Family
+from bistream.families.family import Family
 from bistream.mel2wav import weights as vocoder
 from bistream.mel2wav.factory import expected_shapes as vocoder_shapes
 from bistream.text2token import weights as language_model
@@ -34,7 +34,7 @@ def describe(model_dir: Path) -> Iterator[str]:
         yield f"what it is: {card.title}"
     yield f"languages: {', '.join(sorted(card.languages)) or 'those of the release'}"
     yield f"instructions (instruct_text): {'understood' if card.can_be_instructed else 'not understood'}"
-    for names in required_files(sizes.family):
+    for names in sizes.family.required_files:
         path = next(model_dir / name for name in names if (model_dir / name).is_file())
         yield f"{path.relative_to(model_dir).as_posix():36}{path.stat().st_size:>16,} bytes"
     yield f"checksums: {_checksums(model_dir, sizes.family, is_own=bool(card.title))}"
@@ -54,8 +54,8 @@ def _checksums(model_dir: Path, family: Family, is_own: bool) -> str:
             return f"all as recorded, of {recorded['repo_id']} at {recorded['commit']}"
         if is_own:
             return "none to compare with, for it is no release"
-        found = compare(model_dir, RELEASED[family.name], lambda name: waiting.goes_on(f"checksum of {name}"))
-    release = f"{found.release.repo_id} at {found.release.commit[:7]}"
+        found = compare(model_dir, family.release, lambda name: waiting.goes_on(f"checksum of {name}"))
+    release = f"{found.release.repo_id()} at {found.release.commit[:7]}"
     if not found.different:
         return f"all files are those of {release}"
     others = f"{', '.join(found.equal)} are" if found.equal else "no file is"

@@ -33,7 +33,6 @@ from bistream.errors import BistreamError, EngineError, InvalidInputError
 from bistream.gpu.device import resolve_device
 from bistream.gpu.fidelity import Fidelity
 from bistream.keeper.golden import SEED, TEXT, TRANSCRIPT, audio_fault
-from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token import fidelity as language_model
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
@@ -131,8 +130,9 @@ def run(options: argparse.Namespace) -> None:
     config = RuntimeConfig(model_dir=str(options.model_dir), device=options.device)
     resolve_device(config.device)
     examined = examine(config, options.dtype, options.text)
-    seconds = len(examined.waveform) / SAMPLE_RATE
-    print(f"spoke {options.text!r}: {seconds:.2f} s, {seconds * SPEECH_TOKENS_PER_SECOND:.0f} speech tokens, in float32")
+    audio_format = family_of(config.model_dir).audio_format
+    seconds = len(examined.waveform) / audio_format.sample_rate
+    print(f"spoke {options.text!r}: {seconds:.2f} s, {seconds * audio_format.tokens_per_second:.0f} speech tokens, in float32")
     if (fault := audio_fault(examined.waveform)) is not None:
         raise EngineError(f"In float32 the audio {fault}, so the weights are not those of a speech model; restore them.")
     for fidelity in examined.fidelities:
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> None:
             print(f"  -> on a GPU the server computes {fidelity.stage} in float32 where its setting dtype is auto")
     if options.output is not None:
         try:
-            soundfile.write(options.output, examined.waveform, SAMPLE_RATE)
+            soundfile.write(options.output, examined.waveform, audio_format.sample_rate)
         except (OSError, soundfile.LibsndfileError) as error:
             raise InvalidInputError(f"{options.output} cannot be written ({error}); choose another --output.") from None
 

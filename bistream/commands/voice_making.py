@@ -10,14 +10,14 @@ from pathlib import Path
 from tokenizers import decoders
 
 from bistream.checkpoints.files import family_of
-from bistream.checkpoints.reader import QWEN_DIRECTORY, find_file, read_config
+from bistream.checkpoints.reader import find_file, read_config
 from bistream.client import audio
 from bistream.commands.recording_advice import advice
 from bistream.commands.waiting import Waiting
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.checks import check_speaker_id
 from bistream.errors import InvalidInputError
-from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.text.tokenizer import TextTokenizer
 from bistream.token2mel.checks import check_prompt
 from bistream.types import FloatArray, VoicePrompt
@@ -79,7 +79,8 @@ def read_recording(path: Path) -> FloatArray:
 
 def text_decoder(model_dir: Path) -> Callable[[Sequence[int]], str]:
     """Text ids to text, with the tokenizer of the model directory."""
-    symbols: dict[str, int] = json.loads(find_file(model_dir, f"{QWEN_DIRECTORY}/vocab.json").read_text(encoding="utf-8"))
+    vocabulary = find_file(model_dir, f"{family_of(model_dir).text_directory}/vocab.json")
+    symbols: dict[str, int] = json.loads(vocabulary.read_text(encoding="utf-8"))
     by_id = {index: symbol for symbol, index in (symbols | TextTokenizer.from_model_dir(model_dir).special_tokens).items()}
     byte_level = decoders.ByteLevel()
     return lambda ids: str(byte_level.decode([by_id[index] for index in ids]))

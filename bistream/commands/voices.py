@@ -16,10 +16,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from bistream.checkpoints.files import family_of
 from bistream.client.connection import add_security_arguments, security_of
 from bistream.client.inquiry import GrpcInquiry
 from bistream.errors import BistreamError
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.voice.registry import VoiceRegistry
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -89,15 +89,15 @@ def _add(options: argparse.Namespace, registry: VoiceRegistry) -> None:
         add_recording(options.model_dir, registry, options.speaker_id, recording, lambda sentence: _warn(recording.path, sentence))
         speaker_ids = [options.speaker_id]
     for speaker_id in speaker_ids:
-        print(f"{speaker_id}: {_seconds(registry, speaker_id):.2f} s of prompt in {options.voices_dir}")
+        print(f"{speaker_id}: {_seconds(registry, speaker_id, options.model_dir):.2f} s of prompt in {options.voices_dir}")
 
 
 def _warn(path: Path, sentence: str) -> None:
     print(f"warning: {path}: {sentence}", file=sys.stderr)
 
 
-def _seconds(registry: VoiceRegistry, speaker_id: str) -> float:
-    return registry.recorded(speaker_id)[1] / SPEECH_TOKENS_PER_SECOND
+def _seconds(registry: VoiceRegistry, speaker_id: str, model_dir: Path | None) -> float:
+    return registry.recorded(speaker_id)[1] / family_of(model_dir or "").audio_format.tokens_per_second
 
 
 def _open(options: argparse.Namespace) -> VoiceRegistry:
@@ -114,7 +114,7 @@ def _list(options: argparse.Namespace, registry: VoiceRegistry) -> None:
         print(f"no voice is registered in {options.voices_dir}; add one with: bistream voices add", file=sys.stderr)
     for speaker_id in speaker_ids:
         try:
-            print(f"{speaker_id}: {_seconds(registry, speaker_id):.2f} s, {registry.recorded(speaker_id)[0]!r}")
+            print(f"{speaker_id}: {_seconds(registry, speaker_id, options.model_dir):.2f} s, {registry.recorded(speaker_id)[0]!r}")
         except BistreamError as error:
             print(f"{speaker_id}: {error.sentence}")
 

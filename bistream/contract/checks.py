@@ -8,7 +8,6 @@ import math
 import re
 
 from bistream.errors import InvalidInputError
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 
 SESSION_ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 SPEAKER_ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")  # of a voice that is registered: the name of a file
@@ -92,10 +91,10 @@ def is_instruction(text: str | None) -> bool:
     return text is not None and text.strip().lower() not in NO_INSTRUCTIONS
 
 
-def check_offline_length(tokens: int, max_offline_tokens: int) -> None:
+def check_offline_length(tokens: int, max_offline_tokens: int, tokens_per_second: float) -> None:
     """tokens: speech tokens of an utterance that is rendered as a whole."""
     if tokens > max_offline_tokens:
-        seconds = max_offline_tokens / SPEECH_TOKENS_PER_SECOND
+        seconds = max_offline_tokens / tokens_per_second
         raise InvalidInputError(
             f"The speech is longer than {seconds:g} s, too long to be rendered as a whole; split the text or stream it."
         )

@@ -243,8 +243,14 @@ INPUTS = (
 )
 
 OUTPUTS = (
-    Field("waveform", "FP32", (_DOOR,), "24 kHz mono in [-0.99, 0.99]; play the chunks one after another, no cross-fade needed", _WAVE),
-    Field("waveform", "FP32", ("cosyvoice2", _WAV), "24 kHz mono in [-0.99, 0.99]", _VECTOR),
+    Field(
+        "waveform",
+        "FP32",
+        (_DOOR,),
+        "mono in [-0.99, 0.99], at the model's `sample_rate`; play chunk after chunk, no cross-fade needed",
+        _WAVE,
+    ),
+    Field("waveform", "FP32", ("cosyvoice2", _WAV), "mono in [-0.99, 0.99], at the model's `sample_rate`", _VECTOR),
     Field("sequence_number", "INT32", (_DOOR,), "0, 1, 2, ..."),
     Field("speech_token_ids", "INT32", (_LM,), "further speech tokens", _VECTOR),
     Field("is_final", "BOOL", (_LM,), "the last message of the session"),

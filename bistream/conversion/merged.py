@@ -25,7 +25,7 @@ from bistream.conversion.records import PARTIAL_SUFFIX
 from bistream.conversion.tokenizer_files import write_tokenizer_files
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.errors import CheckpointError
-from bistream.family import Family
+from bistream.families.family import Family
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.tensorrt_llm.merged_ids import HEAD_BIAS, WEIGHTS
 from bistream.text2token.weights import BODY, FILE_NAME, expected_shapes

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from bistream.checkpoints.reader import QWEN_DIRECTORY
+from bistream.checkpoints.files import family_of
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.text.tokenizer import TextTokenizer, make_pre_tokenizer
 
@@ -26,7 +26,7 @@ def write_tokenizer_files(model_dir: Path, vocabulary: MergedVocabulary, out: Pa
 
     Raises ``CheckpointError`` for a tokenizer of ``model_dir`` that is missing or damaged.
     """
-    source = model_dir / QWEN_DIRECTORY
+    source = model_dir / family_of(model_dir).text_directory
     text = TextTokenizer.from_model_dir(model_dir)
     for name in ("vocab.json", "merges.txt"):
         shutil.copyfile(source / name, out / name)

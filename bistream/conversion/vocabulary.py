@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bistream.family import SpeechIds, SpeechRows
+from bistream.families.family import SpeechIds, SpeechRows
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds
 

@@ -33,19 +33,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
-from bistream.rates import (
-    CHUNK_TOKENS,
-    LOOKAHEAD_TOKENS,
-    MEL_FRAMES_PER_TOKEN,
-    SPEECH_BLOCK_TOKENS,
-    SPEECH_TOKENS_PER_SECOND,
-    VOCODER_OVERLAP_FRAMES,
-)
+from bistream.families.audio_format import AudioFormat
+from bistream.families.family import BlockLayout
 
 _INSTANT_S = 1e-6  # step just past a threshold
 _TOKENS_PER_CHUNK = 50
 _AUDIO_PER_CHUNK_S = 1.0  # of a listener, for each chunk that could go out, before its hop waits no longer for another one
-_WITHHELD_TOKENS = VOCODER_OVERLAP_FRAMES // MEL_FRAMES_PER_TOKEN  # of a hop, heard with the next one
 
 
 @dataclass(frozen=True)
@@ -80,19 +73,16 @@ class HopProgress:
     def pending_tokens(self) -> int:
         return self.received_tokens - self.sent_tokens
 
-    @property
-    def spoken_tokens(self) -> int:
-        """Tokens in hops, without the lookahead: the last boundary."""
-        return max(0, self.sent_tokens - LOOKAHEAD_TOKENS)
-
 
 @dataclass(frozen=True)
 class HopPolicy:
-    """Settings of the rules above. Token counts exclude the lookahead.
+    """Settings of the rules above, and the family's numbers in them. Token counts exclude the lookahead.
 
     first_latency_s: assumed for the first hop, which the session has not measured yet.
     """
 
+    audio_format: AudioFormat
+    blocks: BlockLayout
     first_hop_tokens: int = RuntimeConfig.first_hop_tokens
     min_first_hop_tokens: int = 9
     min_hop_tokens: int = 5
@@ -119,7 +109,7 @@ class HopPolicy:
 
     def has_first_tokens(self, progress: HopProgress) -> bool:
         """Whether the tokens of the first hop are there."""
-        return progress.received_tokens >= self._first_boundary(progress) + LOOKAHEAD_TOKENS
+        return progress.received_tokens >= self._first_boundary(progress) + self.audio_format.lookahead_tokens
 
     def is_final(self, progress: HopProgress, count: int) -> bool:
         """Whether a hop of ``count`` tokens is the last one. Not on a boundary, even where no token is left: whether the end is known
@@ -140,37 +130,47 @@ class HopPolicy:
         """Tokens still missing for the next hop; a chunk if there are enough already, as nothing waits for more."""
         missing = self._target(progress) - progress.pending_tokens
         if progress.chunks_join:
-            missing = min(missing, CHUNK_TOKENS)  # it may go out without the others
-        return missing if missing > 0 else CHUNK_TOKENS
+            missing = min(missing, self.audio_format.chunk_tokens)  # it may go out without the others
+        return missing if missing > 0 else self.audio_format.chunk_tokens
+
+    @property
+    def _withheld_tokens(self) -> int:
+        """Of a hop, heard with the next one."""
+        return self.audio_format.vocoder_overlap_frames // self.audio_format.mel_frames_per_token
+
+    def _spoken_tokens(self, progress: HopProgress) -> int:
+        """Tokens in hops, without the lookahead: the last boundary."""
+        return max(0, progress.sent_tokens - self.audio_format.lookahead_tokens)
 
     def _target(self, progress: HopProgress) -> int:
         """Tokens of the hop to the next boundary."""
-        return self._boundary(progress) + LOOKAHEAD_TOKENS - progress.sent_tokens
+        return self._boundary(progress) + self.audio_format.lookahead_tokens - progress.sent_tokens
 
     def _boundary(self, progress: HopProgress) -> int:
         """The next one, in spoken tokens."""
-        first, spoken = self._first_boundary(progress), progress.spoken_tokens
+        first, spoken = self._first_boundary(progress), self._spoken_tokens(progress)
         if progress.sent_tokens == 0:
             return first
         position = progress.prompt_tokens + spoken
-        grid = (-(-(position + self.min_hop_tokens) // CHUNK_TOKENS) + self._more_chunks(progress)) * CHUNK_TOKENS - progress.prompt_tokens
-        return min(grid, first + SPEECH_BLOCK_TOKENS) if spoken == first else grid
+        chunk = self.audio_format.chunk_tokens
+        grid = (-(-(position + self.min_hop_tokens) // chunk) + self._more_chunks(progress)) * chunk - progress.prompt_tokens
+        return min(grid, first + self.blocks.speech_tokens) if spoken == first else grid
 
     def _more_chunks(self, progress: HopProgress) -> int:
         """Beyond the first one of a hop. None in the second hop, which follows rule 2 however long the first one was."""
-        if progress.spoken_tokens == self._first_boundary(progress):
+        if self._spoken_tokens(progress) == self._first_boundary(progress):
             return 0
         grows = progress.is_whole or progress.chunks_join
-        return min(self.max_chunks, max(1, progress.spoken_tokens // _TOKENS_PER_CHUNK)) - 1 if grows else 0
+        return min(self.max_chunks, max(1, self._spoken_tokens(progress) // _TOKENS_PER_CHUNK)) - 1 if grows else 0
 
     def _ready_chunks(self, progress: HopProgress) -> int:
         """Of a hop that lacks tokens: chunks that may go out without the others (rule 6)."""
-        lacking = -(-(self._target(progress) - progress.pending_tokens) // CHUNK_TOKENS)
+        lacking = -(-(self._target(progress) - progress.pending_tokens) // self.audio_format.chunk_tokens)
         return max(0, 1 + self._more_chunks(progress) - lacking) if progress.chunks_join else 0
 
     def _tokens_of(self, progress: HopProgress, chunks: int) -> int:
         """Of a hop with fewer chunks than it is to have."""
-        return self._target(progress) - (1 + self._more_chunks(progress) - chunks) * CHUNK_TOKENS
+        return self._target(progress) - (1 + self._more_chunks(progress) - chunks) * self.audio_format.chunk_tokens
 
     @staticmethod
     def _waits_s(progress: HopProgress, chunks: int) -> float:
@@ -180,8 +180,9 @@ class HopPolicy:
     def _first_boundary(self, progress: HopProgress) -> int:
         if progress.is_whole:
             return self.first_hop_tokens
-        block_end = SPEECH_BLOCK_TOKENS - progress.prompt_tokens % SPEECH_BLOCK_TOKENS - LOOKAHEAD_TOKENS
-        return block_end if block_end >= self.min_first_hop_tokens else block_end + SPEECH_BLOCK_TOKENS
+        block = self.blocks.speech_tokens
+        block_end = block - progress.prompt_tokens % block - self.audio_format.lookahead_tokens
+        return block_end if block_end >= self.min_first_hop_tokens else block_end + block
 
     def _may_begin(self, progress: HopProgress) -> bool:
         """Whether the hop after the first will be in time, as far as anybody knows."""
@@ -196,19 +197,19 @@ class HopPolicy:
 
     def _lacks_s(self, progress: HopProgress) -> float:
         """By how much the next block comes too late for a first hop that goes out now. 0.0 or less: it is in time."""
-        if progress.received_tokens > self._first_boundary(progress) + LOOKAHEAD_TOKENS:
+        if progress.received_tokens > self._first_boundary(progress) + self.audio_format.lookahead_tokens:
             return 0.0
-        if self._is_text_slow(progress) and progress.received_tokens >= SPEECH_BLOCK_TOKENS + LOOKAHEAD_TOKENS:
+        if self._is_text_slow(progress) and progress.received_tokens >= self.blocks.speech_tokens + self.audio_format.lookahead_tokens:
             return 0.0
         if progress.next_block_s is None:
             return self.first_hop_patience_s
-        audio_s = (self._first_boundary(progress) - _WITHHELD_TOKENS) / SPEECH_TOKENS_PER_SECOND
+        audio_s = (self._first_boundary(progress) - self._withheld_tokens) / self.audio_format.tokens_per_second
         return progress.next_block_s + self.first_latency_s - audio_s
 
-    @staticmethod
-    def _is_text_slow(progress: HopProgress) -> bool:
+    def _is_text_slow(self, progress: HopProgress) -> bool:
         """Slower than speech."""
-        return progress.block_every_s is not None and progress.block_every_s > SPEECH_BLOCK_TOKENS / SPEECH_TOKENS_PER_SECOND
+        block_s = self.blocks.speech_tokens / self.audio_format.tokens_per_second
+        return progress.block_every_s is not None and progress.block_every_s > block_s
 
     def _may_be_cut(self, progress: HopProgress) -> bool:
         """Rule 5. Fewer tokens than the vocoder holds back would make no sound before the next hop."""

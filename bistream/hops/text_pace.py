@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bistream.rates import TEXT_BLOCK_TOKENS
-
 # The last characters make no certain token yet: about one token's.
 UNCERTAIN_TOKENS = 1
 
@@ -11,7 +9,9 @@ UNCERTAIN_TOKENS = 1
 class TextPace:
     """A session's text as it comes. Its pace is that since the first piece, pauses included, without that piece: it may hold anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_tokens: int) -> None:
+        """block_tokens: text tokens of a block of the language model."""
+        self._block_tokens = block_tokens
         self._characters = 0
         self._before = 0  # of the first piece
         self._began_at: float | None = None
@@ -23,23 +23,23 @@ class TextPace:
         self._characters = characters
 
     def next_block_s(self, text_fed: int, text_tokens_fed: int, now: float) -> float | None:
-        """Seconds until the next five text tokens are expected; 0.0: their characters are there; None: nobody knows.
+        """Seconds until the text tokens of the next block are expected; 0.0: their characters are there; None: nobody knows.
 
         text_fed, text_tokens_fed: characters and text tokens that the language model was given so far.
         """
         if self._began_at is None or not text_tokens_fed:
             return None
-        needed = (TEXT_BLOCK_TOKENS + UNCERTAIN_TOKENS) * text_fed / text_tokens_fed
+        needed = (self._block_tokens + UNCERTAIN_TOKENS) * text_fed / text_tokens_fed
         missing = needed - (self._characters - text_fed)
         if missing <= 0.0:
             return 0.0
         return self._seconds_for(missing, now)
 
     def block_every_s(self, text_fed: int, text_tokens_fed: int, now: float) -> float | None:
-        """Seconds in which five text tokens come; None: nobody knows. Arguments as above."""
+        """Seconds in which the text tokens of a block come; None: nobody knows. Arguments as above."""
         if not text_tokens_fed:
             return None
-        return self._seconds_for(TEXT_BLOCK_TOKENS * text_fed / text_tokens_fed, now)
+        return self._seconds_for(self._block_tokens * text_fed / text_tokens_fed, now)
 
     def _seconds_for(self, characters: float, now: float) -> float | None:
         if self._began_at is None:

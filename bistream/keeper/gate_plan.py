@@ -50,13 +50,17 @@ def ports_in_a_row(count: int) -> range:
 
 
 def fit_limits(limits: GateLimits, model_repository: Path) -> GateLimits:
-    """Room for the longest text that a front model takes, unless somebody has set another bound than the default."""
-    if limits.max_text_bytes != GateLimits.max_text_bytes:
-        return limits
-    return replace(limits, max_text_bytes=max(limits.max_text_bytes, BYTES_PER_CHARACTER * _max_text_chars(model_repository)))
+    """Room for the longest text that a front model takes, and the rate of its audio, where nobody has set other values than the defaults."""
+    if limits.max_text_bytes == GateLimits.max_text_bytes:
+        needed = BYTES_PER_CHARACTER * _largest(model_repository, "max_text_chars")
+        limits = replace(limits, max_text_bytes=max(limits.max_text_bytes, needed))
+    if limits.sample_rate == GateLimits.sample_rate:
+        limits = replace(limits, sample_rate=_largest(model_repository, "sample_rate") or limits.sample_rate)
+    return limits
 
 
-def _max_text_chars(model_repository: Path) -> int:
+def _largest(model_repository: Path, name: str) -> int:
+    """Of a parameter of the front models; 0 where none has it."""
     parameters = read_parameters(model_repository)
-    found = (parameters.get(contract.name, {}).get("max_text_chars", "") for contract in (COSYVOICE2_BISTREAM, COSYVOICE2))
+    found = (parameters.get(contract.name, {}).get(name, "") for contract in (COSYVOICE2_BISTREAM, COSYVOICE2))
     return max((int(value) for value in found if value.isdigit()), default=0)

@@ -56,7 +56,6 @@ from bistream.keeper.model_requests import ModelStream, RequestError
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
 from bistream.processes.start_phases import phase
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.types import FloatArray, IntArray, VoicePrompt
 from bistream.voice.build import build_voice_prompt
 from bistream.voice.conditioning import condition_reference
@@ -119,6 +118,7 @@ class _Form:
     """Settings of a repository that the utterance follows. mel_high_hz: as of ``build_voice_prompt``. front_model: of recordings."""
 
     mel_high_hz: float
+    samples_per_token: int
     hop_policy: HopPolicy
     front_model: RuntimeConfig
 
@@ -129,7 +129,8 @@ class _Form:
         first, most = (int(values.get(name, getattr(defaults, name))) for name in HOP_SETTINGS)
         family = family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
         recordings = {name: values[name] for name in ("condition_recordings", "min_reference_s", "max_reference_s") if name in values}
-        return cls(family.mel_high_hz, HopPolicy(first_hop_tokens=first, max_chunks=most), RuntimeConfig.from_strings(recordings))
+        policy = HopPolicy(family.audio_format, family.blocks, first, max_chunks=most)
+        return cls(family.mel_high_hz, family.audio_format.samples_per_token, policy, RuntimeConfig.from_strings(recordings))
 
 
 def _tiers(server: TritonServer) -> str:
@@ -187,11 +188,11 @@ def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden
     if fault is not None:
         return golden, f"the audio of token2wav {fault}"
     with phase("golden utterance: as a caller hears it"):
-        return golden, _front_model_fault(stream, golden if base is None else None, len(speech_tokens))
+        return golden, _front_model_fault(stream, golden if base is None else None, len(speech_tokens) * form.samples_per_token)
 
 
-def _front_model_fault(stream: ModelStream, alike: Golden | None, tokens: int) -> str | None:
-    """What is wrong with the same utterance as a caller hears it. alike: made of the same tokens."""
+def _front_model_fault(stream: ModelStream, alike: Golden | None, samples: int) -> str | None:
+    """What is wrong with the same utterance as a caller hears it. alike: made of the same tokens. samples: that they have."""
     wav = recording()
     responses = stream.ask(
         COSYVOICE2_BISTREAM,
@@ -207,11 +208,11 @@ def _front_model_fault(stream: ModelStream, alike: Golden | None, tokens: int) -
     )
     heard = np.concatenate([np.zeros(0, np.float32), *(response["waveform"].reshape(-1) for response in responses)])
     if (fault := audio_fault(heard)) is not None:
-        return f"the audio of cosyvoice2_bistream {fault}"
-    if len(heard) != tokens * SAMPLES_PER_TOKEN:
-        return f"cosyvoice2_bistream speaks {len(heard)} samples of {tokens} speech tokens instead of {tokens * SAMPLES_PER_TOKEN}"
+        return f"the audio of {COSYVOICE2_BISTREAM.name} {fault}"
+    if len(heard) != samples:
+        return f"{COSYVOICE2_BISTREAM.name} speaks {len(heard)} samples instead of {samples}"
     if alike is not None and (apart := distance(alike.waveform, heard)) > DISTANCE_OTHER:
-        return f"cosyvoice2_bistream makes other audio than token2wav (log-mel distance {apart:.3f}, at most {DISTANCE_OTHER:g})"
+        return f"{COSYVOICE2_BISTREAM.name} makes other audio than token2wav (log-mel distance {apart:.3f}, at most {DISTANCE_OTHER:g})"
     return None
 
 

@@ -10,22 +10,20 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
-from bistream.family import FAMILIES
+from bistream.families.registry import FAMILIES, YAML_NAMES
 from bistream.keeper.golden import RECIPE
 from bistream.keeper.host import GoldenError
 from bistream.store.fingerprint import Fingerprint, code_hash, files_hash, gpus, processor, versions
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
 
 Parameters = Mapping[str, Mapping[str, str]]  # by model
-_TEXT_FILES = tuple(f"{QWEN_DIRECTORY}/{name}" for name in ("config.json", "vocab.json", "merges.txt", "tokenizer_config.json"))
-_YAML_NAMES = tuple(name for family in FAMILIES for name in family.yaml_names)
+_TEXT_FILES = tuple(dict.fromkeys(name for family in FAMILIES for name in family.text_files))
 CHECKPOINT_FILES = {  # what each model reads of its model_dir, in any family
     AUDIO_TOKENIZER.name: tuple(family.speech_tokenizer_file for family in FAMILIES),
     SPEAKER_EMBEDDING.name: (SPEAKER_ENCODER_FILE,),
-    LLM_BISTREAM.name: ("llm.pt", *_YAML_NAMES, *_TEXT_FILES),
-    TOKEN2WAV.name: ("flow.pt", "hift.pt", *_YAML_NAMES),
+    LLM_BISTREAM.name: ("llm.pt", *YAML_NAMES, *_TEXT_FILES),
+    TOKEN2WAV.name: ("flow.pt", "hift.pt", *YAML_NAMES),
 }
 _RESULT_SETTINGS = ("final_mode", "left_context_chunks")  # change what is computed, whatever computes it
 HOP_SETTINGS = ("first_hop_tokens", "max_hop_chunks")  # of the front model: how it cuts a whole text, which the audio follows

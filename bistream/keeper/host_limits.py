@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
 from bistream.keeper.host import SHARED_MEMORY, ServerError
 from bistream.keeper.repository import count_instances, read_parameters
 from bistream.keeper.server_process import BACKEND_THREADS, ServerSettings
 from bistream.processes.limits import NO_LIMIT, raise_soft_limit
-from bistream.rates import REFERENCE_SAMPLE_RATE
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from functools import cache
 import numpy as np
 
 from bistream.checkpoints.reader import read_config
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.contract.refusals import parse_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
 from bistream.keeper.model_requests import ModelStream, RequestError
 from bistream.keeper.server_process import never
-from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.token2wav.renderer import sizes_of
 
 

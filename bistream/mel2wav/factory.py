@@ -14,6 +14,7 @@ from bistream.mel2wav import weights as symmetric_weights
 from bistream.mel2wav.causal import weights as causal_weights
 from bistream.mel2wav.causal.noise import reference_noise
 from bistream.mel2wav.causal.stage import CausalVocoderStage
+from bistream.mel2wav.frames import check_frames
 from bistream.mel2wav.sizes import kernels_need
 from bistream.mel2wav.stage import VocoderStage
 from bistream.mel2wav.vocoder import Vocoder
@@ -35,6 +36,7 @@ def vocoder_tier(config: RuntimeConfig, checkpoint: CheckpointConfig) -> TierCho
 
 def make_vocoder(config: RuntimeConfig, checkpoint: CheckpointConfig, choice: TierChoice | None = None) -> Vocoder:
     """The stage of ``choice`` (None: of ``vocoder_tier``), ready to serve. Raises ``ConfigError``, ``CheckpointError``."""
+    check_frames(checkpoint.family)
     choice = choice or vocoder_tier(config, checkpoint)
     if choice.tier is Tier.KERNELS:
         from bistream.mel2wav.cuda.runner import CudaVocoderStage  # noqa: PLC0415  (imports triton)

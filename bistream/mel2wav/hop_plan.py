@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bistream.rates import VOCODER_OVERLAP_FRAMES
+from bistream.mel2wav.frames import VOCODER_OVERLAP_FRAMES
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bistream.checkpoints.config import VocoderConfig
 from bistream.gpu.steps import Steps, tiles
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME
 from bistream.mel2wav.hift import CONDNET_INDICES, HiFT, SourceStart
 from bistream.mel2wav.noise import normal_noise
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 
 F0_HALO_FRAMES = len(CONDNET_INDICES)  # one frame of context per convolution of the f0 predictor
 _PRE_POST_RADIUS = 3  # of the first and the last convolution, whose kernels have 7 taps

@@ -18,11 +18,11 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BusyError
 from bistream.gpu.precision import exact_float32
 from bistream.gpu.steps import Steps
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.mel2wav.hop_plan import BUCKETS, Bucket, RowPlan, bucket_of, group_rows, plan_row
 from bistream.mel2wav.noise import key_of_seed
 from bistream.mel2wav.stage import CONTEXT_FRAMES, VocoderHop, VocoderStage
 from bistream.mel2wav.state import VocoderState
-from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.types import FloatArray
 
 STATE_FRAMES = CONTEXT_FRAMES + VOCODER_OVERLAP_FRAMES

@@ -33,13 +33,13 @@ from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.gpu.device import resolve_device
 from bistream.gpu.steps import Steps, finish
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.mel2wav.grouping import group_similar
 from bistream.mel2wav.hift import RowMasks, SourceStart
 from bistream.mel2wav.noise import key_of_seed, normal_noise
 from bistream.mel2wav.offline import whole_utterance
 from bistream.mel2wav.state import VocoderSessionState, VocoderState
 from bistream.mel2wav.weights import load_hift
-from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.types import FloatArray
 
 # Signal-to-error ratio of joined audio against one call over the whole mel, with random weights: context 4: 3 dB, 5: 37-48 dB,

@@ -11,7 +11,6 @@ from dataclasses import replace
 from bistream.config import RuntimeConfig
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.text_pace import TextPace
-from bistream.rates import SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
 from bistream.sessions.language_model_client import RENEWALS_PER_LEASE
 from bistream.sessions.needs import SessionLoad
 from bistream.sessions.playback import Playback
@@ -45,8 +44,9 @@ class HopPacing:
         self._hop_latency_s = 0.0
         self._last_hop_at = 0.0
         self._first_tokens_at: float | None = None  # when those of the first hop were there
-        self.text = TextPace()
-        self.playback = Playback()
+        self._format = policy.audio_format
+        self.text = TextPace(policy.blocks.text_tokens)
+        self.playback = Playback(self._format.sample_rate)
         self._is_final = False  # the hop that is due
         self.wake_at: float | None = None
         self.hop_began_at: float | None = None
@@ -81,8 +81,8 @@ class HopPacing:
 
     def wanted_tokens(self, now: float) -> TokenDemand:
         """How many more tokens the next hop needs, and the audio that the listener has until then."""
-        received_s = (self._tokens_sent + len(self._session.tokens)) / SPEECH_TOKENS_PER_SECOND
-        unspoken_s = max(0.0, received_s - self.playback.samples_sent / SAMPLE_RATE)
+        received_s = (self._tokens_sent + len(self._session.tokens)) / self._format.tokens_per_second
+        unspoken_s = max(0.0, received_s - self.playback.samples_sent / self._format.sample_rate)
         slack_s = None if self._session.start.offline else self.playback.buffer_s(now) + unspoken_s
         return TokenDemand(self._policy.wanted_tokens(self._progress(now, 0.0)), slack_s)
 
@@ -99,8 +99,8 @@ class HopPacing:
         return SessionLoad(
             age_s=now - accepted_at,
             buffer_s=self.playback.buffer_s(now),
-            made_s=self.playback.samples_sent / SAMPLE_RATE,
-            received_s=(self._tokens_sent + len(session.tokens)) / SPEECH_TOKENS_PER_SECOND,
+            made_s=self.playback.samples_sent / self._format.sample_rate,
+            received_s=(self._tokens_sent + len(session.tokens)) / self._format.tokens_per_second,
             tokens_ended=session.finish_reason is not None,
             text_ended=session.text.ended,
             hop_waits=self.hop_began_at is not None,

@@ -6,7 +6,8 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from bistream.rates import CHUNK_TOKENS, REFERENCE_SAMPLE_RATE, SPEECH_TOKENS_PER_SECOND
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
+from bistream.families.audio_format import AudioFormat
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.load import Lengths, Need, promised_rate
 from bistream.token2wav.load_report import LoadReport
@@ -49,7 +50,7 @@ def reserved_speech_s(start: SessionStart, lengths: Lengths) -> float:
     return max(LEAST_RESERVED_S, lengths.expected_s(text_bytes(start)))
 
 
-def need_of(start: SessionStart, standing: SessionLoad, report: LoadReport, lengths: Lengths) -> Need:
+def need_of(start: SessionStart, standing: SessionLoad, report: LoadReport, lengths: Lengths, audio_format: AudioFormat) -> Need:
     """Offline sessions have no listener and no flow state; one that has ended gives everything back at once."""
     if start.offline or standing.has_ended:
         return Need(0.0)
@@ -60,7 +61,7 @@ def need_of(start: SessionStart, standing: SessionLoad, report: LoadReport, leng
         pages=_pages(start, standing, report, lengths),
         reserved=_reserved_pages(standing, report),
         voice=_voice(start),
-        voice_pages=_voice_pages(start, standing),
+        voice_pages=_voice_pages(start, standing, audio_format),
         is_late=standing.made_s > 0.0 and standing.buffer_s <= 0.0 and waits_for_server,
     )
 
@@ -88,11 +89,11 @@ def _voice(start: SessionStart) -> Hashable:
     return len(wav), start.reference_text, wav[:: max(1, len(wav) // COMPARED_SAMPLES)].tobytes()
 
 
-def _voice_pages(start: SessionStart, standing: SessionLoad) -> int:
+def _voice_pages(start: SessionStart, standing: SessionLoad, audio_format: AudioFormat) -> int:
     if standing.voice_tokens is not None:
-        return standing.voice_tokens // CHUNK_TOKENS
+        return standing.voice_tokens // audio_format.chunk_tokens
     if start.voice is not None:
-        return len(start.voice.speech_tokens) // CHUNK_TOKENS
+        return len(start.voice.speech_tokens) // audio_format.chunk_tokens
     if start.reference_wav is None:
         return UNKNOWN_VOICE_PAGES
-    return int(len(start.reference_wav) / REFERENCE_SAMPLE_RATE * SPEECH_TOKENS_PER_SECOND) // CHUNK_TOKENS
+    return int(len(start.reference_wav) / REFERENCE_SAMPLE_RATE * audio_format.tokens_per_second) // audio_format.chunk_tokens

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from bistream.checkpoints.files import family_of
 from bistream.checkpoints.model_card import read_model_card
 from bistream.config import RuntimeConfig
 from bistream.contract.checks import check_session_id, check_session_secret
@@ -72,8 +73,10 @@ class Orchestrator:
         self._ids = random.Random(os.urandom(32))
         self._loop = EventLoop("bistream-sessions")
         self._helpers = ThreadPoolExecutor(HELPER_THREADS, "bistream-helper")
-        hop_policy = HopPolicy(first_hop_tokens=config.first_hop_tokens, max_chunks=config.max_hop_chunks)
-        self._services = Services(config, ports, Voices(config, ports.voice), hop_policy, self._loop, self._helpers, clock, self._metrics)
+        family = family_of(config.model_dir)
+        hop_policy = HopPolicy(family.audio_format, family.blocks, config.first_hop_tokens, max_chunks=config.max_hop_chunks)
+        voices = Voices(config, ports.voice)
+        self._services = Services(config, ports, voices, family.audio_format, hop_policy, self._loop, self._helpers, clock, self._metrics)
         self.listed_voices = self._services.voices.listed
         self._reachable: dict[SessionKey, SessionRun] = {}  # until the session ends
         self._ended = EndedSessions()  # by the same key
@@ -98,7 +101,7 @@ class Orchestrator:
         return [self._count_need(run, now) for run in self._open.values()]
 
     def _count_need(self, run: SessionRun, now: float) -> Need:
-        run.counted = need_of(run.session.start, run.standing(now), self._load.report, self._load.lengths)
+        run.counted = need_of(run.session.start, run.standing(now), self._load.report, self._load.lengths, self._services.audio_format)
         return run.counted
 
     # Requests

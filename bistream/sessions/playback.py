@@ -8,15 +8,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
-from bistream.sessions.text_position import USUAL_PACE, SpokenEffort, pace_of, position
+from bistream.families.audio_format import AudioFormat
+from bistream.sessions.text_position import SpokenEffort, pace_of, position, usual_pace
 from bistream.types import FinishReason, SpeechTokens, VoicePrompt
 
 
 class Playback:
     """A listener that starts playing when the first chunk is sent and plays at 1x, pausing on an underrun."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate = sample_rate
         self._samples_sent = 0
         self._ends_at: float | None = None  # when everything sent so far has been played
         self.underruns = 0
@@ -27,7 +28,7 @@ class Playback:
         starts_at = now if self._ends_at is None else max(now, self._ends_at)
         if self._ends_at is not None and starts_at > self._ends_at:
             self._ran_dry(starts_at - self._ends_at)
-        self._ends_at = starts_at + samples / SAMPLE_RATE
+        self._ends_at = starts_at + samples / self._sample_rate
         self._samples_sent += samples
 
     def _ran_dry(self, seconds: float) -> None:
@@ -56,15 +57,17 @@ class _Mark:
 
 
 class SpokenText:
-    """Maps audio to text: speech token i covers the samples [960 i, 960 (i + 1)) of a session, so n samples hold n // 960 whole tokens.
+    """Maps audio to text: speech token i covers the samples [m i, m (i + 1)) of a session, so n samples hold n // m whole tokens (m:
+    ``samples_per_token``, 960 in CosyVoice).
 
     That is true whatever the stages hold back (3 lookahead tokens, 3840 samples of vocoder overlap), because output samples are counted.
     """
 
-    def __init__(self, effort: SpokenEffort) -> None:
+    def __init__(self, effort: SpokenEffort, audio_format: AudioFormat) -> None:
         """effort: of the session's text."""
         self._effort = effort
-        self._pace = USUAL_PACE
+        self._format = audio_format
+        self._pace = usual_pace(audio_format)
         self._marks: list[_Mark] = []  # ascending
         self._total: tuple[int, int] | None = None  # tokens and characters, once the last token has come and all text is in them
 
@@ -74,7 +77,7 @@ class SpokenText:
         return self._marks[-1].tokens if self._marks else 0
 
     def voice_ready(self, prompt: VoicePrompt) -> None:
-        self._pace = pace_of(prompt.prompt_text, len(prompt.speech_tokens))
+        self._pace = pace_of(prompt.prompt_text, len(prompt.speech_tokens), self._format)
 
     def tokens_came(self, message: SpeechTokens) -> None:
         """Record a message: ``text_consumed`` characters are spoken once all tokens up to this one are."""
@@ -85,14 +88,18 @@ class SpokenText:
 
     def characters(self, samples: int, is_last: bool) -> int:
         """Characters certainly spoken in ``samples`` samples. ``is_last``: no audio follows."""
-        count = len(self._marks) if is_last else bisect_right(self._marks, samples // SAMPLES_PER_TOKEN, key=lambda mark: mark.tokens)
+        count = (
+            len(self._marks)
+            if is_last
+            else bisect_right(self._marks, samples // self._format.samples_per_token, key=lambda mark: mark.tokens)
+        )
         return self._marks[count - 1].consumed if count else 0
 
     def position(self, samples: int, is_last: bool) -> int:
         """The character that is spoken at the end of ``samples`` samples: an estimate, at least ``characters``."""
         if is_last and self._total is not None:
             return self._total[1]
-        tokens = samples / SAMPLES_PER_TOKEN
+        tokens = samples / self._format.samples_per_token
         index = bisect_left(self._marks, tokens, key=lambda mark: mark.tokens)
         fed = self._marks[min(index, len(self._marks) - 1)].fed if self._marks else 0
         lower = self.characters(samples, is_last)

@@ -51,7 +51,7 @@ class Token2WavPort(Protocol):
     """Called from the event loop; calls reach the model in order, as above."""
 
     async def hop(self, hop: Token2WavHop) -> FloatArray:
-        """The next waveform of a session, float32 [N], 24 kHz; after ``finalize`` it is gone. Raises ``BistreamError``."""
+        """The next waveform of a session, float32 [N]; after ``finalize`` it is gone. Raises ``BistreamError``."""
 
     async def synthesize(self, token_ids: Sequence[int], prompt: VoicePrompt, seed: int, speed: float, session_id: str) -> FloatArray:
         """A whole utterance at once, with full attention. Lasts until a ``cancel`` at most; raises ``BistreamError``."""

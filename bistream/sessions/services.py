@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from bistream.config import RuntimeConfig
+from bistream.families.audio_format import AudioFormat
 from bistream.hops.policy import HopPolicy
 from bistream.sessions.event_loop import EventLoop
 from bistream.sessions.ports import Ports
@@ -21,6 +22,7 @@ class Services:
     config: RuntimeConfig
     ports: Ports
     voices: Voices
+    audio_format: AudioFormat
     hop_policy: HopPolicy
     loop: EventLoop
     helpers: Executor

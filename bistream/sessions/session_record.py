@@ -15,7 +15,6 @@ from bistream.metrics import families
 from bistream.metrics.families import Labels
 from bistream.metrics.recorder import Recorder
 from bistream.metrics.session_log import write_session_line
-from bistream.rates import SAMPLE_RATE
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.playback import Playback
 from bistream.types import FinishReason
@@ -83,7 +82,8 @@ class SessionMetrics:
 class SessionRecord:
     """One session. Used by its speaker alone, except ``client_is_gone``."""
 
-    def __init__(self, metrics: SessionMetrics, start: SessionStart, now: float) -> None:
+    def __init__(self, metrics: SessionMetrics, start: SessionStart, now: float, sample_rate: int) -> None:
+        self._sample_rate = sample_rate
         self.marks = Timestamps(accepted_at=now)
         self.client_is_gone = False  # set before the session is ended for it
         self._metrics = metrics
@@ -101,7 +101,7 @@ class SessionRecord:
 
     def chunk_sent(self, samples: int, now: float) -> None:
         metrics = self._metrics
-        metrics.audio_seconds.inc(samples / SAMPLE_RATE)
+        metrics.audio_seconds.inc(samples / self._sample_rate)
         self._samples += samples
         if self._last_chunk_at is None:
             self.marks.first_audio_at = now
@@ -128,7 +128,7 @@ class SessionRecord:
         if reason in ("cancelled", "disconnected"):
             metrics.cancelled("request" if reason == "cancelled" else "disconnect")
         metrics.characters.inc(characters)
-        audio_s = self._samples / SAMPLE_RATE
+        audio_s = self._samples / self._sample_rate
         first_audio_s = None
         if self.marks.first_audio_at is not None and self._last_chunk_at is not None:
             first_audio_s = round(self.marks.first_audio_at - self.marks.accepted_at, 4)

@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
+from bistream.contract.audio import SILENCE_S
 from bistream.contract.checks import check_offline_length
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.contract.refusals import silent_too_long
 from bistream.errors import BistreamError, CancelledError, EngineError
-from bistream.rates import SAMPLE_RATE, SILENCE_S
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.hop_pacing import TOKEN2WAV, HopPacing
 from bistream.sessions.language_model_client import LanguageModelClient, from_model, unexpected
@@ -34,7 +34,7 @@ from bistream.types import AudioChunk, FinishReason, FloatArray, IntArray, Speec
 
 logger = logging.getLogger(__name__)
 
-OFFLINE_CHUNK_SAMPLES = SAMPLE_RATE  # 96 kB: a whole utterance in one message would grow shared memory permanently
+OFFLINE_CHUNK_SAMPLES = 24_000  # 96 kB: a whole utterance in one message would grow shared memory permanently
 ANSWER_TIMEOUT_S = 120.0  # the last resort: dead and hanging models are noticed by the keeper within 15 s
 
 
@@ -60,8 +60,8 @@ class SessionRun:
         self._on_closed = on_closed
         self._cancel_hops = partial(services.ports.token2wav.cancel, session.port_id)  # not of self, which would then live on
         self._pacing = HopPacing(session, services.config, services.hop_policy, self._cancel_hops, services.ports.token2wav.report)
-        self._record = SessionRecord(services.metrics, session.start, services.clock())
-        self._spoken = SpokenText(session.text.effort)
+        self._record = SessionRecord(services.metrics, session.start, services.clock(), services.audio_format.sample_rate)
+        self._spoken = SpokenText(session.text.effort, services.audio_format)
         self._pacing.text.came(session.text.characters, services.clock())
         self._position = self._characters = 0  # of the text, and certainly spoken, in the last chunk
         lease_s = services.config.session_idle_timeout_s
@@ -111,7 +111,8 @@ class SessionRun:
         else:
             await self._speak_in_hops(prompt)
         if not session.has_ended and self._pacing.playback.samples_sent == 0:
-            await self._send(np.zeros(round(SILENCE_S * SAMPLE_RATE), np.float32), is_last=True)  # its text has nothing to speak
+            silence = np.zeros(round(SILENCE_S * self._services.audio_format.sample_rate), np.float32)
+            await self._send(silence, is_last=True)  # its text has nothing to speak
         if not session.has_ended:
             session.advance(SessionState.CLOSED)
             self._on_ended(self)
@@ -162,7 +163,7 @@ class SessionRun:
         longest = self._services.config.max_offline_tokens
         while not (session.has_ended or session.finish_reason is not None or len(session.tokens) > longest):
             await session.changed()
-        check_offline_length(len(session.tokens), longest)
+        check_offline_length(len(session.tokens), longest, self._services.audio_format.tokens_per_second)
         token_ids = session.take_tokens(len(session.tokens))
         if session.has_ended or not token_ids:
             return
@@ -258,7 +259,7 @@ class SessionRun:
     def heard(self) -> AudioChunk:
         """No audio, but the text that a listener has heard who plays at 1x since the first chunk."""
         playback = self._pacing.playback
-        unplayed = round(playback.buffer_s(self._services.clock()) * SAMPLE_RATE)
+        unplayed = round(playback.buffer_s(self._services.clock()) * self._services.audio_format.sample_rate)
         samples = self._at_normal_speed(max(0, playback.samples_sent - unplayed))
         position = self._spoken.position(samples, is_last=False)
         return AudioChunk(np.zeros(0, np.float32), self._sequence_number, self._spoken.characters(samples, is_last=False), position)

@@ -15,14 +15,13 @@ import unicodedata
 from array import array
 from bisect import bisect_left
 
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
+from bistream.families.audio_format import AudioFormat
 
 LETTERS_PER_SECOND = 15.0
 WIDE_WEIGHT = 3.3  # Chinese, Japanese, Korean: a syllable or more
 DIGIT_WEIGHT = 4.0  # is read as a word, but shares it with its neighbours
 COMMA_WEIGHT, STOP_WEIGHT = 3.0, 6.0
 COMMAS, STOPS = frozenset(",;:、，；："), frozenset(".!?。！？…")
-USUAL_PACE = LETTERS_PER_SECOND / SPEECH_TOKENS_PER_SECOND  # weight of a speech token
 PACE_RANGE = (0.5, 2.0)  # of a voice, in usual paces: a transcript that says something else is no measure
 
 
@@ -39,12 +38,18 @@ def weight_of(character: str) -> float:
     return 1.0 if character == " " else 0.0
 
 
-def pace_of(transcript: str, speech_tokens: int) -> float:
+def usual_pace(audio_format: AudioFormat) -> float:
+    """Weight of a speech token."""
+    return LETTERS_PER_SECOND / audio_format.tokens_per_second
+
+
+def pace_of(transcript: str, speech_tokens: int, audio_format: AudioFormat) -> float:
     """Weight of a speech token in the voice of a recording; the usual one without a transcript."""
+    usual = usual_pace(audio_format)
     if not transcript.strip() or speech_tokens == 0:
-        return USUAL_PACE
+        return usual
     pace = sum(map(weight_of, transcript)) / speech_tokens
-    return min(max(pace, PACE_RANGE[0] * USUAL_PACE), PACE_RANGE[1] * USUAL_PACE)
+    return min(max(pace, PACE_RANGE[0] * usual), PACE_RANGE[1] * usual)
 
 
 class SpokenEffort:

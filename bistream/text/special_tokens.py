@@ -1,44 +1,15 @@
-"""The special tokens of each family's vocabulary, and how they are found in a text that is still growing. Imports no tokenizer library."""
+"""The special tokens of all families, and how they are found in a text that is still growing. Imports no tokenizer library."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from bistream.family import TokenizerVersion
-from bistream.text.phoneme_tokens import PHONEME_TOKENS
+from bistream.families.registry import FAMILIES
 
-# Qwen2's own: https://huggingface.co/Qwen/Qwen2-0.5B (tokenizer_config.json), ids 151643..151645 of the released model.
-BASE_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# Added by CosyVoice2 in this order (cosyvoice/tokenizer/tokenizer.py), ids 151646..151662 of the released model.
-ADDED_SPECIAL_TOKENS = (
-    "<|endofprompt|>",
-    "[breath]",
-    "<strong>",
-    "</strong>",
-    "[noise]",
-    "[laughter]",
-    "[cough]",
-    "[clucking]",
-    "[accent]",
-    "[quick_breath]",
-    "<laughter>",
-    "</laughter>",
-    "[hissing]",
-    "[sigh]",
-    "[vocalized-noise]",
-    "[lipsmack]",
-    "[mn]",
-)
-END_OF_SYSTEM = "<|endofsystem|>"
-# By tokenizer: those that follow Qwen2's own. CosyVoice3 has CosyVoice2's, and its own after them.
-ADDED_TOKENS: Mapping[TokenizerVersion, tuple[str, ...]] = {
-    "cosyvoice2": ADDED_SPECIAL_TOKENS,
-    "cosyvoice3": (*ADDED_SPECIAL_TOKENS, END_OF_SYSTEM, *PHONEME_TOKENS),
-}
-# Of all families: CosyVoice2 has no <|endofsystem|>, and nobody sends it there as text.
-SPECIAL_TOKENS = (*BASE_SPECIAL_TOKENS, *ADDED_SPECIAL_TOKENS, END_OF_SYSTEM)
-SPOKEN_TOKENS = frozenset(PHONEME_TOKENS)  # special tokens that stand for speech as letters do
+_ALL = dict.fromkeys(token for family in FAMILIES for token in (*family.base_tokens, *family.added_tokens))
+SPOKEN_TOKENS = frozenset[str]().union(*(family.spoken_tokens for family in FAMILIES))  # special tokens that stand for speech as letters do
+SPECIAL_TOKENS = tuple(token for token in _ALL if token not in SPOKEN_TOKENS)  # one that a family lacks is never sent to it as text
 END_OF_PROMPT = "<|endofprompt|>"  # ends an instruction
 # Those in brackets stand for a sound; these only mark a place or change how the words between them are spoken.
 MARKS = frozenset(token for token in SPECIAL_TOKENS if token.startswith("<")) | {"[accent]"}

@@ -1,6 +1,6 @@
 """Qwen2's byte-level BPE with the family's special tokens: text in, text ids out. Used by ``text_in`` and the service.
 
-Files: ``CosyVoice-BlankEN/{vocab.json,merges.txt,tokenizer_config.json}``. Special tokens are matched literally and cut
+Files of the family's ``text_directory``: ``{vocab.json,merges.txt,tokenizer_config.json}``. Special tokens are matched literally and cut
 out; the text between them is normalised (NFC) and split by the pre-tokenizer's pattern, and each piece is encoded
 separately. Every step is a public method, because ``text_in`` runs them on text that is still growing.
 """
@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from bistream.checkpoints.files import family_of
-from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.errors import CheckpointError
+from bistream.families.family import Family
 from bistream.text.certain_tokens import Encoded, Vocabulary, certain_tokens
-from bistream.text.special_tokens import ADDED_TOKENS, BASE_SPECIAL_TOKENS, SPOKEN_TOKENS, SpecialTokenFinder
+from bistream.text.special_tokens import SPOKEN_TOKENS, SpecialTokenFinder
 
 # Qwen2's pattern. A match depends on the text from its start on, never on preceding text.
 PRE_TOKENIZER_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,17 +69,17 @@ class TextTokenizer:
     @classmethod
     def from_model_dir(cls, model_dir: str | Path) -> TextTokenizer:
         """Read the tokenizer of a model directory. Raises ``CheckpointError`` naming a missing or damaged file."""
-        directory = Path(model_dir) / QWEN_DIRECTORY
+        family = family_of(model_dir)
+        directory = Path(model_dir) / family.text_directory
         vocabulary = _read_vocabulary(directory)
         merges = _read_merges(directory, vocabulary)
-        declared = _read_special_tokens(directory, len(vocabulary))
-        version = family_of(model_dir).tokenizer_version
-        added = tuple(token for token in ADDED_TOKENS[version] if token not in declared.values())
+        declared = _read_special_tokens(directory, family, len(vocabulary))
+        added = tuple(token for token in family.added_tokens if token not in declared.values())
         tokenizer = cls(vocabulary, merges, (*declared.values(), *added))
         for token_id, token in declared.items():
             if tokenizer.special_tokens[token] != token_id:
                 raise CheckpointError(
-                    f"{QWEN_DIRECTORY}/tokenizer_config.json gives {token} the id {token_id}, but after the {len(vocabulary)} entries of "
+                    f"{directory.name}/tokenizer_config.json gives {token} the id {token_id}, but after the {len(vocabulary)} entries of "
                     f"vocab.json it is {tokenizer.special_tokens[token]}; {_DOWNLOAD}"
                 )
         return tokenizer
@@ -123,34 +123,34 @@ class TextTokenizer:
 def _read_text(directory: Path, name: str) -> str:
     path = directory / name
     if not path.is_file():
-        raise CheckpointError(f"{QWEN_DIRECTORY}/{name} is missing from the model directory; {_DOWNLOAD}")
+        raise CheckpointError(f"{directory.name}/{name} is missing from the model directory; {_DOWNLOAD}")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(name, type(error).__name__) from error
+        raise _damaged(directory, name, type(error).__name__) from error
 
 
-def _damaged(name: str, what: str) -> CheckpointError:
-    return CheckpointError(f"{QWEN_DIRECTORY}/{name} is damaged ({what}); {_DOWNLOAD}")
+def _damaged(directory: Path, name: str, what: str) -> CheckpointError:
+    return CheckpointError(f"{directory.name}/{name} is damaged ({what}); {_DOWNLOAD}")
 
 
 def _read_json_object(directory: Path, name: str) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(directory, name))
     except json.JSONDecodeError as error:
-        raise _damaged(name, f"invalid JSON at line {error.lineno}") from error
+        raise _damaged(directory, name, f"invalid JSON at line {error.lineno}") from error
     if not isinstance(value, dict):
-        raise _damaged(name, "not a JSON object")
+        raise _damaged(directory, name, "not a JSON object")
     return value
 
 
 def _read_vocabulary(directory: Path) -> dict[str, int]:
     vocabulary = _read_json_object(directory, "vocab.json")
     if sorted(vocabulary.values(), key=repr) != sorted(range(len(vocabulary)), key=repr):
-        raise _damaged("vocab.json", "its ids are not 0, 1, 2, ...")
+        raise _damaged(directory, "vocab.json", "its ids are not 0, 1, 2, ...")
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:
-        raise _damaged("vocab.json", f"{len(missing)} of the 256 byte symbols are missing")
+        raise _damaged(directory, "vocab.json", f"{len(missing)} of the 256 byte symbols are missing")
     return vocabulary
 
 
@@ -162,21 +162,21 @@ def _read_merges(directory: Path, vocabulary: dict[str, int]) -> list[tuple[str,
             continue
         parts = line.split(" ")
         if len(parts) != 2:
-            raise _damaged("merges.txt", f"line {number} is not a pair")
+            raise _damaged(directory, "merges.txt", f"line {number} is not a pair")
         left, right = parts
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise _damaged("merges.txt", f"line {number} uses an entry that vocab.json lacks")
+            raise _damaged(directory, "merges.txt", f"line {number} uses an entry that vocab.json lacks")
         merges.append((left, right))
     return merges
 
 
-def _read_special_tokens(directory: Path, vocabulary_size: int) -> dict[int, str]:
-    """id -> string of the special tokens that the directory declares, by ascending id; Qwen2's three if it declares none."""
+def _read_special_tokens(directory: Path, family: Family, vocabulary_size: int) -> dict[int, str]:
+    """id -> string of the special tokens that the directory declares, by ascending id; the family's if it declares none."""
     declared = _read_json_object(directory, "tokenizer_config.json").get("added_tokens_decoder")
     if declared is None:
-        return {vocabulary_size + index: token for index, token in enumerate(BASE_SPECIAL_TOKENS)}
+        return {vocabulary_size + index: token for index, token in enumerate(family.base_tokens)}
     try:
         tokens = {int(token_id): str(entry["content"]) for token_id, entry in declared.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged("tokenizer_config.json", "added_tokens_decoder is not a table of ids") from error
+        raise _damaged(directory, "tokenizer_config.json", "added_tokens_decoder is not a table of ids") from error
     return dict(sorted(tokens.items()))

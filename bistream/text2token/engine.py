@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.family import COSYVOICE2, SpeechIds, SpeechRows
+from bistream.families.family import BlockLayout, SpeechIds, SpeechRows
+from bistream.families.registry import DEFAULT_FAMILY
 
 FAILED_SENTENCE = "The language model failed and all its sessions have ended; try again later."
 SEQUENCE_FAILED_SENTENCE = "The server failed while it worked on this session; try again."
@@ -39,17 +40,20 @@ class TokenSpace(SpeechIds):
     """One id space for everything the model can be fed: text ids, then speech rows, then what the family has behind them.
 
     Text ids are the tokenizer's. ``speech_offset + i`` is row i of the speech embedding and of the head: i < speech_token_size is the
-    speech token i; ``rows`` says which of the rows behind them is which special id.
+    speech token i; ``rows`` says which of the rows behind them is which special id. blocks, tokens_per_second: what the family says of the
+    sequences of these ids.
     """
 
     text_vocab_size: int
     speech_token_size: int
-    rows: SpeechRows = COSYVOICE2.rows
+    rows: SpeechRows = DEFAULT_FAMILY.rows
+    blocks: BlockLayout = DEFAULT_FAMILY.blocks
+    tokens_per_second: int = DEFAULT_FAMILY.audio_format.tokens_per_second
 
     @classmethod
     def of(cls, sizes: LanguageModelConfig) -> TokenSpace:
         """The ids that this checkpoint can be fed."""
-        return cls(sizes.text_vocab_size, sizes.speech_token_size, sizes.rows)
+        return cls(sizes.text_vocab_size, sizes.speech_token_size, sizes.rows, sizes.blocks, sizes.tokens_per_second)
 
     @property
     def speech_offset(self) -> int:

@@ -14,7 +14,8 @@ from bistream.checkpoints.model_card import ModelCard, read_model_card
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
-from bistream.family import COSYVOICE2, Family
+from bistream.families.family import Family
+from bistream.families.registry import DEFAULT_FAMILY
 from bistream.metrics.recorder import Recorder
 from bistream.processes.start_phases import phase
 from bistream.text.tokenizer import TextTokenizer
@@ -36,7 +37,7 @@ class LanguageModelParts:
     sizes: LanguageModelConfig
     engine: Engine
     tiers: tuple[TierChoice, ...] = ()
-    family: Family = COSYVOICE2
+    family: Family = DEFAULT_FAMILY
     card: ModelCard = ModelCard()
 
 
@@ -48,7 +49,7 @@ def load_parts(config: RuntimeConfig, recorder: Recorder | None = None) -> Langu
         tokenizer = TextTokenizer.from_model_dir(config.model_dir)
     if tokenizer.size > sizes.text_vocab_size:
         raise CheckpointError(
-            f"The tokenizer files have {tokenizer.size} ids, but CosyVoice-BlankEN/config.json gives vocab_size "
+            f"The tokenizer files have {tokenizer.size} ids, but {checkpoint.family.text_directory}/config.json gives vocab_size "
             f"{sizes.text_vocab_size}; use files that belong together."
         )
     card = read_model_card(config.model_dir)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.config import RuntimeConfig
-from bistream.family import FAMILIES
+from bistream.families.registry import TEXT_CONFIGS, YAML_NAMES
 from bistream.gpu.fidelity import Fidelity, Ranges, facts_of, measured_once, ratio_db
 from bistream.gpu.precision import exact_float32
 from bistream.processes.start_phases import phase
@@ -22,7 +21,7 @@ from bistream.text2token.step_runners import device_and_dtype
 from bistream.text2token.weights import FILE_NAME, LayerWeights, ModelWeights, load_weights
 
 STAGE = "the language model"
-_FILES = (FILE_NAME, *(name for family in FAMILIES for name in family.yaml_names), f"{QWEN_DIRECTORY}/config.json")
+_FILES = (FILE_NAME, *YAML_NAMES, *TEXT_CONFIGS)
 _TEXT_IDS, _SPEECH_IDS = 24, 72
 
 

@@ -31,7 +31,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from bistream.rates import MIN_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.layout import UNLIMITED_IDS, LayoutState, Mode, Turn
 from bistream.text2token.speech_lengths import SpeechLengths
@@ -47,15 +46,15 @@ class Interleaver(LayoutState):
         prompt_text_ids: Sequence[int],
         prompt_speech_ids: Sequence[int],
         mode: Mode = "corrected",
-        mix_ratio: tuple[int, int] = (TEXT_BLOCK_TOKENS, SPEECH_BLOCK_TOKENS),
+        mix_ratio: tuple[int, int] | None = None,
         max_ids: int | None = None,
         instruction_ids: Sequence[int] = (),
         lengths: SpeechLengths | None = None,
     ) -> None:
-        """prompt_speech_ids: in ``TokenSpace`` numbering. max_ids: positions of the session, None for no limit. instruction_ids: see the
-        module's docstring; CosyVoice2's in reference mode are prompt text."""
+        """prompt_speech_ids: in ``TokenSpace`` numbering. mix_ratio: None: the family's. max_ids: positions of the session, None for no
+        limit. instruction_ids: see the module's docstring; CosyVoice2's in reference mode are prompt text."""
         super().__init__(space, prompt_text_ids, prompt_speech_ids, mode, max_ids, lengths)
-        self._text_block, self._speech_block = mix_ratio
+        self._text_block, self._speech_block = mix_ratio or (space.blocks.text_tokens, space.blocks.speech_tokens)
         self._pending: list[int] = [space.sos, *instruction_ids]  # to be appended by the next turn
         self._speech_due = 0  # speech tokens still missing in the open block; 0: the next block needs text
         self._in_final_phase = False
@@ -206,7 +205,7 @@ class UnistreamLayout(LayoutState):
         is_reference = self.mode == "reference"
         limits = TurnLimits(
             max_new_ids=self._most_speech,
-            min_new_ids=MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * (self._num_text - self._num_silent),
+            min_new_ids=self.space.blocks.min_speech_per_text * (self._num_text - self._num_silent),
             forbidden=frozenset() if is_reference else self.space.specials_but(self.space.eos),
             forbidden_early=frozenset({self.space.first_special if is_reference else self.space.eos}),
         )

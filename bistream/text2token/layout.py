@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from bistream.errors import EngineError
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
-from bistream.text2token.speech_lengths import SpeechLengths, most_speech
+from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
 
 Mode = Literal["corrected", "reference"]
@@ -138,7 +137,9 @@ class LayoutState:
     @property
     def _most_speech(self) -> int:
         """Speech tokens that the new text may take."""
-        return MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * self._num_text if self._lengths is None else most_speech(self._num_text, self._ordinary)
+        if self._lengths is None:
+            return self.space.blocks.max_speech_per_text * self._num_text
+        return self._lengths.most(self._num_text, self._ordinary, self.space.blocks)
 
     def _take_text(self, count: int) -> list[int]:
         self._num_text_taken += count

@@ -355,7 +355,7 @@ class Scheduler:
         turn.num_new += 1
         sequence.num_ids += 1
         if sequence.demand is not None:
-            sequence.demand.sampled()
+            sequence.demand.sampled(1.0 / self.space.tokens_per_second)
         result = None
         if turn.num_new == turn.max_new_ids:
             sequence.unfed_id = token_id

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TurnResult
 from bistream.text2token.layout import TokenLayout, Turn
@@ -30,7 +29,7 @@ FIRST = {Place.SENTENCE: 0.25, Place.CLAUSE: 0.6, Place.WORD: 1.0, Place.INSIDE_
 LATER_LEAST, LATER_SENTENCE, LATER_MOST = 0.1, 0.25, 1.0
 LEAST_ROOM = 0.5  # of the longest utterance: a long prompt leaves at least so much
 POSITIONS_PER_SPEECH_TOKEN = 2  # itself, its share of the text, and some more where speech is slower than estimated
-PRIOR_PACE = 4 * SPEECH_TOKENS_PER_SECOND  # speech tokens of ordinary pace that a prompt's own pace is mixed with: it may be short
+PRIOR_PACE_S = 4  # speech of ordinary pace that a prompt's own pace is mixed with: it may be short
 SLOWEST_PACE, FASTEST_PACE = 1.6, 0.6
 
 MakeNext = Callable[[Sequence[int], Sequence[int]], TokenLayout]  # text and speech ids of the segment before -> layout of the next one
@@ -53,12 +52,12 @@ class SegmentLimits:
     pace: float = 1.0
 
     @classmethod
-    def of(cls, longest_utterance_s: float, max_ids: int, prompt: Prompt) -> SegmentLimits:
+    def of(cls, longest_utterance_s: float, max_ids: int, prompt: Prompt, tokens_per_second: int) -> SegmentLimits:
         """max_ids: positions of a sequence."""
-        longest = round(longest_utterance_s * SPEECH_TOKENS_PER_SECOND)
+        longest = round(longest_utterance_s * tokens_per_second)
         room = max(longest - prompt.num_speech, round(LEAST_ROOM * longest))
         positions = (max_ids - prompt.num_ids - 2) // POSITIONS_PER_SPEECH_TOKEN
-        return cls(max(1, min(room, positions)), pace_of(prompt))
+        return cls(max(1, min(room, positions)), pace_of(prompt, tokens_per_second))
 
     def share(self, ordinary: int) -> float:
         """What ``ordinary`` speech tokens take of the room."""
@@ -69,10 +68,11 @@ class SegmentLimits:
         return num_speech + ordinary * self.pace <= self.room
 
 
-def pace_of(prompt: Prompt) -> float:
+def pace_of(prompt: Prompt, tokens_per_second: int) -> float:
     if not prompt.num_speech or not prompt.ordinary:
         return 1.0
-    return min(SLOWEST_PACE, max(FASTEST_PACE, (prompt.num_speech + PRIOR_PACE) / (prompt.ordinary + PRIOR_PACE)))
+    prior = PRIOR_PACE_S * tokens_per_second
+    return min(SLOWEST_PACE, max(FASTEST_PACE, (prompt.num_speech + prior) / (prompt.ordinary + prior)))
 
 
 class FirstSegment:

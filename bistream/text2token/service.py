@@ -31,7 +31,6 @@ from bistream.contract.refusals import accepts_no_sessions, cancelled_by_client,
 from bistream.errors import CancelledError, ConfigError, EngineError, InvalidInputError
 from bistream.metrics.families import LM_RUNAWAYS
 from bistream.metrics.recorder import Recorder
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text.effort import reads_numbers
 from bistream.text.normalization import load_read_out
 from bistream.text.preparation import chosen_normalization, make_preparation, prepare_prompt
@@ -88,7 +87,7 @@ class SpeechTokenService:
         self._layouts = SessionLayouts(self._parts, min(config.max_session_tokens, sizes.max_position_embeddings, longest))
         self._sessions: dict[str, TextSession] = {}
         self._ended = EndedSessions()
-        self._runaway_window = round(config.runaway_s * SPEECH_TOKENS_PER_SECOND)
+        self._runaway_window = round(config.runaway_s * sizes.tokens_per_second)
         runaways = recorder or Recorder()
         self._runaways = {(kind, outcome): runaways.counter(LM_RUNAWAYS, kind, outcome) for kind in KINDS for outcome in OUTCOMES}
         self._changed = threading.Condition()  # guards _sessions, _ended and _draining
@@ -98,6 +97,11 @@ class SpeechTokenService:
         if run_timer:
             self._timer = threading.Thread(target=self._run_timer, name="text2token-expire", daemon=True)
             self._timer.start()
+
+    @property
+    def tokens_per_second(self) -> int:
+        """Of speech."""
+        return self._space.tokens_per_second
 
     def start(self, request: LanguageModelStart, sink: MessageSink) -> None:
         """Accept a session; its messages go to ``sink``, on the engine's thread or on a thread that calls this service.

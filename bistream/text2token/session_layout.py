@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bistream.errors import InvalidInputError
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.cut_places import CutPlaces
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.factory import LanguageModelParts
@@ -39,7 +38,7 @@ class SessionLayouts:
         self._mix_ratio = parts.sizes.mix_ratio
         self._longest_utterance_s = parts.card.longest_utterance_s
         self._bytes_of = tokenizer.bytes_of
-        self._lengths = SpeechLengths(tokenizer.bytes_of, phones)
+        self._lengths = SpeechLengths(tokenizer.bytes_of, phones, self._space.tokens_per_second)
         self._silent_ids = frozenset(tokenizer.special_tokens.values()) - phones
         self._max_ids = max_ids
 
@@ -49,12 +48,12 @@ class SessionLayouts:
         Raises ``InvalidInputError`` where not even one text token has room.
         """
         num_fed = prompt.count + 2  # sos and task
-        least = num_fed + min(num_text, 1) + max(1, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * min(num_text, 1))
+        least = num_fed + min(num_text, 1) + max(1, self._space.blocks.min_speech_per_text * min(num_text, 1))
         if least > self._max_ids:
             raise InvalidInputError(
                 f"The reference needs at least {least} tokens, but a session may have at most {self._max_ids}; use a shorter reference."
             )
-        most = num_fed + (1 + MAX_SPEECH_TOKENS_PER_TEXT_TOKEN) * num_text
+        most = num_fed + (1 + self._space.blocks.max_speech_per_text) * num_text
         return min(most, self._max_ids) if is_whole else self._max_ids
 
     def make(self, prompt: PromptIds, is_whole: bool, max_ids: int) -> SegmentedLayout:
@@ -66,7 +65,7 @@ class SessionLayouts:
 
         first = whole((), ()) if is_whole else self._pieces(prompt, max_ids)
         size = Prompt(prompt.count, len(prompt.speech), self._lengths.ordinary(prompt.text))
-        limits = SegmentLimits.of(self._longest_utterance_s, self._max_ids, size)
+        limits = SegmentLimits.of(self._longest_utterance_s, self._max_ids, size, self._space.tokens_per_second)
         return SegmentedLayout(first, limits, CutPlaces(self._bytes_of), self._lengths, whole)
 
     def _pieces(self, prompt: PromptIds, max_ids: int) -> TokenLayout:

@@ -19,7 +19,6 @@ from functools import partial
 from bistream.contract.checks import check_text_length, count_characters
 from bistream.contract.refusals import came_late, shut_down, silent_too_long, text_has_ended, text_is_empty, unknown_session
 from bistream.errors import BistreamError, CancelledError, EngineError, InvalidInputError
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from bistream.text.preparation import TextPreparation
 from bistream.text.speakable import SpeakableBytes
 from bistream.text.text_in import TextIn, TextToken
@@ -142,7 +141,7 @@ class TextSession:
         with self._lock:
             if self._turn_ids is not None:
                 self._quiet_since = now
-            spoken_s = 0.0 if self._layout is None else self._layout.num_speech / SPEECH_TOKENS_PER_SECOND
+            spoken_s = 0.0 if self._layout is None else self._layout.num_speech / self._space.tokens_per_second
             is_silent = now - self._heard_at >= self._idle_timeout_s
             is_silent |= now - self._quiet_since >= 2 * self._idle_timeout_s + spoken_s
             error = silent_too_long(self._idle_timeout_s, self.session_id)
@@ -270,10 +269,10 @@ class TextSession:
         return SpeechTokens(token_ids, consumed, reason, is_resting, self._places.until(fed), fed, self._places.attended)
 
     def _text_consumed(self) -> int:
-        """Lower bound of the characters spoken so far: a text token takes at most ``MAX_SPEECH_TOKENS_PER_TEXT_TOKEN`` speech tokens."""
+        """Lower bound of the characters spoken so far: a text token takes at most ``max_speech_per_text`` speech tokens."""
         assert self._layout is not None
         in_turn = len(self._turn_ids) if self._layout.num_text_used and self._turn_ids is not None else 0
-        spoken = min((self._layout.num_speech_of_text + in_turn) // MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, self._layout.num_text_used)
+        spoken = min((self._layout.num_speech_of_text + in_turn) // self._space.blocks.max_speech_per_text, self._layout.num_text_used)
         return self._places.until(max(spoken, self._layout.num_text_ended))
 
     def _mark_closed(self, end: Message) -> bool:

@@ -20,11 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
-
 T = TypeVar("T")
 
-TOKEN_S = 1.0 / SPEECH_TOKENS_PER_SECOND
 NEARLY_SILENT_S = 0.5  # a hop waits for its tokens, its batch and the ways between processes
 AMPLE_S = 2.0
 BURST_S = 4.0  # or half of the bound
@@ -59,9 +56,9 @@ class Demand:
         """slack_s: audio that the listener has, and that of all tokens made so far. wanted_tokens: further ones that are useful now."""
         return cls(now_s + slack_s, wanted_tokens if slack_s < NEARLY_SILENT_S else 0)
 
-    def sampled(self) -> None:
-        """One token more."""
-        self.silent_at_s += TOKEN_S
+    def sampled(self, token_s: float) -> None:
+        """One token more, which lasts ``token_s``."""
+        self.silent_at_s += token_s
         self.lacks -= 1
 
 

@@ -9,11 +9,9 @@ import numpy as np
 
 from bistream.checkpoints.config import FlowConfig
 from bistream.errors import InvalidInputError
-from bistream.rates import MEL_FRAMES_PER_SECOND, SPEECH_TOKENS_PER_SECOND
 from bistream.types import VoicePrompt
 
-MAX_SECONDS = 300  # length of the reference's fixed noise buffer: no sequence, prompt included, is longer at a time (planning.reanchor)
-MAX_FRAMES = MAX_SECONDS * MEL_FRAMES_PER_SECOND
+MAX_FRAMES = 15_000  # of the reference's fixed noise buffer: no sequence, prompt included, is longer at a time (planning.reanchor)
 
 
 def check_tokens(token_ids: Sequence[int], config: FlowConfig) -> list[int]:
@@ -27,12 +25,12 @@ def check_tokens(token_ids: Sequence[int], config: FlowConfig) -> list[int]:
 def check_length(tokens: int, config: FlowConfig) -> None:
     """tokens: length of a whole sequence, prompt included."""
     if tokens * config.token_mel_ratio > MAX_FRAMES:
-        raise too_long(tokens, MAX_SECONDS)
+        raise too_long(tokens, MAX_FRAMES // config.token_mel_ratio, config)
 
 
-def too_long(tokens: int, most_s: float) -> InvalidInputError:
-    """tokens: of a prompt and what is computed with it at once, for which there are ``most_s``."""
-    seconds = tokens / SPEECH_TOKENS_PER_SECOND
+def too_long(tokens: int, most: int, config: FlowConfig) -> InvalidInputError:
+    """tokens: of a prompt and what is computed with it at once, which may be ``most``."""
+    seconds, most_s = tokens / config.tokens_per_second, most / config.tokens_per_second
     return InvalidInputError(f"Voice and speech together last {seconds:.0f} s; keep what is computed at once within {most_s:g} s.")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from bistream.checkpoints.config import DitFlowConfig, FlowConfig
 from bistream.config import RuntimeConfig
-from bistream.family import COSYVOICE2
+from bistream.families.registry import YAML_NAMES
 from bistream.gpu.fidelity import facts_of
 from bistream.gpu.tier import Tier, TierChoice, choose_tier
 from bistream.store.fingerprint import Fingerprint
@@ -87,7 +87,7 @@ def make_runner(tier: Tier, config: RuntimeConfig, network: FlowModel, pages: St
         runner.record()
         return runner
     assert isinstance(network, FlowNetwork) and isinstance(pages, FlowPages)
-    facts = facts_of(config.model_dir, (unet_weights.FILE_NAME, *COSYVOICE2.yaml_names), network.device, network.dtype)
+    facts = facts_of(config.model_dir, (unet_weights.FILE_NAME, *YAML_NAMES), network.device, network.dtype)
     return _recorded_runner(tier, network, pages, left, interruptible, facts)
 
 

@@ -34,9 +34,8 @@ from bistream.gpu.device import resolve_device
 from bistream.gpu.steps import Steps, finish
 from bistream.gpu.tier import Tier
 from bistream.processes.start_phases import phase
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2mel.batching import Span
-from bistream.token2mel.checks import MAX_SECONDS, check_length, check_prompt, check_tokens, fingerprint, too_long
+from bistream.token2mel.checks import MAX_FRAMES, check_length, check_prompt, check_tokens, fingerprint, too_long
 from bistream.token2mel.factory import flow_page_bytes, flow_tier, load_network, make_pages, make_runner, resolve_dtype
 from bistream.token2mel.flow import FlowModel
 from bistream.token2mel.page_pool import PagePool
@@ -116,15 +115,15 @@ class FlowStage:
         with phase("flow: weights read"):
             network = network or load_network(config.model_dir, self.config, self.device, self.dtype)
         self.chunk_tokens = self.config.chunk_tokens
-        longest = -(-MAX_SECONDS * SPEECH_TOKENS_PER_SECOND // self.chunk_tokens)  # chunks of a session: a larger bound has no effect
+        longest = -(-MAX_FRAMES // (self.config.token_mel_ratio * self.chunk_tokens))  # chunks of a session: a larger bound has no effect
         self.left_context_chunks = config.left_context_chunks if config.left_context_chunks < longest else 0
-        self.max_tokens = int(config.flow_context_s * SPEECH_TOKENS_PER_SECOND)  # of a session at a time, prompt included
+        self.max_tokens = int(config.flow_context_s * self.config.tokens_per_second)  # of a session at a time, prompt included
         self.reference_final = config.final_mode == "reference"
         choice = flow_tier(config, self.config, self.device, self.dtype) if incremental else None
         self.tiers = () if choice is None else (choice,)
         tier = Tier.PLAIN if choice is None else choice.tier
         self.page_bytes = flow_page_bytes(tier, self.config, self.dtype)
-        self.page_s = page_s = self.chunk_tokens / SPEECH_TOKENS_PER_SECOND
+        self.page_s = page_s = self.chunk_tokens / self.config.tokens_per_second
         claimed = language_model_bytes(checkpoint.language_model, config.shared_kv_cache_tokens) if self.device.type == "cuda" else 0
         available = available_bytes(*memory_bytes(self.device), claimed)
         # Bounded context needs the stored chunks that a hop reads, as many new ones while it runs, and as many of the prompt.
@@ -156,7 +155,7 @@ class FlowStage:
         """
         tokens = check_prompt(prompt, self.config)
         if len(tokens) >= self.max_tokens:
-            raise too_long(len(tokens), self.max_tokens / SPEECH_TOKENS_PER_SECOND)
+            raise too_long(len(tokens), self.max_tokens, self.config)
         complete = max(0, len(tokens) - self.config.pre_lookahead_len) // self.chunk_tokens if self.pages else 0
         stored = min(complete, self.left_context_chunks or complete)
         if stored > self.pool.total and self.pages:
@@ -280,7 +279,7 @@ class FlowStage:
         if len(state.tokens) + len(tokens) > self.max_tokens:
             self.planner.reanchor(state, self.max_tokens - len(tokens))
         if (known := len(state.tokens) + len(tokens)) > self.max_tokens:
-            raise too_long(known, self.max_tokens / SPEECH_TOKENS_PER_SECOND)
+            raise too_long(known, self.max_tokens, self.config)
         state.tokens.extend(tokens)
         if hop.finalize:
             state.status = FlowStatus.FINISHED

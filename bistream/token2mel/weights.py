@@ -68,7 +68,7 @@ def check_config(config: FlowConfig) -> None:
 
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
-        raise CheckpointError(f"cosyvoice2.yaml: {sentence}; restore the file that belongs to these weights.")
+        raise CheckpointError(f"The yaml is at fault: {sentence}; restore the file that belongs to these weights.")
 
 
 def _entries(config: FlowConfig) -> Iterator[Entry]:

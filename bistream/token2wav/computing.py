@@ -14,7 +14,6 @@ import numpy as np
 from bistream.errors import BistreamError, BusyError
 from bistream.hops.batch_rules import BatchStanding
 from bistream.hops.queue import BatchPace, QueuedHop
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.token2wav.background import BackgroundShare, OfflineJob, Work
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.hop_jobs import AudioSession, HopJob
@@ -131,7 +130,7 @@ class Computing:
         counted, self._went_first = self._went_first, []
         if not any(each.succeeded for each in counted):
             return
-        audio_s = sum(each.tokens for each in counted) / SPEECH_TOKENS_PER_SECOND
+        audio_s = sum(each.tokens for each in counted) / self._renderer.sizes.tokens_per_second
         began_s, ended_s = batch.began_s - batch.waited_before_s, ended_s - self._waited_s
         self._capacity.observe(audio_s, sum(len(each.succeeded) for each in counted), began_s, ended_s, batch.leftover)
 

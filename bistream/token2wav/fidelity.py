@@ -18,7 +18,7 @@ from bistream.audio.reference_tone import recording
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.errors import EngineError
-from bistream.family import FAMILIES
+from bistream.families.registry import YAML_NAMES
 from bistream.gpu.device import resolve_device
 from bistream.gpu.fidelity import Fidelity, Ranges, RoundedConvolutions, facts_of, measured_once, ratio_db
 from bistream.gpu.precision import exact_float32
@@ -31,7 +31,7 @@ from bistream.voice.build import build_voice_prompt
 
 VOCODER_DTYPE = torch.float16
 FLOW, VOCODER = "the flow", "the vocoder"
-_FILES = ("flow.pt", "hift.pt", *(name for family in FAMILIES for name in family.yaml_names))
+_FILES = ("flow.pt", "hift.pt", *YAML_NAMES)
 _PROMPT_TOKENS, _TOKENS = 25, 30
 
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from bistream.checkpoints.config import CheckpointConfig
 from bistream.errors import BistreamError, CheckpointError
-from bistream.rates import MEL_FRAMES_PER_TOKEN, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray, VoicePrompt
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class SpeechRenderer(Protocol):
 def sizes_of(checkpoint: CheckpointConfig) -> RendererSizes:
     """Raises ``CheckpointError`` where flow and vocoder do not match, or the rates are not the server's.
 
-    The rates are fixed outside the networks: clients play 24 kHz, and the models exchange 25 tokens and 50 mel frames per second.
+    The rates are fixed outside the networks, by the family: clients play them, and hops count in them.
     """
     flow, vocoder = checkpoint.flow, checkpoint.vocoder
     if flow.output_size != vocoder.in_channels:
@@ -169,10 +168,11 @@ def sizes_of(checkpoint: CheckpointConfig) -> RendererSizes:
     samples_per_frame = math.prod(vocoder.upsample_rates) * vocoder.istft_hop_len
     sizes = RendererSizes(vocoder.sampling_rate, samples_per_frame, flow.token_mel_ratio, flow.output_size, flow.spk_embed_dim)
     found = (sizes.sample_rate, sizes.samples_per_frame, sizes.frames_per_token)
-    expected = (SAMPLE_RATE, SAMPLES_PER_MEL_FRAME, MEL_FRAMES_PER_TOKEN)
+    served = checkpoint.family.audio_format
+    expected = (served.sample_rate, served.samples_per_mel_frame, served.mel_frames_per_token)
     if found != expected:
         raise CheckpointError(
             "The checkpoint has {} Hz, {} samples per mel frame and {} frames per token; ".format(*found)
-            + "this server requires {}, {} and {}, use a CosyVoice2 checkpoint.".format(*expected)
+            + "this server requires {}, {} and {}, use a checkpoint of {}.".format(*expected, checkpoint.family.title)
         )
     return sizes

@@ -132,7 +132,7 @@ class Token2Wav:
             tokens = self._renderer.check_tokens(token_ids)
             if not tokens:
                 raise InvalidInputError("There are no speech tokens; send at least one.")
-            check_offline_length(len(tokens), self._config.max_offline_tokens)
+            check_offline_length(len(tokens), self._config.max_offline_tokens, self._renderer.sizes.tokens_per_second)
             self._renderer.check_length(len(prompt.speech_tokens) + len(tokens))
             check_speed(speed)
             check_prompt(self._renderer, prompt)

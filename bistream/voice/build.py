@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from bistream.audio.resample import resample
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
-from bistream.rates import MEL_FRAMES_PER_TOKEN, REFERENCE_SAMPLE_RATE, SAMPLE_RATE
 from bistream.types import FloatArray, IntArray, VoicePrompt
-from bistream.voice.features import mel_24k
+from bistream.voice.features import MEL_SAMPLE_RATE, mel_24k
+
+MEL_FRAMES_PER_TOKEN = 2  # of ``mel_24k`` and the speech tokenizers
 
 
 def prompt_mel(reference_wav: FloatArray, mel_high_hz: float) -> FloatArray:
@@ -16,7 +18,7 @@ def prompt_mel(reference_wav: FloatArray, mel_high_hz: float) -> FloatArray:
 
     Needs no network, so it can be made while tokens and embedding are.
     """
-    return mel_24k(resample(reference_wav, REFERENCE_SAMPLE_RATE, SAMPLE_RATE), mel_high_hz)
+    return mel_24k(resample(reference_wav, REFERENCE_SAMPLE_RATE, MEL_SAMPLE_RATE), mel_high_hz)
 
 
 def build_voice_prompt(

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
-from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 from bistream.voice.levels import HOP, Levels, held_levels, levels_db, steady_level, without_rumble
 from bistream.voice.speech_presence import require_speech

@@ -15,9 +15,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
 from bistream.gpu.steps import tiles
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
 
 WHISPER_FFT = 400
@@ -32,8 +32,10 @@ KALDI_MEL_BINS = 80
 KALDI_LOW_HZ = 20.0
 KALDI_PREEMPHASIS = 0.97
 
+MEL_SAMPLE_RATE = 24_000
+MEL_HOP = 480
 MEL_FFT = 1920
-MEL_HIGH_HZ = 8000.0  # of CosyVoice2; another family may have another one
+MEL_HIGH_HZ = 8000.0  # unless the family has another one
 # The Fourier transform holds the GIL, and the orchestrator's process has other sessions to serve: 30 s at once would stop them all.
 MEL_BLOCK_FRAMES = 64
 
@@ -59,15 +61,15 @@ def mel_24k(waveform: FloatArray, high_hz: float = MEL_HIGH_HZ) -> FloatArray:
     Reflection by 720 on both sides, frames not centred, magnitude sqrt(re^2 + im^2 + 1e-9), natural log with floor 1e-5.
     Raises ``InvalidInputError`` when the waveform is too short to be reflected.
     """
-    margin = (MEL_FFT - SAMPLES_PER_MEL_FRAME) // 2
+    margin = (MEL_FFT - MEL_HOP) // 2
     check_long_enough(waveform.shape[-1], margin)
     padded = np.pad(waveform, margin, mode="reflect")
-    filters = slaney_mel_filters(SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, high_hz).T
-    frames = 1 + (padded.shape[0] - MEL_FFT) // SAMPLES_PER_MEL_FRAME
+    filters = slaney_mel_filters(MEL_SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, high_hz).T
+    frames = 1 + (padded.shape[0] - MEL_FFT) // MEL_HOP
     mel = np.empty((frames, MEL_BINS))
     for block in tiles(frames, MEL_BLOCK_FRAMES):
-        samples = padded[block.start * SAMPLES_PER_MEL_FRAME : (block.stop - 1) * SAMPLES_PER_MEL_FRAME + MEL_FFT]
-        mel[block] = np.sqrt(_power_spectrum(samples, periodic_hann(MEL_FFT), SAMPLES_PER_MEL_FRAME) + 1e-9) @ filters
+        samples = padded[block.start * MEL_HOP : (block.stop - 1) * MEL_HOP + MEL_FFT]
+        mel[block] = np.sqrt(_power_spectrum(samples, periodic_hann(MEL_FFT), MEL_HOP) + 1e-9) @ filters
     return np.ascontiguousarray(np.log(np.maximum(mel, 1e-5)), dtype=np.float32)
 
 

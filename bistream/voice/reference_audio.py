@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
-from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 
 MAX_PEAK = 4.0  # resampling overshoots 1 a little; integer samples sent as floats are far beyond

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
 from bistream.gpu.steps import tiles
-from bistream.rates import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 from bistream.voice.levels import held_levels, levels_db, without_rumble
 

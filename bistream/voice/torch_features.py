@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bistream.audio.resample import polyphase_kernel
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLE_RATE, SAMPLES_PER_MEL_FRAME
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.types import FloatArray
 from bistream.voice import features
 from bistream.voice.features import (
@@ -25,6 +25,8 @@ from bistream.voice.features import (
     KALDI_PREEMPHASIS,
     MEL_BINS,
     MEL_FFT,
+    MEL_HOP,
+    MEL_SAMPLE_RATE,
     WHISPER_FFT,
     WHISPER_HOP,
     WHISPER_MEL_BINS,
@@ -78,20 +80,20 @@ class TorchFeatures:
     def prompt_mel(self, waveform: Tensor, high_hz: float) -> Tensor:
         """As ``build.prompt_mel``, of 16 kHz: float32 [T, 80]."""
         resampled = self._resample(waveform)
-        margin = (MEL_FFT - SAMPLES_PER_MEL_FRAME) // 2
+        margin = (MEL_FFT - MEL_HOP) // 2
         features.check_long_enough(resampled.shape[0], margin)
-        frames, count = _frames(_reflected(resampled, margin), MEL_FFT, SAMPLES_PER_MEL_FRAME)
+        frames, count = _frames(_reflected(resampled, margin), MEL_FFT, MEL_HOP)
         magnitude = (_power(frames * self._mel_window) + 1e-9).sqrt_()
         return (magnitude @ self._filters(high_hz))[:count].clamp_(min=1e-5).log_().float()
 
     def _filters(self, high_hz: float) -> Tensor:
         if high_hz not in self._mel_filters:
-            self._mel_filters[high_hz] = self._constant(slaney_mel_filters(SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, high_hz).T)
+            self._mel_filters[high_hz] = self._constant(slaney_mel_filters(MEL_SAMPLE_RATE, MEL_FFT, MEL_BINS, 0.0, high_hz).T)
         return self._mel_filters[high_hz]
 
     def _resampling(self) -> tuple[Tensor, int, int]:
         """One matrix makes all phases of a block: [taps, phases]; the input samples of a block; those before it that it reads."""
-        stride, phases = REFERENCE_SAMPLE_RATE, SAMPLE_RATE
+        stride, phases = REFERENCE_SAMPLE_RATE, MEL_SAMPLE_RATE
         divisor = int(np.gcd(stride, phases))
         stride, phases = stride // divisor, phases // divisor
         taps, first, half_width = polyphase_kernel(stride, phases)

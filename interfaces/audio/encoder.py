@@ -11,7 +11,7 @@ import numpy as np
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
-from bistream.rates import SAMPLE_RATE
+from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 from interfaces.audio.formats import RAW, WAV, AudioFormat
 
 INT16_MAX = 32767
@@ -46,17 +46,18 @@ class _Sink:
 class Encoder:
     """``feed`` for every piece of audio, ``finish`` once, ``close`` whatever came before.
 
-    Samples are float32 [N], 24 kHz mono, in [-1, 1]; 16 bits of them are kept.
+    Samples are float32 [N], mono, in [-1, 1]; 16 bits of them are kept.
     """
 
-    def __init__(self, target: AudioFormat, gain: float = 1.0) -> None:
-        """gain: factor of the samples; what is louder than full scale is clipped."""
+    def __init__(self, target: AudioFormat, gain: float = 1.0, sample_rate: int = UPSTREAM_SAMPLE_RATE) -> None:
+        """sample_rate: of the samples. gain: factor of the samples; what is louder than full scale is clipped."""
         self.format = target
+        self.sample_rate = sample_rate
         self._gain = np.float32(gain)
         self._sink = _Sink()
         self._container: Any = None
         self._codec: Any = None
-        self._samples = 0  # at 24 kHz, fed so far
+        self._samples = 0  # fed so far
         self._encoded = 0  # at the target's rate
         self._resampler: Any = None
         if target.codec in RAW:
@@ -65,7 +66,7 @@ class Encoder:
                 self._describe(self._codec)
         else:
             self._open(target)
-        if target.sample_rate != SAMPLE_RATE or (self._codec is not None and self._frame_format() != "s16"):
+        if target.sample_rate != sample_rate or (self._codec is not None and self._frame_format() != "s16"):
             self._resampler = AudioResampler(format=self._frame_format(), layout="mono", rate=target.sample_rate)
         self._is_plain = target.codec == "pcm_s16le" and self._resampler is None  # without FFmpeg's frames: most callers want this one
 
@@ -78,8 +79,8 @@ class Encoder:
             self._samples += len(samples)
             return _pcm(samples).tobytes()
         frame = av.AudioFrame.from_ndarray(_pcm(samples).reshape(1, -1), format="s16", layout="mono")
-        frame.sample_rate = SAMPLE_RATE
-        frame.pts, frame.time_base = self._samples, Fraction(1, SAMPLE_RATE)
+        frame.sample_rate = self.sample_rate
+        frame.pts, frame.time_base = self._samples, Fraction(1, self.sample_rate)
         self._samples += len(samples)
         return self._encode([frame] if self._resampler is None else self._resampler.resample(frame))
 

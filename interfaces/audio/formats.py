@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bistream.errors import InvalidInputError
-from bistream.rates import SAMPLE_RATE
 
+DEFAULT_RATE = 24_000  # where a protocol lets its client name none
 MIN_RATE, MAX_RATE = 8_000, 48_000
 RAW = ("pcm_s16le", "pcm_f32le", "pcm_mulaw", "pcm_alaw")
 WAV = {"pcm_s16le": "wav", "pcm_f32le": "wav_f32le", "pcm_mulaw": "wav_mulaw", "pcm_alaw": "wav_alaw"}  # by what is inside
@@ -35,7 +35,7 @@ class AudioFormat:
     """codec: one of ``RAW`` or ``WAV``, or mp3, opus (Ogg), aac (ADTS), flac. bit_rate: bit/s, None for the default."""
 
     codec: str = "pcm_s16le"
-    sample_rate: int = SAMPLE_RATE
+    sample_rate: int = DEFAULT_RATE
     bit_rate: int | None = None
 
     @property
@@ -84,7 +84,7 @@ def deepgram_file_format(encoding: str, container: str, sample_rate: str, bit_ra
 
 _DEEPGRAM_RAW = {"linear16": "pcm_s16le", "mulaw": "pcm_mulaw", "alaw": "pcm_alaw"}
 _DEEPGRAM_RATES = {  # where the address names none
-    "pcm_s16le": SAMPLE_RATE,
+    "pcm_s16le": DEFAULT_RATE,
     "pcm_mulaw": 8_000,
     "pcm_alaw": 8_000,
     "mp3": 22_050,
@@ -109,7 +109,7 @@ def cartesia_format(values: Mapping[str, Any], is_raw: bool = False) -> AudioFor
     """``output_format``: container (raw, wav, mp3), encoding, sample_rate, bit_rate. is_raw: nothing else. Raises ``InvalidInputError``."""
     given = {name: value for name, value in values.items() if value is not None}
     container, encoding = given.get("container", "raw"), given.get("encoding", "pcm_s16le")
-    rate, bit_rate = given.get("sample_rate", SAMPLE_RATE), given.get("bit_rate")
+    rate, bit_rate = given.get("sample_rate", DEFAULT_RATE), given.get("bit_rate")
     if container not in (("raw",) if is_raw else ("raw", "wav", "mp3")):
         raise InvalidInputError(f"output_format.container must be raw{'' if is_raw else ', wav or mp3'}; correct it.")
     if container != "mp3" and (not isinstance(encoding, str) or encoding not in RAW):

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from bistream.client.audio import within_full_scale
 from bistream.client.decoding import MAX_CHANNELS, TooLongError, UnreadableError, UnusualError, decode
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.errors import InvalidInputError
-from bistream.rates import REFERENCE_SAMPLE_RATE
 
 
 def decode_recording(data: bytes, min_s: float, max_s: float) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2
 from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.segments import MAX_CHARS
 from bistream.client.translation import infer_request
+from bistream.contract.audio import UPSTREAM_TOKENS_PER_SECOND, sample_rate_of
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.voices import ListedVoice, parse_voices
 
@@ -18,12 +19,14 @@ LIST_INPUT = "is_voice_list"
 @dataclass(frozen=True)
 class ServerFacts:
     """Defaults: of a server that says nothing. languages: as in ``ModelCard``. lists_voices: it tells ``voices``, the default first.
-    max_text_chars: of a session."""
+    max_text_chars: of a session. sample_rate: None: not known yet."""
 
     languages: frozenset[str] = frozenset()
     can_be_instructed: bool = True
     lists_voices: bool = False
     max_text_chars: int = MAX_CHARS
+    sample_rate: int | None = None
+    tokens_per_second: int = UPSTREAM_TOKENS_PER_SECOND
     voices: tuple[ListedVoice, ...] = ()
 
     def lacks(self, speaker_id: str | None) -> bool:
@@ -38,7 +41,9 @@ async def ask_facts(client: AsyncBistreamClient, timeout_s: float) -> ServerFact
     languages = frozenset(code for code in told.get("languages", "").split(",") if code)
     lists_voices = any(tensor.name == LIST_INPUT for tensor in config.input)  # earlier servers have no such input
     max_chars = max(1, int(told.get("max_text_chars", MAX_CHARS)))
-    facts = ServerFacts(languages, told.get("can_be_instructed", "true") == "true", lists_voices, max_chars)
+    tokens_per_second = int(told.get("tokens_per_second", UPSTREAM_TOKENS_PER_SECOND))
+    can_be_instructed = told.get("can_be_instructed", "true") == "true"
+    facts = ServerFacts(languages, can_be_instructed, lists_voices, max_chars, sample_rate_of(told), tokens_per_second)
     return await with_voices(facts, client, timeout_s)
 
 

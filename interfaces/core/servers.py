@@ -19,6 +19,7 @@ from bistream.client.connection import INSECURE, ClientSecurity
 from bistream.client.segments import MAX_CHARS
 from bistream.client.server_errors import NotServedError, UnauthenticatedError, WrongCallError
 from bistream.config import RuntimeConfig
+from bistream.contract.audio import UPSTREAM_SAMPLE_RATE, UPSTREAM_TOKENS_PER_SECOND
 from bistream.contract.fields import COSYVOICE2_BISTREAM
 from bistream.contract.voices import ListedVoice
 from bistream.errors import BistreamError, BusyError, ShuttingDownError
@@ -53,11 +54,11 @@ class Server:
         self._metrics_url = f"http://{self.address.rpartition(':')[0]}:{health_port}/metrics" if health_port else None
         self.load: ServerLoad | None = None  # None: not known
         self.client = AsyncBistreamClient(self.address, security=security, keeps_channel=True, max_unread_s=MAX_UNREAD_S)
+        self.facts = ServerFacts()
         self.open_sessions = 0
         self.is_ready: bool | None = None  # None: not asked yet
         self.reason = ""  # why it is not ready, for the operator
         self.busy_until = 0.0
-        self.facts = ServerFacts()
         self._facts_at_s: float | None = None  # None: to be asked for anew
 
     def session(self, trace: Trace, voice: Voice, text: str, is_end: bool, options: Values) -> AsyncClientSession:
@@ -102,6 +103,7 @@ class Server:
         self._facts_at_s = now
         try:
             self.facts = await asked
+            self.client.told_sample_rate = self.facts.sample_rate
         except (BistreamError, OSError, ValueError) as error:  # TimeoutError is an OSError
             logger.debug("the server %s does not say what it has: %s", self.address, error)
 
@@ -176,10 +178,20 @@ class Servers:
         """Of a session on any of them."""
         return min((server.facts.max_text_chars for server in self.all), default=MAX_CHARS)
 
+    @property
+    def sample_rate(self) -> int:
+        """Of the audio of all of them: one with another rate is never chosen."""
+        return next((rate for server in self.all if (rate := server.facts.sample_rate)), UPSTREAM_SAMPLE_RATE)
+
+    @property
+    def tokens_per_second(self) -> int:
+        """Of the speech of the first one."""
+        return self.all[0].facts.tokens_per_second if self.all else UPSTREAM_TOKENS_PER_SECOND
+
     def choose(self, tried: Sequence[Server] = (), speaker_id: str | None = None) -> Server | None:
         """Not known to be unready or to lack this voice, not lately full, with the lowest load; None: all were tried."""
         now = self._now()
-        left = [server for server in self.all if server not in tried]
+        left = [server for server in self.all if server not in tried and server.facts.sample_rate in (None, self.sample_rate)]
         return min(
             left,
             key=lambda server: (server.is_ready is False, server.facts.lacks(speaker_id), server.busy_until > now, server.expected_load),

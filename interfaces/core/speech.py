@@ -19,7 +19,6 @@ from bistream.client.exchange import Chunk, silent_chunk
 from bistream.client.pause_timer import PauseTimer
 from bistream.client.segments import Segment, Segments, room_in
 from bistream.errors import BistreamError, CancelledError, InvalidInputError
-from bistream.rates import SAMPLE_RATE
 from interfaces.core.errors import UnreachableError
 from interfaces.core.record import Ending, SpeechRecord
 from interfaces.core.servers import Server, Servers, as_answer, may_go_elsewhere
@@ -33,8 +32,9 @@ _OVER = "The utterance is over; start another one for more text."
 
 @dataclass(frozen=True)
 class Audio:
-    """samples: float32 [N], 24 kHz mono. In characters of the utterance, as the client sent them, when these samples have been played:
-    text_consumed are certainly spoken; text_position, an estimate, is where the voice is (None: of a server that does not tell)."""
+    """samples: float32 [N], mono at the servers' rate. In characters of the utterance, as the client sent them, when these samples have
+    been played: text_consumed are certainly spoken; text_position, an estimate, is where the voice is (None: of a server that does not
+    tell)."""
 
     samples: NDArray[np.float32]
     text_consumed: int
@@ -154,7 +154,7 @@ class Speech:
         while (segment := await self._next_segment()) is not None:
             async with contextlib.aclosing(self._speak(segment)) as chunks:
                 async for chunk in chunks:
-                    self.record.on_audio(len(chunk.waveform) / SAMPLE_RATE)
+                    self.record.on_audio(len(chunk.waveform) / self._servers.sample_rate)
                     position = None if chunk.text_position is None else self._heard(segment, chunk.text_position)
                     yield Audio(chunk.waveform, self._heard(segment, chunk.text_consumed), position)
             self._segments.pop()
@@ -179,7 +179,7 @@ class Speech:
         """On one server, or on another one where the first refuses before any audio; once more on the first where all streams were lost."""
         if segment.is_silence:
             if segment.text.strip():
-                yield silent_chunk(len(segment.text))
+                yield silent_chunk(len(segment.text), self._servers.sample_rate)
             return
         tried: list[Server] = []
         is_heard = False  # and so not said again elsewhere

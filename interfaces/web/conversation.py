@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError
-from bistream.rates import SAMPLE_RATE
 from interfaces.audio.encoder import Encoder
 from interfaces.core.caller import Caller
 from interfaces.core.errors import SlowReaderError
@@ -146,7 +145,7 @@ class Conversation:
                     await utterance.speech.end()
 
     def _open(self, action: Open) -> None:
-        encoder = Encoder(action.format, action.gain)
+        encoder = Encoder(action.format, action.gain, self._service.servers.sample_rate)
         try:
             speech = self._service.open(action.voice, self._caller, action.values)
         except BaseException:
@@ -243,7 +242,7 @@ class Conversation:
 
 async def encoded(parts: AsyncGenerator[Audio | Flushed, None], encoder: Encoder) -> AsyncGenerator[Made | Flushed, None]:
     """In messages of bounded length. Within a chunk the voice goes on evenly; that text is certainly spoken is known at its end."""
-    consumed, position, size = 0, None, round(MAX_PIECE_S * SAMPLE_RATE)
+    consumed, position, size = 0, None, round(MAX_PIECE_S * encoder.sample_rate)
     async with contextlib.aclosing(parts):
         async for part in parts:
             if isinstance(part, Flushed):
@@ -255,7 +254,7 @@ async def encoded(parts: AsyncGenerator[Audio | Flushed, None], encoder: Encoder
                 share = (begin + len(samples)) / len(part.samples)
                 position = None if part.text_position is None else before + round(share * (part.text_position - before))
                 consumed = part.text_consumed if share == 1 else consumed
-                yield Made(encoder.feed(samples), 1000 * len(samples) / SAMPLE_RATE, consumed, position)
+                yield Made(encoder.feed(samples), 1000 * len(samples) / encoder.sample_rate, consumed, position)
     rest = encoder.finish()
     if rest:
         yield Made(rest, 0.0, consumed, position)

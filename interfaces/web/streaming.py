@@ -13,7 +13,6 @@ from typing import Any
 from starlette.responses import Response
 
 from bistream.errors import BistreamError, CancelledError, EngineError, ShuttingDownError
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from interfaces.audio.encoder import Encoder
 from interfaces.audio.formats import AudioFormat
 from interfaces.core.caller import Caller
@@ -69,6 +68,11 @@ class SpokenText:
     def characters(self) -> int:
         return self._speech.characters
 
+    @property
+    def tokens(self) -> int:
+        """Of the speech so far."""
+        return round(self.samples / self._encoder.sample_rate * self._service.servers.tokens_per_second)
+
     async def first(self) -> bytes:
         """The first bytes: from here on errors can no longer be a status. Raises ``BistreamError``."""
         self._bytes = self._encoded()
@@ -86,7 +90,7 @@ class SpokenText:
                 async for part in parts:
                     if isinstance(part, Audio):
                         self.samples += len(part.samples)
-                        self._service.counts.audio_s += len(part.samples) / SAMPLE_RATE
+                        self._service.counts.audio_s += len(part.samples) / self._encoder.sample_rate
                         if data := self._encoder.feed(part.samples):
                             yield data
         except CancelledError:
@@ -116,7 +120,7 @@ async def speak(
 ) -> tuple[SpokenText, bytes]:
     """Opens an utterance with its whole text, and waits for its first bytes. receive: of the request, whose body was read; says when the
     client is gone. Raises ``BistreamError``."""
-    encoder = Encoder(target, gain)
+    encoder = Encoder(target, gain, service.servers.sample_rate)
     try:
         speech = service.open(voice, caller, values)
     except BaseException as error:
@@ -195,7 +199,7 @@ class SpokenResponse(Response):
 
     def _usage(self) -> bytes:
         """Characters stand for the input's tokens, which only the servers count; the output's are speech tokens."""
-        given, made = self._spoken.characters, round(self._spoken.samples / SAMPLES_PER_TOKEN)
+        given, made = self._spoken.characters, self._spoken.tokens
         usage = {"input_tokens": given, "output_tokens": made, "total_tokens": given + made}
         return _event({"type": "speech.audio.done", "usage": usage})
 

@@ -19,8 +19,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from interfaces.settings import Settings
+from tests.formats import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.triton.conftest import serve, wait_for
 from tests.triton.interfaces_process import Interfaces
 from tests.unit.client.fake_server import SAMPLES_PER_CHARACTER

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from bistream.config import RuntimeConfig
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.types import FloatArray
 from bistream.voice.batching import Batching
 from bistream.voice.features import log_mel_16k

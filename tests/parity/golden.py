@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from bistream.checkpoints.config import CheckpointConfig, EstimatorConfig, FlowConfig, FlowEncoderConfig, LanguageModelConfig, VocoderConfig
-from bistream.family import COSYVOICE2, COSYVOICE3, Family
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.family import Family
 
 _NO_SIZES = ("end_of_prompt", "extra_speech_rows", "head_bias")
 GOLDEN_DIR = Path(os.environ.get("PARITY_DIR") or Path(__file__).parents[1] / "golden")

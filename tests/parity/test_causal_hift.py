@@ -16,7 +16,7 @@ from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.weights import build_hift, expected_shapes
 from bistream.mel2wav.stage import VocoderHop
 from bistream.mel2wav.weights import canonical_keys
-from bistream.rates import SAMPLES_PER_MEL_FRAME
+from tests.formats import SAMPLES_PER_MEL_FRAME
 from tests.parity import golden3
 
 CONFIG = golden3.vocoder_config()

@@ -9,7 +9,7 @@ from torch import Tensor
 from bistream.checkpoints.reader import check_state_dict
 from bistream.mel2wav.hift import HiFT, SourceStart
 from bistream.mel2wav.weights import canonical_keys, expected_shapes, fold_weight_norm
-from bistream.rates import SAMPLES_PER_MEL_FRAME
+from tests.formats import SAMPLES_PER_MEL_FRAME
 from tests.parity import golden
 
 CONFIG = golden.checkpoint_config().vocoder

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from bistream.errors import EngineError
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from bistream.text2token.engine import EngineSequence, SamplingSpec, TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.engine_settings import EngineSettings
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
@@ -28,6 +27,7 @@ from bistream.text2token.torch_engine import TorchEngine
 from bistream.text2token.weights import build_weights
 from bistream.types import FinishReason
 from tests.fakes import RecordingSink, ScriptedSampler
+from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN
 from tests.parity import golden
 
 SETS = golden.SETS

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.family import COSYVOICE2, COSYVOICE3, Family
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.family import Family
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.factory import LanguageModelParts

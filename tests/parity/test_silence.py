@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.silence import LONGEST_RUN, SilenceThinning
 from tests.parity import golden
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text import front_end as text_front_end
 from bistream.text.front_end import (
     is_only_punctuation,
@@ -16,7 +17,6 @@ from bistream.text.front_end import (
     spell_out_number,
     split_paragraph,
 )
-from bistream.text.special_tokens import SPOKEN_TOKENS
 from tests.parity import golden
 
 CASES: list[dict[str, Any]] = golden.read_json("text.json")
@@ -58,7 +58,7 @@ def test_texts_with_instructions_and_pronunciation_tokens(case: dict[str, Any]) 
 def test_digits_of_pronunciation_tokens_stay_as_written() -> None:
     """The reference makes ``[AHzero]`` of ``[AH0]``, which is no token any more."""
     text = "say [T][AH0][M][EY1][T][OW2] in room 12"
-    assert prepare_text(text, count_words, SPOKEN_TOKENS) == ["say [T][AH0][M][EY1][T][OW2] in room twelve."]
+    assert prepare_text(text, count_words, COSYVOICE3.spoken_tokens) == ["say [T][AH0][M][EY1][T][OW2] in room twelve."]
     assert prepare_text(text, count_words) == ["say [T][AHzero][M][EYone][T][OWtwo] in room twelve."]
 
 

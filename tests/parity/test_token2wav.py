@@ -16,12 +16,12 @@ import torch
 
 from bistream.config import RuntimeConfig
 from bistream.mel2wav.stage import VocoderStage
-from bistream.rates import SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from bistream.token2mel.stage import FlowStage
 from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, VoicePrompt
+from tests.formats import SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from tests.parity import golden
 
 CASES: list[dict[str, Any]] = golden.read_json("token2wav.json")["cases"]

@@ -20,13 +20,13 @@ from bistream.checkpoints.config import CheckpointConfig
 from bistream.config import RuntimeConfig
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.weights import build_hift
-from bistream.rates import LOOKAHEAD_TOKENS, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from bistream.token2mel.dit.weights import build_network
 from bistream.token2mel.stage import FlowStage
 from bistream.token2wav.renderer import RendererHop, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import FloatArray, VoicePrompt
+from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_MEL_FRAME, SAMPLES_PER_TOKEN
 from tests.parity import golden3
 from tests.parity.test_causal_hift import rule_noise
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from bistream.checkpoints.reader import QWEN_DIRECTORY
-from bistream.text.phoneme_tokens import ARPABET_TOKENS, PINYIN_TOKENS
-from bistream.text.special_tokens import ADDED_TOKENS
+from bistream.families.cosyvoice3 import COSYVOICE3
+from bistream.families.phoneme_tokens import ARPABET_TOKENS, PINYIN_TOKENS
 from bistream.text.text_in import TextIn
 from bistream.text.tokenizer import TextTokenizer
 from tests.parity import golden
@@ -23,7 +22,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     """From files as those of ``CosyVoice-BlankEN``."""
     directory: Path = tmp_path_factory.mktemp("model")
     (directory / "cosyvoice3.yaml").touch()
-    qwen = directory / QWEN_DIRECTORY
+    qwen = directory / COSYVOICE3.text_directory
     qwen.mkdir()
     (qwen / "vocab.json").write_text(json.dumps(GOLDEN["vocab"]), encoding="utf-8")
     (qwen / "merges.txt").write_text("".join(f"{left} {right}\n" for left, right in GOLDEN["merges"]), encoding="utf-8")
@@ -32,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 def test_the_added_tokens_and_their_ids(tokenizer: TextTokenizer) -> None:
-    added = ADDED_TOKENS["cosyvoice3"]
+    added = COSYVOICE3.added_tokens
     assert list(added) == GOLDEN["added_special_tokens"]
     assert [tokenizer.special_tokens[token] for token in added] == list(range(GOLDEN["first_added_id"], tokenizer.size))
     assert GOLDEN["released_first_added_id"] + len(added) == GOLDEN["released_size"]

@@ -14,8 +14,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from bistream.errors import CancelledError
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.types import FloatArray
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import make_repository
 from tests.triton.keeper import Keeper
 from tests.triton.requests import Stream, ask

@@ -23,8 +23,8 @@ from bistream.client import say_http
 from bistream.client.exit_codes import EXIT_SERVER
 from bistream.contract.codec import scalar_array, text_array
 from bistream.keeper.server_process import TritonServer
-from bistream.rates import SAMPLES_PER_TOKEN
 from gateway.settings import GateLimits
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.chaos import Storm
 from tests.triton.conftest import PATIENCE_S, wait_for
 from tests.triton.gate_process import GateProcess

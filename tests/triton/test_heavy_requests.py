@@ -14,9 +14,9 @@ import numpy as np
 from bistream.checkpoints.config import FlowConfig
 from bistream.config import RuntimeConfig
 from bistream.keeper.server_process import TritonServer
-from bistream.rates import MEL_FRAMES_PER_TOKEN
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.triton.startup import NICENESS
+from tests.formats import MEL_FRAMES_PER_TOKEN
 from tests.triton.keeper import processes_with
 from tests.triton.requests import Answer, Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from bistream.keeper.server_process import TritonServer
-from bistream.rates import SAMPLES_PER_TOKEN
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import WAIT_TIMEOUT_S, wait_for
 from tests.triton.interfaces_process import Interfaces
 

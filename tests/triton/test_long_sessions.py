@@ -8,7 +8,7 @@ import pytest
 
 from bistream.errors import CancelledError
 from bistream.keeper.server_process import TritonServer
-from bistream.rates import SAMPLE_RATE
+from tests.formats import SAMPLE_RATE
 from tests.triton.conftest import FLOW_CONTEXT_S
 from tests.triton.requests import Stream
 from tests.triton.test_sessions import MODEL, Voice, check_audio

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bistream.client.connection import INSECURE
 from bistream.client.inquiry import GrpcInquiry
 from bistream.contract.voices import ListedVoice
-from bistream.rates import SAMPLES_PER_TOKEN
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import WAIT_TIMEOUT_S
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import check_audio

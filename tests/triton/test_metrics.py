@@ -9,7 +9,7 @@ import pytest
 
 from bistream.keeper.server_process import TritonServer
 from bistream.metrics.families import ALL, HOP_STAGES, OUTER_STAGES, RECOMPUTED_TOKENS, REJECTED_STOPS, STAGES, TOKENS_STAGES, MetricType
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
+from tests.formats import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.triton.conftest import wait_for
 from tests.triton.requests import Answer, Stream, ask
 from tests.triton.scraping import Scrape, fresh_scrape, scrape, session_lines

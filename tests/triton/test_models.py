@@ -13,9 +13,10 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from bistream.checkpoints.config import FlowConfig
+from bistream.contract.audio import REFERENCE_SAMPLE_RATE
 from bistream.keeper.server_process import TritonServer
-from bistream.rates import REFERENCE_SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.types import FinishReason
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import PATIENCE_S
 from tests.triton.requests import Answer, Stream, ask, to_input
 

@@ -14,9 +14,10 @@ from tritonclient.utils import InferenceServerException
 
 from bistream.client.client import BistreamClient
 from bistream.client.server_errors import server_error
+from bistream.contract.audio import SILENCE_S
 from bistream.keeper.server_process import TritonServer
-from bistream.rates import SAMPLE_RATE, SILENCE_S
 from bistream.text.special_tokens import SPECIAL_TOKENS
+from tests.formats import SAMPLE_RATE
 from tests.triton.conftest import PATIENCE_S, serve
 from tests.triton.requests import Stream, ask
 from tests.triton.test_sessions import MODEL, Voice, check_audio

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from bistream.rates import SAMPLES_PER_TOKEN
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import ROOT, wait_for
 from tests.triton.requests import Answer, Stream, ask
 

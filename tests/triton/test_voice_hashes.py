@@ -17,7 +17,7 @@ from bistream.client.say_http import request_body, synthesize
 from bistream.contract.voices import reference_hash
 from bistream.errors import InvalidInputError
 from bistream.keeper.server_process import TritonServer
-from bistream.rates import SAMPLES_PER_TOKEN
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.triton.conftest import PATIENCE_S
 from tests.triton.gate_process import GateProcess
 from tests.triton.requests import Stream, ask

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.mel2wav.weights import load_hift
 from bistream.text2token.weights import load_weights
 from bistream.token2mel.weights import load_network

@@ -16,10 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in """
-    types errors family rates
-    audio processes
-    contract
-    config metrics store
+    types errors families
+    processes contract
+    audio config metrics store
     checkpoints
     client gpu hops
     text voice token2mel mel2wav
@@ -37,7 +36,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
     "text": tuple(
         frozenset(line.split())
         for line in """
-        phoneme_tokens certain_tokens units effort scripts characters
+        certain_tokens units effort scripts characters
         special_tokens front_end
         tokenizer speakable prompt_form span_words number_words tags blanks capitals markdown
         reading_context reading
@@ -70,7 +69,7 @@ ORDER_INSIDE: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"arithmetic", "barriers", "dependent_launch", "tensor_tiles", "compile_worker"}),  # of kernels: these import triton
         frozenset({"compile_ahead"}),
     ),
-    "contract": (frozenset({"checks", "refusals", "voices"}), frozenset({"ended_sessions", "fields"}), frozenset({"codec"})),
+    "contract": (frozenset({"audio", "checks", "refusals", "voices"}), frozenset({"ended_sessions", "fields"}), frozenset({"codec"})),
     "hops": (frozenset({"policy", "queue", "text_pace"}), frozenset({"batch_rules"})),
     "checkpoints": tuple(
         frozenset(names.split()) for names in ("config files model_card", "sizes", "reader", "listing", "download", "released model_dir")
@@ -112,9 +111,9 @@ IMPORT_TRITON = {
 }  # modules of gpu; beside them only the cuda folders
 PACKAGES = ("bistream", "gateway", "interfaces", "scripts")
 STAGES = ("text2token", "token2mel", "mel2wav")
-CLIENT_MAY_IMPORT = {"audio", "config", "contract", "types", "client", "errors", "rates"}
+CLIENT_MAY_IMPORT = {"audio", "config", "contract", "types", "client", "errors"}
 KEEPER_MAY_IMPORT = {"settings", "options"}  # of the gate
-GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "rates", "processes"}
+GATEWAY_MAY_IMPORT = {"config", "contract", "errors", "processes"}
 # Modules of the gate, in the manner of ORDER; a package stands for all of its modules.
 GATEWAY_ORDER = tuple(
     frozenset(line.split())
@@ -323,7 +322,7 @@ def interfaces_imports(path: Path) -> set[str]:
 
 
 def test_the_interfaces_import_only_the_contract_the_client_and_the_gates_tools() -> None:
-    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes", "rates")}
+    allowed = {f"bistream.{name}" for name in ("client", "config", "contract", "errors", "processes")}
     allowed |= {
         "gateway.admission",
         "gateway.keys",

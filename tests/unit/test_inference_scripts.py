@@ -14,12 +14,12 @@ import soundfile
 
 from bistream.errors import InvalidInputError
 from bistream.local import VoiceChoice
-from bistream.rates import CHUNK_TOKENS
 from bistream.text.tokenizer import TextTokenizer
 from bistream.token2mel.state_budget import AUTO_SESSION_S
 from scripts import _chunk_strategy, offline_inference, streaming_inference
 from scripts._dataset import read_manifest
 from scripts._inference import Utterance
+from tests.formats import CHUNK_TOKENS
 from tests.sounds import speech_like
 
 

@@ -18,8 +18,8 @@ from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, InvalidInputError, UnknownSpeakerError
 from bistream.local import LocalPipeline, LocalToken2Wav, VoiceChoice
 from bistream.metrics.stage_times import StageTimes
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.types import AudioChunk, GenerationOptions
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
 TEXT = "Hello there."

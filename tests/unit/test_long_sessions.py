@@ -16,12 +16,12 @@ from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.mel2wav.stage import VocoderHop
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.renderer import FLOW_PAGES, PoolUse, sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
 from bistream.types import VoicePrompt
 from scripts._seam_meter import joints_of, measure_seams
+from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.sounds import speech_like
 
 CONTEXT_S = 4.0

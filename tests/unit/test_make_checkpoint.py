@@ -15,8 +15,8 @@ import torch
 
 from bistream.checkpoints.model_dir import check_model_dir
 from bistream.checkpoints.reader import check_state_dict, load_state_dict, read_config
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.mel2wav import weights as vocoder_weights
-from bistream.text.special_tokens import SPOKEN_TOKENS
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token import weights as language_model_weights
 from bistream.token2mel import weights as flow_weights
@@ -79,7 +79,7 @@ def test_a_cosyvoice3_directory_is_whole(tmp_path: Path) -> None:
     assert files == {name.replace("cosyvoice2", "cosyvoice3").replace("_v2", "_v3") for name in FILES} - {"spk2info.pt"}
     assert check_model_dir(folder) == FAMILY_SIZES["cosyvoice3"]["tiny"].checkpoint
     tokenizer = TextTokenizer.from_model_dir(folder)
-    assert tokenizer.size == 1024 and tokenizer.spoken_tokens == SPOKEN_TOKENS
+    assert tokenizer.size == 1024 and tokenizer.spoken_tokens == COSYVOICE3.spoken_tokens
 
 
 @pytest.mark.parametrize("steps", [10, 6])

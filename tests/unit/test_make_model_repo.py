@@ -51,7 +51,13 @@ def test_the_family_follows_from_the_model_directory(tmp_path: Path, capsys: pyt
     make(tmp_path / "repo", model_values(model_names(), {"model_dir": str(checkpoint)}, "torch"))
     for name in model_names():
         assert 'key: "model_family" value { string_value: "cosyvoice3" }' in config(tmp_path / "repo", name)
-    for setting in ("model_family=cosyvoice3", "token2wav.model_family=cosyvoice2", "languages=en", "cosyvoice2.can_be_instructed=true"):
+    for setting in (
+        "model_family=cosyvoice3",
+        "token2wav.model_family=cosyvoice2",
+        "languages=en",
+        "cosyvoice2.can_be_instructed=true",
+        "sample_rate=16000",
+    ):
         assert made(tmp_path / "other", "--set", setting) == 1
         assert "leave it out" in capsys.readouterr().err
 
@@ -71,6 +77,8 @@ def test_clients_read_of_the_front_models_what_the_checkpoint_speaks(tmp_path: P
             text = config(tmp_path / "repo", name)
             assert f'key: "languages" value {{ string_value: "{languages}" }}' in text
             assert f'key: "can_be_instructed" value {{ string_value: "{can_be_instructed}" }}' in text
+            assert 'key: "sample_rate" value { string_value: "24000" }' in text
+            assert 'key: "tokens_per_second" value { string_value: "25" }' in text
 
 
 def test_settings_go_to_all_models_or_to_one(tmp_path: Path) -> None:

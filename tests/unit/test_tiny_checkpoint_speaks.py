@@ -13,13 +13,13 @@ import torch
 from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.mel2wav.stage import VocoderStage
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.weights import load_weights
 from bistream.token2mel.stage import FlowStage
 from bistream.types import FloatArray, VoicePrompt
 from bistream.voice.spk2info import read_spk2info
 from scripts.make_checkpoint import make_checkpoint
+from tests.formats import SAMPLES_PER_TOKEN
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 6561, 50)]
 

@@ -12,8 +12,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from bistream.rates import SAMPLE_RATE
 from bistream.types import FloatArray
+from tests.formats import SAMPLE_RATE
 
 
 @dataclass(frozen=True)

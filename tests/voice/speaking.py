@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.errors import BistreamError
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text2token.service import LanguageModelStart, SpeechTokenService
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from bistream.voice.spk2info import read_spk2info
+from tests.formats import SPEECH_TOKENS_PER_SECOND
 
 VOICE = "nora"
 _PATIENCE_S = 600.0  # for one message, on a machine that is busy with other things

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bistream.local import LocalPipeline, VoiceChoice
-from bistream.rates import SAMPLE_RATE
 from bistream.types import FinishReason, FloatArray, GenerationOptions
+from tests.formats import SAMPLE_RATE
 from tests.voice.judges import Judge
 from tests.voice.speaking import VOICE, VoiceUnderTest, words_with_blanks
 from training.normalise import words_of

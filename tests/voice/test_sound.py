@@ -18,7 +18,6 @@ from bistream.checkpoints.reader import read_config
 from bistream.config import RuntimeConfig
 from bistream.local import LocalPipeline, VoiceChoice
 from bistream.mel2wav.stage import VocoderHop
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE
 from bistream.token2mel.stage import FlowHop
 from bistream.token2wav.renderer import sizes_of
 from bistream.token2wav.speech_stages import SpeechStages
@@ -31,6 +30,7 @@ from interfaces.protocols.alignment import Alignment
 from interfaces.protocols.words import WordTimes
 from interfaces.web.conversation import encoded
 from scripts._seam_meter import joints_of, measure_seams
+from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLE_RATE
 from tests.voice.conftest import VOICE_DIR
 from tests.voice.judges import Heard, Judge
 from tests.voice.speaking import VOICE, VoiceUnderTest, words_with_blanks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from bistream.rates import SAMPLES_PER_MEL_FRAME
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME
 
 
 class Progress(Protocol):

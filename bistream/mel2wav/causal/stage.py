@@ -28,9 +28,9 @@ from bistream.mel2wav.causal.layers import LayerMemory
 from bistream.mel2wav.causal.network import CausalHiFT, Signal
 from bistream.mel2wav.causal.state import CausalState
 from bistream.mel2wav.causal.weights import load_hift
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME
 from bistream.mel2wav.grouping import group_similar
 from bistream.mel2wav.stage import OFFLINE_PIECE_FRAMES, VocoderHop
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
 
 

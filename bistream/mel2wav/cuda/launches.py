@@ -20,11 +20,11 @@ from bistream.mel2wav.cuda.launches_convolution import Area, Use, WindowLaunch
 from bistream.mel2wav.cuda.memory import MEL_WIDTH, Workspace, capacity_of
 from bistream.mel2wav.cuda.tuning import resampling_tile
 from bistream.mel2wav.cuda.weights import F0_SCALE, Conv, StageWeights, VocoderWeights
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.mel2wav.hift import HiFT
 from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.sizes import GAP, MEL_BINS
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
-from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 
 _LAST_LEAKY_SLOPE = 0.01
 _MAX_MAGNITUDE = 100.0

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from bistream.checkpoints.config import VocoderConfig
 from bistream.mel2wav.cuda.batch import FRAME_GAP, META_NUMBERS, Rate
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME
 from bistream.mel2wav.hift import HiFT
 from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.sizes import GAP, MEL_BINS
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 
 MEL_WIDTH = 128  # channels of the mel as the convolutions read it
 STAGE_SLOTS = 10  # slots of a stage's activations, see ``launches``

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.gpu.precision import exact_float32
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME
 from bistream.mel2wav.graphs.decoder import Decoder
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.graphs.meta import FRAMES, META_NUMBERS, OVERLAP, SLOT, STARTS
 from bistream.mel2wav.hift import HiFT, SourceStart
 from bistream.mel2wav.hop_plan import Bucket
 from bistream.mel2wav.slotted import STATE_FRAMES, Slots
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 
 RECOMPILE_LIMIT = 64  # PyTorch's default of 8 counts the compilations of all stages of a process together
 

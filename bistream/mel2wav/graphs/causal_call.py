@@ -20,12 +20,12 @@ from bistream.gpu.precision import exact_float32
 from bistream.mel2wav.causal.hop_plan import CausalPlan
 from bistream.mel2wav.causal.layers import LayerMemory
 from bistream.mel2wav.causal.network import CausalHiFT, Signal
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME
 from bistream.mel2wav.graphs.call import RECOMPILE_LIMIT
 from bistream.mel2wav.graphs.decoder import Conv, Decoder
 from bistream.mel2wav.graphs.functions import Functions
 from bistream.mel2wav.graphs.meta import CONTEXT, FRAMES, META_NUMBERS, NEW, SLOT
 from bistream.mel2wav.hop_plan import Bucket
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 
 # Columns, beside those of ``meta`` that mean the same: SLOT, FRAMES, CONTEXT (kept frames), NEW.
 AHEAD, PITCHED, DECODED, FIRST_PITCHED, STARTS, ENDS = sorted(set(range(META_NUMBERS)) - {SLOT, FRAMES, CONTEXT, NEW})[:6]

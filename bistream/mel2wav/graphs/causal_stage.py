@@ -24,6 +24,7 @@ from bistream.gpu.steps import Steps
 from bistream.mel2wav.causal.hop_plan import CausalPlan, advance, plan_call
 from bistream.mel2wav.causal.layers import LayerMemory
 from bistream.mel2wav.causal.stage import CausalVocoderStage
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME
 from bistream.mel2wav.graphs.causal_call import CausalCall, CausalParts, CausalSlots, pack_rows, state_sizes
 from bistream.mel2wav.graphs.decoder import Decoder, DecoderLayout
 from bistream.mel2wav.graphs.functions import Functions
@@ -32,7 +33,6 @@ from bistream.mel2wav.graphs.stage import GraphOptions
 from bistream.mel2wav.hop_plan import Bucket, bucket_of, group_rows
 from bistream.mel2wav.slotted import SCRATCH_SLOT
 from bistream.mel2wav.stage import VocoderHop
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
 
 _log = logging.getLogger(__name__)

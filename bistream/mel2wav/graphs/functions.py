@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bistream.mel2wav.fourier import FourierFrames
+from bistream.mel2wav.frames import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from bistream.mel2wav.graphs.meta import (
     CONTEXT,
     EMITTED,
@@ -31,7 +32,6 @@ from bistream.mel2wav.graphs.meta import (
 )
 from bistream.mel2wav.hift import MAX_MAGNITUDE, SNAKE_EPSILON, HarmonicSource, HiFT, SourceStart
 from bistream.mel2wav.noise import normal_noise
-from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 
 
 def _column(meta: Tensor, number: int) -> Tensor:

@@ -70,7 +70,7 @@ def check_config(config: DitFlowConfig) -> None:
 
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
-        raise CheckpointError(f"cosyvoice3.yaml: {sentence}; restore the file that belongs to these weights.")
+        raise CheckpointError(f"The yaml is at fault: {sentence}; restore the file that belongs to these weights.")
 
 
 def _entries(config: DitFlowConfig) -> Iterator[Entry]:

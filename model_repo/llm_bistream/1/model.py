@@ -13,7 +13,6 @@ from bistream.contract.codec import Inputs
 from bistream.contract.fields import LLM_BISTREAM
 from bistream.errors import BistreamError, UnknownSessionError
 from bistream.metrics.families import AUDIO_STAGE
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text.effort import takes_long
 from bistream.text.preparation import chosen_normalization
 from bistream.text2token.service import LanguageModelStart
@@ -112,7 +111,7 @@ class TritonPythonModel(SiblingModel):
 
         slack_s, wanted, waiting = inputs.value("slack_s"), inputs.value("wanted_tokens") or 1, mailbox.num_tokens
         if slack_s is not None:  # the caller does not know of the tokens that wait here
-            self._service.demand(session_id, slack_s + waiting / SPEECH_TOKENS_PER_SECOND, wanted - waiting)
+            self._service.demand(session_id, slack_s + waiting / self._service.tokens_per_second, wanted - waiting)
         mailbox.take(answer, wanted)
 
     def _drop_old_mailboxes(self) -> None:

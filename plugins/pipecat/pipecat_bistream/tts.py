@@ -21,7 +21,6 @@ from bistream.client.speaker import Speaker
 from bistream.client.spoken_words import SpokenWord, SpokenWords
 from bistream.client.utterance import Pacing, Utterance
 from bistream.errors import BistreamError
-from bistream.rates import SAMPLE_RATE
 from pipecat_bistream.failures import category
 
 RETRY_WAITS_S = (0.1, 1.0, 2.0)  # three attempts more, as the framework's own services connect again
@@ -148,8 +147,9 @@ class BistreamTTSService(TTSService):
         async for spoken in turn.utterance:
             if self._turns.get(context_id) is not turn:
                 return
-            begin_s, end_s = turn.play(spoken.waveform.size / SAMPLE_RATE)
-            audio = await resampler.resample(pcm16(spoken.waveform), SAMPLE_RATE, self.sample_rate)
+            sample_rate = await self._client.sample_rate()
+            begin_s, end_s = turn.play(spoken.waveform.size / sample_rate)
+            audio = await resampler.resample(pcm16(spoken.waveform), sample_rate, self.sample_rate)
             if audio:
                 await self.append_to_audio_context(context_id, TTSAudioRawFrame(audio, self.sample_rate, 1, context_id=context_id))
             position = spoken.text_position if self._tells_estimates else spoken.text_consumed

@@ -28,7 +28,7 @@ from bistream.mel2wav.noise import normal_noise
 from bistream.mel2wav.sizes import MEL_BINS
 from bistream.mel2wav.slotted import Slots
 from bistream.mel2wav.weights import load_hift
-from bistream.rates import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
+from tests.formats import SAMPLES_PER_MEL_FRAME, VOCODER_OVERLAP_FRAMES, VOCODER_OVERLAP_SAMPLES
 from tests.gpu.checks import DEVICE, Draw, poison, settled
 from tests.unit.mel2wav.tiny import random_state
 

@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from bistream.contract.codec import scalar_array, text_array
-from bistream.rates import SAMPLE_RATE
+from tests.formats import SAMPLE_RATE
 from tests.triton.attacks.conftest import SHORT_S, UNREAD_S
 from tests.triton.attacks.exchange import SERVICE, coded
 from tests.triton.attacks.gauges import wait_free

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.first_audio_rounds import SERIES, median_of, short_name
-from bistream.family import FAMILIES
+from bistream.families.registry import FAMILIES
 
 
 def one(p50: float, p99: float, audio_s_per_s: float, gaps: int = 0) -> dict[str, Any]:

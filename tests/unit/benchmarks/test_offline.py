@@ -17,11 +17,11 @@ from bistream.client.audio import read_reference
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError
 from bistream.local import LocalPipeline, VoiceChoice
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
 from bistream.types import GenerationOptions
 from scripts._chunk_strategy import schedule
 from scripts._stages import Speech, Stages, hop_sizes
+from tests.formats import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN
 from tests.unit.benchmarks.sets import write_jsonl, write_recording
 
 CPU = ["--device", "cpu", "--dtype", "float32", "--num-threads", "1"]

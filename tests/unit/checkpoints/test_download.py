@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bistream.checkpoints.download import RECORD, check_directory
-from bistream.checkpoints.listing import required_files
-from bistream.family import COSYVOICE2, COSYVOICE3
-from scripts.download_checkpoint import main, model_id
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
+from scripts.download_checkpoint import main
 from tests.unit.checkpoints.stand_in import REPO, Repository, commit_of, serving
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +28,7 @@ LONG_BYTES, CUT = 3 << 20, 5 << 19
 @pytest.fixture
 def repository() -> Repository:
     content = random.Random(0)
-    files = {names[0]: content.randbytes(2000) for names in required_files(COSYVOICE2)}
+    files = {names[0]: content.randbytes(2000) for names in COSYVOICE2.required_files}
     files["llm.pt"] = content.randbytes(LLM_BYTES)
     return Repository({**files, "README.md": b"words", "flow.decoder.estimator.fp32.onnx": b"not read by the server"})
 
@@ -71,9 +71,9 @@ def run(hub: str, directory: Path, *more: str) -> int:
 
 
 def test_the_names_of_the_released_checkpoints() -> None:
-    assert model_id(COSYVOICE2, "huggingface") == "FunAudioLLM/CosyVoice2-0.5B"
-    assert model_id(COSYVOICE2, "modelscope") == "iic/CosyVoice2-0.5B"
-    assert {model_id(COSYVOICE3, hub) for hub in ("huggingface", "modelscope")} == {"FunAudioLLM/Fun-CosyVoice3-0.5B-2512"}
+    assert COSYVOICE2.release.repo_id("huggingface") == "FunAudioLLM/CosyVoice2-0.5B"
+    assert COSYVOICE2.release.repo_id("modelscope") == "iic/CosyVoice2-0.5B"
+    assert {COSYVOICE3.release.repo_id(hub) for hub in ("huggingface", "modelscope")} == {"FunAudioLLM/Fun-CosyVoice3-0.5B-2512"}
 
 
 def files(directory: Path) -> dict[str, bytes]:

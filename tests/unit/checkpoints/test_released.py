@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bistream.checkpoints import released
+from bistream.checkpoints import files as checkpoint_files
 from bistream.checkpoints.download import RECORD, hash_file
-from bistream.checkpoints.listing import required_files
-from bistream.checkpoints.released import RELEASED, Release, compare
+from bistream.checkpoints.released import compare
 from bistream.commands.checkpoint_report import describe
-from bistream.family import FAMILIES, Family
+from bistream.families.family import Family, Release
+from bistream.families.registry import FAMILIES
 
 
 def release_of(model_dir: Path, family: Family) -> Release:
     """The files of this directory as if they were the release."""
-    paths = [next(model_dir / name for name in names if (model_dir / name).exists()) for names in required_files(family)]
+    paths = [next(model_dir / name for name in names if (model_dir / name).exists()) for names in family.required_files]
     files = {path.relative_to(model_dir).as_posix(): (path.stat().st_size, hash_file(path)[0]) for path in paths}
-    return Release("FunAudioLLM/Tiny", "0123456789", files)
+    return Release("Tiny", {"huggingface": "FunAudioLLM"}, "0123456789", files)
+
+
+def release_is(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
+    family = replace(FAMILIES[0], release=release_of(model_dir, FAMILIES[0]))
+    monkeypatch.setattr(checkpoint_files, "FAMILIES", (family, *FAMILIES[1:]))
 
 
 def checksums(model_dir: Path) -> str:
@@ -31,27 +37,27 @@ def checksums(model_dir: Path) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_file_that_the_server_reads_is_known(family: Family) -> None:
-    release = RELEASED[family.name]
-    assert sorted(release.files) == sorted(names[0] for names in required_files(family))
+    release = family.release
+    assert sorted(release.files) == sorted(names[0] for names in family.required_files)
     assert all(re.fullmatch("[0-9a-f]{64}", sha256) and size > 100 for size, sha256 in release.files.values())
     assert len(set(release.files.values())) == len(release.files)
-    assert re.fullmatch("[0-9a-f]{40}", release.commit) and release.repo_id == f"FunAudioLLM/{family.repository}"
+    assert re.fullmatch("[0-9a-f]{40}", release.commit) and release.repo_id() == f"FunAudioLLM/{family.repository}"
 
 
 def test_only_files_of_the_released_size_are_read(tiny_model_dir: Path) -> None:
     read: list[str] = []
-    found = compare(tiny_model_dir, RELEASED["cosyvoice2"], read.append)
-    assert not found.equal and len(found.different) == len(RELEASED["cosyvoice2"].files) and not read
+    found = compare(tiny_model_dir, FAMILIES[0].release, read.append)
+    assert not found.equal and len(found.different) == len(FAMILIES[0].release.files) and not read
 
 
 def test_the_release_is_recognised(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(released.RELEASED, "cosyvoice2", release_of(tiny_model_dir, FAMILIES[0]))
+    release_is(monkeypatch, tiny_model_dir)
     assert checksums(tiny_model_dir) == "all files are those of FunAudioLLM/Tiny at 0123456"
 
 
 def test_what_differs_is_named(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of the same size, and one of another."""
-    monkeypatch.setitem(released.RELEASED, "cosyvoice2", release_of(tiny_model_dir, FAMILIES[0]))
+    release_is(monkeypatch, tiny_model_dir)
     model_dir = Path(shutil.copytree(tiny_model_dir, tmp_path / "model"))
     path = model_dir / "CosyVoice-BlankEN" / "merges.txt"
     path.write_bytes(path.read_bytes().replace(b"#version: 0.2", b"#version: 0.3"))

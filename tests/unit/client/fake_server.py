@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -73,7 +74,9 @@ Behaviour = Callable[[Received, Stream], None]
 
 
 class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
-    """behave: called for every request, in the stream's thread."""
+    """behave: called for every request, in the stream's thread. card: parameters of the model's configuration."""
+
+    card: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, behave: Behaviour, port: int = 0) -> None:
         self.behave = behave
@@ -85,6 +88,12 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         self._server.start()
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        answer = service_pb2.ModelConfigResponse()
+        for name, text in self.card.items():
+            answer.config.parameters[name].string_value = text
+        return answer
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
         stream = Stream()

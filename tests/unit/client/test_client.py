@@ -151,9 +151,9 @@ def test_positions_come_with_the_audio_and_give_times_of_words(serve: Serve) -> 
         (chunk,) = session
     assert (chunk.text_consumed, chunk.text_position, session.heard) == (1, 2, None)
     chunks = [replace(chunk, text_position=position) for position in (2, 2, 6)]
-    assert rounded(word_times("a b 你好", chunks)) == [("a", 0.0, 0.1), ("b", 0.2, 0.225), ("你", 0.25, 0.275), ("好", 0.275, 0.3)]
-    assert rounded(word_times("a b 你好", chunks[:1])) == [("a", 0.0, 0.05)]
-    assert word_times("a", [replace(chunk, text_position=None)]) == []
+    assert rounded(word_times("a b 你好", chunks, 24_000)) == [("a", 0.0, 0.1), ("b", 0.2, 0.225), ("你", 0.25, 0.275), ("好", 0.275, 0.3)]
+    assert rounded(word_times("a b 你好", chunks[:1], 24_000)) == [("a", 0.0, 0.05)]
+    assert word_times("a", [replace(chunk, text_position=None)], 24_000) == []
 
 
 def test_a_server_that_tells_no_positions_is_understood(serve: Serve) -> None:

@@ -37,6 +37,7 @@ def test_info_names_the_server_and_its_tensors(server: list[str], capsys: pytest
     assert set(found["models"]) == set(MODELS) and found["server"]["name"]
     assert found["model_family"] == "cosyvoice2"
     assert found["languages"] == ["de", "en"] and found["can_be_instructed"] is False
+    assert found["sample_rate"] == 24_000
     assert main(["info", *server]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in MODELS)

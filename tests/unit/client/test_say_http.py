@@ -59,9 +59,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def do_GET(self) -> None:
+        """The configuration of the model, whatever is asked for."""
         self.server.keys.append(self.headers["Authorization"])
+        answer = b'{"parameters": {}}'
         self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
+        self.wfile.write(answer)
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.checkpoints.config import LanguageModelConfig
-from bistream.checkpoints.reader import QWEN_DIRECTORY, load_state_dict, read_config
+from bistream.checkpoints.reader import load_state_dict, read_config
 from bistream.conversion.merged import (
     HEAD,
     architecture_of,
@@ -29,7 +29,8 @@ from bistream.conversion.merged import (
 )
 from bistream.conversion.vocabulary import MergedVocabulary
 from bistream.errors import CheckpointError
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.qwen2 import Qwen2Model
 from bistream.text2token.tensorrt_llm.merged_ids import HEAD_BIAS
@@ -194,7 +195,7 @@ def test_a_checkpoint_of_a_training_run_converts_too(model_dir: Path, tmp_path: 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_model_dir, tmp_path / "model")
-    config = tmp_path / "model" / QWEN_DIRECTORY / "config.json"
+    config = tmp_path / "model" / COSYVOICE2.text_directory / "config.json"
     config.write_text(config.read_text().replace('"vocab_size": 1024', '"vocab_size": 1000'))
     with pytest.raises(CheckpointError, match="tokenizer files have 1024 ids"):
         write_merged(tmp_path / "model", tmp_path, torch.float32)

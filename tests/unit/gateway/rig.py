@@ -65,6 +65,8 @@ class FakeTriton(FakeServer):
         answer.config.parameters["languages"].string_value = "de,en"
         answer.config.parameters["can_be_instructed"].string_value = "false"
         answer.config.parameters["max_text_chars"].string_value = "4000"
+        answer.config.parameters["sample_rate"].string_value = "24000"
+        answer.config.parameters["tokens_per_second"].string_value = "25"
         answer.config.default_model_filename = "model.py"
         answer.config.model_transaction_policy.decoupled = request.name == "cosyvoice2_bistream"
         answer.config.input.add(name="target_text", data_type="TYPE_STRING", dims=[1, 1])

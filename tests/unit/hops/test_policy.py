@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, BatchRules
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.queue import BatchPace, HopQueue
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
+from tests.formats import AUDIO_FORMAT, BLOCKS, CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 
-POLICY = HopPolicy()
-CHUNK_BY_CHUNK = HopPolicy(max_chunks=1)
+POLICY = HopPolicy(AUDIO_FORMAT, BLOCKS)
+CHUNK_BY_CHUNK = HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=1)
 TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
 FIRST_HOP = POLICY.first_hop_tokens + LOOKAHEAD_TOKENS
 NEAREST = CHUNK_TOKENS - 1 + POLICY.min_hop_tokens  # the nearest boundary is never further away
@@ -190,7 +190,7 @@ def test_where_hops_end_follows_from_the_number_of_tokens(prompt_tokens: int, to
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 100), st.integers(0, 900), st.integers(1, 8), st.lists(st.integers(1, 200), min_size=1, max_size=8))
 def test_hops_of_a_whole_text_grow_with_their_place_alone(prompt_tokens: int, total: int, chunks: int, arrivals: list[int]) -> None:
-    policy = HopPolicy(max_chunks=chunks)
+    policy = HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=chunks)
     sizes = boundaries(prompt_tokens, total, True, [1], policy=policy)
     assert boundaries(prompt_tokens, total, True, arrivals, policy=policy) == sizes and sum(sizes) == total
     ends = [end - LOOKAHEAD_TOKENS for end in accumulate(sizes)][:-1]
@@ -211,7 +211,7 @@ def test_chunks_that_join_leave_boundaries_out_and_move_none(
     prompt_tokens: int, total: int, chunks: int, is_whole: bool, arrivals: list[tuple[int, float]]
 ) -> None:
     """However tokens come and whatever the listener has: samples must not depend on it. Only the last hop may begin earlier."""
-    policy, received, ends = HopPolicy(max_chunks=chunks), 0, [0]
+    policy, received, ends = HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=chunks), 0, [0]
     plain = set(accumulate(boundaries(prompt_tokens, total, is_whole, [1], policy=CHUNK_BY_CHUNK)))
     for number in itertools.count():
         tokens, buffer_s = arrivals[number % len(arrivals)]
@@ -227,7 +227,7 @@ def test_chunks_that_join_leave_boundaries_out_and_move_none(
     assert ends[-1] == total
 
 
-JOINING = HopPolicy(max_chunks=4)
+JOINING = HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=4)
 
 
 @settings(max_examples=40, deadline=None)
@@ -249,7 +249,7 @@ def test_recheck_of_chunks_that_join_is_the_moment_at_which_the_answer_changes(p
 def test_the_second_hop_takes_available_tokens_after_a_first_one_of_any_length(
     first_tokens: int, prompt_tokens: int, pending: int, buffer_s: float
 ) -> None:
-    policy = HopPolicy(first_hop_tokens=first_tokens, max_chunks=4)
+    policy = HopPolicy(AUDIO_FORMAT, BLOCKS, first_hop_tokens=first_tokens, max_chunks=4)
     sent = first_tokens + LOOKAHEAD_TOKENS
     count = policy.next_hop(HopProgress(prompt_tokens, sent + pending, sent, False, buffer_s, 0.1, chunks_join=True))
     assert count is None or policy.min_hop_tokens <= count <= min(pending, SPEECH_BLOCK_TOKENS)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import uvicorn
@@ -97,9 +96,8 @@ def running(
 
 
 class ReadyServer(FakeServer):
-    """card: parameters of the model's configuration. voices: None: as of earlier servers, which list none."""
+    """voices: None: as of earlier servers, which list none."""
 
-    card: Mapping[str, str] = MappingProxyType({})
     voices: Sequence[ListedVoice] | None = None
     listing: bytes | None = None  # in place of ``voices``
 
@@ -107,9 +105,7 @@ class ReadyServer(FakeServer):
         return service_pb2.ModelReadyResponse(ready=request.name == COSYVOICE2_BISTREAM.name)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        answer = service_pb2.ModelConfigResponse()
-        for name, text in self.card.items():
-            answer.config.parameters[name].string_value = text
+        answer = super().ModelConfig(request, context)
         if self.voices is not None:
             answer.config.input.add(name="is_voice_list", data_type="TYPE_BOOL", dims=[1, 1])
         return answer

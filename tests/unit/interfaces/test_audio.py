@@ -88,6 +88,13 @@ def test_float_samples_are_those_of_16_bits(rate: int) -> None:
     assert len(floats) == len(integers) and np.abs(floats * 32768 - integers).max() <= 1  # the resampler rounds to 16 bits, or not
 
 
+@pytest.mark.parametrize("source", [16000, 24000, 48000])
+def test_audio_of_any_rate_lasts_as_long_in_the_clients_format(source: int) -> None:
+    encoder = Encoder(AudioFormat(), sample_rate=source)
+    made = np.frombuffer(encoder.feed(np.zeros(source, np.float32)) + encoder.finish(), "<i2")
+    assert abs(len(made) - 24000) <= 16
+
+
 @pytest.mark.parametrize("inside", sorted(WAV))
 def test_a_wav_file_holds_every_raw_encoding(inside: str) -> None:
     target = cartesia_format({"container": "wav", "encoding": inside, "sample_rate": 16000})

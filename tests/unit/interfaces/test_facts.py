@@ -121,6 +121,18 @@ def test_a_server_that_comes_back_is_asked_for_everything_anew(server: ReadyServ
     asyncio.run(run())
 
 
+def test_a_server_with_another_rate_than_the_first_is_never_chosen(server: ReadyServer) -> None:
+    async def run() -> None:
+        with reading() as other:
+            server.card = {"sample_rate": "16000", "tokens_per_second": "50"}
+            other.voices = (ListedVoice("ben", REGISTERED),)
+            async with known(server, other) as servers:
+                assert (servers.sample_rate, servers.tokens_per_second) == (16_000, 50)
+                assert servers.choose((), "ben") is servers.all[0] and servers.choose((servers.all[0],)) is None
+
+    asyncio.run(run())
+
+
 def test_several_servers_offer_what_any_of_them_has_and_the_one_that_has_it_is_chosen(server: ReadyServer) -> None:
     async def run() -> None:
         with reading() as other:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bistream.client.exchange import Chunk
 from bistream.client.word_times import word_times
-from bistream.rates import SAMPLE_RATE
 from interfaces.protocols.words import Word, WordTimes
+from tests.formats import SAMPLE_RATE
 
 TEXT = st.text(alphabet="ab c.你好", max_size=30)
 STEPS = st.lists(st.tuples(st.integers(0, 48), st.integers(0, 8)), max_size=10)  # duration in multiples of 10 ms, characters
@@ -48,7 +48,7 @@ def test_of_a_voice_that_goes_on_the_times_are_those_of_the_client_library(text:
         words += times.next(10 * step, position)
         chunks.append(Chunk(np.zeros(step * SAMPLE_RATE // 100, np.float32), number, 0, 0.0, position))
     words += times.finish()
-    expected = word_times(text, chunks)
+    expected = word_times(text, chunks, SAMPLE_RATE)
     assert [word.text for word in words] == [word.word for word in expected]
     for word, other in zip(words, expected, strict=True):
         assert (word.begin_ms, word.end_ms) == pytest.approx((1000 * other.begin_s, 1000 * other.end_s))

@@ -174,7 +174,7 @@ def test_urls_are_for_clients_on_this_host(address: str, expected: str) -> None:
 def repository(folder: Path, max_text_chars: int) -> Path:
     template = read_template("cosyvoice2_bistream")
     (folder / "cosyvoice2_bistream").mkdir(parents=True, exist_ok=True)
-    text = template.replace("${max_text_chars}", str(max_text_chars))
+    text = template.replace("${max_text_chars}", str(max_text_chars)).replace("${sample_rate}", "16000")
     assert text != template
     (folder / "cosyvoice2_bistream" / "config.pbtxt").write_text(text, encoding="utf-8")
     return folder
@@ -184,13 +184,14 @@ def repository(folder: Path, max_text_chars: int) -> Path:
 def test_the_longest_text_passes_the_gate(max_text_chars: int) -> None:
     limit = max(16_000, len(("\U0001f600" * 10).encode()) * max_text_chars // 10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate_plan, "_max_text_chars", lambda repository: max_text_chars)
+        patch.setattr(gate_plan, "_largest", lambda repository, name: max_text_chars if name == "max_text_chars" else 0)
         assert fit_limits(GateLimits(), Path("/none")).max_text_bytes == limit
         assert fit_limits(GateLimits(max_text_bytes=17), Path("/none")).max_text_bytes == 17  # somebody wanted it so
 
 
-def test_the_length_of_a_text_is_read_from_the_model_repository(tmp_path: Path) -> None:
-    assert fit_limits(GateLimits(), repository(tmp_path, 100_000)).max_text_bytes == 400_000
+def test_the_length_of_a_text_and_the_rate_of_the_audio_are_read_from_the_model_repository(tmp_path: Path) -> None:
+    limits = fit_limits(GateLimits(), repository(tmp_path, 100_000))
+    assert (limits.max_text_bytes, limits.sample_rate) == (400_000, 16_000)
     assert fit_limits(GateLimits(), tmp_path / "none") == GateLimits()
 
 

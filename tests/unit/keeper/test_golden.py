@@ -31,9 +31,9 @@ from bistream.keeper.host import GoldenError
 from bistream.keeper.model_requests import RequestError
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer, never
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.store.fingerprint import Fingerprint
 from bistream.types import FloatArray
+from tests.formats import AUDIO_FORMAT, BLOCKS, SAMPLES_PER_TOKEN
 from tests.unit.voice.voices import noise
 
 TOKENS = 40
@@ -59,7 +59,7 @@ def golden(seed: int = 0, tokens: int = TOKENS) -> Golden:
 
 @given(st.integers(1, 300), st.integers(0, 100), st.integers(1, 8))
 def test_hops_are_all_tokens_in_order(count: int, prompt_tokens: int, chunks: int) -> None:
-    pieces = hops(np.arange(count, dtype=np.int32), prompt_tokens, HopPolicy(max_chunks=chunks))
+    pieces = hops(np.arange(count, dtype=np.int32), prompt_tokens, HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=chunks))
     assert np.concatenate(pieces).tolist() == list(range(count)) and all(len(piece) for piece in pieces[:-1])
 
 

@@ -27,8 +27,8 @@ from bistream.mel2wav.graphs.stage import GraphOptions
 from bistream.mel2wav.hop_plan import Bucket, bucket_of
 from bistream.mel2wav.stage import VocoderHop
 from bistream.mel2wav.vocoder import Vocoder
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
+from tests.formats import SAMPLES_PER_MEL_FRAME
 from tests.unit.launches import Launches
 from tests.unit.mel2wav.test_causal_stage import EXACT, voiced_mel
 from tests.unit.mel2wav.tiny import CAUSAL, CAUSAL_CHECKPOINT, random_state

@@ -22,9 +22,9 @@ from bistream.mel2wav.causal.state import CausalState
 from bistream.mel2wav.causal.weights import build_hift, expected_shapes
 from bistream.mel2wav.factory import make_vocoder
 from bistream.mel2wav.stage import VocoderHop
-from bistream.rates import SAMPLES_PER_MEL_FRAME
 from bistream.types import FloatArray
 from scripts._seam_meter import joints_of, measure_seams
+from tests.formats import SAMPLES_PER_MEL_FRAME
 from tests.unit.mel2wav import tiny
 from tests.unit.mel2wav.tiny import CAUSAL, CAUSAL_CHECKPOINT, random_state, write_model
 

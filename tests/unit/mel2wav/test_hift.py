@@ -11,7 +11,7 @@ from torch import Tensor
 from bistream.mel2wav.fourier import FourierFrames
 from bistream.mel2wav.hift import HiFT, RowMasks, SourceStart
 from bistream.mel2wav.weights import load_hift
-from bistream.rates import SAMPLES_PER_MEL_FRAME
+from tests.formats import SAMPLES_PER_MEL_FRAME
 from tests.unit.mel2wav import tiny
 
 N_FFT, HOP = tiny.CONFIG.istft_n_fft, tiny.CONFIG.istft_hop_len

@@ -16,13 +16,13 @@ from bistream.gpu.claims import HOPS, PATIENCE_S
 from bistream.hops.batch_rules import FIRST_TOKENS_PER_S, LONG_BATCH_S, MAX_BATCH_HOPS, BatchRules
 from bistream.hops.policy import HopPolicy, HopProgress
 from bistream.hops.queue import BatchPace, HopQueue
-from bistream.rates import CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.load import NOTHING, LoadControl, Need
 from bistream.sessions.needs import SessionLoad, need_of, text_bytes
 from bistream.token2wav.capacity import CapacityMeter
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions
+from tests.formats import AUDIO_FORMAT, BLOCKS, CHUNK_TOKENS, LOOKAHEAD_TOKENS, SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 
 TOKEN_S = 1 / SPEECH_TOKENS_PER_SECOND
 VOCODER_WITHHOLDS_TOKENS = 4  # eight mel frames, until the final hop
@@ -30,7 +30,7 @@ MAX_UNREAD_S = 60.0
 LOOK_S = 0.02  # as the orchestrator's watcher
 PROMPT_TOKENS = 125
 STEPS = 10
-POLICY = HopPolicy()
+POLICY = HopPolicy(AUDIO_FORMAT, BLOCKS)
 
 
 @dataclass
@@ -177,7 +177,7 @@ class Server:
         return [self._need(listener) for listener in self.live]
 
     def _need(self, listener: Listener) -> Need:
-        listener.counted = need_of(listener.start, listener.standing(self.now_s), self.load.report, self.load.lengths)
+        listener.counted = need_of(listener.start, listener.standing(self.now_s), self.load.report, self.load.lengths, AUDIO_FORMAT)
         return listener.counted
 
     def run(self, until_s: float) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from bistream.errors import BistreamError, CancelledError, UnknownSessionError
-from bistream.rates import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 from bistream.sessions.ports import BistreamRequest, Ports
 from bistream.text2token.service import LanguageModelStart
 from bistream.token2wav.load_report import LoadReport
 from bistream.token2wav.service import Token2WavHop
 from bistream.types import AudioChunk, FinishReason, FloatArray, GenerationOptions, IntArray, SpeakerFeatures, SpeechTokens, VoicePrompt
+from tests.formats import LOOKAHEAD_TOKENS, SAMPLES_PER_TOKEN, VOCODER_OVERLAP_SAMPLES
 
 WAIT_S = 120.0  # time limit for a thread; exceeding it is a failure, never a measurement
 TOKENS_PER_BLOCK = 15

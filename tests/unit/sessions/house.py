@@ -14,11 +14,11 @@ from bistream.errors import (
     BistreamError,
 )
 from bistream.metrics.recorder import Recorder
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.sessions.orchestrator import Orchestrator
 from bistream.sessions.ports import BistreamRequest
 from bistream.sessions.session import SessionState
 from bistream.sessions.speaking import SessionRun
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.unit.sessions.fakes import (
     WAIT_S,
     FakeModels,

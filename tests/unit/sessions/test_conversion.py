@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bistream.errors import CancelledError, EngineError, InvalidInputError
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.sessions.ports import BistreamRequest
 from bistream.types import GenerationOptions
+from tests.formats import SAMPLES_PER_TOKEN
 from tests.unit.sessions.fakes import REFERENCE, append_request, cancel_request, start_request
 from tests.unit.sessions.house import House
 

@@ -18,7 +18,7 @@ from bistream.errors import (
     SessionTimeoutError,
     ShuttingDownError,
 )
-from bistream.rates import SAMPLE_RATE
+from tests.formats import SAMPLE_RATE
 from tests.unit.sessions.fakes import (
     REFERENCE,
     WAIT_S,

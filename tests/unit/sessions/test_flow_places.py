@@ -19,6 +19,7 @@ from bistream.token2mel.page_pool import Account, PagePool
 from bistream.token2mel.state_budget import reserved_pages
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions, VoicePrompt
+from tests.formats import AUDIO_FORMAT
 from tests.unit.sessions.fakes import WAIT_S, start_request
 from tests.unit.sessions.house import CONFIG, House, assert_whole
 
@@ -75,7 +76,7 @@ class Server:
 
     def need(self, session: Session) -> Need:
         standing = SessionLoad(age_s=1.0, reserved_s=session.reserved_s, voice_tokens=VOICE_TOKENS)
-        session.counted = need_of(session.start, standing, self.load.report, self.load.lengths)
+        session.counted = need_of(session.start, standing, self.load.report, self.load.lengths, AUDIO_FORMAT)
         return session.counted
 
     def admit(self, start: SessionStart) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.errors import BusyError
+from bistream.sessions import needs
 from bistream.sessions.admission import SessionStart
 from bistream.sessions.load import ASSUMED_CAPACITY, LENGTH_MARGIN, MAX_RETRY_S, MIN_RETRY_S, RECOUNT_S, Lengths, LoadControl, Need
-from bistream.sessions.needs import UNKNOWN_VOICE_PAGES, SessionLoad, need_of
+from bistream.sessions.needs import UNKNOWN_VOICE_PAGES, SessionLoad
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import GenerationOptions, VoicePrompt
+from tests.formats import AUDIO_FORMAT
 
+need_of = partial(needs.need_of, audio_format=AUDIO_FORMAT)
 START = SessionStart(None, b"x" * 120, True, None, "", "anna", GenerationOptions(), 1.0, False)
 SPEAKING = SessionLoad(age_s=5.0, buffer_s=2.0, made_s=4.0, received_s=6.0, voice_tokens=125)
 REPORT = LoadReport(capacity=100.0, pages=0, reserve_pages=10)

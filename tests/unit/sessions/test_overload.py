@@ -7,6 +7,7 @@ import random
 import pytest
 
 from bistream.hops.policy import HopPolicy
+from tests.formats import AUDIO_FORMAT, BLOCKS
 from tests.unit.sessions.crowd import Listener, Server, h200_dit_batch_s, poisson
 
 CAPACITY = 790.0
@@ -67,7 +68,7 @@ def test_hops_of_several_chunks_feed_more_listeners_where_each_hop_pays_for_what
     listeners = [
         Listener(chance.uniform(0.0, 6.0), chance.randint(425, 650), 75.0, is_whole=False, chunks_join=chunks_join) for _ in range(352)
     ]
-    server = Server(listeners, target=0.0, batch_s=h200_dit_batch_s, policy=HopPolicy(max_chunks=4))
+    server = Server(listeners, target=0.0, batch_s=h200_dit_batch_s, policy=HopPolicy(AUDIO_FORMAT, BLOCKS, max_chunks=4))
     server.run(45.0)
     assert all(listener.is_done for listener in listeners)
     assert not gaps(listeners) if chunks_join else len(gaps(listeners)) > 100

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from bistream.sessions.playback import Playback, SpokenText
 from bistream.sessions.text_position import SpokenEffort
 from bistream.types import SpeechTokens
+from tests.formats import AUDIO_FORMAT, SAMPLE_RATE, SAMPLES_PER_TOKEN
 
 SETTINGS = settings(max_examples=20, deadline=None)
 
 
 def test_a_listener_plays_from_the_first_chunk_and_waits_in_a_gap() -> None:
-    playback = Playback()
+    playback = Playback(AUDIO_FORMAT.sample_rate)
     assert playback.buffer_s(5.0) == 0.0
     playback.sent(SAMPLE_RATE, 10.0)
     assert playback.buffer_s(10.25) == pytest.approx(0.75)
@@ -32,7 +32,7 @@ def test_a_listener_plays_from_the_first_chunk_and_waits_in_a_gap() -> None:
 @given(st.lists(st.tuples(st.integers(0, SAMPLE_RATE), st.floats(0, 2)), max_size=10))
 def test_the_buffer_is_what_was_sent_minus_what_was_played(chunks: list[tuple[int, float]]) -> None:
     """Sample-exact bookkeeping replaces a listener simulated millisecond by millisecond, which would be slow."""
-    playback, now, left, dry = Playback(), 0.0, 0.0, [0.0]
+    playback, now, left, dry = Playback(AUDIO_FORMAT.sample_rate), 0.0, 0.0, [0.0]
     for samples, pause_s in chunks:
         playback.sent(samples, now)
         assert playback.underrun_s == pytest.approx(sum(dry), abs=1e-6)
@@ -51,7 +51,7 @@ def test_the_buffer_is_what_was_sent_minus_what_was_played(chunks: list[tuple[in
     st.lists(st.integers(0, 30 * SAMPLES_PER_TOKEN), max_size=8),
 )
 def test_text_is_reported_as_spoken_only_with_all_its_tokens(messages: list[tuple[int, int]], chunks: list[int]) -> None:
-    spoken, tokens, characters = SpokenText(SpokenEffort()), 0, 0
+    spoken, tokens, characters = SpokenText(SpokenEffort(), AUDIO_FORMAT), 0, 0
     marks = []
     for count, more in messages:
         tokens, characters = tokens + count, characters + more

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from bistream.errors import BistreamError
 from bistream.metrics.families import OUTER_STAGES
 from bistream.metrics.session_log import LOGGER
-from bistream.rates import SAMPLE_RATE
 from bistream.sessions.session_record import SessionRecord, Timestamps
+from tests.formats import SAMPLE_RATE
 from tests.recorded import nonzero, sample
 from tests.unit.sessions.fakes import append_request, cancel_request, start_request
 from tests.unit.sessions.house import House, assert_whole, tokens_of

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bistream.contract.audio import SILENCE_S
 from bistream.errors import (
     EngineError,
 )
-from bistream.rates import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, SILENCE_S
 from bistream.sessions.speaking import ANSWER_TIMEOUT_S
 from bistream.token2wav.load_report import LoadReport
 from bistream.types import FinishReason, GenerationOptions, SpeechTokens
+from tests.formats import CHUNK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN
 from tests.unit.sessions.fakes import (
     REFERENCE,
     WAIT_S,

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.hops.text_pace import TextPace
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.sessions.playback import SpokenText
-from bistream.sessions.text_position import USUAL_PACE, SpokenEffort, pace_of, position, weight_of
+from bistream.sessions.text_position import SpokenEffort, pace_of, position, usual_pace, weight_of
 from bistream.types import FinishReason, SpeechTokens, VoicePrompt
+from tests.formats import AUDIO_FORMAT, BLOCKS, SAMPLES_PER_TOKEN
 
+USUAL_PACE = usual_pace(AUDIO_FORMAT)
 ENGLISH = (
     "The train to the coast leaves at nine, and it takes about two hours. If you want a seat by the window, come early; "
     "otherwise you will stand until the second stop, where most people get off. Bring something to read."
@@ -46,7 +47,7 @@ def errors(text: str, knows_total: bool, chance: random.Random) -> list[float]:
     effort = SpokenEffort()
     effort.push(text)
     total = (round(ends[-1]), len(text)) if knows_total else None
-    voice_pace = pace_of(TRANSCRIPTS[text], prompt_tokens)
+    voice_pace = pace_of(TRANSCRIPTS[text], prompt_tokens, AUDIO_FORMAT)
     truth = [int(np.searchsorted(ends, tokens)) for tokens in range(12, int(ends[-1]), 12)]
     found = [position(effort, tokens, voice_pace, total, (0, len(text))) for tokens in range(12, int(ends[-1]), 12)]
     return [abs(one - other) for one, other in zip(found, truth, strict=True)]
@@ -71,9 +72,9 @@ def test_the_estimate_keeps_its_bounds_and_grows_with_the_speech(text: str, toke
 
 
 def test_a_transcript_that_says_something_else_is_no_measure() -> None:
-    assert pace_of("", 100) == pace_of("Hi.", 0) == USUAL_PACE
-    assert pace_of("Hi.", 1000) == 0.5 * USUAL_PACE
-    assert pace_of("word " * 400, 10) == 2.0 * USUAL_PACE
+    assert pace_of("", 100, AUDIO_FORMAT) == pace_of("Hi.", 0, AUDIO_FORMAT) == USUAL_PACE
+    assert pace_of("Hi.", 1000, AUDIO_FORMAT) == 0.5 * USUAL_PACE
+    assert pace_of("word " * 400, 10, AUDIO_FORMAT) == 2.0 * USUAL_PACE
 
 
 def block(number: int, text_fed: int) -> SpeechTokens:
@@ -84,7 +85,7 @@ def test_text_that_the_model_had_not_been_given_was_not_spoken() -> None:
     """A fast voice, five text tokens of four letters for each 15 speech tokens: at the end of a block no character of the next one."""
     effort = SpokenEffort()
     effort.push("x" * 200)
-    text = SpokenText(effort)
+    text = SpokenText(effort, AUDIO_FORMAT)
     text.voice_ready(VoicePrompt("x" * 60, np.zeros(25, np.int32), np.zeros((50, 80), np.float32), np.zeros(192, np.float32)))
     for number in range(4):
         text.tokens_came(block(number, 20 * (number + 1)))
@@ -100,7 +101,7 @@ def test_what_the_model_attends_to_counts_before_the_pace() -> None:
     """Between two messages in proportion; bounded as every estimate; without a voice's pace."""
     effort = SpokenEffort()
     effort.push("x" * 200)
-    text = SpokenText(effort)
+    text = SpokenText(effort, AUDIO_FORMAT)
     text.tokens_came(SpeechTokens((1,) * 15, 0, None, False, 40, 10, text_attended=9))
     text.tokens_came(SpeechTokens((1,) * 10, 1, None, False, 40, 10, text_attended=19))
     text.tokens_came(SpeechTokens((1,) * 5, 1, None, False, 40, 10, text_attended=60))
@@ -112,7 +113,7 @@ def test_what_the_model_attends_to_counts_before_the_pace() -> None:
 
 
 def test_when_the_next_block_is_expected() -> None:
-    pace = TextPace()
+    pace = TextPace(BLOCKS.text_tokens)
     assert pace.next_block_s(0, 0, 1.0) is None
     pace.came(20, 10.0)
     assert pace.next_block_s(20, 5, 10.5) is None, "one piece has no pace"

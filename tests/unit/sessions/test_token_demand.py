@@ -11,9 +11,9 @@ import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.hops.policy import HopPolicy
-from bistream.rates import SAMPLE_RATE
 from bistream.sessions.hop_pacing import HopPacing
 from bistream.types import SpeechTokens, TokenDemand, VoicePrompt
+from tests.formats import AUDIO_FORMAT, BLOCKS, SAMPLE_RATE
 
 PROMPT = VoicePrompt("", np.zeros(50, np.int32), np.zeros((100, 80), np.float32), np.zeros(192, np.float32))
 
@@ -23,7 +23,7 @@ def pacing(tokens: int, offline: bool = False) -> HopPacing:
     session: Any = SimpleNamespace(
         start=SimpleNamespace(offline=offline, is_end=True), tokens=[1] * tokens, finish_reason=None, last_message=SpeechTokens(())
     )
-    made = HopPacing(session, RuntimeConfig(), HopPolicy(), lambda: asyncio.sleep(0), lambda: None)
+    made = HopPacing(session, RuntimeConfig(), HopPolicy(AUDIO_FORMAT, BLOCKS), lambda: asyncio.sleep(0), lambda: None)
     made.voice_ready(PROMPT)
     return made
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS
+from bistream.families.cosyvoice2 import ADDED_TOKENS
 from bistream.text.text_in import TextIn
 from bistream.text.tokenizer import TextTokenizer
 from scripts._tokenizer_files import write_tokenizer_files
 from tests.unit.text.pieces import stream
 
 WORDS = ("Hello", " there", "你好", "。", "[", "<", "</", " ", "[laugh", "strong>", "é", "now.")
-PARTS = st.lists(st.one_of(st.sampled_from(ADDED_SPECIAL_TOKENS), st.sampled_from(WORDS)), min_size=1, max_size=12)
+PARTS = st.lists(st.one_of(st.sampled_from(ADDED_TOKENS), st.sampled_from(WORDS)), min_size=1, max_size=12)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def by_hand(tokenizer: TextTokenizer, text: str) -> list[int]:
     ids: list[int] = []
     words = ""
     while text:
-        mark = next((mark for mark in ADDED_SPECIAL_TOKENS if text.startswith(mark)), None)
+        mark = next((mark for mark in ADDED_TOKENS if text.startswith(mark)), None)
         if mark is None:
             words, text = words + text[0], text[1:]
             continue
@@ -44,7 +44,7 @@ def test_marks_survive_any_cut(tokenizer: TextTokenizer, parts: list[str], cuts:
     assert [token.id for token in stream(tokenizer, text.encode(), cuts)] == by_hand(tokenizer, text)
 
 
-@pytest.mark.parametrize("mark", ADDED_SPECIAL_TOKENS)
+@pytest.mark.parametrize("mark", ADDED_TOKENS)
 def test_a_mark_cut_at_every_byte(tokenizer: TextTokenizer, mark: str) -> None:
     data = f"He said {mark}so, 好{mark}{mark}".encode()
     wanted = by_hand(tokenizer, data.decode())

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bistream.families.cosyvoice2 import ADDED_TOKENS
 from bistream.text.characters import RETRACT, Emit
 from bistream.text.markdown import MarkdownReader
 from bistream.text.normalization import TextNormalizer
 from bistream.text.preparation import TextPreparation, chosen_normalization, make_preparation, prepare_prompt
-from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS
 from bistream.text.text_in import TextIn, TextToken
 from bistream.text.tokenizer import TextTokenizer
 from scripts._tokenizer_files import write_tokenizer_files
@@ -154,7 +154,7 @@ SNIPPETS = (
         "\x1c",
         "\x1d",
     ),
-    *ADDED_SPECIAL_TOKENS,
+    *ADDED_TOKENS,
 )
 TEXTS = st.lists(st.one_of(st.sampled_from(SNIPPETS), st.characters(exclude_categories=["Cs"])), max_size=24).map("".join)
 CUTS = st.lists(st.integers(0, 400), max_size=30)

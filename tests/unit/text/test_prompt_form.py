@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text.prompt_form import PromptForm, make_prompt_form, own_instruction
 from bistream.text.special_tokens import END_OF_PROMPT
 

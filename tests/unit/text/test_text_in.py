@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import CheckpointError, InvalidInputError
-from bistream.text.special_tokens import ADDED_SPECIAL_TOKENS, BASE_SPECIAL_TOKENS
+from bistream.families.cosyvoice2 import ADDED_TOKENS, BASE_TOKENS
 from bistream.text.text_in import KEEP_CHARS, WINDOW_CHARS, TextIn, is_complete, is_run_of_letters, starts_segment
 from bistream.text.tokenizer import TextTokenizer
 from scripts._tokenizer_files import FULL_VOCAB_SIZE, make_vocabulary, special_token_count, write_tokenizer_files
@@ -47,7 +47,7 @@ def tokenizer(model_dir: Path) -> TextTokenizer:
 
 
 SNIPPETS = (
-    *(BASE_SPECIAL_TOKENS + ADDED_SPECIAL_TOKENS),
+    *(BASE_TOKENS + ADDED_TOKENS),
     *("[", "<", "<|", "</", "[brea", "<|endof", "[laughter", "<laughter", "][", "<<"),
     *("'s", "'T", "'re", "'ll", "'l", "'", "I'm", "they've", "'d"),
     *(" ", "  ", "\n", "\r\n", " \n ", "\t", "\u3000", "\u00a0", "\u2028", "\x1c", "\x85"),
@@ -326,7 +326,7 @@ class TestTokenizerFiles:
         assert tokenizer.encode(text) == reference_tokenizer(model_dir)(text)["input_ids"]
 
     def test_special_tokens_follow_the_base_vocabulary_in_upstreams_order(self, tokenizer: TextTokenizer) -> None:
-        expected = {token: VOCAB_SIZE + index for index, token in enumerate(BASE_SPECIAL_TOKENS + ADDED_SPECIAL_TOKENS)}
+        expected = {token: VOCAB_SIZE + index for index, token in enumerate(BASE_TOKENS + ADDED_TOKENS)}
         assert tokenizer.special_tokens == expected
         assert tokenizer.size == VOCAB_SIZE + special_token_count()
 
@@ -404,7 +404,7 @@ def reference_tokenizer(model_dir: Path) -> Any:
 
     if model_dir not in _REFERENCES:
         reference = Qwen2Tokenizer.from_pretrained(model_dir / "CosyVoice-BlankEN")
-        others = [*BASE_SPECIAL_TOKENS[1:], *ADDED_SPECIAL_TOKENS]
+        others = [*BASE_TOKENS[1:], *ADDED_TOKENS]
         reference.add_special_tokens({"pad_token": "<|endoftext|>", "additional_special_tokens": others})
         _REFERENCES[model_dir] = reference
     return _REFERENCES[model_dir]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.config import RuntimeConfig
-from bistream.family import COSYVOICE3
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text.special_tokens import END_OF_PROMPT
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.cuda.batch import NUM_START_NUMBERS, StartField, write_starts
@@ -162,7 +162,7 @@ def test_the_kernels_serve_the_rows_of_the_engine_and_not_those_of_the_file() ->
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     directory = tmp_path_factory.mktemp("model")
     (directory / "cosyvoice3.yaml").touch()
-    write_tokenizer_files(directory, SIZES.text_vocab_size - special_token_count("cosyvoice3"))
+    write_tokenizer_files(directory, SIZES.text_vocab_size - special_token_count(COSYVOICE3))
     return TextTokenizer.from_model_dir(directory)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.family import COSYVOICE3
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.interleave import UnistreamLayout
 from tests.unit.text2token.test_interleave import (
     CHOOSE,

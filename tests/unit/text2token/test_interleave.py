@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bistream.errors import EngineError
-from bistream.family import COSYVOICE3
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import Mode, Turn
 from bistream.types import FinishReason
+from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 
 SPACE = TokenSpace(text_vocab_size=1000, speech_token_size=100)
 EVERY_ROW = replace(COSYVOICE3.rows, num_scored=COSYVOICE3.rows.num_stored)  # also those that no engine is given

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bistream.rates import SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 from bistream.text2token.cut_places import CutPlaces, Place
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
@@ -26,6 +25,7 @@ from bistream.text2token.segments import (
 )
 from bistream.text2token.speech_lengths import SpeechLengths
 from bistream.types import FinishReason
+from tests.formats import SPEECH_BLOCK_TOKENS, SPEECH_TOKENS_PER_SECOND
 
 SPACE = TokenSpace(600, 120)
 WORD, MARK, DOT, DIGIT, COMMA, END = 1, 2, 3, 4, 5, 6
@@ -182,18 +182,18 @@ def test_a_later_segment_is_anchored_at_the_one_before_if_that_ended_well_and_bo
 def test_what_a_sequence_speaks_is_bounded_by_the_training_whatever_its_memory(
     longest: float, max_ids: int, num_ids: int, num_speech: int, ordinary: int
 ) -> None:
-    limits = SegmentLimits.of(longest, max_ids, Prompt(num_ids, num_speech, ordinary))
+    limits = SegmentLimits.of(longest, max_ids, Prompt(num_ids, num_speech, ordinary), SPEECH_TOKENS_PER_SECOND)
     tokens = round(longest * SPEECH_TOKENS_PER_SECOND)
     assert 1 <= limits.room <= max(tokens, 1)
     assert num_speech + limits.room <= tokens or limits.room <= round(LEAST_ROOM * tokens)
     assert (
-        SegmentLimits.of(longest, 2 * max_ids + 2 * tokens + num_ids, Prompt(num_ids, num_speech, ordinary)).room
-        == SegmentLimits.of(longest, 10**6, Prompt(num_ids, num_speech, ordinary)).room
+        SegmentLimits.of(longest, 2 * max_ids + 2 * tokens + num_ids, Prompt(num_ids, num_speech, ordinary), SPEECH_TOKENS_PER_SECOND).room
+        == SegmentLimits.of(longest, 10**6, Prompt(num_ids, num_speech, ordinary), SPEECH_TOKENS_PER_SECOND).room
     )
     assert FASTEST_PACE <= limits.pace <= SLOWEST_PACE
     assert limits.pace == 1.0 or min(num_speech, ordinary) > 0
 
 
 def test_a_slow_voice_gets_less_text() -> None:
-    slow, fast = (SegmentLimits.of(30.0, 4096, Prompt(300, num_speech, 200)) for num_speech in (300, 120))
+    slow, fast = (SegmentLimits.of(30.0, 4096, Prompt(300, num_speech, 200), SPEECH_TOKENS_PER_SECOND) for num_speech in (300, 120))
     assert slow.pace > 1.0 > fast.pace and slow.room < fast.room

@@ -33,9 +33,8 @@ from bistream.errors import (
 )
 from bistream.gpu.tier import Tier
 from bistream.metrics.recorder import Recorder
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from bistream.text.speakable import MAX_SPECIAL_RUN
-from bistream.text.special_tokens import END_OF_SYSTEM, MARKS, SPECIAL_TOKENS
+from bistream.text.special_tokens import MARKS, SPECIAL_TOKENS
 from bistream.text.text_in import WINDOW_CHARS, TextIn
 from bistream.text.tokenizer import TextTokenizer
 from bistream.text2token.engine import TokenSpace, TurnEnd, TurnLimits, TurnResult
@@ -50,6 +49,7 @@ from bistream.types import FinishReason, GenerationOptions, SpeechTokens
 from scripts._checkpoint_text import checkpoint_yaml, qwen2_config_json
 from scripts._tokenizer_files import write_tokenizer_files
 from tests.fakes import Script, ScriptedEngine, ScriptedSequence, TurnView, counting_script, turns
+from tests.formats import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 from tests.unit.text2token import tiny
 
 SIZES = replace(tiny.CONFIG, text_vocab_size=600)
@@ -767,7 +767,7 @@ class TestFactory:
 class TestSpecialTokens:
     """A few between words are the model's business; a text of nothing else is bounded or refused, wherever it is cut."""
 
-    @pytest.mark.parametrize("token", [token for token in SPECIAL_TOKENS if token != END_OF_SYSTEM])  # here that one is many tokens
+    @pytest.mark.parametrize("token", [token for token in SPECIAL_TOKENS if token != "<|endofsystem|>"])  # here that one is many tokens
     @pytest.mark.parametrize("size", [1, 4, 10_000])
     def test_a_thousand_repetitions_are_refused(self, tokenizer: TextTokenizer, token: str, size: int) -> None:
         bench = Bench(tokenizer, config=replace(CONFIG, max_text_chars=100_000))
@@ -784,7 +784,7 @@ class TestSpecialTokens:
         assert len(mailbox.tokens) <= 20 * (MAX_SPECIAL_RUN + 10)
 
     @pytest.mark.parametrize("mode", ["off", "raw"])
-    @pytest.mark.parametrize("text", [*sorted(MARKS - {END_OF_SYSTEM}), *MARKS_ALONE])
+    @pytest.mark.parametrize("text", [*sorted(MARKS - {"<|endofsystem|>"}), *MARKS_ALONE])
     def test_marks_alone_end_at_once_without_the_model(self, tokenizer: TextTokenizer, text: str, mode: str) -> None:
         bench = Bench(tokenizer, config=replace(CONFIG, text_normalization=mode))
         whole, pieces = bench.start(text, is_end=True), bench.start("")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bistream.rates import SPEECH_TOKENS_PER_SECOND
 from bistream.text.tokenizer import TextTokenizer
 from bistream.types import FinishReason
 from tests.fakes import counting_script
+from tests.formats import SPEECH_TOKENS_PER_SECOND
 from tests.unit.text2token.test_service import CONFIG, Bench, ends_in_time
 from tests.unit.text2token.test_service import tokenizer as tokenizer  # the fixture
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bistream.rates import MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
-from bistream.text2token.speech_lengths import PHONE, SPECIAL, SpeechLengths, most_speech
+from bistream.text2token.speech_lengths import PHONE, SPECIAL, SpeechLengths
+from tests.formats import BLOCKS, MAX_SPEECH_TOKENS_PER_TEXT_TOKEN, MIN_SPEECH_TOKENS_PER_TEXT_TOKEN, SPEECH_TOKENS_PER_SECOND
 
 
 def ordinary_s(text: str) -> float:
@@ -17,8 +17,8 @@ def ordinary_s(text: str) -> float:
 def most_s(text: str) -> float:
     """Where every byte is a text token, as characters are that the vocabulary lacks."""
     data = text.encode()
-    ordinary = SpeechLengths(lambda index: data[index : index + 1]).ordinary(range(len(data)))
-    return most_speech(len(data), ordinary) / SPEECH_TOKENS_PER_SECOND
+    lengths = SpeechLengths(lambda index: data[index : index + 1])
+    return lengths.most(len(data), lengths.ordinary(range(len(data))), BLOCKS) / SPEECH_TOKENS_PER_SECOND
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,10 @@ def test_ordinary_speech_is_estimated(text: str, low: float, high: float) -> Non
 )
 def test_the_bound_leaves_room_for_whatever_is_read_out(text: str, needs_s: float) -> None:
     data = text.encode()
-    ordinary = SpeechLengths(lambda index: data[index : index + 1]).ordinary(range(len(data)))
+    lengths = SpeechLengths(lambda index: data[index : index + 1])
+    ordinary = lengths.ordinary(range(len(data)))
     upstream = MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(data)
-    assert most_speech(len(data), ordinary) >= min(needs_s * SPEECH_TOKENS_PER_SECOND, upstream)
+    assert lengths.most(len(data), ordinary, BLOCKS) >= min(needs_s * SPEECH_TOKENS_PER_SECOND, upstream)
 
 
 def test_letters_of_several_tokens_do_not_become_minutes() -> None:
@@ -70,5 +71,5 @@ def test_special_tokens_are_sounds_or_phones() -> None:
 def test_a_bound_is_never_below_the_least_that_is_forced_and_never_above_upstreams(text: str) -> None:
     data = text.encode(errors="ignore")
     lengths = SpeechLengths(lambda index: data[index : index + 1])
-    most = most_speech(len(data), lengths.ordinary(range(len(data))))
+    most = lengths.most(len(data), lengths.ordinary(range(len(data))), BLOCKS)
     assert MIN_SPEECH_TOKENS_PER_TEXT_TOKEN * len(data) <= most <= MAX_SPEECH_TOKENS_PER_TEXT_TOKEN * len(data)

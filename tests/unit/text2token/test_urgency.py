@@ -18,7 +18,6 @@ from bistream.text2token.urgency import (
     FULL_STEPS,
     NEARLY_SILENT_S,
     SHORT_ROWS,
-    TOKEN_S,
     Demand,
     StepShares,
     Urgency,
@@ -28,6 +27,7 @@ from tests.fakes import RecordingSink
 
 NOW_S, MOST_S = 50.0, 60.0
 SPACE = TokenSpace(text_vocab_size=100, speech_token_size=50)
+TOKEN_S = 1 / SPACE.tokens_per_second
 
 demands = st.none() | st.builds(
     Demand, silent_at_s=st.floats(NOW_S - 5.0, NOW_S + 2 * MOST_S), lacks=st.integers(-100, 20), is_held=st.booleans()
@@ -61,7 +61,7 @@ def test_it_is_calm_where_nobody_waits_and_everybody_has_said_so(some: list[Dema
 def test_sampled_tokens_are_audio(slack_s: float, wanted: int, sampled: int) -> None:
     demand = Demand.of(slack_s, wanted, NOW_S)
     for _ in range(sampled):
-        demand.sampled()
+        demand.sampled(TOKEN_S)
     assert demand.silent_at_s == pytest.approx(NOW_S + slack_s + sampled * TOKEN_S)
     assert (demand.lacks > 0) == (slack_s < NEARLY_SILENT_S and wanted > sampled)
 

@@ -14,7 +14,6 @@ from bistream.config import RuntimeConfig
 from bistream.gpu.tier import Tier
 from bistream.mel2wav.causal.stage import CausalVocoderStage
 from bistream.mel2wav.causal.weights import expected_shapes as vocoder_shapes
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.token2mel.dit.network import DitFlow
 from bistream.token2mel.dit.weights import expected_shapes as flow_shapes
 from bistream.token2mel.stage import FlowStage
@@ -25,6 +24,7 @@ from bistream.types import FloatArray, VoicePrompt
 from scripts._random_weights import Drawer, flow_state, vocoder_state
 from scripts.make_checkpoint import TINY_CAUSAL_HIFT as TINY_VOCODER
 from scripts.make_checkpoint import TINY_DIT as TINY_FLOW
+from tests.formats import SAMPLES_PER_TOKEN
 
 WAIT_S = 300.0  # longer than a busy machine takes
 CHECKPOINT = CheckpointConfig(flow=TINY_FLOW, vocoder=TINY_VOCODER)

@@ -13,7 +13,6 @@ from bistream.checkpoints.config import CheckpointConfig, EstimatorConfig, FlowC
 from bistream.config import RuntimeConfig
 from bistream.errors import BistreamError, BusyError, CheckpointError, EngineError, InvalidInputError
 from bistream.gpu.tier import Tier, TierChoice
-from bistream.rates import SAMPLE_RATE, SAMPLES_PER_TOKEN, SPEECH_TOKENS_PER_SECOND
 from bistream.token2wav.renderer import (
     HopsInProgress,
     Outcome,
@@ -27,6 +26,7 @@ from bistream.token2wav.renderer import (
 )
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.types import FloatArray, VoicePrompt
+from tests.formats import SAMPLE_RATE, SAMPLES_PER_TOKEN, SPEECH_TOKENS_PER_SECOND
 
 TIMEOUT_S = 120.0
 OTHER_SIZES = RendererSizes(SAMPLE_RATE, samples_per_frame=480, frames_per_token=2, mel_bins=96, speaker_embedding_size=256)

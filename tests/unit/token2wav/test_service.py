@@ -36,7 +36,6 @@ from bistream.errors import (
 from bistream.gpu.steps import Steps
 from bistream.gpu.tier import Tier
 from bistream.hops.queue import BatchPace, HopQueue
-from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.token2mel.solving import FAILED
 from bistream.token2wav.factory import load_renderer
 from bistream.token2wav.hop_jobs import MAX_HOP_TOKENS
@@ -44,6 +43,7 @@ from bistream.token2wav.renderer import RendererHop, sizes_of
 from bistream.token2wav.service import Token2Wav, Token2WavHop
 from bistream.token2wav.speech_stages import MAX_FAILURES_IN_A_ROW, SpeechStages
 from bistream.types import FloatArray, VoicePrompt
+from tests.formats import SAMPLES_PER_TOKEN
 
 TIMEOUT_S = 120.0  # of a test that hangs
 REFUSED_BY_FLOW, FLOW_RAISES, NOT_FINITE, VOCODER_RAISES = 6001, 6002, 6003, 6004  # tokens that make a fake fail

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bistream.config import RuntimeConfig
 from bistream.errors import ConfigError, EngineError
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.types import FloatArray
 from bistream.voice.batching import MOST, Batching, groups
 from bistream.voice.features import log_mel_16k

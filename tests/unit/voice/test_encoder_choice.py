@@ -17,7 +17,8 @@ import torch
 
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError, EngineError
-from bistream.family import COSYVOICE2, COSYVOICE3
+from bistream.families.cosyvoice2 import COSYVOICE2
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.types import FloatArray
 from bistream.voice import torch_speakers
 from bistream.voice.batching import Batching

@@ -10,9 +10,8 @@ import onnx
 import pytest
 import torch
 
-from bistream.checkpoints.reader import QWEN_DIRECTORY
 from bistream.errors import CheckpointError, InvalidInputError
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.types import FloatArray
 from bistream.voice.features import log_mel_16k
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE
@@ -93,7 +92,7 @@ def test_swapped_files(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_embedding_of_another_size(tiny_model_dir: Path, tmp_path: Path) -> None:
-    for name in ("cosyvoice2.yaml", f"{QWEN_DIRECTORY}/config.json"):
+    for name in ("cosyvoice2.yaml", f"{COSYVOICE2.text_directory}/config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(tiny_model_dir / name, tmp_path / name)
     weights = [np.ones((4, 80, 5), dtype=np.float32)]

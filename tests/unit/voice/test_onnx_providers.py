@@ -13,7 +13,7 @@ import pytest
 
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError, ConfigError
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.store import fingerprint
 from bistream.voice import onnx_session
 from bistream.voice.made_with import SPEAKER_ENCODER_FILE

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from bistream.config import RuntimeConfig
 from bistream.errors import CheckpointError
-from bistream.family import COSYVOICE2
+from bistream.families.cosyvoice2 import COSYVOICE2
 from bistream.store import findings
 from bistream.voice import speech_tokenizer, torch_tokenizers
 from bistream.voice.batching import Batching

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from bistream.errors import CheckpointError, InvalidInputError
-from bistream.family import COSYVOICE3
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.engine import TokenSpace
 from bistream.text2token.tensorrt_llm.merged_ids import MergedIds, padded_scores, read_merged_ids
 

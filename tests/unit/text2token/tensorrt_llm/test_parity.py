@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bistream.family import COSYVOICE3
+from bistream.families.cosyvoice3 import COSYVOICE3
 from bistream.text2token.engine import SamplingSpec, TokenSpace, TurnEnd, TurnResult
 from bistream.text2token.interleave import Interleaver, UnistreamLayout
 from bistream.text2token.layout import TokenLayout

@@ -15,7 +15,6 @@ from bistream.client.speaker import Speaker
 from bistream.client.spoken_words import SpokenWord, SpokenWords
 from bistream.client.utterance import Pacing, Utterance
 from bistream.errors import BistreamError
-from bistream.rates import SAMPLE_RATE
 
 FIRST_RETRY_WAIT_S = 0.1  # as in the framework, whose options say the later ones
 
@@ -27,6 +26,9 @@ class TurnOptions(Protocol):
     speaker: Speaker
     speak_after_s: float
     tells_estimates: bool
+
+    @property
+    def sample_rate(self) -> int: ...
 
 
 class SynthesizeStream(tts.SynthesizeStream):
@@ -47,7 +49,9 @@ class SynthesizeStream(tts.SynthesizeStream):
         )
         utterance = Utterance(options.client, self._speaker, pacing)
         request_id = utils.shortuuid("bistream_")
-        output_emitter.initialize(request_id=request_id, sample_rate=SAMPLE_RATE, num_channels=1, mime_type="audio/pcm", stream=True)
+        output_emitter.initialize(
+            request_id=request_id, sample_rate=options.sample_rate, num_channels=1, mime_type="audio/pcm", stream=True
+        )
         output_emitter.start_segment(segment_id=request_id)
         # In tasks of their own, so that an interruption, which cancels this one, can still tell the server.
         feeding = asyncio.create_task(self._feed(utterance))
@@ -75,7 +79,7 @@ class SynthesizeStream(tts.SynthesizeStream):
     async def _speak(self, utterance: Utterance, output_emitter: tts.AudioEmitter) -> None:
         words, second = SpokenWords(), 0.0
         async for spoken in utterance:
-            begin_s, second = second, second + spoken.waveform.size / SAMPLE_RATE
+            begin_s, second = second, second + spoken.waveform.size / self._turn_options.sample_rate
             position = spoken.text_position if self._turn_options.tells_estimates else spoken.text_consumed
             # Before its audio, with whose first frame the framework passes it on.
             output_emitter.push_timed_transcript([_timed(word) for word in words.push(utterance.text, position, begin_s, second)])

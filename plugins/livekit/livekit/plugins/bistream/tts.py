@@ -11,7 +11,7 @@ from livekit.plugins.bistream.stream import SynthesizeStream
 from bistream.client.asyncio_client import AsyncBistreamClient
 from bistream.client.connection import API_KEY_VARIABLE, ClientSecurity
 from bistream.client.speaker import Speaker
-from bistream.rates import SAMPLE_RATE
+from bistream.contract.audio import UPSTREAM_SAMPLE_RATE
 
 
 class TTS(tts.TTS[str]):
@@ -25,12 +25,14 @@ class TTS(tts.TTS[str]):
         security: ClientSecurity | None = None,
         speak_after_s: float = 2.0,
         tells_estimates: bool = True,
+        sample_rate: int = UPSTREAM_SAMPLE_RATE,
     ) -> None:
         """address: of the server's gRPC port. security: API key and TLS; without it the key of the variable BISTREAM_API_KEY.
         speak_after_s: a pause of the language model after which what it has written is spoken to its end; 0: never.
         tells_estimates: words count as spoken where the voice is estimated to be; else where it certainly is, which is later.
+        sample_rate: of the server's audio (``bistream info``), which the framework wants to know before there is a connection.
         """
-        super().__init__(capabilities=tts.TTSCapabilities(streaming=True, aligned_transcript=True), sample_rate=SAMPLE_RATE, num_channels=1)
+        super().__init__(capabilities=tts.TTSCapabilities(streaming=True, aligned_transcript=True), sample_rate=sample_rate, num_channels=1)
         self.client = AsyncBistreamClient(
             address, security=security or ClientSecurity(os.environ.get(API_KEY_VARIABLE) or None), keeps_channel=True
         )

@@ -1,14 +1,12 @@
-"""The model families that can be served, and what differs between them: one description each.
-
-``checkpoint_files.family_of`` chooses the description for a model directory; all else takes what it needs from it, most of it through
-``config.CheckpointConfig``, and never asks for the name. Sources: upstream's examples/libritts/cosyvoice{2,3}/conf, cosyvoice/llm/llm.py,
-cosyvoice/cli/model.py and cosyvoice/tokenizer/tokenizer.py. Pure data: no torch, no files.
-"""
+"""What a family is described with."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from bistream.families.audio_format import AudioFormat
 
 
 @dataclass(frozen=True)
@@ -73,26 +71,62 @@ class SpeechIds:
 
 FlowKind = Literal["unet", "dit"]
 VocoderKind = Literal["hift", "causal_hift"]
-TokenizerVersion = Literal["cosyvoice2", "cosyvoice3"]  # which special tokens follow Qwen2's: ``text.special_tokens``
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """How text and speech tokens alternate in the language model, and how many speech tokens a text can have (upstream's
+    ``min_token_text_ratio`` and ``max_token_text_ratio``)."""
+
+    text_tokens: int
+    speech_tokens: int
+    min_speech_per_text: int
+    max_speech_per_text: int
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """The released checkpoint. owners: by hub, of the repository. files: name -> (bytes, SHA-256) of every file that the server reads.
+
+    Not read from the files themselves, but from public projects that pin them and agree with each other on all of them (November 2026). So
+    a difference is told, and no error: there may be other revisions, and fine-tuned checkpoints are meant to differ.
+    """
+
+    repository: str
+    owners: Mapping[str, str]
+    commit: str
+    files: Mapping[str, tuple[int, str]]
+
+    def repo_id(self, hub: str = "huggingface") -> str:
+        return f"{self.owners[hub]}/{self.repository}"
 
 
 @dataclass(frozen=True)
 class Family:
     """name: ``model_family`` in the models' metadata. language_model: upstream's class in the yaml.
 
-    default_instruction: what stands before ``<|endofprompt|>`` where a request has no instruction; empty: the prompt needs none.
+    base_tokens, added_tokens: special tokens of the text tokenizer, in the order of their ids; a directory may declare others in place of
+    the former. spoken_tokens: those of them that stand for speech as letters do. tokenizer_version: in the yaml, where upstream has it.
+    text_directory: folder of the language model's configuration and tokenizer. default_instruction: what stands before
+    ``<|endofprompt|>`` where a request has no instruction; empty: the prompt needs none.
     silent_tokens: speech tokens of silence; of a longer run than ``silence.LONGEST_RUN`` the rest is not spoken. mel_high_hz: upper end
     of the flow's conditioning mel. tokenizer_norm_eps: of the speech tokenizer's LayerNorms before attention.
     """
 
     name: str
     title: str
-    repository: str  # of the released checkpoint, for messages
+    release: Release
+    audio_format: AudioFormat
+    blocks: BlockLayout
     yaml_names: tuple[str, ...]
+    text_directory: str
     language_model: str
     rows: SpeechRows
     head_has_bias: bool
-    tokenizer_version: TokenizerVersion
+    base_tokens: tuple[str, ...]
+    added_tokens: tuple[str, ...]
+    spoken_tokens: frozenset[str]
+    tokenizer_version: str
     default_instruction: str
     silent_tokens: frozenset[int]
     speech_tokenizer_file: str
@@ -102,57 +136,18 @@ class Family:
     flow: FlowKind
     vocoder: VocoderKind
 
+    @property
+    def repository(self) -> str:
+        """Name of the released checkpoint, for messages."""
+        return self.release.repository
 
-COSYVOICE2 = Family(
-    name="cosyvoice2",
-    title="CosyVoice2",
-    repository="CosyVoice2-0.5B",
-    yaml_names=("cosyvoice2.yaml", "cosyvoice.yaml"),  # early releases used the second name, which is CosyVoice's, too
-    language_model="Qwen2LM",
-    rows=SpeechRows(
-        eos=0,  # row 1: a second stop id
-        fill=2,
-        sos=3,
-        task=4,
-        num_scored=3,
-        num_stored=3,
-        names=("<|eos1|>", "<|eos2|>", "<|eos3|>", "<|sos|>", "<|task_id|>"),
-    ),
-    head_has_bias=True,
-    tokenizer_version="cosyvoice2",
-    default_instruction="",
-    silent_tokens=frozenset(),
-    speech_tokenizer_file="speech_tokenizer_v2.onnx",
-    tokenizer_norm_eps=1e-6,
-    tokenizer_layers=6,
-    mel_high_hz=8000.0,
-    flow="unet",
-    vocoder="hift",
-)
-COSYVOICE3 = Family(
-    name="cosyvoice3",
-    title="CosyVoice3",
-    repository="Fun-CosyVoice3-0.5B-2512",
-    yaml_names=("cosyvoice3.yaml",),
-    language_model="CosyVoice3LM",
-    rows=SpeechRows(
-        sos=0,
-        eos=1,
-        task=2,
-        fill=3,
-        num_scored=4,
-        num_stored=200,
-        names=("<|sos|>", "<|eos1|>", "<|task_id|>", "<|fill|>"),
-    ),
-    head_has_bias=False,
-    tokenizer_version="cosyvoice3",
-    default_instruction="You are a helpful assistant.",
-    silent_tokens=frozenset({1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323}),
-    speech_tokenizer_file="speech_tokenizer_v3.onnx",
-    tokenizer_norm_eps=1e-5,
-    tokenizer_layers=12,
-    mel_high_hz=12000.0,
-    flow="dit",
-    vocoder="causal_hift",
-)
-FAMILIES = (COSYVOICE2, COSYVOICE3)
+    @property
+    def text_files(self) -> tuple[str, ...]:
+        """Of the language model's configuration and tokenizer."""
+        return tuple(f"{self.text_directory}/{name}" for name in ("config.json", "vocab.json", "merges.txt", "tokenizer_config.json"))
+
+    @property
+    def required_files(self) -> tuple[tuple[str, ...], ...]:
+        """Files of a model directory that the server reads; of the names in one tuple one is enough."""
+        networks = ("llm.pt", "flow.pt", "hift.pt", "campplus.onnx", self.speech_tokenizer_file)
+        return (self.yaml_names, *((name,) for name in (*networks, *self.text_files)))
