@@ -31,12 +31,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.commands.waiting import Waiting
-from bistream.keeper.gate import KeptGate
-from bistream.keeper.gate_plan import LOOPBACK, fit_limits, inner_ports
+from bistream.keeper.gate import KeptGate, fit_limits
 from bistream.keeper.golden_check import GoldenCheck
 from bistream.keeper.gpu_sharing import MODES, shared_gpu
 from bistream.keeper.health import HealthServer
-from bistream.keeper.host import ServerError
+from bistream.keeper.host import LOOPBACK, ServerError, free_ports
 from bistream.keeper.host_limits import prepare_host
 from bistream.keeper.metrics import KeeperMetrics
 from bistream.keeper.ready_file import ReadyFile
@@ -45,7 +44,7 @@ from bistream.keeper.server_start import Verify, verify_nothing
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from bistream.processes.start_phases import interpreter_is_ready, phase, progress_in
 from gateway.options import add_client_arguments, check_client_arguments, limits_of, tls_of
-from gateway.settings import GateLimits, GateSettings, Listen, TlsSettings, UpstreamSettings
+from gateway.settings import GateLimits, GateSettings, Listen, UpstreamSettings
 from scripts.edge_command import edge_command
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
@@ -112,20 +111,21 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("API keys, TLS and limits are the gate's, and --direct serves without it; leave out either")
     if options.edge and (options.direct or options.command):
         parser.error("--edge serves until it is ended, with the gate; leave out --direct and the command")
+    if options.free_ports and not options.edge:
+        options.http_port, options.grpc_port, options.metrics_port = free_ports(3, [options.health_port])
     return options
 
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:
     """Behind a gate, Triton has loopback ports that stay the same over its restarts, for the gate to find it again."""
-    ports = None if options.free_ports else Ports(options.http_port, options.grpc_port, options.metrics_port)
+    http, grpc, metrics = options.http_port, options.grpc_port, options.metrics_port
     if not options.direct:
-        others = (options.http_port, options.grpc_port, options.health_port)
-        ports = inner_ports(None if options.free_ports else options.metrics_port, others)
+        http, grpc = free_ports(2, (options.http_port, options.grpc_port, options.health_port, metrics))
     return ServerSettings(
         model_repository=options.model_repository.absolute(),
         executable=Path(options.tritonserver),
         backend_directory=Path(options.backend_directory).absolute(),
-        ports=ports,
+        ports=Ports(http, grpc, metrics),
         http_address=options.http_address if options.direct else LOOPBACK,
         grpc_address=options.grpc_address if options.direct else LOOPBACK,
         start_timeout_s=options.start_timeout_s,
@@ -150,16 +150,15 @@ def log_path(options: argparse.Namespace) -> Path | None:
 
 
 def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file: Path) -> GateSettings:
-    """Paths are made absolute: the gate runs in another folder. hold_file: closes the gate while the server is looked at."""
+    """hold_file: closes the gate while the server is looked at."""
     assert server.ports is not None
-    tls = tls_of(options)
     return GateSettings(
         upstream=UpstreamSettings(f"{LOOPBACK}:{server.ports.grpc}", hold_file=hold_file),
         limits=fit_limits(limits_of(options), server.model_repository),
-        grpc=Listen(options.grpc_address, 0 if options.free_ports else options.grpc_port),
-        http=Listen(options.http_address, 0 if options.free_ports else options.http_port),
-        tls=tls and TlsSettings(tls.certificate.resolve(), tls.private_key.resolve(), tls.client_ca and tls.client_ca.resolve()),
-        keys_file=options.keys_file and options.keys_file.resolve(),
+        grpc=Listen(options.grpc_address, options.grpc_port),
+        http=Listen(options.http_address, options.http_port),
+        tls=tls_of(options),
+        keys_file=options.keys_file,
         drain_timeout_s=options.drain_timeout_s,
         behind_proxy=options.behind_proxy,
     )

@@ -31,11 +31,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
-from bistream.keeper.gate_plan import LOOPBACK, ports_in_a_row
 from bistream.keeper.gpus import DEVICES_VARIABLE, deal_out, visible_gpus
-from bistream.keeper.group_member import Member, MemberPlan
 from bistream.keeper.health import HealthServer
-from bistream.keeper.host import ServerError, is_free
+from bistream.keeper.host import LOOPBACK, ServerError, free_ports, is_free, reachable, url
+from bistream.keeper.member_group import Member, MemberPlan
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_group import ServerGroup
 from bistream.processes.limits import raise_soft_limit
@@ -112,7 +111,7 @@ def server_address(options: argparse.Namespace, number: int) -> ServerAddress:
 def server_addresses(options: argparse.Namespace, count: int) -> list[ServerAddress]:
     """Chooses the ports where that is asked for. Raises ``ServerError``."""
     if options.first_port == 0:
-        options.first_port = ports_in_a_row(PORTS_PER_SERVER * count)[0]
+        options.first_port = free_ports(PORTS_PER_SERVER * count)[0]
     return [server_address(options, number) for number in range(count)]
 
 
@@ -171,10 +170,6 @@ def is_open(address: str, port: int) -> bool:
     return False
 
 
-def reachable(address: str) -> str:
-    return LOOPBACK if address in (ANYWHERE, "::") else address
-
-
 def check_ports(options: argparse.Namespace) -> None:
     """Raises ``ServerError``."""
     wanted = [(options.grpc_address, options.grpc_port), (options.http_address, options.http_port), (LOOPBACK, options.admin_port)]
@@ -205,8 +200,8 @@ def serve(options: argparse.Namespace, folder: Path) -> None:
     ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
     members = [server_member(options, number, gpu, folder) for number, gpu in enumerate(gpus)]
     public = {
-        "grpc": f"{reachable(options.grpc_address)}:{options.grpc_port}",
-        "http": f"{reachable(options.http_address)}:{options.http_port}",
+        "grpc": url(options.grpc_address, options.grpc_port),
+        "http": url(options.http_address, options.http_port),
     }
 
     def announce(ready: list[Member]) -> None:

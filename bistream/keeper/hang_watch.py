@@ -74,18 +74,8 @@ class HangWatch:
         return {name: silence.seconds for name, silence in self._silences.items()}
 
 
-@dataclass(frozen=True)
-class Vitals:
-    """What is seen of a process with an event loop at one look. beat: changes while the loop turns. processor_s: used by all its threads
-    since its start. is_held: it is stopped, or waits for a processor."""
-
-    beat: Hashable
-    processor_s: float
-    is_held: bool
-
-
 class BusyWatch:
-    """Tells one process that is busy, or kept from working, from one that is dead or will never end what it does."""
+    """Tells a process with an event loop that is busy, or kept from working, from one that is dead or will never end what it does."""
 
     def __init__(self, max_step_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """max_step_s: the longest time between two looks."""
@@ -93,11 +83,12 @@ class BusyWatch:
         self._held_looks = 0
         self.silent_s = 0.0  # since the last heartbeat
 
-    def look(self, vitals: Vitals) -> str | None:
-        """Why the process must be replaced, as the end of a sentence, or ``None``."""
-        self._held_looks += vitals.is_held
-        work = (vitals.beat, int(vitals.processor_s / WORK_S), self._held_looks)
-        self._watch.look({"loop": Sign(vitals.beat), "process": Sign(work)})
+    def look(self, beat: Hashable, processor_s: float, is_held: bool) -> str | None:
+        """Why the process must be replaced, as the end of a sentence, or ``None``. beat: changes with the process and while its loop turns.
+        processor_s: used by all its threads since its start. is_held: it is stopped, or waits for a processor."""
+        self._held_looks += is_held
+        work = (beat, int(processor_s / WORK_S), self._held_looks)
+        self._watch.look({"loop": Sign(beat), "process": Sign(work)})
         silences = self._watch.silences()
         self.silent_s = silences["loop"]
         if silences["process"] >= DEAD_AFTER_S:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from bistream.keeper.host import PortInUseError, ServerError
+from bistream.keeper.host import ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _open(path: Path) -> BinaryIO:
 def start_failure(log: str, exit_code: int | None) -> ServerError:
     """The reason why a server ended while starting, from its log: one sentence for each model that refused to load."""
     if "already in use" in log:
-        return PortInUseError("A port of the server is in use; stop the other server or choose other ports.")
+        return ServerError("A port of the server is in use; stop the other server or choose other ports.")
     reasons = {match["model"]: match["reason"] for match in _LOAD_FAILURE.finditer(log)}
     if reasons:
         return ServerError("\n".join(f"Model {model} refused to load: {reason}" for model, reason in reasons.items()))

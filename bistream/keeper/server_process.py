@@ -7,11 +7,9 @@ shared-memory prefix of its own, a start deadline, and a ``stop`` after which no
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,13 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.keeper.child import spawn
-from bistream.keeper.host import (
-    PortInUseError,
-    ServerError,
-    is_free,
-    library_directories,
-    url,
-)
+from bistream.keeper.host import ServerError, free_ports, is_free, library_directories, url
 from bistream.keeper.model_control import ADMIN_KEY, CONTROL_ARGUMENTS, ModelControl, hide_argument, is_ready
 from bistream.keeper.served_models import Ending, ServedModels
 from bistream.keeper.server_log import ServerLog, start_failure
@@ -88,21 +80,12 @@ class ServerSettings:
     extra_arguments: tuple[str, ...] = ()
 
 
-def free_ports() -> Ports:
-    """Three different ports that were free a moment ago. All are held until the last is chosen."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return Ports(*(one.getsockname()[1] for one in sockets))
-
-
 class TritonServer:
     """``start`` once, ``stop`` once (idempotent). Must be started from a thread that lives as long as the server."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.ports = settings.ports or free_ports()
+        self.ports = settings.ports or Ports(*free_ports(3))
         self._claim: SharedMemoryClaim | None = None
         self._process: subprocess.Popen[str] | None = None
         self._log: ServerLog | None = None
@@ -213,11 +196,11 @@ class TritonServer:
             time.sleep(POLL_INTERVAL_S)
 
     def _check_ports(self) -> None:
-        """Another server on one of our ports would answer our requests. Raises ``PortInUseError`` naming the port."""
+        """Another server on one of our ports would answer our requests. Raises ``ServerError`` naming the port."""
         http, grpc, ports = self.settings.http_address, self.settings.grpc_address, self.ports
         for address, port in ((http, ports.http), (grpc, ports.grpc), (http, ports.metrics)):
             if not is_free(address, port):
-                raise PortInUseError(f"Port {port} is in use; stop the program that uses it or choose another port.")
+                raise ServerError(f"Port {port} is in use; stop the program that uses it or choose another port.")
 
     def _command(self, prefix: str) -> list[str]:
         settings, ports = self.settings, self.ports

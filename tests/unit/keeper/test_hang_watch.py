@@ -17,7 +17,6 @@ from bistream.keeper.hang_watch import (
     BusyWatch,
     HangWatch,
     Sign,
-    Vitals,
 )
 from bistream.keeper.served_models import CLOSING_S
 from bistream.keeper.server_process import KEEPALIVE_TIMEOUT_MS
@@ -134,7 +133,7 @@ class Life:
         self.now += after_s
         self.beats += beats
         self.processor_s += share * after_s
-        return self.watch.look(Vitals(self.beats, self.processor_s, is_held))
+        return self.watch.look(self.beats, self.processor_s, is_held)
 
     def seconds_until_replaced(self, at_most_s: float = 1000.0, share: float = 0.0, is_held: bool = False) -> float | None:
         began = self.now

@@ -14,16 +14,11 @@ from typing import Any
 import pytest
 
 from bistream.contract.fields import CONTRACTS
-from bistream.keeper.host import PortInUseError, ServerError
+from bistream.keeper import host
+from bistream.keeper.host import ServerError, free_ports
 from bistream.keeper.model_processes import process_state
 from bistream.keeper.server_log import start_failure
-from bistream.keeper.server_process import (
-    Interrupted,
-    Ports,
-    ServerSettings,
-    TritonServer,
-    free_ports,
-)
+from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings
 from tests.ports import ports
 from tests.triton.conftest import wait_for
@@ -55,22 +50,27 @@ def test_every_model_that_refused_is_named_with_its_reason() -> None:
     ]
 
 
-def test_a_port_in_use_is_its_own_error() -> None:
-    failure = start_failure("failed to start GRPC service: Unavailable - Socket '127.0.0.1:8001' already in use", 1)
-    assert isinstance(failure, PortInUseError)
-
-
 def test_an_unexplained_exit_shows_the_log() -> None:
     assert "exit code -11" in str(start_failure("Signal (11) received.", -11)) and "Signal (11)" in str(start_failure("Signal (11)", -11))
 
 
-def test_free_ports_differ_and_are_free() -> None:
-    ports = free_ports()
-    numbers = {ports.http, ports.grpc, ports.metrics}
-    assert len(numbers) == 3
-    for number in numbers:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", number))
+@pytest.mark.parametrize(("first_of_system", "highest"), [(20_000, 20_000), (1024, 60_000)])
+def test_free_ports_are_free_and_where_possible_outside_the_systems_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_of_system: int, highest: int
+) -> None:
+    (tmp_path / "range").write_text(f"{first_of_system}\t65535\n", encoding="ascii")
+    monkeypatch.setattr(host, "_EPHEMERAL", tmp_path / "range")
+    for number in free_ports(3):
+        assert 10_000 <= number < highest
+        with socket.create_server(("127.0.0.1", number)):
+            pass
+
+
+def test_free_ports_leave_out_what_is_wanted_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "range").write_text("10101\t65535\n", encoding="ascii")
+    monkeypatch.setattr(host, "_EPHEMERAL", tmp_path / "range")
+    for _ in range(20):
+        assert set(free_ports(2, range(10_010, 10_101))) <= set(range(10_000, 10_010))
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -81,7 +81,7 @@ def test_a_port_in_use_is_named_before_the_start(tmp_path: Path, position: int) 
     with socket.socket() as other:
         other.bind(("127.0.0.1", taken))
         other.listen()
-        with pytest.raises(PortInUseError, match=str(taken)):
+        with pytest.raises(ServerError, match=str(taken)):
             server.start()
     with pytest.raises(ServerError, match="exit code 3"):  # free again
         server.start()
