@@ -164,16 +164,6 @@ def gate_settings(options: argparse.Namespace, server: ServerSettings, hold_file
     )
 
 
-def check_files(settings: ServerSettings) -> None:
-    for path, advice in (
-        (settings.executable, "run: bash run.sh setup"),
-        (settings.backend_directory / "python", "run: bash run.sh setup"),
-        (settings.model_repository, "make it with scripts/make_model_repo.py, or run: bash run.sh 2 2"),
-    ):
-        if not path.exists():
-            raise ServerError(f"{path} does not exist; {advice}")
-
-
 def supervisor_settings(options: argparse.Namespace) -> SupervisorSettings:
     return SupervisorSettings(
         probe_interval_s=options.probe_interval_s,
@@ -196,7 +186,6 @@ class Service:
 
     def __init__(self, options: argparse.Namespace) -> None:
         settings = dataclasses.replace(server_settings(options), on_log_line=self._show_progress)
-        check_files(settings)
         prepare_host(settings)
         self._options = options
         self._waiting: Waiting | None = None
