@@ -17,7 +17,8 @@ import urllib.request
 from collections.abc import Callable, Hashable
 
 from bistream.keeper.hang_watch import HangWatch, Sign
-from bistream.keeper.model_processes import STOPPED, ModelProcess, process_state
+from bistream.keeper.model_processes import STOPPED, process_state
+from bistream.keeper.served_models import ModelProcess
 from bistream.keeper.server_process import TritonServer
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bistream.keeper.child import OutputCopy, spawn
+from bistream.keeper.child import OutputCopy, spawn, to_stderr
 from bistream.keeper.host import ServerError, handle_stop_signals
 from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
 
@@ -53,7 +53,8 @@ def spawn_member(plan: MemberPlan) -> tuple[subprocess.Popen[str], Callable[[], 
     """The process and its last line. Raises ``ServerError``."""
     try:
         process = spawn(plan.command, env={**os.environ, **plan.environment})
-        return process, OutputCopy(process, f"[{plan.name}] " if plan.has_label else "").last_line
+        label = f"[{plan.name}] " if plan.has_label else ""
+        return process, OutputCopy(process, lambda line: to_stderr(label + line)).last_line
     except (OSError, RuntimeError) as error:  # RuntimeError: no thread
         raise ServerError(f"{plan.name} cannot be started ({error}); see the limits in docs/operations.md.") from None
 

@@ -1,14 +1,20 @@
-"""The models of a running server, as the keeper treats them: which have died, load one anew, end their sessions."""
+"""The models of a running server, as the keeper treats them: which have died, what each shows of life, load one anew, end their sessions.
+
+Triton neither restarts a dead model process nor reports it: readiness stays 200. A dead process keeps its entry in the process table until
+the server drops the model's instance, which it never does once a request has met the dead process.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bistream.keeper.hang_watch import Sign
+from bistream.keeper.host import SHARED_MEMORY
 from bistream.keeper.model_control import ModelControl
-from bistream.keeper.model_processes import STOPPED, ModelProcess, ModelProcesses, process_state
+from bistream.keeper.model_processes import DEAD, STOPPED, model_of, process_state, stubs_of
 from bistream.keeper.stub_pulse import StubPulse
 from bistream.processes.control_files import LONGEST_STOP_S, Order, forget_process, read_status, read_statuses, write_order
 
@@ -37,27 +43,46 @@ class Ending:
         return sum(status.sessions or 0 for _, status in read_statuses(self._directory))
 
 
-class ServedModels:
-    """Of a server whose models are loaded. ``unload`` and ``load`` may be called by another thread."""
+@dataclass(frozen=True)
+class ModelProcess:
+    pid: int
+    model: str
 
-    def __init__(self, control: ModelControl, server_pid: int, pulse: StubPulse, directory: Path) -> None:
-        """directory: of the control files."""
+
+class ServedModels:
+    """Of one server. ``find`` while its models load, and after each that is loaded anew. ``unload`` and ``load`` may be called by another
+    thread; ``stop`` before the server is terminated."""
+
+    def __init__(self, control: ModelControl, server: int, directory: Path, shared_memory: Path = SHARED_MEMORY) -> None:
+        """server: process id. directory: of the control files."""
         self._control = control
-        self._pulse = pulse
+        self._server = server
         self._directory = directory
-        self._processes = ModelProcesses(server_pid)
-        self._processes.find()
+        self._living: dict[int, ModelProcess] = {}
+        self._pulse = StubPulse(shared_memory)
+
+    @property
+    def living(self) -> tuple[ModelProcess, ...]:
+        return tuple(self._living.values())
+
+    def find(self) -> None:
+        """Look for processes that have been started since."""
+        for pid, arguments in stubs_of(self._server):
+            if pid not in self._living:
+                self._pulse.adopt(pid, arguments)
+                self._living[pid] = ModelProcess(pid, model_of(arguments))
 
     def take_dead(self) -> list[str]:
         """The models of which a process has died since the last call."""
-        dead = self._processes.take_dead()
+        states = {pid: process_state(pid) for pid in tuple(self._living)}
+        dead = [self._living.pop(pid) for pid, state in states.items() if state is None or state in DEAD]
         for process in dead:
             forget_process(self._directory, process.model, process.pid)
         return [process.model for process in dead]
 
     def signs(self) -> dict[ModelProcess, Sign]:
         """What is seen of every living process now."""
-        return {process: self._sign(process) for process in self._processes.living}
+        return {process: self._sign(process) for process in self.living}
 
     def _sign(self, process: ModelProcess) -> Sign:
         status = read_status(self._directory, process.model, process.pid)
@@ -73,5 +98,8 @@ class ServedModels:
         try:
             self._control.load(model)
         finally:
-            self._pulse.adopt()
-            self._processes.find()
+            self.find()
+
+    def stop(self) -> None:
+        """Nothing is written into the memory of the processes after this. Idempotent."""
+        self._pulse.stop()

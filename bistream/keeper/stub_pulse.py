@@ -23,8 +23,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream.keeper.host import SHARED_MEMORY
-from bistream.keeper.model_processes import STUB_CONTROL, STUB_REGION, stubs_of
+from bistream.keeper.model_processes import STUB_CONTROL, STUB_REGION
 
 logger = logging.getLogger(__name__)
 
@@ -46,41 +45,31 @@ class _Stub:
 
 
 class StubPulse:
-    """``start`` with the server, ``adopt`` while its models load and after each that is loaded anew, ``stop`` before it is terminated
-    (idempotent)."""
+    """Of the processes that were adopted, until ``stop`` (idempotent)."""
 
-    def __init__(self, server: int, directory: Path = SHARED_MEMORY) -> None:
-        """server: process id."""
-        self._server = server
+    def __init__(self, directory: Path) -> None:
+        """directory: of the shared memory."""
         self._directory = directory
         self._stubs: dict[int, _Stub] = {}  # by pidfd
-        self._seen: set[int] = set()
         self._ended = select.poll()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="triton-pulse", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """Nothing is written after this."""
         self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
 
-    def adopt(self) -> None:
-        """Look for model processes that have been started since. From any thread."""
-        for process, arguments in stubs_of(self._server):
-            if process in self._seen:
-                continue
-            self._seen.add(process)
-            try:
-                stub = self._open(process, arguments)
-            except (OSError, ValueError, struct.error) as error:
-                logger.warning("process %d cannot be kept alive through a stall of the host: %s", process, error)
-            else:
-                self._stubs[stub.process] = stub
-                self._ended.register(stub.process, select.POLLIN)
+    def adopt(self, process: int, arguments: list[bytes]) -> None:
+        """process: id of a model process. arguments: its command line. From any thread."""
+        try:
+            stub = self._open(process, arguments)
+        except (OSError, ValueError, struct.error) as error:
+            logger.warning("process %d cannot be kept alive through a stall of the host: %s", process, error)
+        else:
+            self._stubs[stub.process] = stub
+            self._ended.register(stub.process, select.POLLIN)
 
     def _run(self) -> None:
         try:

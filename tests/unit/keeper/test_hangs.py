@@ -10,7 +10,7 @@ import pytest
 
 from bistream.keeper.hang_watch import HANG_TIMEOUT_S, Sign
 from bistream.keeper.hangs import WARN_AFTER_S, Hangs
-from bistream.keeper.model_processes import ModelProcess
+from bistream.keeper.served_models import ModelProcess
 from bistream.keeper.server_process import TritonServer
 
 PROCESS, OTHER = ModelProcess(7, "token2wav"), ModelProcess(8, "llm_bistream")

@@ -90,11 +90,12 @@ def test_a_port_in_use_is_named_before_the_start(tmp_path: Path, position: int) 
 def test_a_server_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
     """If copying the log stopped at a full disk, the server would block forever at its next line."""
     script = "import sys; print('x' * 1_000_000, flush=True); print('still here', flush=True); sys.exit(3)"
-    server = fake_server(tmp_path, script)
+    seen: list[str] = []
+    server = fake_server(tmp_path, script, on_log_line=seen.append)
     server.settings = dataclasses.replace(server.settings, log_path=Path("/dev/full"), start_timeout_s=600.0)
     with pytest.raises(ServerError, match="exit code 3"):
         server.start()
-    assert "still here" in server.log_tail()
+    assert "still here" in server.log_tail() and seen[-1] == "still here\n"
 
 
 def test_a_log_that_cannot_be_opened_is_an_error_at_the_start(tmp_path: Path) -> None:
