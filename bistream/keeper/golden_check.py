@@ -28,28 +28,18 @@ from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.errors import BistreamError
 from bistream.hops.policy import HopPolicy
-from bistream.keeper.golden import (
-    DISTANCE_OTHER,
-    SEED,
-    TEXT,
-    TRANSCRIPT,
-    Golden,
-    audio_fault,
-    difference,
-    distance,
-    hops,
-)
-from bistream.keeper.golden_facts import (
+from bistream.keeper.golden import DISTANCE_OTHER, SEED, TEXT, TRANSCRIPT, Golden, audio_fault, difference, distance, hops
+from bistream.keeper.golden_store import (
     HOP_SETTINGS,
+    GoldenStore,
     Parameters,
+    StoredGolden,
     check_archives,
     checkpoint,
-    checkpoint_files,
     environment,
     hardware,
     tiers_of,
 )
-from bistream.keeper.golden_store import GoldenStore, StoredGolden
 from bistream.keeper.host import GoldenError
 from bistream.keeper.metrics import triton_text
 from bistream.keeper.model_requests import ModelStream, RequestError
@@ -63,7 +53,6 @@ from bistream.voice.conditioning import condition_reference
 
 logger = logging.getLogger(__name__)
 
-METRICS_ATTEMPTS = 5
 COMPILED_ANEW = "graphs"  # a tier whose compiler chooses among kernels by timing them: without its cache, sums may get another order
 SUMS_VARY = "kernels"  # a tier that adds with atomics
 ATTEMPTS = 2  # a session of the probes may still run beside the first, and in some tiers the company changes the last bit
@@ -87,29 +76,35 @@ class GoldenCheck:
         began = time.monotonic()
         try:
             store = GoldenStore(self.state_dir, checkpoint(parameters))
-            tiers = _tiers(server)
+            tiers = tiers_of(triton_text(f"{server.http_url.rpartition(':')[0]}:{server.ports.metrics}"))
             present = environment(parameters, tiers, self.hardware.result())
             stored = store.find(present)
             is_known = stored is not None and stored.environment == present
             if stored is None:
                 with phase("golden utterance: checksums of the weights"):
-                    check_archives(checkpoint_files(parameters))
+                    check_archives(parameters)
             form = _Form.of(parameters)
             with ModelStream(server.grpc_url, self.timeout_s, should_stop) as stream:
                 if stored is not None:
                     _speak_as(stored, stream, form, is_known and COMPILED_ANEW not in tiers, SUMS_VARY in tiers)
-                golden = None if is_known else _speak_anew(stream, form)
+                golden, fault = (None, None) if is_known else speak(stream, None, form)
+            if fault is not None:
+                raise GoldenError(f"The golden utterance is no speech: {fault}; check the model directory, or try --set kernels=plain.")
         except RequestError as error:
             raise GoldenError(f"The golden utterance was not spoken: {error}") from None
         except BistreamError as error:
             raise GoldenError(f"The golden utterance was not spoken: {error.sentence}") from None
-        took = f"{time.monotonic() - began:.1f} s"
         if golden is None:
-            logger.info("the golden utterance is as stored (%s)", took)
-            return
-        _say_new(stored, present.differences(stored.environment) if stored else [], took)
+            found = "is as stored"
+        elif stored is None:
+            found = "of a checkpoint that is new here is stored for later starts"
+        else:
+            names = ", ".join(difference.partition(",")[0] for difference in present.differences(stored.environment))
+            found = f"is like that of {stored.path.name}, which differs in {names}"
+        logger.info("the golden utterance %s (%.1f s)", found, time.monotonic() - began)
         try:
-            store.save(golden, present)
+            if golden is not None:
+                store.save(golden, present)
         except OSError as error:
             logger.warning("the golden utterance cannot be stored in %s (%s); choose another --state-dir", store.folder, error.strerror)
 
@@ -130,28 +125,6 @@ class _Form:
         family = family_of(parameters[TOKEN2WAV.name].get("model_dir", ""))
         recordings = {name: values[name] for name in ("condition_recordings", "min_reference_s", "max_reference_s") if name in values}
         return cls(family.mel_high_hz, HopPolicy(first_hop_tokens=first, max_chunks=most), RuntimeConfig.from_strings(recordings))
-
-
-def _tiers(server: TritonServer) -> str:
-    """Without them the environment would pass for another one, so a busy server is asked more than once."""
-    address = f"{server.http_url.rpartition(':')[0]}:{server.ports.metrics}"
-    return next((tiers for _ in range(METRICS_ATTEMPTS) if (tiers := tiers_of(triton_text(address)))), "")
-
-
-def _say_new(stored: StoredGolden | None, differences: list[str], took: str) -> None:
-    if stored is None:
-        logger.info("the golden utterance of a checkpoint that is new here is stored for later starts (%s)", took)
-    else:
-        names = ", ".join(difference.partition(",")[0] for difference in differences)
-        logger.info("the golden utterance is like that of %s, which differs in %s (%s)", stored.path.name, names, took)
-
-
-def _speak_anew(stream: ModelStream, form: _Form) -> Golden:
-    """With its own inputs in every stage, for the next start to compare with. Raises ``GoldenError``."""
-    golden, fault = speak(stream, None, form)
-    if fault is not None:
-        raise GoldenError(f"The golden utterance is no speech: {fault}; check the model directory, or try --set kernels=plain.")
-    return golden
 
 
 def _speak_as(stored: StoredGolden, stream: ModelStream, form: _Form, exact: bool, sums_vary: bool) -> None:

@@ -76,7 +76,7 @@ class House(World):
         return Path(self.commands[-1][self.commands[-1].index("--ready-file") + 1])
 
     def set(self, **values: Any) -> Callable[[], None]:
-        return lambda: [setattr(self, name, value) for name, value in values.items()] and None
+        return lambda: self.__dict__.update(values)
 
     def fall_silent(self) -> None:
         """No heartbeat, no answer, and signals do not end it."""

@@ -22,11 +22,10 @@ from bistream.audio.reference_tone import recording
 from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, ModelContract
 from bistream.hops.policy import HopPolicy
-from bistream.keeper import golden_check, golden_facts
+from bistream.keeper import golden_check, golden_store
 from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
 from bistream.keeper.golden_check import GoldenCheck
-from bistream.keeper.golden_facts import check_archives, checkpoint, checkpoint_files, environment, tiers_of
-from bistream.keeper.golden_store import GoldenStore
+from bistream.keeper.golden_store import GoldenStore, check_archives, checkpoint, environment, tiers_of
 from bistream.keeper.host import GoldenError
 from bistream.keeper.model_requests import RequestError
 from bistream.keeper.repository import read_parameters
@@ -158,7 +157,7 @@ def test_the_own_environment_comes_first_then_the_newest(tmp_path: Path) -> None
 
 
 def parameters(model_dir: Path, **settings: str) -> dict[str, dict[str, str]]:
-    models = [*golden_facts.CHECKPOINT_FILES, COSYVOICE2_BISTREAM.name]
+    models = [*golden_store.CHECKPOINT_FILES, COSYVOICE2_BISTREAM.name]
     return {model: {"model_dir": str(model_dir), "device": "cpu", **settings} for model in models}
 
 
@@ -180,7 +179,7 @@ def test_damaged_weights_are_the_same_checkpoint_and_new_ones_are_not(model_dir:
     damage(model_dir / name)
     assert checkpoint(parameters(model_dir)) == before
     with pytest.raises(GoldenError, match=f"{name} is damaged .*; download it again"):
-        check_archives(checkpoint_files(parameters(model_dir)))
+        check_archives(parameters(model_dir))
     torch.save({"other": torch.zeros(3)}, model_dir / name)
     assert checkpoint(parameters(model_dir)) != before
 
@@ -188,7 +187,7 @@ def test_damaged_weights_are_the_same_checkpoint_and_new_ones_are_not(model_dir:
 @pytest.mark.parametrize("name", ["campplus.onnx", "CosyVoice-BlankEN/vocab.json"])
 def test_every_other_file_counts(model_dir: Path, name: str) -> None:
     before = checkpoint(parameters(model_dir))
-    check_archives(checkpoint_files(parameters(model_dir)))
+    check_archives(parameters(model_dir))
     with (model_dir / name).open("ab") as file:
         file.write(b" ")
     assert checkpoint(parameters(model_dir)) != before
