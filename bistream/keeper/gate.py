@@ -2,7 +2,7 @@
 
 It is a member like the servers of a group (``member_group``), in a thread of its own because the server's start and its probes may occupy
 the supervisor for minutes. A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still
-(``hang_watch.BusyWatch``), and takes the sessions of its clients with it. The keeper knows it by its command line, its ready file, which it
+(``hangs.BusyWatch``), and takes the sessions of its clients with it. The keeper knows it by its command line, its ready file, which it
 touches while its loop turns, its health path and its exit code. Used by ``supervisor``.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
-from bistream.keeper.hang_watch import BusyWatch
+from bistream.keeper.hangs import BusyWatch
 from bistream.keeper.health import READY
 from bistream.keeper.host import reachable, url
 from bistream.keeper.member_group import LOOK_INTERVAL_S, Member, MemberGroup, MemberPlan, import_path, spawn_member

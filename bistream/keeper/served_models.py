@@ -7,11 +7,10 @@ the server drops the model's instance, which it never does once a request has me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bistream.keeper.hang_watch import Sign
 from bistream.keeper.host import SHARED_MEMORY
 from bistream.keeper.model_control import ModelControl
 from bistream.keeper.model_processes import DEAD, STOPPED, model_of, process_state, stubs_of
@@ -47,6 +46,15 @@ class Ending:
 class ModelProcess:
     pid: int
     model: str
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What is seen of one process at one look. beat: changes while it works; ``None``: it gives no such sign, only its stop counts."""
+
+    beat: Hashable
+    is_stopped: bool = False
+    busy_s: float = 0.0
 
 
 class ServedModels:

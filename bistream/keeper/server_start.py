@@ -1,16 +1,31 @@
-"""Starts one Triton server, asks each of its models for an answer, and verifies what they say. Used by ``supervisor`` and by tests."""
+"""Starts one Triton server, asks each of its models for an answer, and verifies what they say. Used by ``supervisor`` and by tests.
+
+Each probe is a small request whose answer shows that the model's process and its engine work; readiness stays 200 when a process is dead
+or stuck. An answer with one of our own errors (BUSY, UNKNOWN_SESSION, ...) is a sign of life; ENGINE_ERROR, Triton's own messages and
+time-outs are not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
+import numpy as np
+
+from bistream.checkpoints.reader import read_config
+from bistream.contract.codec import Arrays, scalar_array, text_array
+from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
+from bistream.contract.refusals import parse_error
+from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
 from bistream.keeper.host import ServerError
-from bistream.keeper.model_requests import RequestError
-from bistream.keeper.probe import probe
+from bistream.keeper.model_requests import ModelStream, RequestError
 from bistream.keeper.repository import model_names
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
 from bistream.processes.start_phases import phase
+from bistream.rates import REFERENCE_SAMPLE_RATE
+from bistream.token2wav.renderer import sizes_of
 
 Verify = Callable[[TritonServer, Callable[[], bool]], None]  # what a server must pass before it is ready, once its models have answered
 
@@ -46,3 +61,62 @@ def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: C
     with ThreadPoolExecutor(len(models), thread_name_prefix="first-probe") as pool:
         for done in [pool.submit(probe, grpc_url, [model], timeout_s, should_stop) for model in models]:
             done.result()
+
+
+def _recording(stream: ModelStream) -> Arrays:
+    """A second of faint noise."""
+    noise = np.random.default_rng(0).standard_normal(REFERENCE_SAMPLE_RATE).astype(np.float32)
+    return {"reference_wav": 0.01 * noise.reshape(1, -1)}
+
+
+def _speak_one_token(stream: ModelStream) -> Arrays:
+    """A whole session of one letter; its first tokens are the answer, and it ends by itself soon after."""
+    return {"session_id": text_array(f"probe-{uuid.uuid4().hex}"), "text": text_array("a"), "is_end": scalar_array(True, np.bool_)}
+
+
+def _render_tokens(stream: ModelStream) -> Arrays:
+    """A short utterance, with a speaker embedding of the checkpoint's size."""
+    size = _speaker_embedding_size(stream.parameter(TOKEN2WAV, "model_dir"))
+    return {"target_speech_tokens": np.arange(8, dtype=np.int32), "prompt_spk_embedding": np.ones(size, np.float32)}
+
+
+@cache
+def _speaker_embedding_size(model_dir: str) -> int:
+    """Read once, while the server that has just loaded this directory starts."""
+    return sizes_of(read_config(model_dir)).speaker_embedding_size
+
+
+def _cancel_nothing(stream: ModelStream) -> Arrays:
+    return {"session_id": text_array("probe-unknown"), "is_cancel": scalar_array(True, np.bool_)}
+
+
+def _say_nothing(stream: ModelStream) -> Arrays:
+    return {"target_text": text_array("")}
+
+
+PROBES: Mapping[str, Callable[[ModelStream], Arrays]] = {
+    AUDIO_TOKENIZER.name: _recording,
+    SPEAKER_EMBEDDING.name: _recording,
+    LLM_BISTREAM.name: _speak_one_token,
+    TOKEN2WAV.name: _render_tokens,
+    COSYVOICE2_BISTREAM.name: _cancel_nothing,
+    COSYVOICE2.name: _say_nothing,
+}
+
+
+def probe(grpc_url: str, models: list[str], timeout_s: float, should_stop: Callable[[], bool] = never) -> None:
+    """Probe each of ``models`` in turn. Raises ``RequestError`` for the first that does not work, ``Interrupted`` on request."""
+    for contract in (contract for contract in CONTRACTS if contract.name in models and contract.name in PROBES):
+        try:
+            with ModelStream(grpc_url, timeout_s, should_stop) as stream:
+                stream.ask(contract, PROBES[contract.name](stream))
+        except BistreamError as error:
+            raise RequestError(f"model {contract.name} cannot be probed: {error.sentence}") from None
+        except RequestError as error:
+            if not _is_sign_of_life(error.answer):
+                raise
+
+
+def _is_sign_of_life(answer: str) -> bool:
+    error = parse_error(answer)
+    return error.code in ERRORS_BY_CODE and not isinstance(error, EngineError)

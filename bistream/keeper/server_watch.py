@@ -1,24 +1,30 @@
 """Watches one running server for the keeper: exit, dead and hanging processes, probes. Decides what a restart must answer.
 
-``look`` returns quickly and is called a few times per second. Probes run in a thread of their own, because one may take a minute.
+``look`` returns quickly and is called a few times per second; probes and the loading of a model have threads of their own, because they
+may take a minute. Only the models that analyse recordings are loaded anew alone: each request to them stands alone. The two that hold the
+sessions' state could be as well, but requests of the front models that were in the dead process never return: each keeps a thread on both
+sides, and the channel to the model is of no use any more.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bistream.contract.fields import LLM_BISTREAM
+from bistream.contract.fields import AUDIO_TOKENIZER, LLM_BISTREAM, SPEAKER_EMBEDDING
 from bistream.keeper.hangs import Hangs
+from bistream.keeper.host import ServerError
 from bistream.keeper.model_requests import RequestError
-from bistream.keeper.reloads import RELOADED_ALONE, Reloads
-from bistream.keeper.restart_policy import RestartLimits
+from bistream.keeper.restart_policy import RestartLimits, RestartPolicy
+from bistream.keeper.served_models import ServedModels
 from bistream.keeper.server_process import Interrupted, TritonServer
 
 logger = logging.getLogger(__name__)
 
+RELOADED_ALONE = frozenset({AUDIO_TOKENIZER.name, SPEAKER_EMBEDDING.name})
 OTHERS_PATIENCE_S = 5.0  # for the sessions that do not need a failed language model: their speech tokens are complete
 QUIET_PATIENCE_S = 30.0  # where no session is disturbed yet
 JOIN_TIMEOUT_S = 1.0  # a probe notices within a quarter of a second that it shall stop
@@ -38,7 +44,7 @@ class Fault:
 
 
 class ServerWatch:
-    """Of one server, until ``stop``. probe: of all models, given a function that says when to stop."""
+    """Of one server, until ``stop``. probe: of all models, given a function that says when to stop. fault: what was found last."""
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class ServerWatch:
         clock: Callable[[], float],
         hangs: Hangs | None,
     ) -> None:
+        self.fault: Fault | None = None
         self._server = server
         self._hangs = hangs
         self._deaths = 0  # that were answered by a reload
@@ -57,6 +64,10 @@ class ServerWatch:
 
     def look(self) -> Fault | None:
         """What is wrong now and needs a restart. Begins to load models anew where that is enough."""
+        self.fault = self._find()
+        return self.fault
+
+    def _find(self) -> Fault | None:
         code = self._server.exit_code()
         if code is not None:
             return Fault(f"The server ended by itself with exit code {code}")
@@ -81,6 +92,56 @@ class ServerWatch:
         self._prober.stop()
         if self._hangs is not None:
             self._hangs.stop()
+
+
+class Reloads:
+    """Of the models of one server. ``begin`` and ``failure`` are called by the thread that watches it."""
+
+    def __init__(self, models: ServedModels, limits: RestartLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._models = models
+        self._limits = limits
+        self._clock = clock
+        self._policies: dict[str, RestartPolicy] = {}
+        self._running: set[str] = set()
+        self._failures: list[str] = []
+        self._stopped = threading.Event()
+
+    def begin(self, model: str) -> None:
+        """Replace the dead process of ``model``. Returns at once; has no effect while that is under way."""
+        if model in self._running:
+            return
+        policy = self._policies.setdefault(model, RestartPolicy(self._limits, self._clock))
+        delay_s = policy.record_failure()
+        logger.error("the process of %s has died; sessions go on, the model is loaded anew in %.0f s", model, delay_s)
+        self._running.add(model)
+        threading.Thread(target=self._reload, args=(model, policy, delay_s), name=f"bistream-reload-{model}", daemon=True).start()
+
+    def failure(self) -> str | None:
+        """Why a model could not be loaded anew, so that the server must be restarted; ``None`` as long as all goes well."""
+        return self._failures[0] if self._failures else None
+
+    def stop(self) -> None:
+        """Begin nothing more; a load that is under way ends with the server."""
+        self._stopped.set()
+
+    def _reload(self, model: str, policy: RestartPolicy, delay_s: float) -> None:
+        try:
+            self._models.unload(model)  # its callers are refused at once; a dead process would keep each of them for a second
+            while not self._stopped.wait(delay_s):
+                try:
+                    self._models.load(model)
+                    logger.info("model %s is loaded again", model)
+                    return
+                except ServerError as error:
+                    delay_s = policy.record_failure()
+                    if policy.is_exhausted:
+                        raise
+                    logger.warning("%s; the next attempt is in %.0f s", str(error).rstrip("."), delay_s)
+        except ServerError as error:
+            if not self._stopped.is_set():
+                self._failures.append(str(error).rstrip("."))
+        finally:
+            self._running.discard(model)
 
 
 class Prober:
@@ -128,12 +189,3 @@ class Prober:
         except Exception as error:
             logger.exception("a probe could not be made")
             self._error = RequestError(f"the probe itself failed ({type(error).__name__})")
-
-
-def failure(server: TritonServer, survivable: frozenset[str] = frozenset()) -> str | None:
-    """A failure that is visible without a request to the server, or ``None``; reported once. survivable: models that may be missing."""
-    code = server.exit_code()
-    if code is not None:
-        return f"The server ended by itself with exit code {code}"
-    dead = [model for model in server.models.take_dead() if model not in survivable]
-    return f"The process of a model has died ({', '.join(dead)})" if dead else None

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bistream.keeper import gate as module
 from bistream.keeper.gate import UNREADY_AFTER_S, KeptGate, ask_ready, fit_limits
-from bistream.keeper.hang_watch import DEAD_AFTER_S, STUCK_AFTER_S
+from bistream.keeper.hangs import DEAD_AFTER_S, STUCK_AFTER_S
 from bistream.keeper.host import ServerError
 from bistream.keeper.member_group import LOOK_INTERVAL_S, MemberPlan
 from bistream.keeper.served_models import CLOSING_S

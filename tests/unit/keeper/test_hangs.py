@@ -1,17 +1,192 @@
-"""Hanging processes are killed, a hanging server is reported, and the keeper says early what it sees."""
+"""When a process counts as hanging, and when as busy; what is done about it. Time and signs of life are invented here; nothing runs."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bistream.keeper.hang_watch import HANG_TIMEOUT_S, Sign
-from bistream.keeper.hangs import WARN_AFTER_S, Hangs
-from bistream.keeper.served_models import ModelProcess
-from bistream.keeper.server_process import TritonServer
+from bistream.keeper.hangs import (
+    DEAD_AFTER_S,
+    HANG_TIMEOUT_S,
+    MAX_STEP_S,
+    STUCK_AFTER_S,
+    WARN_AFTER_S,
+    WORK_S,
+    BusyWatch,
+    Hangs,
+    HangWatch,
+)
+from bistream.keeper.served_models import CLOSING_S, ModelProcess, Sign
+from bistream.keeper.server_process import KEEPALIVE_TIMEOUT_MS, TritonServer
+from bistream.processes.control_files import LONGEST_STOP_S
+from bistream.transport.direct_end import SEND_TIMEOUT_S
+from gateway.settings import UpstreamSettings
+
+LOOK_S = 0.25
+
+
+class Rehearsal:
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.watch = HangWatch(clock=lambda: self.now)
+
+    def look(self, sign: Sign, after_s: float = LOOK_S) -> bool:
+        """Whether the process hangs."""
+        self.now += after_s
+        return "process" in self.watch.look({"process": sign})
+
+    def looks(self, signs: Iterable[Sign], after_s: float = LOOK_S) -> list[bool]:
+        return [self.look(sign, after_s) for sign in signs]
+
+    def seconds_until_hanging(self, sign: Sign, at_most_s: float) -> float | None:
+        begin = self.now
+        while self.now - begin < at_most_s:
+            if self.look(sign):
+                return self.now - begin
+        return None
+
+
+@pytest.mark.parametrize("silent", [Sign(7), Sign(7, is_stopped=True), Sign(None, is_stopped=True)])
+def test_silence_is_noticed_in_time_for_callers_to_be_told_within_three_seconds_more(silent: Sign) -> None:
+    rehearsal = Rehearsal()
+    rehearsal.looks(Sign(count) for count in range(8))
+    seconds = rehearsal.seconds_until_hanging(silent, 60.0)
+    assert seconds is not None and HANG_TIMEOUT_S <= seconds <= LONGEST_STOP_S + 1.5
+
+
+def test_no_other_time_out_is_shorter_than_the_longest_stop() -> None:
+    limits = (HANG_TIMEOUT_S, DEAD_AFTER_S, UpstreamSettings().max_silence_s, KEEPALIVE_TIMEOUT_MS / 1000.0, SEND_TIMEOUT_S, CLOSING_S)
+    assert min(limits) > LONGEST_STOP_S
+
+
+@pytest.mark.parametrize("looks_per_s", [1, 2, 4, 10])
+def test_the_longest_stop_is_survived(looks_per_s: int) -> None:
+    rehearsal = Rehearsal()
+    rehearsal.looks([Sign(1), Sign(2)])
+    assert not any(rehearsal.looks([Sign(2, is_stopped=True)] * int(LONGEST_STOP_S) * looks_per_s, after_s=1.0 / looks_per_s))
+    assert not any(rehearsal.looks([Sign(2)] * 2 * looks_per_s, after_s=1.0 / looks_per_s)), "it runs, and its next beat is on the way"
+    assert not any(rehearsal.looks([Sign(count) for count in range(3, 100)]))
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """The machine was suspended, or the keeper itself was stopped."""
+    rehearsal = Rehearsal()
+    rehearsal.look(Sign(1))
+    assert not rehearsal.look(Sign(1), after_s=3600.0)
+    assert rehearsal.watch.silences() == {"process": MAX_STEP_S}
+
+
+def test_a_busy_process_is_given_the_time_that_it_asked_for() -> None:
+    rehearsal = Rehearsal()
+    seconds = rehearsal.seconds_until_hanging(Sign(1, busy_s=100.0), 1000.0)
+    assert seconds is not None and 100.0 + HANG_TIMEOUT_S <= seconds <= 100.0 + HANG_TIMEOUT_S + 3 * LOOK_S
+
+
+def test_a_stopped_process_is_not_busy() -> None:
+    seconds = Rehearsal().seconds_until_hanging(Sign(1, is_stopped=True, busy_s=100.0), 1000.0)
+    assert seconds is not None and seconds <= LONGEST_STOP_S + 1.5
+
+
+def test_a_process_without_a_heartbeat_is_only_watched_for_stops() -> None:
+    assert Rehearsal().seconds_until_hanging(Sign(None), 3600.0) is None
+
+
+def test_processes_do_not_disturb_each_other_and_are_forgotten_with_their_end() -> None:
+    watch = HangWatch(limit_s=1.0, clock=iter([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).__next__)
+    watch.look({"one": Sign(1), "two": Sign(1)})
+    assert set(watch.look({"one": Sign(1), "two": Sign(2)})) == {"one"}
+    assert set(watch.look({"two": Sign(2)})) == {"two"}
+    assert watch.look({"one": Sign(1), "two": Sign(3)}) == {}, "a new process"
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 20.0), st.booleans()), max_size=200))
+def test_only_silence_longer_than_the_limit_is_a_hang(looks: list[tuple[float, bool]]) -> None:
+    rehearsal, count, silent_s = Rehearsal(), 0, 0.0
+    rehearsal.look(Sign(count))
+    for after_s, beats in looks:
+        count += beats
+        silent_s = 0.0 if beats else silent_s + min(after_s, MAX_STEP_S)
+        hangs = rehearsal.look(Sign(count), after_s)
+        assert hangs == (rehearsal.watch.silences()["process"] >= HANG_TIMEOUT_S)
+        assert rehearsal.watch.silences()["process"] == pytest.approx(silent_s)
+
+
+# Busy, or dead: what is seen of a process with an event loop
+
+STEP_S = 3.0  # the longest time between two looks
+BUSY = 0.5  # of a processor
+
+
+class Life:
+    """Of a process that is looked at once a second."""
+
+    def __init__(self) -> None:
+        self.now = self.processor_s = 0.0
+        self.beats = 0
+        self.watch = BusyWatch(STEP_S, clock=lambda: self.now)
+        self.look()
+
+    def look(self, after_s: float = 1.0, beats: bool = False, share: float = 0.0, is_held: bool = False) -> str | None:
+        """share: of a processor."""
+        self.now += after_s
+        self.beats += beats
+        self.processor_s += share * after_s
+        return self.watch.look(self.beats, self.processor_s, is_held)
+
+    def seconds_until_replaced(self, at_most_s: float = 1000.0, share: float = 0.0, is_held: bool = False) -> float | None:
+        began = self.now
+        while self.now - began < at_most_s:
+            if self.look(share=share, is_held=is_held):
+                return self.now - began
+        return None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01])
+def test_a_process_without_heartbeat_and_work_is_dead_soon_after_the_longest_stop(share: float) -> None:
+    seconds = Life().seconds_until_replaced(share=share)
+    assert seconds is not None and LONGEST_STOP_S < DEAD_AFTER_S <= seconds <= DEAD_AFTER_S + 1.0
+
+
+@pytest.mark.parametrize("share", [0.05, BUSY, 1.0, 4.0])
+def test_a_process_that_computes_without_heartbeat_is_given_a_minute(share: float) -> None:
+    seconds = Life().seconds_until_replaced(share=share)
+    assert seconds is not None and STUCK_AFTER_S <= seconds <= STUCK_AFTER_S + 1.0
+
+
+def test_one_that_is_stopped_or_has_no_processor_is_not_dead_but_is_not_waited_for_without_end() -> None:
+    seconds = Life().seconds_until_replaced(is_held=True)
+    assert seconds is not None and STUCK_AFTER_S <= seconds <= STUCK_AFTER_S + 1.0
+
+
+def test_a_busy_process_that_becomes_dead_is_noticed_no_later_than_if_it_had_been_idle() -> None:
+    life = Life()
+    assert life.seconds_until_replaced(20.0, share=1.0) is None
+    seconds = life.seconds_until_replaced()
+    assert seconds is not None and seconds <= DEAD_AFTER_S + 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10_000.0), st.booleans(), st.sampled_from([0.0, 0.01, BUSY]), st.booleans()), max_size=100))
+def test_a_verdict_needs_looks_whatever_the_clock_says(looks: list[tuple[float, bool, float, bool]]) -> None:
+    """A machine or keeper that stood still counts as one look, and a process with a heartbeat is never dead."""
+    life, silent, idle = Life(), 0.0, 0.0
+    for after_s, beats, share, is_held in looks:
+        worked = int((life.processor_s + share * after_s) / WORK_S) > int(life.processor_s / WORK_S)
+        verdict = life.look(after_s, beats, share, is_held)
+        silent = 0.0 if beats else silent + min(after_s, STEP_S)
+        idle = 0.0 if beats or worked or is_held else idle + min(after_s, STEP_S)
+        assert life.watch.silent_s == pytest.approx(silent)
+        assert (verdict is not None) == (idle >= DEAD_AFTER_S or silent >= STUCK_AFTER_S) or min(
+            abs(idle - DEAD_AFTER_S), abs(silent - STUCK_AFTER_S)
+        ) < 1e-6
+
+
+# A server
 
 PROCESS, OTHER = ModelProcess(7, "token2wav"), ModelProcess(8, "llm_bistream")
 

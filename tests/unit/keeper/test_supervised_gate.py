@@ -120,7 +120,7 @@ def test_nothing_is_announced_before_the_gate_is_ready() -> None:
 
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_a_command_is_run_when_the_gate_is_ready(is_ready: bool) -> None:
-    supervisor = Guarded(Idle(), signal_at(2))
+    supervisor = Guarded(Idle(), signal_at() if is_ready else signal_at(2))
     supervisor.gate.takes_sessions = is_ready
     if is_ready:
         assert Supervisor.run_command(supervisor, lambda server: ["sh", "-c", "exit 3"]) == 3
