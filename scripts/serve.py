@@ -189,12 +189,12 @@ class Service:
         prepare_host(settings)
         self._options = options
         self._waiting: Waiting | None = None
-        self._ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+        self._ready_file = ReadyFile(options.ready_file)
         self._folder = tempfile.TemporaryDirectory(prefix="bistream-keeper-")
         hold_file = Path(self._folder.name) / "hold"
         self._gate = None if options.direct else KeptGate(gate_settings(options, settings, hold_file))
         self.supervisor = Supervisor(
-            settings, supervisor_settings(options), self._announce, self._withdraw, gate=self._gate, verify=verification(options)
+            settings, supervisor_settings(options), self._announce, self._ready_file.withdraw, gate=self._gate, verify=verification(options)
         )
 
     def run(self) -> int:
@@ -232,17 +232,12 @@ class Service:
         if self._waiting is not None:
             self._waiting.done()
         logging.info("serving: gRPC %(grpc)s, HTTP %(http)s, metrics %(metrics)s", addresses)
-        if self._ready_file is not None:
-            self._ready_file.announce(addresses)
+        self._ready_file.announce(addresses)
 
     def _show_progress(self, line: str) -> None:
         """On the terminal, while somebody waits for the server."""
         if self._waiting is not None and (progress := progress_in(line)) is not None:
             self._waiting.goes_on(f"the server starts ({progress})")
-
-    def _withdraw(self) -> None:
-        if self._ready_file is not None:
-            self._ready_file.withdraw()
 
 
 def main(arguments: list[str] | None = None) -> int:

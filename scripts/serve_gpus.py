@@ -197,7 +197,7 @@ def serve(options: argparse.Namespace, folder: Path) -> None:
     proxy = proxy_member(options, find_envoy(options.envoy), config)
     check_ports(options)
     raise_soft_limit(resource.RLIMIT_NOFILE, FILES_WANTED)
-    ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+    ready_file = ReadyFile(options.ready_file)
     members = [server_member(options, number, gpu, folder) for number, gpu in enumerate(gpus)]
     public = {
         "grpc": url(options.grpc_address, options.grpc_port),
@@ -205,9 +205,9 @@ def serve(options: argparse.Namespace, folder: Path) -> None:
     }
 
     def announce(ready: list[Member]) -> None:
-        if ready_file is not None and ready:
+        if ready:
             ready_file.announce({**public, "servers": ", ".join(member.plan.name for member in ready)})
-        elif ready_file is not None:
+        else:
             ready_file.withdraw()
 
     group = ServerGroup(members, proxy, announce)

@@ -1,9 +1,9 @@
 """The gate beside the server: started first, restarted alone when it dies or hangs, drained with the models, ended last.
 
 It is a member like the servers of a group (``member_group``), in a thread of its own because the server's start and its probes may occupy
-the supervisor for minutes. A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still
-(``hangs.BusyWatch``), and takes the sessions of its clients with it. The keeper knows it by its command line, its ready file, which it
-touches while its loop turns, its health path and its exit code. Used by ``supervisor``.
+the supervisor for minutes. A gate that leaves questions unanswered may only be busy: it is replaced when its event loop stands still,
+which shows in its ready file, and takes the sessions of its clients with it. The keeper knows it by its command line, this file, its health
+path and its exit code. Used by ``supervisor``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bistream.contract.fields import COSYVOICE2, COSYVOICE2_BISTREAM
-from bistream.keeper.hangs import BusyWatch
+from bistream.keeper.hangs import HangWatch
 from bistream.keeper.health import READY
 from bistream.keeper.host import reachable, url
 from bistream.keeper.member_group import LOOK_INTERVAL_S, Member, MemberGroup, MemberPlan, import_path, spawn_member
-from bistream.keeper.model_processes import RUNNABLE, STOPPED, process_state, processor_s
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.restart_policy import RestartLimits
-from bistream.keeper.served_models import CLOSING_S
+from bistream.keeper.served_models import CLOSING_S, Sign
 from bistream.keeper.server_process import Interrupted
 from gateway.options import command
 from gateway.settings import GateLimits, GateSettings
@@ -36,7 +35,7 @@ from gateway.settings import GateLimits, GateSettings
 logger = logging.getLogger(__name__)
 
 ASK_INTERVAL_S, ASK_TIMEOUT_S = 1.0, 2.0  # of a gate that is ready; else it is asked at each look
-UNREADY_AFTER_S = 5.0  # without a heartbeat it takes no sessions, whatever it said before
+UNREADY_AFTER_S, HANG_TIMEOUT_S = 5.0, 30.0  # without a heartbeat it takes no sessions, whatever it said before; it is replaced
 RESTARTS = RestartLimits(budget=7, window_s=300.0, first_delay_s=0.5, longest_delay_s=30.0)
 BYTES_PER_CHARACTER = 4  # of UTF-8, at most
 
@@ -99,7 +98,7 @@ class KeptGate(Gate, MemberGroup):
         )
         self._member = Member(plan, RESTARTS, spawn_process, clock)
         super().__init__([[self._member]], pause, clock)
-        self._watch = BusyWatch(LOOK_INTERVAL_S + ASK_INTERVAL_S + ASK_TIMEOUT_S, clock)
+        self._watch = HangWatch(HANG_TIMEOUT_S, clock, max_step_s=LOOK_INTERVAL_S + ASK_INTERVAL_S + ASK_TIMEOUT_S)
         self._ask_at = 0.0
         self._takes_sessions = False
         self._opened, self._ended = threading.Event(), threading.Event()
@@ -173,12 +172,13 @@ class KeptGate(Gate, MemberGroup):
         beat = 0
         with contextlib.suppress(OSError):  # it starts or ends
             beat = self._ready_file.stat().st_mtime_ns
-        reason = self._watch.look((pid, beat), processor_s(pid), process_state(pid) in (*STOPPED, RUNNABLE))
-        if self._watch.silent_s >= UNREADY_AFTER_S and self._takes_sessions:
-            logger.warning("the gate has given no sign of life for %.0f s", self._watch.silent_s)
+        hangs = self._watch.look({pid: Sign(beat)})
+        silent_s = self._watch.silences()[pid]
+        if silent_s >= UNREADY_AFTER_S and self._takes_sessions:
+            logger.warning("the gate has given no sign of life for %.0f s", silent_s)
             self._takes_sessions = False
-        if reason is not None:
-            logger.error("the gate %s and is killed", reason)
+        if hangs:
+            logger.error("the gate has given no sign of life for %.0f s and is killed", silent_s)
             self._member.kill()
 
 

@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 HANG_TIMEOUT_S = LONGEST_STOP_S + 0.75
 MAX_STEP_S = 1.0
-DEAD_AFTER_S = LONGEST_STOP_S + 2.0  # without a heartbeat and without work
-STUCK_AFTER_S = 60.0  # without a heartbeat, whatever it computes
-WORK_S = 0.3  # so much processor time is a sign of life; a dead process whose threads wake up now and then uses less in ``DEAD_AFTER_S``
 ASK_INTERVAL_S, ASK_TIMEOUT_S = 0.5, 2.0
 WARN_AFTER_S = 5.0
 _SERVER = "tritonserver"
@@ -79,30 +76,6 @@ class HangWatch:
     def silences(self) -> dict[Hashable, float]:
         """Seconds of silence of every process at the last look."""
         return {name: silence.seconds for name, silence in self._silences.items()}
-
-
-class BusyWatch:
-    """Tells a process with an event loop that is busy, or kept from working, from one that is dead or will never end what it does."""
-
-    def __init__(self, max_step_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """max_step_s: the longest time between two looks."""
-        self._watch = HangWatch(clock=clock, max_step_s=max_step_s)
-        self._held_looks = 0
-        self.silent_s = 0.0  # since the last heartbeat
-
-    def look(self, beat: Hashable, processor_s: float, is_held: bool) -> str | None:
-        """Why the process must be replaced, as the end of a sentence, or ``None``. beat: changes with the process and while its loop turns.
-        processor_s: used by all its threads since its start. is_held: it is stopped, or waits for a processor."""
-        self._held_looks += is_held
-        work = (beat, int(processor_s / WORK_S), self._held_looks)
-        self._watch.look({"loop": Sign(beat), "process": Sign(work)})
-        silences = self._watch.silences()
-        self.silent_s = silences["loop"]
-        if silences["process"] >= DEAD_AFTER_S:
-            return f"has given no sign of life for {self.silent_s:.0f} s and does nothing"
-        if self.silent_s >= STUCK_AFTER_S:
-            return f"has given no sign of life for {self.silent_s:.0f} s"
-        return None
 
 
 class Hangs:

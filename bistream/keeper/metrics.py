@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -22,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from bistream.keeper.server_process import TritonServer
+from bistream.keeper.supervisor import Supervisor
 from bistream.metrics.families import METRICS_AGE, SERVER_READY, SERVER_RESTARTS
 from bistream.processes.control_files import read_statuses
 
@@ -31,19 +30,8 @@ logger = logging.getLogger(__name__)
 TRITON_TIMEOUT_S = 2.0
 
 
-class Supervising(Protocol):
-    """The part of ``Supervisor`` whose state is exported."""
-
-    @property
-    def is_ready(self) -> bool: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def current_server(self) -> TritonServer | None: ...
-
-
 class KeeperMetrics(Collector):
-    def __init__(self, supervisor: Supervising) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
     def text(self) -> str:

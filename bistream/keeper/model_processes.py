@@ -10,8 +10,7 @@ from pathlib import Path
 
 STUB = b"triton_python_backend_stub"
 STUB_FILE, STUB_REGION, STUB_PARENT, STUB_CONTROL = 1, 2, 5, 7  # indices into the stub's command line
-DEAD, STOPPED, RUNNABLE = ("Z", "X"), ("T", "t"), "R"  # state letters in /proc/PID/stat
-_USER_TICKS, _SYSTEM_TICKS = 11, 12  # fields there, after the state
+DEAD, STOPPED = ("Z", "X"), ("T", "t")  # state letters in /proc/PID/stat
 
 
 def stubs_of(server: int) -> list[tuple[int, list[bytes]]]:
@@ -48,12 +47,6 @@ def process_state(pid: int) -> str | None:
     """State letter of a process; ``None`` when it does not exist."""
     fields = stat_fields(pid)
     return fields[0] if fields else None
-
-
-def processor_s(pid: int) -> float:
-    """Processor time of all threads of a process since its start; 0 when it does not exist."""
-    fields = stat_fields(pid)
-    return sum(int(fields[place]) for place in (_USER_TICKS, _SYSTEM_TICKS)) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def stat_fields(pid: int) -> list[str]:

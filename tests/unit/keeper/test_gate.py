@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bistream.keeper import gate as module
-from bistream.keeper.gate import UNREADY_AFTER_S, KeptGate, ask_ready, fit_limits
-from bistream.keeper.hangs import DEAD_AFTER_S, STUCK_AFTER_S
+from bistream.keeper.gate import HANG_TIMEOUT_S, UNREADY_AFTER_S, KeptGate, ask_ready, fit_limits
 from bistream.keeper.host import ServerError
 from bistream.keeper.member_group import LOOK_INTERVAL_S, MemberPlan
 from bistream.keeper.served_models import CLOSING_S
@@ -39,14 +38,12 @@ SETTINGS = GateSettings(grpc=Listen(port=5001), http=Listen(port=5000), drain_ti
 
 @dataclass
 class House(World):
-    """A gate that answers with ``answer``, whose loop turns while ``is_beating``, and which uses a processor while ``is_computing``."""
+    """A gate that answers with ``answer`` and whose loop turns while ``is_beating``."""
 
     answer: bool | None | type[TimeoutError] = True
     is_beating: bool = True
-    is_computing: bool = False
     asked: int = 0
     commands: list[list[str]] = field(default_factory=list)
-    processor_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.gate = KeptGate(SETTINGS, self.ask, self.spawn, self.pause, lambda: self.now)
@@ -59,7 +56,6 @@ class House(World):
         return started
 
     def pause(self, seconds: float) -> None:
-        self.processor_s += seconds * self.is_computing
         if self.is_beating and self._ready_file.exists():
             os.utime(self._ready_file, (self.now + 1.0, self.now + 1.0))
         super().pause(seconds)
@@ -102,10 +98,8 @@ class House(World):
 
 
 @pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def house() -> Iterator[House]:
     made = House()
-    monkeypatch.setattr(module, "processor_s", lambda pid: made.processor_s)
-    monkeypatch.setattr(module, "process_state", lambda pid: "S")
     with made.gate._folder:
         yield made
 
@@ -129,18 +123,16 @@ def test_a_gate_that_dies_is_started_again_with_its_ports(house: House, caplog: 
     assert "killed by signal 9; starting it again in 0.0 s" in caplog.text and house.process.code == 0
 
 
-@pytest.mark.parametrize(("is_computing", "after_s"), [(False, DEAD_AFTER_S), (True, STUCK_AFTER_S)])
-def test_a_gate_whose_loop_stands_still_takes_no_sessions_and_is_replaced(house: House, is_computing: bool, after_s: float) -> None:
-    house.is_computing = is_computing
+def test_a_gate_whose_loop_stands_still_takes_no_sessions_and_is_replaced(house: House) -> None:
     house.at(10.0, house.fall_silent)
     house.at(10.0 + UNREADY_AFTER_S + 1.0, lambda: unready.append(house.gate.is_ready))
-    house.at(10.0 + after_s - 1.0, lambda: living.append(house.process.code))
-    house.at(10.0 + after_s + 1.0, lambda: house.set(is_beating=True, answer=True)())
+    house.at(10.0 + HANG_TIMEOUT_S - 1.0, lambda: living.append(house.process.code))
+    house.at(10.0 + HANG_TIMEOUT_S + 1.0, lambda: house.set(is_beating=True, answer=True)())
     unready: list[bool] = []
     living: list[int | None] = []
-    ready = house.run(10.0 + after_s + 5.0)
+    ready = house.run(10.0 + HANG_TIMEOUT_S + 5.0)
     assert (unready, living) == ([False], [None])
-    assert [process.code for process in house.started[NAME]] == [-9, 0] and ready[int((10.0 + after_s + 3.0) / LOOK_INTERVAL_S)]
+    assert [process.code for process in house.started[NAME]] == [-9, 0] and ready[int((10.0 + HANG_TIMEOUT_S + 3.0) / LOOK_INTERVAL_S)]
 
 
 def test_a_busy_gate_that_answers_nothing_is_not_replaced(house: House) -> None:
@@ -151,9 +143,9 @@ def test_a_busy_gate_that_answers_nothing_is_not_replaced(house: House) -> None:
 
 def test_a_machine_that_stands_still_is_no_loss(house: House) -> None:
     house.is_beating = False
-    for number in range(3):
+    for number in range(6):
         house.at(1.0 + 100.0 * number, lambda: house.set(now=house.now + 99.0)())
-    house.run(302.0)
+    house.run(602.0)
     assert len(house.commands) == 1
 
 

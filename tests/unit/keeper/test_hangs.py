@@ -11,14 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bistream.keeper import gate
 from bistream.keeper.hangs import (
-    DEAD_AFTER_S,
     HANG_TIMEOUT_S,
     MAX_STEP_S,
-    STUCK_AFTER_S,
     WARN_AFTER_S,
-    WORK_S,
-    BusyWatch,
     Hangs,
     HangWatch,
 )
@@ -61,8 +58,8 @@ def test_silence_is_noticed_in_time_for_callers_to_be_told_within_three_seconds_
 
 
 def test_no_other_time_out_is_shorter_than_the_longest_stop() -> None:
-    limits = (HANG_TIMEOUT_S, DEAD_AFTER_S, UpstreamSettings().max_silence_s, KEEPALIVE_TIMEOUT_MS / 1000.0, SEND_TIMEOUT_S, CLOSING_S)
-    assert min(limits) > LONGEST_STOP_S
+    of_gate = (gate.HANG_TIMEOUT_S, UpstreamSettings().max_silence_s)
+    assert min(HANG_TIMEOUT_S, *of_gate, KEEPALIVE_TIMEOUT_MS / 1000.0, SEND_TIMEOUT_S, CLOSING_S) > LONGEST_STOP_S
 
 
 @pytest.mark.parametrize("looks_per_s", [1, 2, 4, 10])
@@ -115,75 +112,6 @@ def test_only_silence_longer_than_the_limit_is_a_hang(looks: list[tuple[float, b
         hangs = rehearsal.look(Sign(count), after_s)
         assert hangs == (rehearsal.watch.silences()["process"] >= HANG_TIMEOUT_S)
         assert rehearsal.watch.silences()["process"] == pytest.approx(silent_s)
-
-
-# Busy, or dead: what is seen of a process with an event loop
-
-STEP_S = 3.0  # the longest time between two looks
-BUSY = 0.5  # of a processor
-
-
-class Life:
-    """Of a process that is looked at once a second."""
-
-    def __init__(self) -> None:
-        self.now = self.processor_s = 0.0
-        self.beats = 0
-        self.watch = BusyWatch(STEP_S, clock=lambda: self.now)
-        self.look()
-
-    def look(self, after_s: float = 1.0, beats: bool = False, share: float = 0.0, is_held: bool = False) -> str | None:
-        """share: of a processor."""
-        self.now += after_s
-        self.beats += beats
-        self.processor_s += share * after_s
-        return self.watch.look(self.beats, self.processor_s, is_held)
-
-    def seconds_until_replaced(self, at_most_s: float = 1000.0, share: float = 0.0, is_held: bool = False) -> float | None:
-        began = self.now
-        while self.now - began < at_most_s:
-            if self.look(share=share, is_held=is_held):
-                return self.now - began
-        return None
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01])
-def test_a_process_without_heartbeat_and_work_is_dead_soon_after_the_longest_stop(share: float) -> None:
-    seconds = Life().seconds_until_replaced(share=share)
-    assert seconds is not None and LONGEST_STOP_S < DEAD_AFTER_S <= seconds <= DEAD_AFTER_S + 1.0
-
-
-@pytest.mark.parametrize("share", [0.05, BUSY, 1.0, 4.0])
-def test_a_process_that_computes_without_heartbeat_is_given_a_minute(share: float) -> None:
-    seconds = Life().seconds_until_replaced(share=share)
-    assert seconds is not None and STUCK_AFTER_S <= seconds <= STUCK_AFTER_S + 1.0
-
-
-def test_one_that_is_stopped_or_has_no_processor_is_not_dead_but_is_not_waited_for_without_end() -> None:
-    seconds = Life().seconds_until_replaced(is_held=True)
-    assert seconds is not None and STUCK_AFTER_S <= seconds <= STUCK_AFTER_S + 1.0
-
-
-def test_a_busy_process_that_becomes_dead_is_noticed_no_later_than_if_it_had_been_idle() -> None:
-    life = Life()
-    assert life.seconds_until_replaced(20.0, share=1.0) is None
-    seconds = life.seconds_until_replaced()
-    assert seconds is not None and seconds <= DEAD_AFTER_S + 1.0
-
-
-@given(st.lists(st.tuples(st.floats(0.1, 10_000.0), st.booleans(), st.sampled_from([0.0, 0.01, BUSY]), st.booleans()), max_size=100))
-def test_a_verdict_needs_looks_whatever_the_clock_says(looks: list[tuple[float, bool, float, bool]]) -> None:
-    """A machine or keeper that stood still counts as one look, and a process with a heartbeat is never dead."""
-    life, silent, idle = Life(), 0.0, 0.0
-    for after_s, beats, share, is_held in looks:
-        worked = int((life.processor_s + share * after_s) / WORK_S) > int(life.processor_s / WORK_S)
-        verdict = life.look(after_s, beats, share, is_held)
-        silent = 0.0 if beats else silent + min(after_s, STEP_S)
-        idle = 0.0 if beats or worked or is_held else idle + min(after_s, STEP_S)
-        assert life.watch.silent_s == pytest.approx(silent)
-        assert (verdict is not None) == (idle >= DEAD_AFTER_S or silent >= STUCK_AFTER_S) or min(
-            abs(idle - DEAD_AFTER_S), abs(silent - STUCK_AFTER_S)
-        ) < 1e-6
 
 
 # A server

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import values
@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bistream.keeper.metrics import KeeperMetrics, triton_text
 from bistream.keeper.server_process import METRICS_VARIABLE
+from bistream.keeper.supervisor import Supervisor
 from bistream.metrics.families import AUDIO_TTFP, HOP_QUEUE, SESSION_STARTS
 from bistream.metrics.recorder import Recorder
 from bistream.processes.control_files import ProcessStatus, StatusFile, forget_process
@@ -28,6 +29,10 @@ class Supervised:
     current_server: Any = None
     is_ready: bool = False
     restarts: int = 0
+
+
+def page(supervised: Supervised) -> str:
+    return KeeperMetrics(cast(Supervisor, supervised)).text()
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -73,7 +78,7 @@ def triton_port() -> Iterator[int]:
 
 
 def test_before_the_first_server_there_is_the_keeper_alone() -> None:
-    assert samples(KeeperMetrics(Supervised()).text()) == {("bistream_server_ready", ""): 0, ("bistream_server_restarts_total", ""): 0}
+    assert samples(page(Supervised())) == {("bistream_server_ready", ""): 0, ("bistream_server_restarts_total", ""): 0}
 
 
 def test_processes_are_added_up_and_triton_follows(tmp_path: Path, triton_port: int, write_process: Callable[..., None]) -> None:
@@ -83,7 +88,7 @@ def test_processes_are_added_up_and_triton_follows(tmp_path: Path, triton_port: 
     StatusFile(tmp_path, "loading", 11).write(ProcessStatus())
     forget_process(tmp_path, "gone", 10)
     server = SimpleNamespace(control_directory=tmp_path, http_url="127.0.0.1:1", ports=SimpleNamespace(metrics=triton_port))
-    text = KeeperMetrics(Supervised(server, is_ready=True, restarts=4)).text()
+    text = page(Supervised(server, is_ready=True, restarts=4))
     found = samples(text)
     assert found["bistream_session_starts_total", ""] == 15
     assert found["bistream_hop_queue_depth", ""] == 10
@@ -97,4 +102,4 @@ def test_processes_are_added_up_and_triton_follows(tmp_path: Path, triton_port: 
 def test_a_server_that_is_gone_leaves_its_part_out(tmp_path: Path, triton_port: int) -> None:
     assert triton_text(f"127.0.0.1:{triton_port}") == TRITON
     server = SimpleNamespace(control_directory=tmp_path / "gone", http_url="127.0.0.1:1", ports=SimpleNamespace(metrics=1))
-    assert len(samples(KeeperMetrics(Supervised(server)).text())) == 2
+    assert len(samples(page(Supervised(server)))) == 2
