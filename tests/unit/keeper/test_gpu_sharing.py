@@ -62,12 +62,6 @@ def test_the_daemon_runs_as_long_as_it_is_needed(trace: Path, mode: str) -> None
     assert not pipes.exists()
 
 
-def test_the_daemon_is_gone_after_an_error(trace: Path) -> None:
-    with pytest.raises(KeyError), shared_gpu("auto", HAS_GPU):
-        raise KeyError
-    assert is_gone(trace)
-
-
 def test_a_daemon_that_does_not_listen_is_killed(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_sharing, "QUIT_TIMEOUT_S", 0.2)
     program = trace / "bin" / CONTROL_PROGRAM

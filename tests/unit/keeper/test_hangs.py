@@ -85,21 +85,8 @@ def test_a_busy_process_is_given_the_time_that_it_asked_for() -> None:
     assert seconds is not None and 100.0 + HANG_TIMEOUT_S <= seconds <= 100.0 + HANG_TIMEOUT_S + 3 * LOOK_S
 
 
-def test_a_stopped_process_is_not_busy() -> None:
-    seconds = Rehearsal().seconds_until_hanging(Sign(1, is_stopped=True, busy_s=100.0), 1000.0)
-    assert seconds is not None and seconds <= LONGEST_STOP_S + 1.5
-
-
 def test_a_process_without_a_heartbeat_is_only_watched_for_stops() -> None:
     assert Rehearsal().seconds_until_hanging(Sign(None), 3600.0) is None
-
-
-def test_processes_do_not_disturb_each_other_and_are_forgotten_with_their_end() -> None:
-    watch = HangWatch(limit_s=1.0, clock=iter([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).__next__)
-    watch.look({"one": Sign(1), "two": Sign(1)})
-    assert set(watch.look({"one": Sign(1), "two": Sign(2)})) == {"one"}
-    assert set(watch.look({"two": Sign(2)})) == {"two"}
-    assert watch.look({"one": Sign(1), "two": Sign(3)}) == {}, "a new process"
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 20.0), st.booleans()), max_size=200))
@@ -163,13 +150,3 @@ def test_a_server_that_does_not_answer_is_reported() -> None:
     server = FakeServer()
     reasons = server.pass_time(HANG_TIMEOUT_S + 2.0, answers=False)
     assert reasons and "The server has not answered" in reasons[0]
-
-
-def test_a_process_that_is_gone_before_it_could_be_killed_is_no_error() -> None:
-    server = FakeServer()
-
-    def gone(pid: int, number: int) -> None:
-        raise ProcessLookupError
-
-    server.hangs._kill = gone
-    assert server.pass_time(HANG_TIMEOUT_S + 2.0) == []

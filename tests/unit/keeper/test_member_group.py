@@ -38,19 +38,6 @@ def test_each_death_starts_that_member_again_and_no_other(deaths: list[tuple[str
     assert running(world) == []
 
 
-def test_restarts_come_at_once_and_then_more_slowly() -> None:
-    world = World()
-    group = make(world)
-    for time_s in (1.0, 10.0):
-        world.at(time_s, world.end(FRONT, -9))
-    counts: list[int] = []
-    for time_s in (1.5, 10.5, 11.5):
-        world.at(time_s, lambda: counts.append(starts(world)[FRONT]))
-    world.at(20.0, group.stop)
-    group.run()
-    assert counts == [2, 2, 3]
-
-
 @pytest.mark.parametrize("name", BOTH)
 def test_a_member_that_cannot_start_ends_all_with_its_reason_and_is_not_tried_again(name: str) -> None:
     world = World(ends_at=2, broken={name}, unready={name})
@@ -109,11 +96,3 @@ def test_the_second_stop_ends_all_at_once(ends_at: int) -> None:
     group.run()
     assert running(world) == [] and starts(world) == {FRONT: 1, BACK: 1}
     assert world.now < (8.0 if ends_at == 2 else 8.0 + 2 * HURRIED_TIMEOUT_S)
-
-
-def test_a_stop_in_the_start_starts_nothing_more() -> None:
-    world = World()
-    group = make(world)
-    group.stop()
-    group.run()
-    assert world.started == {}

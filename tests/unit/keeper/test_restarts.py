@@ -37,16 +37,6 @@ def test_the_first_failure_waits_for_nothing_and_each_later_one_twice_as_long() 
     assert policy.record_failure() == 60.0 and policy.is_exhausted
 
 
-def test_failures_are_forgotten_after_the_window() -> None:
-    clock = Clock()
-    policy = RestartPolicy(LIMITS, clock)
-    for _ in range(6):
-        policy.record_failure()
-    assert policy.is_exhausted
-    clock.now = LIMITS.window_s
-    assert policy.failures == 0 and not policy.is_exhausted and policy.record_failure() == 0.0
-
-
 @given(st.lists(st.floats(0.0, 1000.0), max_size=40), st.integers(1, 10))
 def test_no_delay_is_longer_than_the_longest_and_no_window_sees_more_restarts_than_it_may(gaps: list[float], budget: int) -> None:
     clock = Clock()

@@ -119,16 +119,6 @@ def test_a_server_that_dies_is_started_again_and_not_counted_meanwhile() -> None
     assert running(world) == []
 
 
-def test_a_server_that_was_drained_alone_gets_a_successor_at_once_however_often() -> None:
-    world = World()
-    group = world.group()
-    for number in range(1, 21):
-        world.at(number, world.end("server 0", 0))
-    world.at(22.0, group.stop)
-    group.run()
-    assert len(world.started["server 0"]) == 21 and "failure" not in group.state
-
-
 def test_a_group_of_which_no_server_can_start_ends_with_the_reason() -> None:
     world = World(broken={"server 0", "server 1"})
     with pytest.raises(ServerError, match="No server has become ready; server 0 ended with exit code 1: server 0: the reason"):
@@ -172,30 +162,18 @@ def test_the_first_stop_drains_and_the_proxy_ends_last() -> None:
     assert world.started["server 0"][0].signals == 1 and not group.is_ready
 
 
-def test_what_a_killed_process_has_left_does_not_make_its_successor_ready() -> None:
+def test_a_server_that_is_killed_before_the_next_look_has_worked_and_what_it_left_does_not_make_its_successor_ready() -> None:
     world = World()
     left = ["a ready file"]
     member = Member(MemberPlan("server 0", ["x"], lambda: bool(left), clear=left.clear), None, world.spawn, lambda: world.now)
     member.start()
     assert not member.is_ready
     left.append("its own")
-    assert member.is_ready
     world.end("server 0", -9)()
     member.look()
-    assert not member.is_running and member.failure
+    assert not member.is_running and member.failure and not member.has_never_worked
     member.look()
     assert member.is_running and not member.is_ready
-
-
-def test_a_server_that_is_killed_between_its_readiness_and_the_next_look_has_worked() -> None:
-    world = World()
-    left: list[str] = []
-    member = Member(MemberPlan("server 0", ["x"], lambda: bool(left), clear=left.clear), None, world.spawn, lambda: world.now)
-    member.start()
-    left.append("a ready file")
-    world.end("server 0", -9)()
-    member.look()
-    assert member.failure and not member.has_never_worked
 
 
 def test_a_real_process_is_followed_line_by_line(capfd: pytest.CaptureFixture[str]) -> None:
@@ -204,8 +182,3 @@ def test_a_real_process_is_followed_line_by_line(capfd: pytest.CaptureFixture[st
     assert process.wait(DEADLINE_S) == 1
     assert last_line() == "It is wrong."
     assert capfd.readouterr().err == "[server 3] one\n[server 3] two\n[server 3] It is wrong.\n"
-
-
-def test_a_process_that_cannot_be_started_is_one_sentence() -> None:
-    process, last_line = spawn_member(MemberPlan("envoy", ["/nowhere/envoy"], lambda: True))
-    assert process.wait(DEADLINE_S) == 1 and "No such file" in last_line()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import socket
 import stat
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from bistream.contract.fields import CONTRACTS
 from bistream.keeper import host
 from bistream.keeper.host import ServerError, free_ports
 from bistream.keeper.model_processes import process_state
@@ -98,22 +96,6 @@ def test_a_server_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
     assert "still here" in server.log_tail() and seen[-1] == "still here\n"
 
 
-def test_a_log_that_cannot_be_opened_is_an_error_at_the_start(tmp_path: Path) -> None:
-    server = fake_server(tmp_path, "")
-    server.settings = dataclasses.replace(server.settings, log_path=tmp_path)
-    with pytest.raises(ServerError, match="cannot be written"):
-        server.start()
-
-
-def test_no_model_waits_for_another_one_to_load(tmp_path: Path) -> None:
-    """The stand-in shows its arguments as the reason why it cannot start."""
-    server = fake_server(tmp_path, "import sys; print('E1 ' + ' '.join(sys.argv[1:])); sys.exit(1)")
-    with pytest.raises(ServerError):
-        server.start()
-    (threads,) = re.findall(r"--model-load-thread-count=(\d+)", (tmp_path / "log").read_text(encoding="utf-8"))
-    assert int(threads) >= len(CONTRACTS)
-
-
 def test_a_server_that_ends_while_starting_is_a_failure_with_its_reason(tmp_path: Path) -> None:
     server = fake_server(tmp_path, f"import sys; print({LOG!r}); sys.exit(1)")
     with pytest.raises(ServerError, match="hift.pt is missing"):
@@ -140,13 +122,6 @@ def test_a_server_that_hangs_while_starting_is_killed_with_its_children(tmp_path
     wait_for(lambda: process_state(child) in (None, "Z"), "the end of its child")
 
 
-def test_starting_can_be_interrupted(tmp_path: Path) -> None:
-    server = fake_server(tmp_path, "import time; time.sleep(600)")
-    with pytest.raises(Interrupted):
-        server.start(should_stop=lambda: True)
-    assert server.exit_code() is not None
-
-
 def test_stop_is_idempotent_and_needs_no_start(tmp_path: Path) -> None:
     server = fake_server(tmp_path, "")
     server.stop()
@@ -154,12 +129,6 @@ def test_stop_is_idempotent_and_needs_no_start(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="exit code 0"):
         server.start()
     server.stop()
-
-
-def test_a_supervisor_gives_up_on_a_server_that_does_not_start(tmp_path: Path) -> None:
-    settings = fake_server(tmp_path, "import sys; sys.exit(3)").settings
-    with pytest.raises(ServerError, match="exit code 3"):
-        Supervisor(settings, SupervisorSettings()).run()
 
 
 def test_a_supervisor_can_be_stopped_while_the_server_starts(tmp_path: Path) -> None:

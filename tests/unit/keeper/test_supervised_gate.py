@@ -87,14 +87,6 @@ def test_the_second_signal_waits_for_neither() -> None:
     assert supervisor.server.hurried_at_stop is True and supervisor.pauses == 3
 
 
-def test_models_that_cannot_be_drained_do_not_keep_the_gate_open() -> None:
-    server = FakeServer([1])
-    server.deaf = True
-    supervisor = Guarded(server, signal_at(1), looks=100)
-    supervisor.run()
-    assert server.calls[-1] == "stop" and "drain the gate" in server.calls
-
-
 def test_readiness_is_withdrawn_while_the_gate_is_not_ready() -> None:
     def at_pause(supervisor: Rehearsal, number: int) -> None:
         assert isinstance(supervisor, Guarded)

@@ -110,12 +110,6 @@ def test_the_first_signal_drains_until_no_session_is_left(caplog: pytest.LogCapt
     assert [message for message in caplog.messages if "left" in message] == ["draining: 3 sessions left", "draining: 1 sessions left"]
 
 
-def test_a_server_without_sessions_is_stopped_without_waiting() -> None:
-    supervisor = Rehearsal(FakeServer([]), signal_at(1))
-    supervisor.run()
-    assert supervisor.server.calls == ["unready", "drain 7", "unready", "stop"] and supervisor.pauses == 1
-
-
 def test_the_second_signal_ends_the_drain() -> None:
     supervisor = Rehearsal(FakeServer([1] * 100), signal_at(1, 4))
     supervisor.run()
@@ -123,36 +117,28 @@ def test_the_second_signal_ends_the_drain() -> None:
     assert supervisor.pauses == 4
 
 
-def test_two_signals_at_once_do_not_wait_at_all() -> None:
-    supervisor = Rehearsal(FakeServer([1] * 100), signal_at(1, 1))
+@pytest.mark.parametrize(("loss", "calls"), [({"code": -11}, []), ({"dead": ["llm_bistream"]}, ["tell llm_bistream 5"])])
+def test_a_server_that_fails_while_it_drains_is_not_waited_for(loss: dict[str, object], calls: list[str]) -> None:
+    def at_pause(supervisor: Rehearsal, number: int) -> None:
+        signal_at(1)(supervisor, number)
+        if number == 3:
+            vars(supervisor.server).update(loss)
+
+    supervisor = Rehearsal(FakeServer([1] * 100), at_pause)
     supervisor.run()
-    assert supervisor.server.hurried_at_stop is True and supervisor.pauses == 1
+    assert supervisor.server.calls == ["unready", "drain 7", *calls, "unready", "stop"] and supervisor.pauses <= 4
 
 
-def die(supervisor: Rehearsal, number: int) -> None:
-    signal_at(1)(supervisor, number)
-    if number == 3:
-        supervisor.server.code = -11
-
-
-def lose_a_model(supervisor: Rehearsal, number: int) -> None:
-    signal_at(1)(supervisor, number)
-    if number == 3:
-        supervisor.server.dead = ["llm_bistream"]
-
-
-@pytest.mark.parametrize("failure", [die, lose_a_model])
-def test_a_server_that_fails_while_it_drains_is_not_waited_for(failure: Callable[[Rehearsal, int], None]) -> None:
-    supervisor = Rehearsal(FakeServer([1] * 100), failure)
-    supervisor.run()
-    assert supervisor.server.calls[-1] == "stop" and supervisor.pauses <= 4
-
-
-def test_models_that_cannot_be_drained_are_stopped_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_drained", [True, False])
+def test_models_that_hear_nothing_delay_neither_the_end_nor_the_restart(is_drained: bool, caplog: pytest.LogCaptureFixture) -> None:
     server = FakeServer([1])
     server.deaf = True
-    Rehearsal(server, signal_at(1)).run()
-    assert server.calls[-1] == "stop" and "disk full" in caplog.text
+    if is_drained:
+        Rehearsal(server, signal_at(1)).run()
+    else:
+        with pytest.raises(ServerError):
+            Rehearsal(server, lose("llm_bistream")).run()
+    assert server.calls[-1] == ("stop" if is_drained else "kill") and "disk full" in caplog.text
 
 
 def lose(model: str) -> Callable[[Rehearsal, int], None]:
@@ -171,25 +157,6 @@ def test_sessions_are_told_before_a_failed_server_is_killed() -> None:
         supervisor.run()
     assert server.calls == ["unready", "tell token2wav 0", "unready", "kill"]
     assert supervisor.ready_at == [True, *[False] * 4], "three looks and the last words"
-
-
-def test_a_server_that_has_ended_has_nobody_to_tell() -> None:
-    def end(supervisor: Rehearsal, number: int) -> None:
-        supervisor.server.code = -11
-
-    supervisor = Rehearsal(FakeServer([1]), end)
-    with pytest.raises(ServerError, match="exit code -11"):
-        supervisor.run()
-    assert supervisor.server.calls == ["unready", "unready", "kill"]
-
-
-def test_sessions_that_cannot_be_told_do_not_delay_the_restart() -> None:
-    server = FakeServer([1])
-    server.deaf = True
-    supervisor = Rehearsal(server, lose("llm_bistream"))
-    with pytest.raises(ServerError):
-        supervisor.run()
-    assert server.calls[-1] == "kill" and supervisor.pauses == 1
 
 
 class Mute(Rehearsal):
@@ -216,9 +183,3 @@ def test_a_server_that_speaks_wrong_is_tried_again_and_says_why_it_is_not_ready(
     supervisor.run()
     assert supervisor.states[1] == "The golden utterance is not as stored; the server is restarted in 0 s."
     assert supervisor.server.calls == ["unready", "drain 7", "unready", "stop"]
-
-
-def test_without_restarts_it_ends_with_the_reason() -> None:
-    supervisor = Mute(FakeServer([]), signal_at(), failures=1, restarts=0)
-    with pytest.raises(ServerError, match="The golden utterance is not as stored; giving up after 0 restarts"):
-        supervisor.run()
