@@ -18,11 +18,11 @@ import os
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
+from bistream.keeper.health import LIVE
+from bistream.keeper.host import fetch
 from bistream.keeper.model_processes import STOPPED, process_state
 from bistream.keeper.served_models import ModelProcess, Sign
 from bistream.keeper.server_process import TritonServer
@@ -123,7 +123,7 @@ class Answers:
 
     def __init__(self, http_url: str) -> None:
         self.count = 0
-        self._url = f"http://{http_url}/v2/health/live"
+        self._address = http_url
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -134,10 +134,4 @@ class Answers:
 
     def _ask_on(self) -> None:
         while not self._stopped.wait(ASK_INTERVAL_S):
-            try:
-                with urllib.request.urlopen(self._url, timeout=ASK_TIMEOUT_S):
-                    self.count += 1
-            except urllib.error.HTTPError:
-                self.count += 1  # whatever it says
-            except OSError:
-                pass
+            self.count += fetch(self._address, LIVE, ASK_TIMEOUT_S) is not None  # whatever it says

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import http.client
 import random
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
@@ -100,6 +103,18 @@ def url(address: str, port: int) -> str:
     """``HOST:PORT`` for a client on this host."""
     host = reachable(address)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def fetch(address: str, path: str, timeout_s: float) -> tuple[int, str] | None:
+    """Status and text of an HTTP server on this host; ``None`` when it does not answer. address: ``HOST:PORT``."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=timeout_s) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code, ""
+    except (OSError, http.client.HTTPException):
+        return None
 
 
 def end_process(process: subprocess.Popen[bytes], kill_after_s: float = 5.0) -> None:

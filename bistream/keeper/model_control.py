@@ -7,12 +7,14 @@ as soon as the server has read it.
 
 from __future__ import annotations
 
+import http.client
 import logging
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from bistream.keeper.host import ServerError
+from bistream.keeper.health import READY
+from bistream.keeper.host import ServerError, fetch
 from bistream.keeper.model_processes import stat_fields
 
 logger = logging.getLogger(__name__)
@@ -25,11 +27,8 @@ _ARG_START, _ARG_END = 48 - 3, 49 - 3  # fields of /proc/PID/stat after the stat
 
 
 def is_ready(http_url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{http_url}/v2/health/ready", timeout=READY_TIMEOUT_S) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    found = fetch(http_url, READY, READY_TIMEOUT_S)
+    return found is not None and found[0] == http.client.OK
 
 
 class ModelControl:

@@ -63,44 +63,34 @@ def probe_all(grpc_url: str, models: list[str], timeout_s: float, should_stop: C
             done.result()
 
 
-def _recording(stream: ModelStream) -> Arrays:
-    """A second of faint noise."""
-    noise = np.random.default_rng(0).standard_normal(REFERENCE_SAMPLE_RATE).astype(np.float32)
-    return {"reference_wav": 0.01 * noise.reshape(1, -1)}
-
-
-def _speak_one_token(stream: ModelStream) -> Arrays:
-    """A whole session of one letter; its first tokens are the answer, and it ends by itself soon after."""
-    return {"session_id": text_array(f"probe-{uuid.uuid4().hex}"), "text": text_array("a"), "is_end": scalar_array(True, np.bool_)}
-
-
-def _render_tokens(stream: ModelStream) -> Arrays:
-    """A short utterance, with a speaker embedding of the checkpoint's size."""
-    size = _speaker_embedding_size(stream.parameter(TOKEN2WAV, "model_dir"))
-    return {"target_speech_tokens": np.arange(8, dtype=np.int32), "prompt_spk_embedding": np.ones(size, np.float32)}
-
-
 @cache
 def _speaker_embedding_size(model_dir: str) -> int:
     """Read once, while the server that has just loaded this directory starts."""
     return sizes_of(read_config(model_dir)).speaker_embedding_size
 
 
-def _cancel_nothing(stream: ModelStream) -> Arrays:
-    return {"session_id": text_array("probe-unknown"), "is_cancel": scalar_array(True, np.bool_)}
-
-
-def _say_nothing(stream: ModelStream) -> Arrays:
-    return {"target_text": text_array("")}
+def _recording(stream: ModelStream) -> Arrays:
+    """A second of faint noise."""
+    noise = np.random.default_rng(0).standard_normal(REFERENCE_SAMPLE_RATE).astype(np.float32)
+    return {"reference_wav": 0.01 * noise.reshape(1, -1)}
 
 
 PROBES: Mapping[str, Callable[[ModelStream], Arrays]] = {
     AUDIO_TOKENIZER.name: _recording,
     SPEAKER_EMBEDDING.name: _recording,
-    LLM_BISTREAM.name: _speak_one_token,
-    TOKEN2WAV.name: _render_tokens,
-    COSYVOICE2_BISTREAM.name: _cancel_nothing,
-    COSYVOICE2.name: _say_nothing,
+    # A whole session of one letter; its first tokens are the answer, and it ends by itself soon after.
+    LLM_BISTREAM.name: lambda stream: {
+        "session_id": text_array(f"probe-{uuid.uuid4().hex}"),
+        "text": text_array("a"),
+        "is_end": scalar_array(True, np.bool_),
+    },
+    # A short utterance, with a speaker embedding of the checkpoint's size.
+    TOKEN2WAV.name: lambda stream: {
+        "target_speech_tokens": np.arange(8, dtype=np.int32),
+        "prompt_spk_embedding": np.ones(_speaker_embedding_size(stream.parameter(TOKEN2WAV, "model_dir")), np.float32),
+    },
+    COSYVOICE2_BISTREAM.name: lambda stream: {"session_id": text_array("probe-unknown"), "is_cancel": scalar_array(True, np.bool_)},
+    COSYVOICE2.name: lambda stream: {"target_text": text_array("")},
 }
 
 

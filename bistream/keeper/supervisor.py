@@ -145,7 +145,7 @@ class Supervisor:
             probe(server.grpc_url, models, settings.probe_timeout_s, should_stop)
 
         hangs = Hangs(server, settings.hang_timeout_s, self._clock) if settings.hang_timeout_s > 0 else None
-        watch = ServerWatch(server, probe_all, settings.probe_interval_s, self._limits, self._clock, hangs)
+        watch = ServerWatch(server, probe_all, settings.probe_interval_s, self._clock, hangs)
         try:
             yield watch
         finally:

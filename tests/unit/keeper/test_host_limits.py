@@ -8,6 +8,7 @@ import re
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,12 +147,13 @@ def test_a_path_that_the_shell_would_change_is_refused(tmp_path: Path, name: str
 def test_what_is_missing_or_cannot_be_named_is_refused(tmp_path: Path) -> None:
     made = settings(plain_repository(tmp_path / "repository"), tmp_path)
     german = plain_repository(tmp_path / "other", "/modelle/größe")
-    for changes, words in (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"model_repository": tmp_path / "none"}, "holds no model"),
         ({"model_repository": german}, "model_dir is '/modelle/größe'"),
         ({"executable": german / "token2wav" / "config.pbtxt"}, "cannot be executed"),
         ({"executable": german}, "cannot be executed"),
         ({"backend_directory": german}, "--backend-directory"),
-    ):
+    )
+    for changes, words in wrong:
         with pytest.raises(ServerError, match=words):
             check_paths(dataclasses.replace(made, **changes))

@@ -10,15 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from bistream.keeper import server_watch
 from bistream.keeper.hangs import Hangs
 from bistream.keeper.host import ServerError
 from bistream.keeper.model_requests import RequestError
-from bistream.keeper.restart_policy import RestartLimits
 from bistream.keeper.server_process import TritonServer
-from bistream.keeper.server_watch import MAX_RELOADS, OTHERS_PATIENCE_S, Fault, ServerWatch
+from bistream.keeper.server_watch import LOAD_ATTEMPTS, MAX_RELOADS, OTHERS_PATIENCE_S, Fault, ServerWatch
 
 WAIT_S = 120.0
-LIMITS = RestartLimits(budget=2, first_delay_s=0.0, longest_delay_s=0.0)
 
 
 class FakeServer:
@@ -63,7 +62,7 @@ def watching(
     hangs: Any = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[ServerWatch]:
-    watch = ServerWatch(cast(TritonServer, server), probe, interval_s, LIMITS, clock, cast(Hangs | None, hangs))
+    watch = ServerWatch(cast(TritonServer, server), probe, interval_s, clock, cast(Hangs | None, hangs))
     try:
         yield watch
     finally:
@@ -117,14 +116,15 @@ def test_a_dead_front_end_is_loaded_anew_while_the_server_serves_but_not_without
     assert fault is not None and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
 
 
-def test_a_front_end_that_does_not_load_is_tried_again_and_then_a_reason_to_restart() -> None:
+def test_a_front_end_that_does_not_load_is_tried_again_and_then_a_reason_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_watch, "LOAD_RETRY_S", 0.0)
     server = FakeServer()
-    server.load_errors = [ServerError("The server could not load it.")] * 2
+    server.load_errors = [ServerError("The server could not load it.")] * LOAD_ATTEMPTS
     with watching(server) as watch:
         server.dying = ["speaker_embedding"]
         fault = wait_for_fault(watch)
     assert fault.reason == "The server could not load it" and fault.model == "" and fault.patience_s > OTHERS_PATIENCE_S
-    assert server.calls == ["unload speaker_embedding", "load speaker_embedding", "load speaker_embedding"]
+    assert server.calls == ["unload speaker_embedding", *["load speaker_embedding"] * LOAD_ATTEMPTS]
 
 
 def test_a_server_that_hangs_cannot_tell_anybody() -> None:
@@ -155,7 +155,7 @@ def test_probes_come_after_their_interval_and_two_failures_in_a_row_are_forgiven
         while outcomes:
             now[0] += 10.0
             assert watch.look() is None  # notes how a probe has ended, or begins the next one
-            wait_for(lambda: watch._prober._thread is None or not watch._prober._thread.is_alive())
+            wait_for(lambda: watch._prober._running is None or watch._prober._running.done())
         assert wait_for_fault(watch) == Fault("The server does not work: model token2wav did not answer")
     assert not outcomes
 
