@@ -53,10 +53,22 @@ LOG_NAME = "server.log"
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
+def add_public_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is served and where clients and operators find it, for ``serve_gpus.py`` as well."""
+    parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="made by make_model_repo.py")
+    parser.add_argument("--grpc-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 serves other machines")
+    parser.add_argument("--http-address", default=LOOPBACK, help="default %(default)s; with --direct also of the metrics, unprotected")
+    parser.add_argument("--grpc-port", type=int, default=8001)
+    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while new sessions are accepted")
+    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready, /v2/health/live and, for one server, /metrics there")
+    parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 answers other machines")
+
+
 def make_parser() -> argparse.ArgumentParser:
     server, keeper = ServerSettings, SupervisorSettings
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="made by make_model_repo.py")
+    add_public_arguments(parser)
     parser.add_argument("--tritonserver", type=Path, default=os.environ.get("TRITON_SERVER", DEFAULT_SERVER), help="or $TRITON_SERVER")
     parser.add_argument(
         "--backend-directory",
@@ -66,17 +78,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--edge", action="store_true", help="Envoy before the gate takes the public addresses and TLS (docs/deployment.md)")
     parser.add_argument("--direct", action="store_true", help="no gate: clients reach Triton, and any of them can end it")
-    parser.add_argument(
-        "--http-address", default=server.http_address, help="default %(default)s; with --direct also of the metrics, which nothing protects"
-    )
-    parser.add_argument("--grpc-address", default=server.grpc_address, help="default %(default)s; 0.0.0.0 serves other machines")
-    parser.add_argument("--http-port", type=int, default=8000)
-    parser.add_argument("--grpc-port", type=int, default=8001)
     parser.add_argument("--metrics-port", type=int, default=8002, help="Triton's metrics, on loopback")
     parser.add_argument("--free-ports", action="store_true", help="choose free ports instead")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while new sessions are accepted")
-    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready, /v2/health/live and /metrics there (default: nowhere)")
-    parser.add_argument("--health-address", default="127.0.0.1", help="default %(default)s; 0.0.0.0 answers other machines")
     parser.add_argument(
         "--log-file",
         type=Path,

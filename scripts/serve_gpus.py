@@ -38,7 +38,7 @@ from bistream.keeper.member_group import Member, MemberPlan
 from bistream.keeper.ready_file import ReadyFile
 from bistream.keeper.server_group import ServerGroup
 from bistream.processes.limits import raise_soft_limit
-from scripts.serve import BUILD, make_parser
+from scripts.serve import add_public_arguments, make_parser
 
 SERVE = Path(__file__).resolve().with_name("serve.py")
 ANYWHERE = "0.0.0.0"
@@ -57,19 +57,12 @@ OF_ONE_SERVER = ("metrics_port", "health_port", "health_address", "log_file")
 
 def make_group_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model-repository", type=Path, default=BUILD / "model_repo", help="of all servers")
+    add_public_arguments(parser)
     parser.add_argument(
         "--servers", type=int, metavar="N", help="default: one for each visible GPU; more share the GPUs in turn, 1 has all"
     )
-    parser.add_argument("--grpc-address", default=LOOPBACK, help="default %(default)s; 0.0.0.0 serves other machines")
-    parser.add_argument("--http-address", default=LOOPBACK, help="default %(default)s")
-    parser.add_argument("--grpc-port", type=int, default=8001)
-    parser.add_argument("--http-port", type=int, default=8000)
     parser.add_argument("--first-port", type=int, default=8100, help="ports of the servers (default %(default)s); 0: free ones")
     parser.add_argument("--admin-port", type=int, default=9901, help="Envoy's own, on loopback: /stats/prometheus (default %(default)s)")
-    parser.add_argument("--health-port", type=int, help="answer /v2/health/ready there: a server takes sessions (default: nowhere)")
-    parser.add_argument("--health-address", default=LOOPBACK, help="default %(default)s")
-    parser.add_argument("--ready-file", type=Path, help="holds the addresses as JSON while a server takes sessions")
     parser.add_argument("--log-folder", type=Path, help="for each server's own log, server-N.log (default: beside the model repository)")
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM", help="Envoy serves TLS with this chain")
     parser.add_argument("--tls-key", type=Path, metavar="PEM")
