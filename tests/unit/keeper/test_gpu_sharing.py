@@ -101,15 +101,9 @@ def test_where_it_is_not_installed_processes_take_turns(
         pass
 
 
-def test_a_foreign_daemon_is_used_and_left_alone(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_a_foreign_daemon_is_used_and_left_alone(trace: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     monkeypatch.setenv(PIPE_VARIABLE, str(trace))
-    with shared_gpu("auto", HAS_GPU) as is_shared:
-        assert not is_shared
-        assert os.environ[PIPE_VARIABLE] == str(trace)
-    assert not (trace / "pid").exists()
-
-
-def test_it_can_be_switched_off(trace: Path) -> None:
-    with shared_gpu("off", HAS_GPU) as is_shared:
-        assert not is_shared
+    with shared_gpu(mode, HAS_GPU) as is_shared:
+        assert not is_shared and os.environ[PIPE_VARIABLE] == str(trace)
     assert not (trace / "pid").exists()

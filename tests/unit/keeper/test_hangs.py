@@ -71,14 +71,6 @@ def test_the_longest_stop_is_survived(looks_per_s: int) -> None:
     assert not any(rehearsal.looks([Sign(count) for count in range(3, 100)]))
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
-    """The machine was suspended, or the keeper itself was stopped."""
-    rehearsal = Rehearsal()
-    rehearsal.look(Sign(1))
-    assert not rehearsal.look(Sign(1), after_s=3600.0)
-    assert rehearsal.watch.silences() == {"process": MAX_STEP_S}
-
-
 def test_a_busy_process_is_given_the_time_that_it_asked_for() -> None:
     rehearsal = Rehearsal()
     seconds = rehearsal.seconds_until_hanging(Sign(1, busy_s=100.0), 1000.0)

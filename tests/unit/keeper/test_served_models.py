@@ -99,26 +99,17 @@ def wait_until_set(path: Path) -> None:
 
 
 def test_the_flag_of_a_living_process_is_set_whenever_the_server_has_cleared_it(tmp_path: Path) -> None:
-    early, late = region(tmp_path, "early.region"), region(tmp_path, "late.region")
-    before = early.read_bytes()
-    with stub(early, os.getpid()), serving(tmp_path) as one:
-        for _ in range(3):
-            clear(early)
-            wait_until_set(early)
-        with stub(late, os.getpid()):
-            one.find()
-            wait_until_set(late)
-    after = early.read_bytes()
-    assert [index for index in range(REGION_BYTES) if before[index] != after[index]] == [FLAG]
-
-
-def test_the_memory_of_a_model_process_is_closed_to_other_users(tmp_path: Path) -> None:
-    """The server sets the mode 0644 itself, whatever its umask."""
-    memory = region(tmp_path, "memory.region")
+    """Its memory is closed to other users: the server gives it the mode 0644, whatever its umask."""
+    memory = region(tmp_path, "early.region")
     memory.chmod(0o644)
+    before = memory.read_bytes()
     with stub(memory, os.getpid()), serving(tmp_path):
-        wait_until_set(memory)
-        assert stat.S_IMODE(memory.stat().st_mode) == 0o600
+        for _ in range(3):
+            clear(memory)
+            wait_until_set(memory)
+    after = memory.read_bytes()
+    assert [index for index in range(REGION_BYTES) if before[index] != after[index]] == [FLAG]
+    assert stat.S_IMODE(memory.stat().st_mode) == 0o600
 
 
 def test_nothing_is_written_after_a_process_has_died_or_the_pulse_was_stopped(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -128,19 +129,11 @@ def test_a_front_end_that_does_not_load_is_tried_again_and_then_a_reason_to_rest
 
 
 def test_a_server_that_hangs_cannot_tell_anybody() -> None:
-    class Silent:
-        stopped = False
-
-        def look(self) -> str | None:
-            return "The server has not answered for 11.0 s"
-
-        def stop(self) -> None:
-            self.stopped = True
-
-    hangs = Silent()
+    stopped: list[bool] = []
+    hangs = SimpleNamespace(look=lambda: "The server has not answered for 11.0 s", stop=lambda: stopped.append(True))
     with watching(FakeServer(), hangs=hangs) as watch:
         assert watch.look() == Fault("The server has not answered for 11.0 s", is_mute=True)
-    assert hangs.stopped
+    assert stopped
 
 
 def test_probes_come_after_their_interval_and_two_failures_in_a_row_are_forgiven() -> None:
