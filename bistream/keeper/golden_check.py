@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bistream.audio.reference_tone import recording
 from bistream.checkpoints.files import family_of
 from bistream.config import RuntimeConfig
-from bistream.contract.codec import Arrays, scalar_array, text_array
+from bistream.contract.codec import Arrays
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.errors import BistreamError
 from bistream.hops.policy import HopPolicy
@@ -42,7 +42,7 @@ from bistream.keeper.golden_store import (
 )
 from bistream.keeper.host import GoldenError
 from bistream.keeper.metrics import triton_text
-from bistream.keeper.model_requests import ModelStream, RequestError
+from bistream.keeper.model_requests import ModelStream, RequestError, Values
 from bistream.keeper.repository import read_parameters
 from bistream.keeper.server_process import TritonServer
 from bistream.processes.start_phases import phase
@@ -166,18 +166,8 @@ def speak(stream: ModelStream, base: Golden | None, form: _Form) -> tuple[Golden
 def _front_model_fault(stream: ModelStream, alike: Golden | None, tokens: int) -> str | None:
     """What is wrong with the same utterance as a caller hears it. alike: made of the same tokens."""
     wav = recording()
-    responses = stream.ask(
-        COSYVOICE2_BISTREAM,
-        {
-            "session_id": text_array(_session_id()),
-            "target_text": text_array(TEXT),
-            "reference_wav": wav.reshape(1, -1),
-            "reference_wav_len": scalar_array(len(wav), np.int32),
-            "reference_text": text_array(TRANSCRIPT),
-            "is_end": scalar_array(True, np.bool_),
-            "seed": scalar_array(SEED, np.int64),
-        },
-    )
+    voice: Values = {"reference_wav": wav.reshape(1, -1), "reference_wav_len": len(wav), "reference_text": TRANSCRIPT}
+    responses = stream.ask(COSYVOICE2_BISTREAM, {"session_id": _session_id(), "target_text": TEXT, "is_end": True, "seed": SEED, **voice})
     heard = np.concatenate([np.zeros(0, np.float32), *(response["waveform"].reshape(-1) for response in responses)])
     if (fault := audio_fault(heard)) is not None:
         return f"the audio of cosyvoice2_bistream {fault}"
@@ -189,17 +179,8 @@ def _front_model_fault(stream: ModelStream, alike: Golden | None, tokens: int) -
 
 
 def _speech_tokens(stream: ModelStream, voice: VoicePrompt) -> IntArray:
-    responses = stream.ask(
-        LLM_BISTREAM,
-        {
-            "session_id": text_array(_session_id()),
-            "text": text_array(TEXT),
-            "is_end": scalar_array(True, np.bool_),
-            "prompt_text": text_array(voice.prompt_text),
-            "prompt_speech_tokens": voice.speech_tokens,
-            "seed": scalar_array(SEED, np.int64),
-        },
-    )
+    prompt: Values = {"prompt_text": voice.prompt_text, "prompt_speech_tokens": voice.speech_tokens}
+    responses = stream.ask(LLM_BISTREAM, {"session_id": _session_id(), "text": TEXT, "is_end": True, "seed": SEED, **prompt})
     if error := next((str(response["error"].reshape(-1)[0].decode()) for response in responses if response["error"].reshape(-1)[0]), ""):
         raise RequestError(f"model {LLM_BISTREAM.name}: {error}")
     tokens: IntArray = np.concatenate([np.zeros(0, np.int32), *(response["speech_token_ids"].reshape(-1) for response in responses)])
@@ -210,21 +191,16 @@ def _speech_tokens(stream: ModelStream, voice: VoicePrompt) -> IntArray:
 
 def _waveform(stream: ModelStream, voice: VoicePrompt, tokens: IntArray, policy: HopPolicy) -> FloatArray:
     session_id, pieces = _session_id(), hops(tokens, len(voice.speech_tokens), policy)
-    prompt: Arrays = {
+    prompt: Values = {
         "prompt_spk_embedding": voice.speaker_embedding,
         "prompt_speech_tokens": voice.speech_tokens,
         "prompt_speech_feat": voice.speech_feat,
-        "seed": scalar_array(SEED, np.int64),
+        "seed": SEED,
     }
     chunks = []
-    for index, piece in enumerate(pieces):
-        arrays: Arrays = {
-            "session_id": text_array(session_id),
-            "target_speech_tokens": piece.astype(np.int32),
-            "finalize": scalar_array(index + 1 == len(pieces), np.bool_),
-            **(prompt if index == 0 else {}),
-        }
-        chunks.append(_one(stream.ask(TOKEN2WAV, arrays), "waveform").reshape(-1))
+    for number, piece in enumerate(pieces, 1):
+        hop: Values = {"session_id": session_id, "target_speech_tokens": piece.astype(np.int32), "finalize": number == len(pieces)}
+        chunks.append(_one(stream.ask(TOKEN2WAV, {**hop, **(prompt if number == 1 else {})}), "waveform").reshape(-1))
     return np.concatenate(chunks)
 
 

@@ -15,12 +15,11 @@ from functools import cache
 import numpy as np
 
 from bistream.checkpoints.reader import read_config
-from bistream.contract.codec import Arrays, scalar_array, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, CONTRACTS, COSYVOICE2, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, TOKEN2WAV
 from bistream.contract.refusals import parse_error
 from bistream.errors import ERRORS_BY_CODE, BistreamError, EngineError
 from bistream.keeper.host import ServerError
-from bistream.keeper.model_requests import ModelStream, RequestError
+from bistream.keeper.model_requests import ModelStream, RequestError, Values
 from bistream.keeper.repository import model_names
 from bistream.keeper.server_process import ServerSettings, TritonServer, never
 from bistream.processes.start_phases import phase
@@ -69,28 +68,26 @@ def _speaker_embedding_size(model_dir: str) -> int:
     return sizes_of(read_config(model_dir)).speaker_embedding_size
 
 
-def _recording(stream: ModelStream) -> Arrays:
+def _recording(stream: ModelStream) -> Values:
     """A second of faint noise."""
     noise = np.random.default_rng(0).standard_normal(REFERENCE_SAMPLE_RATE).astype(np.float32)
     return {"reference_wav": 0.01 * noise.reshape(1, -1)}
 
 
-PROBES: Mapping[str, Callable[[ModelStream], Arrays]] = {
+def _short_utterance(stream: ModelStream) -> Values:
+    """With a speaker embedding of the checkpoint's size."""
+    size = _speaker_embedding_size(stream.parameter(TOKEN2WAV, "model_dir"))
+    return {"target_speech_tokens": np.arange(8, dtype=np.int32), "prompt_spk_embedding": np.ones(size, np.float32)}
+
+
+PROBES: Mapping[str, Callable[[ModelStream], Values]] = {
     AUDIO_TOKENIZER.name: _recording,
     SPEAKER_EMBEDDING.name: _recording,
     # A whole session of one letter; its first tokens are the answer, and it ends by itself soon after.
-    LLM_BISTREAM.name: lambda stream: {
-        "session_id": text_array(f"probe-{uuid.uuid4().hex}"),
-        "text": text_array("a"),
-        "is_end": scalar_array(True, np.bool_),
-    },
-    # A short utterance, with a speaker embedding of the checkpoint's size.
-    TOKEN2WAV.name: lambda stream: {
-        "target_speech_tokens": np.arange(8, dtype=np.int32),
-        "prompt_spk_embedding": np.ones(_speaker_embedding_size(stream.parameter(TOKEN2WAV, "model_dir")), np.float32),
-    },
-    COSYVOICE2_BISTREAM.name: lambda stream: {"session_id": text_array("probe-unknown"), "is_cancel": scalar_array(True, np.bool_)},
-    COSYVOICE2.name: lambda stream: {"target_text": text_array("")},
+    LLM_BISTREAM.name: lambda stream: {"session_id": f"probe-{uuid.uuid4().hex}", "text": "a", "is_end": True},
+    TOKEN2WAV.name: _short_utterance,
+    COSYVOICE2_BISTREAM.name: lambda stream: {"session_id": "probe-unknown", "is_cancel": True},
+    COSYVOICE2.name: lambda stream: {"target_text": ""},
 }
 
 

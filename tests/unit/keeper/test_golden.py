@@ -18,14 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bistream.contract.codec import Arrays, scalar_array, text_array
+from bistream.contract.codec import Arrays, text_array
 from bistream.contract.fields import AUDIO_TOKENIZER, COSYVOICE2_BISTREAM, LLM_BISTREAM, SPEAKER_EMBEDDING, ModelContract
 from bistream.hops.policy import HopPolicy
 from bistream.keeper import golden_check, golden_store
-from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, Golden, audio_fault, difference, distance, hops
+from bistream.keeper.golden import DISTANCE_EXACT, DISTANCE_OTHER, DISTANCE_SUMS_VARY, SEED, Golden, audio_fault, difference, distance, hops
 from bistream.keeper.golden_check import GoldenCheck
 from bistream.keeper.golden_store import GoldenStore, check_archives, checkpoint, environment, tiers_of
 from bistream.keeper.host import GoldenError
+from bistream.keeper.model_requests import Values
 from bistream.keeper.server_process import TritonServer, never
 from bistream.rates import SAMPLES_PER_TOKEN
 from bistream.store.fingerprint import Fingerprint
@@ -223,7 +224,7 @@ class Speaker:
 
     def __exit__(self, *exception: object) -> None: ...
 
-    def ask(self, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+    def ask(self, contract: ModelContract, arrays: Values) -> list[Arrays]:
         says = self._says if self.utterances == 0 or self._then is None else self._then
         if contract is AUDIO_TOKENIZER:
             return [{"prompt_speech_tokens": says.voice_tokens}]
@@ -233,10 +234,10 @@ class Speaker:
             parts = np.array_split(says.speech_tokens, 3)
             return [{"speech_token_ids": part, "error": text_array("")} for part in parts]
         if contract is COSYVOICE2_BISTREAM:
-            assert not arrays["seed"].size > 1
+            assert arrays["seed"] == SEED
             self.utterances += 1
             return [{"waveform": part.reshape(1, -1)} for part in np.array_split(self._audio(says.speech_tokens), 2)]
-        return [{"waveform": self._audio(arrays["target_speech_tokens"]).reshape(1, -1), "load_report": np.zeros(3)}]
+        return [{"waveform": self._audio(cast(NDArray[Any], arrays["target_speech_tokens"])).reshape(1, -1), "load_report": np.zeros(3)}]
 
     def _audio(self, tokens: NDArray[Any]) -> FloatArray:
         return (self._gain * audio_of(tokens.tolist())).astype(np.float32)
@@ -317,7 +318,7 @@ def test_what_is_no_speech_is_never_stored(tmp_path: Path, check: Callable[..., 
 def test_the_front_model_speaks_all_tokens(check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Speaker.ask
 
-    def cut(self: Speaker, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+    def cut(self: Speaker, contract: ModelContract, arrays: Values) -> list[Arrays]:
         return ask(self, contract, arrays)[: 1 if contract is COSYVOICE2_BISTREAM else None]
 
     monkeypatch.setattr(Speaker, "ask", cut)
@@ -328,10 +329,9 @@ def test_the_front_model_speaks_all_tokens(check: Callable[..., Speaker], monkey
 def test_the_error_of_a_session_of_the_language_model(check: Callable[..., Speaker], monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Speaker.ask
 
-    def fail(self: Speaker, contract: ModelContract, arrays: Arrays) -> list[Arrays]:
+    def fail(self: Speaker, contract: ModelContract, arrays: Values) -> list[Arrays]:
         if contract is not LLM_BISTREAM:
             return ask(self, contract, arrays)
-        assert arrays["seed"].dtype == scalar_array(0, np.int64).dtype
         return [{"speech_token_ids": np.zeros(0, np.int32), "error": text_array("ENGINE_ERROR: Out of order.")}]
 
     monkeypatch.setattr(Speaker, "ask", fail)
