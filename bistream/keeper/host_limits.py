@@ -99,11 +99,11 @@ def shortages(needs: HostNeeds, files_left: int, memory_left: int) -> list[str]:
         (needs.shared_memory, memory_left, MIB, f"MiB of {SHARED_MEMORY}", more_memory),
     ):
         amount = math.ceil((need.to_start if left < need.to_start else need.full) / unit)
-        words = f"the server needs {amount} {what} and may have {left // unit}; {remedy}"
+        words = f"{amount} {what} and may have {left // unit}; {remedy}"
         if left < need.to_start:
-            raise ServerError(f"To start, {words}.")
+            raise ServerError(f"To start, the server needs {words}.")
         if left < need.full:
-            warnings.append(f"For max_sessions sessions at once {words}, or lower max_sessions.")
+            warnings.append(f"For max_sessions sessions at once the server needs {words}, or lower max_sessions.")
     return warnings
 
 
