@@ -23,8 +23,7 @@ from dataclasses import dataclass
 
 from bistream.keeper.health import LIVE
 from bistream.keeper.host import fetch
-from bistream.keeper.model_processes import STOPPED, process_state
-from bistream.keeper.served_models import ModelProcess, Sign
+from bistream.keeper.served_models import STOPPED, ModelProcess, Sign, process_state
 from bistream.keeper.server_process import TritonServer
 from bistream.processes.control_files import LONGEST_STOP_S
 

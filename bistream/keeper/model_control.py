@@ -15,7 +15,6 @@ from pathlib import Path
 
 from bistream.keeper.health import READY
 from bistream.keeper.host import ServerError, fetch
-from bistream.keeper.model_processes import stat_fields
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def hide_argument(pid: int, secret: str) -> bool:
     """Replace every occurrence of ``secret`` in the command line that a running child shows to every user of the machine. Whether it is
     hidden now. A parent may write into its child's memory, unless the host forbids all tracing."""
     try:
-        fields = stat_fields(pid)
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         begin, end = int(fields[_ARG_START]), int(fields[_ARG_END])
         with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(begin)

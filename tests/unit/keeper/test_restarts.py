@@ -30,13 +30,6 @@ class Clock:
         return self.now
 
 
-def test_the_first_failure_waits_for_nothing_and_each_later_one_twice_as_long() -> None:
-    policy = RestartPolicy(LIMITS, Clock())
-    delays = [policy.record_failure() for _ in range(4)]
-    assert delays == [0.0, 1.0, 2.0, 4.0] and not policy.is_exhausted
-    assert policy.record_failure() == 60.0 and policy.is_exhausted
-
-
 @given(st.lists(st.floats(0.0, 1000.0), max_size=40), st.integers(1, 10))
 def test_no_delay_is_longer_than_the_longest_and_no_window_sees_more_restarts_than_it_may(gaps: list[float], budget: int) -> None:
     clock = Clock()

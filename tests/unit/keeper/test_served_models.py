@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from bistream.keeper.model_control import ModelControl
-from bistream.keeper.model_processes import process_state
-from bistream.keeper.served_models import ModelProcess, ServedModels
+from bistream.keeper.served_models import ModelProcess, ServedModels, process_state
 
 CONTROL = 336  # handle of the control block, as the server passes it
 FLAG = CONTROL + 16

@@ -14,7 +14,7 @@ import pytest
 
 from bistream.keeper import host
 from bistream.keeper.host import ServerError, free_ports
-from bistream.keeper.model_processes import process_state
+from bistream.keeper.served_models import process_state
 from bistream.keeper.server_log import start_failure
 from bistream.keeper.server_process import Interrupted, Ports, ServerSettings, TritonServer
 from bistream.keeper.supervisor import Supervisor, SupervisorSettings

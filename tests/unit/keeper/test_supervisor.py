@@ -115,13 +115,6 @@ def test_the_first_signal_drains_until_no_session_is_left(caplog: pytest.LogCapt
     assert [message for message in caplog.messages if "left" in message] == ["draining: 3 sessions left", "draining: 1 sessions left"]
 
 
-def test_the_second_signal_ends_the_drain() -> None:
-    supervisor = Rehearsal(FakeServer([1] * 100), signal_at(1, 4))
-    supervisor.run()
-    assert supervisor.server.calls[-1] == "stop" and supervisor.server.hurried_at_stop is True
-    assert supervisor.pauses == 4
-
-
 @pytest.mark.parametrize(("loss", "calls"), [({"code": -11}, []), ({"dead": ["llm_bistream"]}, ["tell llm_bistream 5"])])
 def test_a_server_that_fails_while_it_drains_is_not_waited_for(loss: dict[str, object], calls: list[str]) -> None:
     def at_pause(supervisor: Rehearsal, number: int) -> None:
@@ -272,17 +265,6 @@ def test_readiness_is_withdrawn_while_the_gate_is_not_ready() -> None:
     supervisor.run()
     assert supervisor.server.calls[:4] == ["ready", "unready", "ready", "unready"]
     assert supervisor.ready_at == [True, True, False, False, True, True]
-
-
-def test_nothing_is_announced_before_the_gate_is_ready() -> None:
-    def at_pause(supervisor: Rehearsal, number: int) -> None:
-        assert isinstance(supervisor, Guarded) and not supervisor.is_ready
-        signal_at(3)(supervisor, number)
-
-    supervisor = Guarded(Idle(), at_pause)
-    supervisor.gate.takes_sessions = False
-    supervisor.run()
-    assert "ready" not in supervisor.server.calls
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
