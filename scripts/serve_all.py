@@ -77,9 +77,8 @@ def member(name: str, program: Sequence[str], arguments: Sequence[str], folder: 
         MemberPlan(
             name,
             [*program, "--ready-file", str(ready_file), *arguments],
-            ready_file.exists,
+            ready_file,
             import_path(),
-            lambda: ready_file.unlink(missing_ok=True),
             has_label=False,  # each says itself who it is, and some of their lines are JSON
         )
     )

@@ -122,7 +122,7 @@ def server_member(options: argparse.Namespace, number: int, gpu: str | None, fol
     ready_file = folder / f"server-{number}.json"
     environment = {} if gpu is None else {DEVICES_VARIABLE: gpu}
     command = server_command(options, number, ready_file)
-    return Member(MemberPlan(f"server {number}", command, ready_file.exists, environment, lambda: ready_file.unlink(missing_ok=True)))
+    return Member(MemberPlan(f"server {number}", command, ready_file, environment))
 
 
 def proxy_settings(options: argparse.Namespace) -> ProxySettings:

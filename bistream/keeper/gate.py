@@ -90,9 +90,8 @@ class KeptGate(Gate, MemberGroup):
         plan = MemberPlan(
             "the gate",
             command(replace(settings, ready_file=self._ready_file)),
-            self._ready_file.exists,
+            self._ready_file,
             import_path(),
-            lambda: self._ready_file.unlink(missing_ok=True),
             settings.drain_timeout_s + CLOSING_S,
             has_label=False,
         )

@@ -87,7 +87,6 @@ class Hangs:
         self._watch = HangWatch(limit_s, clock)
         self._kill = kill
         self._answers = Answers(server.http_url)
-        self._answers.start()
         self._has_warned = False
 
     def look(self) -> str | None:
@@ -124,8 +123,6 @@ class Answers:
         self.count = 0
         self._address = http_url
         self._stopped = threading.Event()
-
-    def start(self) -> None:
         threading.Thread(target=self._ask_on, name="bistream-answers", daemon=True).start()
 
     def stop(self) -> None:

@@ -18,7 +18,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import FrameType
 
 SHARED_MEMORY = Path("/dev/shm")
 LOOPBACK = "127.0.0.1"
@@ -37,12 +36,8 @@ class GoldenError(ServerError):
 
 def handle_stop_signals(stop: Callable[[], None]) -> None:
     """Have SIGTERM, SIGINT and SIGHUP call ``stop``. From the main thread."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        stop()
-
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, handler)
+        signal.signal(number, lambda number, frame: stop())
 
 
 def library_directories() -> list[str]:

@@ -31,17 +31,18 @@ HURRIED_TIMEOUT_S = 20.0  # for members that end at once, to tell their sessions
 
 @dataclass(frozen=True)
 class MemberPlan:
-    """command: an absolute path and its arguments. is_ready: whether the process, while it runs, is of use. environment: added to ours.
-    clear: removes what an earlier process has left that ``is_ready`` would find. end_timeout_s: how long its end may take. has_label: the
-    lines of its output get its name in front."""
+    """command: an absolute path and its arguments. ready: whether the process, while it runs, is of use, or a file that it keeps while it
+    is. environment: added to ours. end_timeout_s: how long its end may take. has_label: the lines of its output get its name in front."""
 
     name: str
     command: Sequence[str]
-    is_ready: Callable[[], bool]
+    ready: Path | Callable[[], bool]
     environment: Mapping[str, str] = field(default_factory=dict)
-    clear: Callable[[], None] = lambda: None
     end_timeout_s: float = math.inf
     has_label: bool = True
+
+    def is_ready(self) -> bool:
+        return self.ready.exists() if isinstance(self.ready, Path) else self.ready()
 
 
 def import_path() -> dict[str, str]:
@@ -101,7 +102,8 @@ class Member:
 
     def start(self) -> None:
         """Raises ``ServerError``."""
-        self.plan.clear()
+        if isinstance(self.plan.ready, Path):
+            self.plan.ready.unlink(missing_ok=True)  # that of a process that was killed
         self._process, self._last_line = self._spawn(self.plan)
 
     def look(self) -> None:

@@ -68,11 +68,8 @@ def hide_argument(pid: int, secret: str) -> bool:
         with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(begin)
             shown = memory.read(end - begin)
-            place = shown.find(secret.encode())
-            while place >= 0:
-                memory.seek(begin + place)
-                memory.write(b"x" * len(secret))
-                place = shown.find(secret.encode(), place + 1)
+            memory.seek(begin)
+            memory.write(shown.replace(secret.encode(), b"x" * len(secret)))
         return secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError, IndexError) as error:
         logger.warning("the key of the restricted requests stays visible on the server's command line (%s)", error)

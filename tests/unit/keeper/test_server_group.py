@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,13 +166,12 @@ def test_the_first_stop_drains_and_the_proxy_ends_last() -> None:
     assert world.started["server 0"][0].signals == 1 and not group.is_ready
 
 
-def test_a_server_that_is_killed_before_the_next_look_has_worked_and_what_it_left_does_not_make_its_successor_ready() -> None:
-    world = World()
-    left = ["a ready file"]
-    member = Member(MemberPlan("server 0", ["x"], lambda: bool(left), clear=left.clear), None, world.spawn, lambda: world.now)
+def test_a_server_that_is_killed_before_the_next_look_has_worked_and_what_it_left_does_not_make_its_successor_ready(tmp_path: Path) -> None:
+    world, ready_file = World(), tmp_path / "ready.json"
+    member = Member(MemberPlan("server 0", ["x"], ready_file), None, world.spawn, lambda: world.now)
     member.start()
     assert not member.is_ready
-    left.append("its own")
+    ready_file.touch()
     world.end("server 0", -9)()
     member.look()
     assert not member.is_running and member.failure and not member.has_never_worked
