@@ -31,7 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bistream.keeper.envoy_config import ProxySettings, ProxyTls, ServerAddress, envoy_config
-from bistream.keeper.gpus import DEVICES_VARIABLE, deal_out, visible_gpus
+from bistream.keeper.gpu_sharing import DEVICES_VARIABLE, deal_out, visible_gpus
 from bistream.keeper.health import HealthServer
 from bistream.keeper.host import LOOPBACK, ServerError, free_ports, is_free, reachable, url
 from bistream.keeper.member_group import Member, MemberPlan

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bistream.keeper.child import OutputCopy, spawn
@@ -32,6 +32,9 @@ DEFAULT_PIPES = Path("/tmp/nvidia-mps")  # where CUDA looks for a daemon by defa
 DRIVER = Path("/dev/nvidiactl")  # there on hosts with a GPU; opening one to find out takes a second or two
 READY_TIMEOUT_S = QUIT_TIMEOUT_S = 10.0
 _RETRY_S = 0.1
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+_QUERY_TIMEOUT_S = 60.0  # the driver may have to be loaded
 # Exit code 0: the first GPU can be used.
 _USE_GPU = (
     "import ctypes,sys\n"
@@ -98,3 +101,36 @@ def _daemon(program: str) -> Iterator[None]:
             daemon.wait(QUIT_TIMEOUT_S)
         daemon.kill()
         daemon.wait()
+
+
+# One GPU for each server of a host (``scripts/serve_gpus.py``), by a name that CUDA accepts alone
+
+
+def installed_gpus() -> list[str]:
+    """UUIDs in the order of the PCI bus; none without a driver."""
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-")] if done.returncode == 0 else []
+
+
+def visible_gpus(environment: Mapping[str, str], installed: Callable[[], list[str]] = installed_gpus) -> list[str]:
+    """UUIDs where they are known: a number would mean another GPU to a process behind the MPS daemon of that GPU, which counts from 0 again
+    (NVIDIA's manual of the Multi-Process Service)."""
+    found = installed()
+    chosen = environment.get(DEVICES_VARIABLE)
+    if chosen is None:
+        return found
+    names: list[str] = []
+    for name in map(str.strip, chosen.split(",")):
+        if not name or name.startswith("-"):  # CUDA ignores what follows an invalid one
+            break
+        names.append(found[int(name)] if name.isdigit() and int(name) < len(found) else name)
+    return names
+
+
+def deal_out(gpus: list[str], servers: int | None) -> list[str | None]:
+    """The GPU of each server; ``None`` without any. servers: how many, or one for each GPU."""
+    count = len(gpus) if servers is None else servers
+    return [gpus[number % len(gpus)] if gpus else None for number in range(count)]

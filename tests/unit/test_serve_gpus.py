@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bistream.keeper.gpus import DEVICES_VARIABLE
+from bistream.keeper.gpu_sharing import DEVICES_VARIABLE
 from bistream.keeper.host import ServerError
 from scripts.edge_command import edge_command
 from scripts.serve import make_parser

@@ -17,6 +17,7 @@ from bistream.keeper.host import ServerError
 from bistream.keeper.model_requests import RequestError
 from bistream.keeper.server_process import TritonServer
 from bistream.keeper.server_watch import LOAD_ATTEMPTS, MAX_RELOADS, OTHERS_PATIENCE_S, Fault, ServerWatch
+from tests.triton.conftest import wait_for
 
 WAIT_S = 120.0
 
@@ -70,20 +71,10 @@ def watching(
         watch.stop()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(int(WAIT_S / 0.01)):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not become true")
-
-
 def wait_for_fault(watch: ServerWatch) -> Fault:
-    for _ in range(int(WAIT_S / 0.01)):
-        if (fault := watch.look()) is not None:
-            return fault
-        threading.Event().wait(0.01)
-    raise AssertionError("no fault was found")
+    wait_for(lambda: watch.look() is not None, "a fault")
+    assert watch.fault is not None
+    return watch.fault
 
 
 @pytest.mark.parametrize("model", ["llm_bistream", "token2wav"])
@@ -148,7 +139,7 @@ def test_probes_come_after_their_interval_and_two_failures_in_a_row_are_forgiven
         while outcomes:
             now[0] += 10.0
             assert watch.look() is None  # notes how a probe has ended, or begins the next one
-            wait_for(lambda: watch._prober._running is None or watch._prober._running.done())
+            wait_for(lambda: watch._prober._running is None or watch._prober._running.done(), "its end")
         assert wait_for_fault(watch) == Fault("The server does not work: model token2wav did not answer")
     assert not outcomes
 
