@@ -92,7 +92,7 @@ def test_the_death_of_one_leaves_the_other_as_it_is(tmp_path: Path, tiny_model_d
         # The keeper of the server dies, and the server with it.
         interfaces = both.interfaces
         os.kill(server, signal.SIGKILL)
-        wait_for(lambda: both.is_announced() and both.server != server, "the next server", START_TIMEOUT_S)
+        wait_for(lambda: both.server != server and both.is_announced(), "the next server", START_TIMEOUT_S)
         wait_for(both.speaks, "speech by the next server")
         attack.processes = "each replaced once, alone"
         assert both.interfaces == interfaces

@@ -132,7 +132,7 @@ def test_a_server_that_dies_gives_each_session_one_error_and_comes_back(keeper: 
     for stream, (_, answer) in zip(streams, sessions, strict=True):
         stream.receive(answer)
         assert (answer.code, answer.errors, answer.finals, answer.last_is_empty) == ("ENGINE_ERROR", 1, 1, True)
-    wait_for(lambda: keeper.is_announced() and keeper.triton != triton, "the restart", START_TIMEOUT_S)
+    wait_for(lambda: keeper.triton != triton and keeper.is_announced(), "the restart", START_TIMEOUT_S)
     assert (keeper.gate, keeper.addresses()["triton"]) == (gate, keeper.triton_url)
     now = read(metrics_url)
     assert (now("bistream_server_restarts_total"), now("bistream_server_ready")) == (restarts + 1, 1)
