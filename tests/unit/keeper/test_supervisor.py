@@ -289,19 +289,15 @@ def test_the_gate_is_held_until_the_server_was_verified(monkeypatch: pytest.Monk
         return cast(TritonServer, server)
 
     class Verification:
-        def begin(self, model_repository: Path) -> None: ...
-
         def __call__(self, server: TritonServer, should_stop: object) -> None:
             calls.append("verify")
             if calls.count("verify") == 1:
                 raise GoldenError("It speaks wrong.")
 
-    verification = Verification()
-
     monkeypatch.setattr(supervisor_module, "start_server", start)
     settings = ServerSettings(Path("/none"), Path("/none"), Path("/none"))
     keeper = SupervisorSettings(probe_interval_s=0.0, hang_timeout_s=0.0)
     gate = FakeGate(calls)
-    supervisor = Supervisor(settings, keeper, clock=lambda: 0.0, pause=lambda seconds: supervisor.stop(), gate=gate, verify=verification)
+    supervisor = Supervisor(settings, keeper, clock=lambda: 0.0, pause=lambda seconds: supervisor.stop(), gate=gate, verify=Verification())
     supervisor.run()
     assert calls[:7] == ["hold the gate", "start", "verify", "hold the gate", "start", "verify", "release the gate"]
